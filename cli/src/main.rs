@@ -1,0 +1,2 @@
+//! `mpib`, the operator's tool.
+fn main() {}

@@ -1,0 +1,1 @@
+//! `libibverbs` in user space.

@@ -1,0 +1,1 @@
+//! One NCCL network plugin for every interface version.
