@@ -1,0 +1,84 @@
+//! The GID table of a port.
+
+use std::net::IpAddr;
+
+use crate::config::{DeviceSpec, LinkLayer};
+use crate::limits::MAX_GIDS;
+
+/// `enum ibv_gid_type`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GidKind {
+    /// `IBV_GID_TYPE_IB`
+    InfiniBand,
+    /// `IBV_GID_TYPE_ROCE_V1`
+    RoceV1,
+    /// `IBV_GID_TYPE_ROCE_V2`
+    RoceV2,
+}
+
+/// An entry of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gid {
+    /// Big-endian, as on the wire.
+    pub(crate) raw: [u8; 16],
+    /// Length of the subnet prefix in bits of `raw`.
+    pub(crate) prefix: u8,
+    /// What it is good for.
+    pub(crate) kind: GidKind,
+}
+
+/// A device's GUID: the same wherever the same name has the same first address, since a device is
+/// known by its GIDs. Locally administered, so that it meets no maker's.
+pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut mix = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    spec.name.bytes().for_each(&mut mix);
+    if let Some((addr, _)) = spec.addrs.first() {
+        mapped(*addr).into_iter().for_each(&mut mix);
+    }
+    let [a, b, c, d, e, f, ..] = hash.to_be_bytes();
+    u64::from_be_bytes([(a & 0xfc) | 0x02, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// The address as 128 bits: IPv4 mapped into IPv6, as RoCE does.
+pub(crate) fn mapped(addr: IpAddr) -> [u8; 16] {
+    match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The table in the order in which Linux fills it: the default (link-local) entry first, then the
+/// addresses; on RoCE each as version 1 and version 2.
+pub(crate) fn table(spec: &DeviceSpec) -> Vec<Gid> {
+    let mut default = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    default[8..].copy_from_slice(&guid(spec).to_be_bytes());
+    if spec.link_layer == LinkLayer::InfiniBand {
+        return vec![Gid { raw: default, prefix: 64, kind: GidKind::InfiniBand }];
+    }
+    let addrs = spec.addrs.iter().map(|&(addr, prefix)| {
+        let offset = if addr.is_ipv4() { 96 } else { 0 };
+        (mapped(addr), prefix.saturating_add(offset))
+    });
+    std::iter::once((default, 64))
+        .chain(addrs)
+        .flat_map(|(raw, prefix)| [GidKind::RoceV1, GidKind::RoceV2].map(|kind| Gid { raw, prefix, kind }))
+        .take(MAX_GIDS)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_devices_differ_and_are_mapped() {
+        let [a, b] = crate::config::devices() else { panic!("two default devices") };
+        assert_ne!(guid(a), guid(b));
+        let gids = table(a);
+        assert_eq!(gids.len(), 4);
+        assert_eq!((gids[3].kind, gids[3].prefix), (GidKind::RoceV2, 120));
+        assert_eq!(gids[3].raw, mapped(a.addrs[0].0));
+        assert_eq!(gids[0].raw[..2], [0xfe, 0x80]);
+    }
+}
