@@ -1,1 +1,2 @@
 //! One NCCL network plugin for every interface version.
+pub mod verbs;

@@ -1,0 +1,352 @@
+//! Devices: opening them, and what they say of themselves, their ports and GIDs.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys as sys;
+
+use super::{Fault, gone, non_null, shim, zero};
+
+/// An open device.
+#[derive(Debug)]
+pub struct Context {
+    raw: NonNull<sys::ibv_context>,
+    name: String,
+    sysfs: String,
+}
+
+// SAFETY: libibverbs locks inside; calls on one context may come from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// What a device can hold, as it says itself.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceLimits {
+    /// `sys_image_guid`, or `node_guid` where that is 0; in host byte order.
+    pub guid: u64,
+    /// Ports, numbered from 1.
+    pub ports: u8,
+    /// Most QPs.
+    pub max_qp: u32,
+    /// Most work requests in one queue of a QP.
+    pub max_qp_wr: u32,
+    /// Most entries in a CQ.
+    pub max_cqe: u32,
+    /// Most receives in an SRQ.
+    pub max_srq_wr: u32,
+    /// Largest registration in bytes.
+    pub max_mr_size: u64,
+}
+
+/// What carries a port's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Addressed by LIDs.
+    InfiniBand,
+    /// RoCE: addressed by GIDs only.
+    Ethernet,
+}
+
+/// A port's state.
+#[derive(Debug, Clone, Copy)]
+pub struct Port {
+    /// Number, from 1.
+    pub number: u8,
+    /// Whether it is `IBV_PORT_ACTIVE`.
+    pub active: bool,
+    /// See [`LinkLayer`].
+    pub link: LinkLayer,
+    /// Lanes times lane speed, in Mb/s.
+    pub speed: u32,
+    /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u8,
+    /// Local identifier (InfiniBand).
+    pub lid: u16,
+    /// Entries in the GID table.
+    pub gids: u32,
+    /// Largest message in bytes.
+    pub max_message: u32,
+}
+
+/// What a GID is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand, or RoCE of a version nobody told.
+    Plain,
+    /// RoCE over Ethernet frames.
+    RoceV1,
+    /// RoCE over UDP.
+    RoceV2,
+}
+
+/// An entry of a port's GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gid {
+    /// Place in the table.
+    pub index: u8,
+    /// The 16 bytes.
+    pub raw: [u8; 16],
+    /// See [`GidKind`].
+    pub kind: GidKind,
+}
+
+impl Gid {
+    /// The address that the bytes spell; an IPv4 address only where all 12 bytes before it say so.
+    pub fn addr(&self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.raw);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+
+    /// Whether the address holds on one link only: `fe80::/10` or `169.254.0.0/16`.
+    pub fn is_link_local(&self) -> bool {
+        match self.addr() {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        }
+    }
+
+    /// Whether the entry is in use.
+    pub fn is_set(&self) -> bool {
+        self.raw != [0; 16] && self.addr() != IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    }
+}
+
+/// Opens every device that can be opened. A device that cannot is skipped with a warning; the error is that
+/// there is no list at all.
+pub fn open_all() -> Result<Vec<Arc<Context>>, Fault> {
+    let mut count = 0;
+    // SAFETY: a writable count.
+    let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
+    // Without devices the list may be NULL, and ibv_free_device_list(NULL) crashes.
+    let Some(list) = NonNull::new(list) else {
+        let source = io::Error::last_os_error();
+        return match source.raw_os_error() {
+            Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Vec::new()),
+            _ => Err(Fault { call: "ibv_get_device_list", on: "this host".into(), source }),
+        };
+    };
+    let mut contexts = Vec::new();
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries.
+        let device = unsafe { *list.as_ptr().add(i) };
+        match Context::open(device) {
+            Ok(context) => contexts.push(Arc::new(context)),
+            Err(fault) => tracing::warn!("{fault}; the device is left out"),
+        }
+    }
+    // SAFETY: the list from above; open contexts outlive it (man ibv_get_device_list).
+    unsafe { sys::ibv_free_device_list(list.as_ptr()) };
+    Ok(contexts)
+}
+
+impl Context {
+    /// `ibv_open_device`; `device` is in a list that is not yet freed.
+    fn open(device: *mut sys::ibv_device) -> Result<Self, Fault> {
+        // SAFETY: an entry of a live list; the library NUL-terminates its names.
+        let text = |p: *const std::ffi::c_char| unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned();
+        // SAFETY: as above; `name` is an array in the struct.
+        let name = text(unsafe { (*device).name.as_ptr() });
+        // SAFETY: as above.
+        let sysfs = text(unsafe { (*device).ibdev_path.as_ptr() });
+        // SAFETY: as above.
+        let raw = non_null("ibv_open_device", &name, unsafe { sys::ibv_open_device(device) })?;
+        let context = Self { raw, name, sysfs };
+        // SAFETY: just opened.
+        if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
+            return Err(Fault { call: "fcntl(async_fd, O_NONBLOCK)", on: context.name.clone(), source });
+        }
+        Ok(context)
+    }
+
+    /// The device's name, as `ibv_devinfo` shows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The canonical sysfs path of the PCI device; `None` where there is none (soft devices).
+    pub fn pci_path(&self) -> Option<String> {
+        let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
+        path.to_str().map(str::to_owned)
+    }
+
+    /// `ibv_query_device`
+    pub fn limits(&self) -> Result<DeviceLimits, Fault> {
+        let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
+        // SAFETY: open context, writable struct.
+        let rc = unsafe { sys::ibv_query_device(self.raw.as_ptr(), attr.as_mut_ptr()) };
+        zero("ibv_query_device", &self.name, rc)?;
+        // SAFETY: zeroed, then written; integers only.
+        let attr = unsafe { attr.assume_init() };
+        let count = |n: i32| u32::try_from(n).unwrap_or(0);
+        let guid = if attr.sys_image_guid != 0 { attr.sys_image_guid } else { attr.node_guid };
+        Ok(DeviceLimits {
+            guid: u64::from_be(guid),
+            ports: attr.phys_port_cnt,
+            max_qp: count(attr.max_qp),
+            max_qp_wr: count(attr.max_qp_wr),
+            max_cqe: count(attr.max_cqe),
+            max_srq_wr: count(attr.max_srq_wr),
+            max_mr_size: attr.max_mr_size,
+        })
+    }
+
+    /// `ibv_query_port`
+    pub fn port(&self, number: u8) -> Result<Port, Fault> {
+        // SAFETY: open context.
+        let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
+        let attr = match attr {
+            Ok(attr) => attr,
+            Err(rc) => {
+                let on = format!("{} port {number}", self.name);
+                return Err(
+                    zero("ibv_query_port", &on, rc).expect_err("a failed call has a code other than 0")
+                );
+            }
+        };
+        let link = match attr.link_layer {
+            shim::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+            // Unspecified (0) is what libraries from before RoCE say of InfiniBand.
+            0 | shim::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+            other => {
+                let source = io::Error::other(format!("link layer {other}, neither InfiniBand nor Ethernet"));
+                return Err(Fault {
+                    call: "ibv_query_port",
+                    on: format!("{} port {number}", self.name),
+                    source,
+                });
+            }
+        };
+        Ok(Port {
+            number,
+            active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
+            link,
+            speed: lanes(attr.active_width) * lane_speed(attr.active_speed),
+            mtu: u8::try_from(attr.active_mtu).unwrap_or(0),
+            lid: attr.lid,
+            gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            max_message: attr.max_msg_sz,
+        })
+    }
+
+    /// One GID; `None` where the entry cannot be read or is empty.
+    pub fn gid(&self, port: u8, index: u8) -> Option<Gid> {
+        // SAFETY: open context.
+        let (raw, kind) =
+            unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port, index.into()) }.ok()?;
+        let kind = match kind {
+            shim::GidType::Plain => GidKind::Plain,
+            shim::GidType::RoceV1 => GidKind::RoceV1,
+            shim::GidType::RoceV2 => GidKind::RoceV2,
+        };
+        let gid = Gid { index, raw, kind };
+        gid.is_set().then_some(gid)
+    }
+
+    /// Asynchronous events pending on the device, acknowledged, in words. Never waits.
+    pub fn take_events(&self) -> Vec<String> {
+        // SAFETY: open context whose descriptor does not block.
+        std::iter::from_fn(|| unsafe { shim::next_event(self.raw.as_ptr()) }).map(event_name).collect()
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ibv_context {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: ours alone; every child holds an `Arc` to us, so none is left.
+        gone("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
+    }
+}
+
+/// `active_width` (InfiniBand specification, PortInfo:LinkWidthActive) as a number of lanes.
+fn lanes(width: u8) -> u32 {
+    match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    }
+}
+
+/// `active_speed` (PortInfo:LinkSpeedActive and LinkSpeedExtActive) in Mb/s for one lane.
+fn lane_speed(speed: u8) -> u32 {
+    match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 0,
+    }
+}
+
+/// `enum ibv_event_type` by number, since newer libraries know more than older ones can name.
+fn event_name(event: i32) -> String {
+    let name = match event {
+        0 => "CQ_ERR",
+        1 => "QP_FATAL",
+        2 => "QP_REQ_ERR",
+        3 => "QP_ACCESS_ERR",
+        4 => "COMM_EST",
+        5 => "SQ_DRAINED",
+        6 => "PATH_MIG",
+        7 => "PATH_MIG_ERR",
+        8 => "DEVICE_FATAL",
+        9 => "PORT_ACTIVE",
+        10 => "PORT_ERR",
+        11 => "LID_CHANGE",
+        12 => "PKEY_CHANGE",
+        13 => "SM_CHANGE",
+        14 => "SRQ_ERR",
+        15 => "SRQ_LIMIT_REACHED",
+        16 => "QP_LAST_WQE_REACHED",
+        17 => "CLIENT_REREGISTER",
+        18 => "GID_CHANGE",
+        19 => "WQ_FATAL",
+        20 => "DEVICE_SPEED_CHANGE",
+        other => return format!("event {other}"),
+    };
+    format!("IBV_EVENT_{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid { index: 0, raw: text.parse::<Ipv6Addr>().unwrap().octets(), kind: GidKind::RoceV2 }
+    }
+
+    #[test]
+    fn ipv4_needs_all_twelve_bytes() {
+        assert_eq!(gid("::ffff:10.0.0.1").addr(), IpAddr::from([10, 0, 0, 1]));
+        assert!(gid("fe80::ffff:a00:1").addr().is_ipv6());
+        assert!(gid("::1:ffff:a00:1").addr().is_ipv6());
+    }
+
+    #[test]
+    fn link_local_of_both_families() {
+        assert!(gid("fe80::1").is_link_local());
+        assert!(gid("::ffff:169.254.3.4").is_link_local());
+        assert!(!gid("::ffff:10.0.0.1").is_link_local());
+        assert!(!gid("2001:db8::1").is_link_local());
+        assert!(!gid("::").is_set());
+    }
+
+    #[test]
+    fn speeds_of_known_links() {
+        assert_eq!(lanes(2) * lane_speed(32), 100_000); // EDR 4x
+        assert_eq!(lanes(2) * lane_speed(128), 400_000); // NDR 4x
+        assert_eq!(lanes(1) * lane_speed(64), 50_000);
+    }
+}

@@ -1,0 +1,119 @@
+//! Completion queues.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys as sys;
+
+use super::{Context, Fault, gone, non_null};
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    raw: NonNull<sys::ibv_cq>,
+    context: Arc<Context>,
+}
+
+// SAFETY: providers lock their queues; a CQ may be polled from any thread.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+/// What completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A work request of ours, by its `wr_id`.
+    Sent,
+    /// The peer's write with this immediate, which took one receive.
+    Arrived(u32),
+    /// Something that this plugin never asks for: the `opcode`.
+    Other(u32),
+}
+
+/// One entry of a CQ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// What our work request was called.
+    pub wr_id: u64,
+    /// `enum ibv_wc_status`; 0 is success.
+    pub status: u32,
+    /// The vendor's own code for a failure.
+    pub vendor_err: u32,
+    /// Our QP.
+    pub qpn: u32,
+    /// Valid where the status is success.
+    pub kind: Kind,
+}
+
+impl Completion {
+    /// The status in the library's words.
+    pub fn status_text(&self) -> &'static str {
+        // SAFETY: takes any number; gives a static string.
+        let text = unsafe { sys::ibv_wc_status_str(self.status) };
+        if text.is_null() {
+            return "unknown status";
+        }
+        // SAFETY: a static NUL-terminated string.
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown status")
+    }
+
+    fn new(wc: &sys::ibv_wc) -> Self {
+        let kind = match wc.opcode {
+            sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
+                // SAFETY: both views of the union are 32 plain bits.
+                Kind::Arrived(u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data }))
+            }
+            sys::ibv_wc_opcode::IBV_WC_RDMA_WRITE => Kind::Sent,
+            other => Kind::Other(other),
+        };
+        Self { wr_id: wc.wr_id, status: wc.status, vendor_err: wc.vendor_err, qpn: wc.qp_num, kind }
+    }
+}
+
+/// Most completions that one [`Cq::poll`] takes.
+const BATCH: usize = 16;
+
+impl Cq {
+    /// `ibv_create_cq` for `entries`.
+    pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self, Fault> {
+        let n = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: open context; no channel, no cookie, vector 0.
+        let raw = unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
+        let raw = non_null("ibv_create_cq", format!("{} for {n} entries", context.name()), raw)?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// Hands up to sixteen completions to `take`; gives how many. Allocates nothing.
+    pub fn poll(&self, mut take: impl FnMut(Completion)) -> Result<usize, Fault> {
+        let mut room = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; BATCH];
+        // SAFETY: the CQ is alive, and `room` has space for BATCH entries.
+        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, room.as_mut_ptr().cast()) };
+        let Ok(n) = usize::try_from(n) else {
+            let source = std::io::Error::from_raw_os_error(n.saturating_abs());
+            return Err(Fault { call: "ibv_poll_cq", on: self.context.name().to_owned(), source });
+        };
+        for wc in &room[..n.min(BATCH)] {
+            // SAFETY: the provider wrote the first `n` entries.
+            take(Completion::new(unsafe { wc.assume_init_ref() }));
+        }
+        Ok(n)
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ibv_cq {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: ours alone; QPs hold an `Arc` to us.
+        gone("ibv_destroy_cq", self.context.name(), unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
+    }
+}

@@ -1,0 +1,249 @@
+//! Reliable-connected queue pairs. One that has not met its peer cannot post.
+
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys as sys;
+
+use super::{Chain, Cq, Fault, Pd, Srq, gone, non_null, zero};
+
+/// Created, not yet told its peer.
+#[derive(Debug)]
+pub struct Fresh;
+/// Ready to send.
+#[derive(Debug)]
+pub struct Ready;
+
+/// How a queue pair is made.
+#[derive(Debug, Clone, Copy)]
+pub struct QpOptions {
+    /// Send queue depth asked for; the device may give more.
+    pub send_depth: u32,
+    /// Bytes that a work request may carry in itself; tried, then given up where the device has no room.
+    pub inline: u32,
+}
+
+/// The way from our port to the peer's queue pair.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// Our port.
+    pub port: u8,
+    /// Index of our GID.
+    pub gid_index: u8,
+    /// Index into our partition table.
+    pub pkey_index: u16,
+    /// The smaller of both ends' `enum ibv_mtu`.
+    pub mtu: u8,
+    /// The peer's LID, where its GID is not needed (InfiniBand within a subnet).
+    pub lid: u16,
+    /// The peer's GID, where packets carry a GRH: always on RoCE.
+    pub gid: Option<[u8; 16]>,
+    /// Service level.
+    pub service_level: u8,
+    /// Traffic class of the GRH.
+    pub traffic_class: u8,
+    /// The peer's queue pair.
+    pub qpn: u32,
+    /// First packet number of the peer.
+    pub peer_psn: u32,
+    /// First packet number of ours.
+    pub psn: u32,
+}
+
+/// How long a queue pair waits for its peer.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Acknowledge timeout: 4.096 µs times 2 to the power of this, 0..=31.
+    pub timeout: u8,
+    /// Retries, 0..=7.
+    pub retries: u8,
+}
+
+/// A queue pair; see [`Fresh`] and [`Ready`].
+#[derive(Debug)]
+pub struct Qp<S> {
+    raw: Raw,
+    number: u32,
+    send_depth: u32,
+    inline: u32,
+    state: PhantomData<S>,
+}
+
+#[derive(Debug)]
+struct Raw {
+    qp: NonNull<sys::ibv_qp>,
+    cq: Arc<Cq>,
+    _srq: Option<Arc<Srq>>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: providers lock the queue; a QP may be used from any thread.
+unsafe impl Send for Raw {}
+// SAFETY: as above.
+unsafe impl Sync for Raw {}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: ours alone. After this the device touches no memory for it.
+        gone("ibv_destroy_qp", self.cq.context().name(), unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) });
+    }
+}
+
+impl Qp<Fresh> {
+    /// `ibv_create_qp`. Without an SRQ it cannot take immediates.
+    pub fn new(
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
+        srq: Option<&Arc<Srq>>,
+        options: QpOptions,
+    ) -> Result<Self, Fault> {
+        // SAFETY: all-zero is a valid struct: integers and null pointers.
+        let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        init.send_cq = cq.as_ptr();
+        init.recv_cq = cq.as_ptr();
+        init.srq = srq.map_or(ptr::null_mut(), |s| s.as_ptr());
+        init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
+        init.cap.max_send_wr = options.send_depth;
+        init.cap.max_send_sge = 1;
+        init.cap.max_inline_data = options.inline;
+        // Without an SRQ nothing is received, but some providers refuse a queue of none.
+        let blank = u32::from(srq.is_none());
+        init.cap.max_recv_wr = blank;
+        init.cap.max_recv_sge = blank;
+        // SAFETY: live PD, CQ and SRQ; filled struct.
+        let mut qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
+        if qp.is_null() && options.inline > 0 {
+            init.cap.max_send_wr = options.send_depth;
+            init.cap.max_inline_data = 0;
+            // SAFETY: as above.
+            qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
+        }
+        let on = || format!("{} with {} send requests", pd.context().name(), options.send_depth);
+        let qp = non_null("ibv_create_qp", on(), qp)?;
+        let raw = Raw { qp, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
+        // SAFETY: just made.
+        let number = unsafe { qp.as_ref().qp_num };
+        Ok(Self {
+            raw,
+            number,
+            send_depth: init.cap.max_send_wr,
+            inline: init.cap.max_inline_data,
+            state: PhantomData,
+        })
+    }
+
+    /// INIT, RTR and RTS in one move; on failure the queue pair is gone.
+    pub fn connect(self, path: &Path, timing: Timing) -> Result<Qp<Ready>, Fault> {
+        use sys::ibv_qp_attr_mask as mask;
+        // SAFETY: all-zero is a valid struct of integers.
+        let zeroed = || -> sys::ibv_qp_attr { unsafe { std::mem::zeroed() } };
+
+        let mut init = zeroed();
+        init.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+        init.port_num = path.port;
+        init.pkey_index = path.pkey_index;
+        init.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        let what =
+            mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
+        self.modify("ibv_modify_qp(INIT)", &mut init, what.0, path)?;
+
+        let mut rtr = zeroed();
+        rtr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
+        rtr.path_mtu = path.mtu.into();
+        rtr.dest_qp_num = path.qpn;
+        rtr.rq_psn = path.peer_psn;
+        rtr.max_dest_rd_atomic = 1;
+        rtr.min_rnr_timer = 12;
+        rtr.ah_attr.port_num = path.port;
+        rtr.ah_attr.sl = path.service_level;
+        rtr.ah_attr.dlid = path.lid;
+        if let Some(gid) = path.gid {
+            rtr.ah_attr.is_global = 1;
+            rtr.ah_attr.grh.dgid = sys::ibv_gid { raw: gid };
+            rtr.ah_attr.grh.sgid_index = path.gid_index;
+            rtr.ah_attr.grh.hop_limit = 255;
+            rtr.ah_attr.grh.traffic_class = path.traffic_class;
+        }
+        let what = mask::IBV_QP_STATE
+            | mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_DEST_QPN
+            | mask::IBV_QP_RQ_PSN
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify("ibv_modify_qp(RTR)", &mut rtr, what.0, path)?;
+
+        let mut rts = zeroed();
+        rts.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
+        rts.timeout = timing.timeout;
+        rts.retry_cnt = timing.retries;
+        rts.rnr_retry = 7;
+        rts.sq_psn = path.psn;
+        rts.max_rd_atomic = 1;
+        let what = mask::IBV_QP_STATE
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_SQ_PSN
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify("ibv_modify_qp(RTS)", &mut rts, what.0, path)?;
+        let Self { raw, number, send_depth, inline, .. } = self;
+        Ok(Qp { raw, number, send_depth, inline, state: PhantomData })
+    }
+
+    fn modify(
+        &self,
+        call: &'static str,
+        attr: &mut sys::ibv_qp_attr,
+        mask: u32,
+        path: &Path,
+    ) -> Result<(), Fault> {
+        // SAFETY: live QP, filled struct.
+        let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
+        zero(call, "", rc).map_err(|fault| Fault {
+            on: format!(
+                "{} port {}, GID index {}, QP {:#x}, towards QP {:#x}",
+                self.raw.cq.context().name(),
+                path.port,
+                path.gid_index,
+                self.number,
+                path.qpn
+            ),
+            ..fault
+        })
+    }
+}
+
+impl<S> Qp<S> {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Depth of the send queue that the device gave.
+    pub fn send_depth(&self) -> u32 {
+        self.send_depth
+    }
+
+    /// Bytes that a work request may carry in itself.
+    pub fn inline(&self) -> u32 {
+        self.inline
+    }
+}
+
+impl Qp<Ready> {
+    /// Posts the chain in one `ibv_post_send`, that is one doorbell, and empties it.
+    pub fn post(&self, chain: &mut Chain) -> Result<(), Fault> {
+        let first = chain.link();
+        if first.is_null() {
+            return Ok(());
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: live QP in RTS; a linked chain whose entries live during the call. Registered memory is
+        // checked by the device, inline memory was vouched for by whoever pushed it.
+        let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
+        chain.clear();
+        zero("ibv_post_send", self.raw.cq.context().name(), rc)
+    }
+}

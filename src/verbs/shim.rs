@@ -1,0 +1,214 @@
+//! What rdma-sys 0.3.0 lacks or gets wrong. Each item names the C it stands for.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::io;
+use std::mem::{MaybeUninit, offset_of};
+use std::sync::OnceLock;
+
+use rdma_sys as sys;
+
+/// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
+pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
+/// `IBV_LINK_LAYER_ETHERNET`
+pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
+/// `IBV_GID_TYPE_ROCE_V1` of `enum ibv_gid_type`.
+const GID_TYPE_ROCE_V1: u32 = 1;
+/// `IBV_GID_TYPE_ROCE_V2`
+const GID_TYPE_ROCE_V2: u32 = 2;
+
+/// `enum ibv_gid_type` in words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GidType {
+    /// `IBV_GID_TYPE_IB`, or a RoCE GID whose version nobody told.
+    Plain,
+    /// `IBV_GID_TYPE_ROCE_V1`
+    RoceV1,
+    /// `IBV_GID_TYPE_ROCE_V2`
+    RoceV2,
+}
+
+/// A libibverbs entry newer than `IBVERBS_1.1`, or null. Linking one would keep the plugin from loading on
+/// an older rdma-core. Not `dlvsym`: asked for a version, it walks past an unversioned stand-in and answers
+/// with the real library's function beside the stand-in's objects.
+pub(super) fn optional(name: &CStr) -> *mut c_void {
+    // SAFETY: the string is NUL-terminated.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// `verbs_get_ctx`. rdma-sys compares the marker with `u32::MAX`, so on 64-bit hosts it never finds the
+/// extended operations; the header says `UINTPTR_MAX`.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+unsafe fn extended(context: *mut sys::ibv_context) -> Option<*mut sys::verbs_context> {
+    // SAFETY: the caller gives a live context.
+    let marker = unsafe { (*context).abi_compat };
+    (marker as usize == usize::MAX).then(|| {
+        // SAFETY: the marker promises that the context is a field of a `verbs_context`.
+        unsafe { context.byte_sub(offset_of!(sys::verbs_context, context)) }.cast()
+    })
+}
+
+/// `ibv_query_port` as the header means it: every field is filled, or zero where the library is too old.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn query_port(
+    context: *mut sys::ibv_context,
+    port: u8,
+) -> Result<sys::ibv_port_attr, c_int> {
+    let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
+    // SAFETY: live context.
+    let op = unsafe { extended(context) }.and_then(|v| {
+        // The header's `verbs_get_ctx_op`: an older library's struct ends (at its front) before newer entries.
+        let needed = size_of::<sys::verbs_context>() - offset_of!(sys::verbs_context, query_port);
+        // SAFETY: `extended` found it, and its size field is in every version.
+        let sz = unsafe { (*v).sz };
+        // SAFETY: the size says that the entry is there.
+        (sz >= needed).then(|| unsafe { (*v).query_port }).flatten()
+    });
+    let rc = match op {
+        // SAFETY: the provider's own entry, told the size that it may write.
+        Some(f) => unsafe { f(context, port, attr.as_mut_ptr(), size_of::<sys::ibv_port_attr>()) },
+        // SAFETY: the compat entry writes a prefix of the same struct.
+        None => unsafe { sys::ibv_query_port(context, port, attr.as_mut_ptr().cast()) },
+    };
+    match rc {
+        // SAFETY: zeroed, and every bit pattern of its integer fields is valid.
+        0 => Ok(unsafe { attr.assume_init() }),
+        rc => Err(rc),
+    }
+}
+
+/// `_ibv_query_gid_ex` (IBVERBS_1.11), which rdma-sys's allow-list misses.
+type QueryGidEx =
+    unsafe extern "C" fn(*mut sys::ibv_context, u32, u32, *mut sys::ibv_gid_entry, u32, usize) -> c_int;
+
+/// One entry of the GID table and its type: `ibv_query_gid_ex` where the library has it, else `ibv_query_gid`,
+/// and the kernel's `gid_attrs/types` beside the device in sysfs.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn query_gid(
+    context: *mut sys::ibv_context,
+    ibdev_path: &str,
+    port: u8,
+    index: u32,
+) -> Result<([u8; 16], GidType), c_int> {
+    static ENTRY: OnceLock<Option<QueryGidEx>> = OnceLock::new();
+    let entry = ENTRY.get_or_init(|| {
+        let f = optional(c"_ibv_query_gid_ex");
+        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, QueryGidEx>(f) })
+    });
+    if let Some(f) = entry {
+        let mut out = MaybeUninit::<sys::ibv_gid_entry>::zeroed();
+        // SAFETY: live context, and a zeroed entry of the size that is told.
+        let rc =
+            unsafe { f(context, port.into(), index, out.as_mut_ptr(), 0, size_of::<sys::ibv_gid_entry>()) };
+        // Old kernels lack the ioctl behind it; the two sources below still work there.
+        if rc == 0 {
+            // SAFETY: zeroed, then written; integers only.
+            let out = unsafe { out.assume_init() };
+            // SAFETY: both views of the union are plain bytes.
+            let raw = unsafe { out.gid.raw };
+            return Ok((
+                raw,
+                match out.gid_type {
+                    GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                    GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                    _ => GidType::Plain,
+                },
+            ));
+        }
+    }
+    let mut gid = sys::ibv_gid { raw: [0; 16] };
+    // SAFETY: live context and a writable GID.
+    let rc = unsafe { sys::ibv_query_gid(context, port, index as c_int, &raw mut gid) };
+    if rc != 0 {
+        return Err(rc);
+    }
+    let kind = match std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/types/{index}")) {
+        Ok(text) if text.trim() == "RoCE v2" => GidType::RoceV2,
+        Ok(text) if text.trim() == "IB/RoCE v1" => GidType::RoceV1,
+        _ => GidType::Plain,
+    };
+    // SAFETY: both views of the union are plain bytes.
+    Ok((unsafe { gid.raw }, kind))
+}
+
+/// `ibv_reg_mr_iova2` (IBVERBS_1.8): the only entry that takes optional access bits.
+type RegMrIova2 = unsafe extern "C" fn(*mut sys::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut sys::ibv_mr;
+
+/// `IBV_ACCESS_RELAXED_ORDERING`, one of the optional bits: providers that do not know it ignore it.
+const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
+
+/// `ibv_reg_mr` as the header's macro means it: optional bits go to `ibv_reg_mr_iova2`, where that is.
+///
+/// # Safety
+/// `pd` is live. The memory need not be: the kernel checks it.
+pub(super) unsafe fn reg_mr(
+    pd: *mut sys::ibv_pd,
+    addr: usize,
+    len: usize,
+    access: c_uint,
+    relaxed: bool,
+) -> (&'static str, *mut sys::ibv_mr) {
+    static ENTRY: OnceLock<Option<RegMrIova2>> = OnceLock::new();
+    let entry = ENTRY.get_or_init(|| {
+        let f = optional(c"ibv_reg_mr_iova2");
+        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegMrIova2>(f) })
+    });
+    let data = std::ptr::without_provenance_mut::<c_void>(addr);
+    match entry {
+        Some(f) if relaxed => {
+            // SAFETY: live PD.
+            let mr = unsafe { f(pd, data, len, addr as u64, access | ACCESS_RELAXED_ORDERING) };
+            ("ibv_reg_mr_iova2", mr)
+        }
+        // SAFETY: live PD.
+        _ => ("ibv_reg_mr", unsafe { sys::ibv_reg_mr(pd, data, len, access as c_int) }),
+    }
+}
+
+/// `struct ibv_async_event` with the type as an integer: in rdma-sys it is a Rust enum that ends at 19, and
+/// newer libraries deliver 20.
+#[repr(C)]
+struct AsyncEvent {
+    element: u64,
+    event_type: c_int,
+}
+
+const _: () = assert!(size_of::<AsyncEvent>() == size_of::<sys::ibv_async_event>());
+
+/// Takes one pending asynchronous event off a context whose `async_fd` does not block, and acknowledges it.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn next_event(context: *mut sys::ibv_context) -> Option<c_int> {
+    let mut event = AsyncEvent { element: 0, event_type: 0 };
+    // SAFETY: live context; the struct has the C layout (asserted above).
+    let rc = unsafe { sys::ibv_get_async_event(context, (&raw mut event).cast()) };
+    if rc != 0 {
+        return None;
+    }
+    // SAFETY: the event that was just taken, acknowledged once.
+    unsafe { sys::ibv_ack_async_event((&raw mut event).cast()) };
+    Some(event.event_type)
+}
+
+/// Makes `async_fd` non-blocking, so that [`next_event`] never waits.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn async_fd_nonblocking(context: *mut sys::ibv_context) -> io::Result<()> {
+    // SAFETY: live context.
+    let fd = unsafe { (*context).async_fd };
+    // SAFETY: plain calls on a descriptor that the context owns.
+    let rc = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags < 0 { flags } else { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,85 @@
+//! Shared receive queues. Every receive is alike: it has no memory, since all data arrives by RDMA write and
+//! a receive only makes room for one immediate.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys as sys;
+
+use super::{Fault, Pd, gone, non_null, zero};
+
+/// A shared receive queue, and a chain of blank receives to fill it with.
+pub struct Srq {
+    raw: NonNull<sys::ibv_srq>,
+    /// Linked in order, so that the last `n` are a chain of `n`.
+    blanks: Box<[sys::ibv_recv_wr]>,
+    pd: Arc<Pd>,
+}
+
+// SAFETY: providers lock the queue; `blanks` point only into their own boxed slice, which nobody writes.
+unsafe impl Send for Srq {}
+// SAFETY: as above.
+unsafe impl Sync for Srq {}
+
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Srq")
+            .field("raw", &self.raw)
+            .field("depth", &self.blanks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    /// `ibv_create_srq` for `depth` receives, at least 1.
+    pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self, Fault> {
+        let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
+        let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: live PD, filled struct.
+        let raw = unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) };
+        let raw = non_null("ibv_create_srq", format!("{} for {depth} receives", pd.context().name()), raw)?;
+        let mut blanks: Box<[sys::ibv_recv_wr]> = (0..depth)
+            .map(|_| sys::ibv_recv_wr {
+                wr_id: 0,
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge: 0,
+            })
+            .collect();
+        let start = blanks.as_mut_ptr();
+        for i in 1..blanks.len() {
+            // SAFETY: both indices are below the length.
+            unsafe { (*start.add(i - 1)).next = start.add(i) };
+        }
+        Ok(Self { raw, blanks, pd: Arc::clone(pd) })
+    }
+
+    /// How many receives fit.
+    pub fn depth(&self) -> usize {
+        self.blanks.len()
+    }
+
+    /// Posts `n` receives, at most [`depth`](Self::depth), in one call.
+    pub fn post(&self, n: usize) -> Result<(), Fault> {
+        let n = n.min(self.blanks.len());
+        if n == 0 {
+            return Ok(());
+        }
+        let first = ptr::from_ref(&self.blanks[self.blanks.len() - n]).cast_mut();
+        let mut bad = ptr::null_mut();
+        // SAFETY: live SRQ; a chain of `n` receives that the provider reads and does not write.
+        let rc = unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, &raw mut bad) };
+        zero("ibv_post_srq_recv", self.pd.context().name(), rc)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ibv_srq {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // SAFETY: ours alone; QPs hold an `Arc` to us.
+        gone("ibv_destroy_srq", self.pd.context().name(), unsafe { sys::ibv_destroy_srq(self.raw.as_ptr()) });
+    }
+}
