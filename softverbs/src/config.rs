@@ -1,48 +1,233 @@
-//! Which devices exist.
+//! Which devices exist: what the program says by [`configure`], else what `SOFTVERBS_DEVICES` says, else two
+//! RoCE devices. Decided once, when the devices are first asked for.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::OnceLock;
+mod parse;
+mod quantity;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, OnceLock};
+
+use crate::gid;
+use crate::limits::{MAX_DEVICES, MAX_GIDS};
+use crate::log::fault;
+
+/// The variable that lists the devices.
+pub const DEVICES_VAR: &str = "SOFTVERBS_DEVICES";
+/// Addresses of a RoCE port: each takes two places of the GID table, and the link-local one as well.
+pub const MAX_ADDRS: usize = MAX_GIDS / 2 - 1;
 
 /// What a port speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkLayer {
+pub enum LinkLayer {
     /// RoCE.
     Ethernet,
     /// Subnet with LIDs.
-    #[allow(dead_code, reason = "made by the parser of SOFTVERBS_DEVICES")]
     InfiniBand,
 }
 
-/// One device as configured.
-#[derive(Debug, Clone)]
-pub(crate) struct DeviceSpec {
-    /// Device name, at most 63 bytes.
-    pub(crate) name: String,
-    /// Addresses of the port with their prefix lengths.
-    pub(crate) addrs: Vec<(IpAddr, u8)>,
+/// One device as configured: what makes it that device, and how its port is shaped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Device name: 1 to 63 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// Addresses of the port with their prefix lengths. Only RoCE has them.
+    pub addrs: Vec<(IpAddr, u8)>,
     /// What the port speaks.
-    pub(crate) link_layer: LinkLayer,
+    pub link_layer: LinkLayer,
+    /// The port's LID, 1 to 0xBFFF. Only InfiniBand has one; `None` derives it from the name.
+    pub lid: Option<u16>,
     /// Bytes per second and direction; `None` is as fast as memory.
-    pub(crate) rate: Option<u64>,
+    pub rate: Option<u64>,
     /// One-way latency in nanoseconds.
-    pub(crate) latency_ns: u64,
-    /// Path MTU of the port in bytes: 256 to 4096.
-    pub(crate) mtu: u32,
+    pub latency_ns: u64,
+    /// Path MTU of the port in bytes: 256, 512, 1024, 2048 or 4096.
+    pub mtu: u32,
+}
+
+/// Why a list of devices is not accepted, as a sentence without the variable's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError(pub(crate) String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl DeviceSpec {
+    /// A RoCE device without a limit of rate, without latency, and with an MTU of 4096.
+    pub fn new(name: &str, addrs: &[(IpAddr, u8)]) -> Self {
+        Self {
+            name: name.to_owned(),
+            addrs: addrs.to_vec(),
+            link_layer: LinkLayer::Ethernet,
+            lid: None,
+            rate: None,
+            latency_ns: 0,
+            mtu: 4096,
+        }
+    }
+
+    /// Reads a list in the form of `SOFTVERBS_DEVICES` (docs/softverbs.md).
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, ConfigError> {
+        let devices = parse::list(text)?;
+        check(&devices)?;
+        Ok(devices)
+    }
+}
+
+/// The devices that a process has when nobody says otherwise.
+pub fn default_devices() -> Vec<DeviceSpec> {
+    (0..2)
+        .map(|i| DeviceSpec::new(&format!("soft{i}"), &[(IpAddr::from([192, 168, 200 + i, 1]), 24)]))
+        .collect()
+}
+
+static CHOSEN: Mutex<Option<Vec<DeviceSpec>>> = Mutex::new(None);
+static DEVICES: OnceLock<Vec<DeviceSpec>> = OnceLock::new();
+
+/// Sets the devices of this process in place of `SOFTVERBS_DEVICES`. For programs that have this crate linked
+/// in. Fails on a list that makes no sense, and once the devices were asked for, unless they are the same.
+pub fn configure(devices: Vec<DeviceSpec>) -> Result<(), ConfigError> {
+    check(&devices)?;
+    let mut chosen = CHOSEN.lock().unwrap_or_else(|e| e.into_inner());
+    match DEVICES.get() {
+        Some(used) if *used != devices => {
+            Err(ConfigError("the devices of this process are in use already and are others".to_owned()))
+        }
+        Some(_) => Ok(()),
+        None => {
+            *chosen = Some(devices);
+            Ok(())
+        }
+    }
 }
 
 /// The configured devices; the same at every call.
 pub(crate) fn devices() -> &'static [DeviceSpec] {
-    static DEVICES: OnceLock<Vec<DeviceSpec>> = OnceLock::new();
-    DEVICES.get_or_init(|| (0..2).map(default_device).collect())
+    // Locked around the whole, so that `configure` is either before or after.
+    let mut chosen = CHOSEN.lock().unwrap_or_else(|e| e.into_inner());
+    DEVICES.get_or_init(|| match chosen.take() {
+        Some(devices) => devices,
+        None => from_text(std::env::var_os(DEVICES_VAR).map(|v| v.to_string_lossy().into_owned()).as_deref())
+            .unwrap_or_else(|line| {
+                fault!("{line}");
+                Vec::new()
+            }),
+    })
 }
 
-fn default_device(index: u8) -> DeviceSpec {
-    DeviceSpec {
-        name: format!("soft{index}"),
-        addrs: vec![(IpAddr::V4(Ipv4Addr::new(192, 168, 200 + index, 1)), 24)],
-        link_layer: LinkLayer::Ethernet,
-        rate: None,
-        latency_ns: 0,
-        mtu: 4096,
-    }
+/// What a value of the variable means, or the line that says what is wrong with it.
+fn from_text(text: Option<&str>) -> Result<Vec<DeviceSpec>, String> {
+    let Some(text) = text else { return Ok(default_devices()) };
+    DeviceSpec::parse_list(text).map_err(|e| {
+        // Debug form: a line break in the value must not make two lines of one.
+        format!("{DEVICES_VAR}={text:?}: {e}; so there are no devices. Form: {}", parse::FORM)
+    })
 }
+
+/// What a single device or the list as a whole may not be, whoever made it.
+fn check(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
+    if devices.len() > MAX_DEVICES {
+        return Err(ConfigError(format!(
+            "found {} devices, at most {MAX_DEVICES} are possible",
+            devices.len()
+        )));
+    }
+    for (i, device) in devices.iter().enumerate() {
+        check_one(device).map_err(|e| ConfigError(format!("device {:?}: {e}", device.name)))?;
+        for other in &devices[..i] {
+            check_pair(other, device)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_one(device: &DeviceSpec) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+    let name = device.name.as_bytes();
+    if !(1..=63).contains(&name.len()) || !name.iter().all(|b| plain(*b)) || name.iter().all(|b| *b == b'.') {
+        return Err("expected a name of 1 to 63 letters, digits, '_', '-' or '.'".to_owned());
+    }
+    match device.link_layer {
+        LinkLayer::Ethernet if device.addrs.is_empty() => {
+            return Err("found no address, expected at least one, like addr=10.0.0.1/24".to_owned());
+        }
+        LinkLayer::Ethernet if device.lid.is_some() => {
+            return Err("found a LID, which only link=ib has".to_owned());
+        }
+        LinkLayer::InfiniBand if !device.addrs.is_empty() => {
+            return Err("found an address, which only link=roce has".to_owned());
+        }
+        _ => {}
+    }
+    if device.addrs.len() > MAX_ADDRS {
+        return Err(format!("found {} addresses, at most {MAX_ADDRS} are possible", device.addrs.len()));
+    }
+    for (i, &(addr, prefix)) in device.addrs.iter().enumerate() {
+        check_addr(addr, prefix)?;
+        if device.addrs[..i].iter().any(|&(earlier, _)| earlier == addr) {
+            return Err(format!("found the address {addr} twice"));
+        }
+    }
+    if device.lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
+        return Err(format!("lid={}: expected 1 to {}", device.lid.unwrap_or(0), gid::MAX_LID));
+    }
+    if device.rate == Some(0) {
+        return Err("found a rate of 0, expected a rate above it".to_owned());
+    }
+    if device.latency_ns > MAX_LATENCY_NS {
+        return Err(format!(
+            "latency of {} ns: expected at most {} s",
+            device.latency_ns,
+            MAX_LATENCY_NS / 1_000_000_000
+        ));
+    }
+    if ![256, 512, 1024, 2048, 4096].contains(&device.mtu) {
+        return Err(format!("mtu={}: expected 256, 512, 1024, 2048 or 4096", device.mtu));
+    }
+    Ok(())
+}
+
+/// A latency above this is a slip of the unit.
+const MAX_LATENCY_NS: u64 = 10_000_000_000;
+
+fn check_addr(addr: IpAddr, prefix: u8) -> Result<(), String> {
+    let bits = if addr.is_ipv4() { 32 } else { 128 };
+    if !(1..=bits).contains(&prefix) {
+        return Err(format!("{addr}/{prefix}: expected a prefix length of 1 to {bits}"));
+    }
+    let mapped = matches!(addr, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    let broadcast = matches!(addr, IpAddr::V4(v4) if v4.is_broadcast());
+    if addr.is_unspecified() || addr.is_multicast() || broadcast || mapped {
+        return Err(format!("{addr}: expected the address of one port (IPv4 in its own form)"));
+    }
+    Ok(())
+}
+
+/// Devices of one process must be told apart by name and by GID.
+fn check_pair(a: &DeviceSpec, b: &DeviceSpec) -> Result<(), ConfigError> {
+    if a.name == b.name {
+        return Err(ConfigError(format!("device {:?}: found that name twice", b.name)));
+    }
+    if let Some((addr, _)) = b.addrs.iter().find(|(addr, _)| a.addrs.iter().any(|(other, _)| other == addr)) {
+        return Err(ConfigError(format!(
+            "device {:?}: the address {addr} is already that of {:?}",
+            b.name, a.name
+        )));
+    }
+    if a.link_layer == LinkLayer::InfiniBand && b.link_layer == a.link_layer && gid::lid(a) == gid::lid(b) {
+        let lid = gid::lid(a);
+        return Err(ConfigError(format!(
+            "device {:?}: the LID {lid} is already that of {:?}; say lid=",
+            b.name, a.name
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
-use crate::config::{self, DeviceSpec, LinkLayer};
+use crate::config::{self, DeviceSpec};
 use crate::gid::{self, Gid};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
@@ -74,11 +74,7 @@ impl Device {
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
         copy_str(&mut ibv.ibdev_path, &format!("/sys/class/infiniband/{}", spec.name));
         let guid = gid::guid(spec);
-        let lid = match spec.link_layer {
-            LinkLayer::Ethernet => 0,
-            // Unicast LIDs are 0x0001 to 0xBFFF.
-            LinkLayer::InfiniBand => 1 + u16::try_from(guid % 0xBFFF).unwrap_or(0),
-        };
+        let lid = gid::lid(spec);
         Self { ibv, spec, index, gids: gid::table(spec), guid, lid }
     }
 
@@ -122,7 +118,6 @@ impl Context {
         verbs.context.num_comp_vectors = COMP_VECTORS;
         verbs.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         crate::query::fill_ops(&mut verbs);
-        crate::unsupported::fill_ops(&mut verbs);
         let context = Box::new(Self { verbs, device, children: AtomicUsize::new(0) });
         let context: &'static Self = Box::leak(context);
         Ok(context.as_ptr())

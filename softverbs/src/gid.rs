@@ -27,8 +27,8 @@ pub(crate) struct Gid {
     pub(crate) kind: GidKind,
 }
 
-/// A device's GUID: the same wherever the same name has the same first address, since a device is
-/// known by its GIDs. Locally administered, so that it meets no maker's.
+/// A device's GUID: the same wherever the same name has the same first address or LID, since a device is
+/// known by them. Locally administered, so that it meets no maker's.
 pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut mix = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -36,8 +36,25 @@ pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     if let Some((addr, _)) = spec.addrs.first() {
         mapped(*addr).into_iter().for_each(&mut mix);
     }
+    if let Some(lid) = spec.lid {
+        lid.to_be_bytes().into_iter().for_each(&mut mix);
+    }
     let [a, b, c, d, e, f, ..] = hash.to_be_bytes();
     u64::from_be_bytes([(a & 0xfc) | 0x02, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// The highest unicast LID.
+pub(crate) const MAX_LID: u16 = 0xBFFF;
+
+/// The port's LID; 0 on Ethernet.
+pub(crate) fn lid(spec: &DeviceSpec) -> u16 {
+    match spec.link_layer {
+        LinkLayer::Ethernet => 0,
+        LinkLayer::InfiniBand => spec.lid.unwrap_or_else(|| {
+            let below = u16::try_from(guid(spec) % u64::from(MAX_LID)).unwrap_or(0);
+            1 + below
+        }),
+    }
 }
 
 /// The address as 128 bits: IPv4 mapped into IPv6, as RoCE does.

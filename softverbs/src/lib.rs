@@ -8,4 +8,9 @@ mod gid;
 mod limits;
 mod log;
 mod query;
+mod rates;
+mod strings;
+mod sysfs;
 mod unsupported;
+
+pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};

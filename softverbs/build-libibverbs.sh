@@ -1,0 +1,63 @@
+#!/bin/sh
+# Builds libibverbs.so.1 with rdma-core's symbol versions, on which unchanged programs run.
+# usage: build-libibverbs.sh OUTDIR PROFILE        (PROFILE: dev or release)
+set -eu
+
+if [ $# -ne 2 ]; then
+    echo "usage: $0 OUTDIR PROFILE   (PROFILE: dev or release)" >&2
+    exit 2
+fi
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+mkdir -p "$1"
+out=$(CDPATH= cd -- "$1" && pwd)
+profile=$2
+list=$here/ibverbs.symbols
+work=$(mktemp -d "$out/.build.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+cargo build --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
+target=${CARGO_TARGET_DIR:-$here/../target}
+case $profile in
+    dev) archive=$target/debug/libsoftverbs.a ;;
+    *) archive=$target/$profile/libsoftverbs.a ;;
+esac
+
+# The version script: a node per version, each depending on the one before; all else is local.
+awk -v extra=softverbs_counters_json '
+    /^#/ || NF == 0 { next }
+    { split($1, part, /@+/); name = part[1]; version = part[2] }
+    !(version in node) { node[version] = ""; order[++count] = version }
+    $1 ~ /@@/ { node[version] = node[version] "\n        " name ";" }
+    END {
+        for (i = 1; i <= count; i++) {
+            printf "%s {\n    global:%s\n", order[i], node[order[i]]
+            if (i == 1) print "    local:\n        *;"
+            printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
+        }
+        printf "SOFTVERBS {\n    global:\n        %s;\n};\n", extra
+    }' "$list" > "$work/ibverbs.map"
+
+# Stubs for the versions that only old programs ask for.
+awk '
+    /^#/ || $1 !~ /[^@]@[^@]/ { next }
+    FNR && !started++ { print "#include <errno.h>\n#include <stddef.h>\nvoid softverbs_unsupported(const char *);" }
+    {
+        type = $2 == "null" ? "void *" : $2 == "void" ? "void" : $2 == "zero" ? "unsigned long long" : "int"
+        value = $2 == "null" ? "return NULL;" : $2 == "void" ? "" : $2 == "zero" ? "return 0;" : \
+                $2 == "minus1" ? "return -1;" : "return EOPNOTSUPP;"
+        call = $3 == "silent" ? "errno = EOPNOTSUPP;" : "softverbs_unsupported(\"" $1 "\");"
+        n++
+        printf "%s old_%d(void);\n%s old_%d(void) { %s %s }\n", type, n, type, n, call, value
+        printf "__asm__(\".symver old_%d, %s\");\n", n, $1
+    }' "$list" > "$work/old.c"
+
+awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 } END { print "-Wl,--undefined=softverbs_counters_json" }' \
+    "$list" > "$work/undefined"
+
+"${CC:-cc}" -shared -fPIC -O2 -o "$work/libibverbs.so.1" "$work/old.c" "@$work/undefined" "$archive" \
+    -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$work/ibverbs.map" -Wl,--gc-sections \
+    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,text -Wl,-z,defs \
+    -Wl,--as-needed -lgcc_s -lpthread -ldl -lm -lrt -lc
+
+# In one step, so that a program that starts meanwhile finds a whole library, old or new.
+mv -f "$work/libibverbs.so.1" "$out/libibverbs.so.1"

@@ -1,0 +1,43 @@
+//! Makes the calls that are not supported from the list of symbols, so that the list stands once.
+
+use std::{env, fmt::Write, fs, path::PathBuf};
+
+const LIST: &str = "ibverbs.symbols";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed={LIST}");
+    let list = fs::read_to_string(LIST).unwrap_or_else(|e| panic!("{LIST}: {e}"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    fs::write(out.join("unsupported_calls.rs"), calls(&list)).expect("OUT_DIR is writable");
+}
+
+/// One macro call with an item for each default-version symbol that src/ does not define.
+fn calls(list: &str) -> String {
+    let mut out = String::from("unsupported! {\n");
+    for (number, line) in list.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let (symbol, answer) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let report = match words.next() {
+            None => "told",
+            Some("silent") => "silent",
+            Some(word) => panic!("{LIST}:{}: found {word:?}, expected \"silent\" or nothing", number + 1),
+        };
+        let Some((name, version)) = symbol.split_once('@') else {
+            panic!("{LIST}:{}: found {symbol:?}, expected name@VERSION or name@@VERSION", number + 1);
+        };
+        match answer {
+            "defined" => {}
+            "errno" | "null" | "minus1" | "zero" | "void" if version.starts_with('@') => {
+                writeln!(out, "    {name} {answer} {report};").expect("a String takes all");
+            }
+            "errno" | "null" | "minus1" | "zero" | "void" => {} // a stub of the stand-in library alone
+            _ => panic!(
+                "{LIST}:{}: found {answer:?} after {symbol}, expected a kind from the head of the file",
+                number + 1
+            ),
+        }
+    }
+    out += "}\n";
+    out
+}

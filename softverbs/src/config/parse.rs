@@ -1,0 +1,70 @@
+//! The text form of a list of devices.
+
+use std::net::IpAddr;
+
+use super::{ConfigError, DeviceSpec, LinkLayer, quantity};
+
+/// Shown with every error.
+pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
+     rate=4GB|100Gb, latency=2us, mtu=4096";
+
+/// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
+/// variable that was never set than a wish for no devices.
+pub(super) fn list(text: &str) -> Result<Vec<DeviceSpec>, ConfigError> {
+    let parts: Vec<&str> = text.split(';').map(str::trim).collect();
+    let parts = match parts.split_last() {
+        Some((&"", rest)) if !rest.is_empty() => rest, // one semicolon at the end is fine
+        _ => &parts,
+    };
+    parts.iter().enumerate().map(|(i, part)| device(part, i + 1)).collect()
+}
+
+fn device(text: &str, number: usize) -> Result<DeviceSpec, ConfigError> {
+    let (name, settings) = text.split_once(':').map_or((text, ""), |(name, rest)| (name.trim(), rest));
+    if name.is_empty() {
+        return Err(ConfigError(format!("device {number}: found {text:?}, expected a name")));
+    }
+    let mut spec = DeviceSpec::new(name, &[]);
+    let mut seen = Vec::new();
+    for setting in settings.split(',').map(str::trim).filter(|s| !s.is_empty()) {
+        let bad = |why: String| ConfigError(format!("device {name:?}: {}: {why}", setting.escape_debug()));
+        let (key, value) = setting.split_once('=').ok_or_else(|| bad("expected KEY=VALUE".to_owned()))?;
+        let (key, value) = (key.trim(), value.trim());
+        if seen.contains(&key) {
+            return Err(bad(format!("found {}= twice", key.escape_debug())));
+        }
+        seen.push(key);
+        set(&mut spec, key, value).map_err(bad)?;
+    }
+    Ok(spec)
+}
+
+fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
+    match key {
+        "addr" => spec.addrs = value.split('+').map(address).collect::<Result<_, _>>()?,
+        "rate" => spec.rate = Some(quantity::rate(value)?),
+        "latency" | "lat" => spec.latency_ns = quantity::nanoseconds(value)?,
+        "mtu" => spec.mtu = value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?,
+        "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
+        "link" => {
+            spec.link_layer = match value {
+                "roce" => LinkLayer::Ethernet,
+                "ib" => LinkLayer::InfiniBand,
+                _ => return Err("expected roce or ib".to_owned()),
+            }
+        }
+        _ => return Err("expected one of the keys addr, link, lid, rate, latency, mtu".to_owned()),
+    }
+    Ok(())
+}
+
+fn address(text: &str) -> Result<(IpAddr, u8), String> {
+    let text = text.trim();
+    let expected = || {
+        format!("found {text:?}, expected an address with its prefix length, like 10.0.0.1/24 or fd00::1/64")
+    };
+    let (addr, prefix) = text.split_once('/').ok_or_else(expected)?;
+    let addr: IpAddr = addr.parse().map_err(|_| expected())?;
+    let prefix: u8 = prefix.parse().map_err(|_| expected())?;
+    Ok((addr, prefix))
+}

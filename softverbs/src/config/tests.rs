@@ -1,0 +1,120 @@
+use super::*;
+
+fn good(text: &str) -> Vec<DeviceSpec> {
+    DeviceSpec::parse_list(text).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+/// The whole line for a bad value.
+fn line(text: &str) -> String {
+    from_text(Some(text)).expect_err(text)
+}
+
+#[test]
+fn without_a_value_there_are_two_roce_devices() {
+    let devices = from_text(None).unwrap();
+    assert_eq!(devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["soft0", "soft1"]);
+    assert_ne!(devices[0].addrs, devices[1].addrs);
+    assert_eq!(check(&devices), Ok(()));
+    assert!(devices.iter().all(|d| d.link_layer == LinkLayer::Ethernet && d.rate.is_none()));
+}
+
+#[test]
+fn every_key_is_read() {
+    let devices = good(
+        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,link=roce; ib0: link=ib , lid=7 ,rate=100Gb ;",
+    );
+    let mut first =
+        DeviceSpec::new("soft0", &[(IpAddr::from([10, 0, 0, 1]), 24), ("fd00::1".parse().unwrap(), 64)]);
+    (first.rate, first.latency_ns, first.mtu) = (Some(4_000_000_000), 2000, 1024);
+    let mut second = DeviceSpec::new("ib0", &[]);
+    (second.link_layer, second.lid, second.rate) = (LinkLayer::InfiniBand, Some(7), Some(12_500_000_000));
+    assert_eq!(devices, [first, second]);
+}
+
+#[test]
+fn latency_has_a_long_name_too() {
+    assert_eq!(good("a:addr=10.0.0.1/24,latency=3us")[0].latency_ns, 3000);
+}
+
+#[test]
+fn a_bad_value_is_one_line_that_names_variable_text_and_form() {
+    let text = "soft0:addr=10.0.0.1/24,rate=0\nGB";
+    let line = line(text);
+    assert!(line.starts_with(&format!("SOFTVERBS_DEVICES={text:?}: ")), "{line}");
+    assert!(line.ends_with(parse::FORM), "{line}");
+    assert!(line.contains("no devices"), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+}
+
+/// Text, and words that the line must have.
+const REFUSED: &[(&str, &str)] = &[
+    ("", "expected a name"),
+    (";", "expected a name"),
+    ("a:addr=10.0.0.1/24;;b:addr=10.0.1.1/24", "device 2: found \"\""),
+    (":addr=10.0.0.1/24", "expected a name"),
+    ("a b:addr=10.0.0.1/24", "expected a name of 1 to 63"),
+    ("..:addr=10.0.0.1/24", "expected a name of 1 to 63"),
+    ("a/b:addr=10.0.0.1/24", "expected a name of 1 to 63"),
+    ("0123456789012345678901234567890123456789012345678901234567890123:addr=10.0.0.1/24", "1 to 63"),
+    ("a", "found no address"),
+    ("a:addr=", "found \"\", expected an address"),
+    ("a:addr=10.0.0.1", "found \"10.0.0.1\", expected an address with its prefix length"),
+    ("a:addr=10.0.0.256/24", "expected an address"),
+    ("a:addr=10.0.0.1/33", "10.0.0.1/33: expected a prefix length of 1 to 32"),
+    ("a:addr=10.0.0.1/0", "expected a prefix length of 1 to 32"),
+    ("a:addr=10.0.0.1/-1", "expected an address"),
+    ("a:addr=fd00::1/129", "expected a prefix length of 1 to 128"),
+    ("a:addr=fd00::1/300", "expected an address"),
+    ("a:addr=0.0.0.0/24", "0.0.0.0: expected the address of one port"),
+    ("a:addr=224.0.0.1/24", "expected the address of one port"),
+    ("a:addr=255.255.255.255/24", "expected the address of one port"),
+    ("a:addr=ff02::1/64", "expected the address of one port"),
+    ("a:addr=::ffff:10.0.0.1/120", "expected the address of one port"),
+    ("a:addr=10.0.0.1/24+10.0.0.1/16", "found the address 10.0.0.1 twice"),
+    ("a:addr=10.0.0.1/24;a:addr=10.0.1.1/24", "device \"a\": found that name twice"),
+    ("a:addr=10.0.0.1/24;b:addr=10.0.0.1/24", "the address 10.0.0.1 is already that of \"a\""),
+    ("a:addr=10.0.0.1/24,addr=10.0.0.2/24", "found addr= twice"),
+    ("a:addr=10.0.0.1/24,rate=0GB", "rate=0GB: expected a rate per second above zero"),
+    ("a:addr=10.0.0.1/24,rate=4", "rate=4: expected a rate"),
+    ("a:addr=10.0.0.1/24,rate=999999999999999999GB", "expected a rate"),
+    ("a:addr=10.0.0.1/24,lat=2", "lat=2: expected a time"),
+    ("a:addr=10.0.0.1/24,lat=11s", "expected at most 10 s"),
+    ("a:addr=10.0.0.1/24,lat=999999999999999999s", "expected a time"),
+    ("a:addr=10.0.0.1/24,mtu=1500", "mtu=1500: expected 256, 512, 1024, 2048 or 4096"),
+    ("a:addr=10.0.0.1/24,mtu=99999999999", "mtu=99999999999: expected 256"),
+    ("a:addr=10.0.0.1/24,link=eth", "link=eth: expected roce or ib"),
+    ("a:addr=10.0.0.1/24,colour=red", "colour=red: expected one of the keys"),
+    ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),
+    ("a:addr=10.0.0.1/24,lid=5", "found a LID, which only link=ib has"),
+    ("a:link=ib,addr=10.0.0.1/24", "found an address, which only link=roce has"),
+    ("a:link=ib,lid=0", "lid=0: expected 1 to"),
+    ("a:link=ib,lid=49152", "lid=49152: expected 1 to"),
+    ("a:link=ib,lid=65536", "lid=65536: expected a number from 1"),
+    ("a:link=ib,lid=5;b:link=ib,lid=5", "the LID 5 is already that of \"a\""),
+];
+
+#[test]
+fn each_kind_of_mistake_is_refused_in_its_own_words() {
+    for (text, words) in REFUSED {
+        let line = line(text);
+        assert!(line.contains(words), "{text:?} gave {line:?}, which lacks {words:?}");
+    }
+}
+
+#[test]
+fn too_many_devices_or_addresses_are_refused() {
+    let many: Vec<String> = (0..=MAX_DEVICES).map(|i| format!("d{i}:addr=10.0.{i}.1/24")).collect();
+    assert!(line(&many.join(";")).contains("at most 32"));
+    let many: Vec<String> = (0..=MAX_ADDRS).map(|i| format!("10.0.{i}.1/24")).collect();
+    assert!(line(&format!("a:addr={}", many.join("+"))).contains("at most 15 are possible"));
+}
+
+#[test]
+fn configure_is_as_strict_as_the_variable_and_final() {
+    let mut zero = default_devices();
+    zero[0].rate = Some(0);
+    assert!(configure(zero).is_err());
+    let used = devices().to_vec();
+    assert_eq!(configure(used), Ok(()));
+    assert!(configure(vec![DeviceSpec::new("other", &[(IpAddr::from([10, 9, 9, 9]), 24)])]).is_err());
+}
