@@ -4,10 +4,31 @@ use core::ffi::{c_int, c_ulong};
 
 use crate::{ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t};
 
-/// Makes the constants.
+/// Makes each constant and the list [`all`] of their C names and values from the same lines.
 macro_rules! constants {
     ($($(#[$doc:meta])+ $name:ident: $ty:ident = $value:expr;)*) => {
         $($(#[$doc])+ pub const $name: $ty = $value;)*
+
+        /// C name and value of each.
+        pub(crate) const fn all() -> &'static [(&'static str, i64)] {
+            &[$((stringify!($name), number!($ty, $name))),*]
+        }
+    };
+}
+
+/// The value of a constant, whether it is an integer or a newtype around one.
+macro_rules! number {
+    (ncclResult_t, $name:ident) => {
+        $name.0 as i64
+    };
+    (ncclDebugLogLevel, $name:ident) => {
+        $name.0 as i64
+    };
+    (ncclNetDeviceType, $name:ident) => {
+        $name.0 as i64
+    };
+    ($ty:ident, $name:ident) => {
+        $name as i64
     };
 }
 

@@ -41,28 +41,21 @@ pub type ncclProfilerCallback_t = Option<
     ) -> ncclResult_t,
 >;
 
-/// One work request, inside [`ncclProfilerNetIbDescr_v1_t`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct ncclProfilerNetIbQpDescr_v1_t {
-    /// Device index.
-    pub device: c_int,
-    /// Work request id.
-    pub wr_id: u64,
-    /// `ibv_wr_opcode`
-    pub opcode: c_int,
-    /// Queue pair number.
-    pub qpNum: c_int,
-    /// Bytes.
-    pub length: usize,
+c_struct! {
+    /// One work request, inside [`ncclProfilerNetIbDescr_v1_t`].
+    ncclProfilerNetIbQpDescr_v1_t as ncclProfilerNetIbQpDescr_v1_t {
+        device: c_int,
+        wr_id: u64,
+        opcode: c_int,
+        qpNum: c_int,
+        length: usize,
+    }
 }
 
-/// `extData` of an event whose plugin id is InfiniBand, version 1.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct ncclProfilerNetIbDescr_v1_t {
-    /// `type`: `ncclProfileQp`.
-    pub type_: u8,
-    /// The work request.
-    pub qp: ncclProfilerNetIbQpDescr_v1_t,
+c_struct! {
+    /// `extData` of an event whose plugin id is InfiniBand, version 1. The field `type_` is `type` in C.
+    ncclProfilerNetIbDescr_v1_t as ncclProfilerNetIbDescr_v1_t {
+        type_: u8,
+        qp: ncclProfilerNetIbQpDescr_v1_t,
+    }
 }

@@ -1,0 +1,31 @@
+/* Device-side networking: what a device offers (v7 and later), and the handle a connection may give for it. */
+#ifndef NCCL_NET_ABI_NET_DEVICE_H
+#define NCCL_NET_ABI_NET_DEVICE_H
+
+#include <stddef.h>
+
+/* NCCL takes host and unpacking devices from a net plugin. Higher values belong to other plugin kinds. */
+typedef enum {
+  NCCL_NET_DEVICE_HOST = 0, /* the host drives the network: the ordinary case */
+  NCCL_NET_DEVICE_UNPACK = 1
+} ncclNetDeviceType;
+
+/* netDeviceVersion */
+#define NCCL_NET_DEVICE_INVALID_VERSION 0x0
+#define NCCL_NET_DEVICE_UNPACK_VERSION 0x7
+
+typedef struct {
+  ncclNetDeviceType netDeviceType;
+  int netDeviceVersion;
+  void* handle;
+  size_t size; /* bytes behind handle */
+  int needsProxyProgress;
+} ncclNetDeviceHandle_v7_t;
+
+typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v8_t;
+typedef ncclNetDeviceHandle_v8_t ncclNetDeviceHandle_v9_t;
+typedef ncclNetDeviceHandle_v9_t ncclNetDeviceHandle_v10_t;
+typedef ncclNetDeviceHandle_v10_t ncclNetDeviceHandle_v11_t;
+typedef ncclNetDeviceHandle_v11_t ncclNetDeviceHandle_v12_t;
+
+#endif
