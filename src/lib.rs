@@ -1,2 +1,3 @@
 //! One NCCL network plugin for every interface version.
+pub mod device;
 pub mod verbs;

@@ -1,0 +1,169 @@
+//! What exists: HCAs, ports and GIDs, and the devices that NCCL is shown.
+//!
+//! Devices are opened once per process and kept across `finalize` and the next `init`: NCCL keeps their
+//! names, and a plugin that is closed and opened again finds them as they were.
+
+mod filter;
+mod gid;
+mod plan;
+
+use std::ffi::{CStr, CString};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::verbs::{self, Context, DeviceLimits, Fault, Gid, LinkLayer, Pd, Port};
+
+pub use filter::Place;
+pub use plan::Selection;
+
+/// Why there are no devices.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A verbs call failed.
+    #[error(transparent)]
+    Verbs(#[from] Fault),
+    /// What the user asked for cannot be had.
+    #[error("{0}")]
+    Selection(String),
+}
+
+/// One port of one HCA.
+#[derive(Debug)]
+pub struct Nic {
+    name: String,
+    pd: Arc<Pd>,
+    limits: DeviceLimits,
+    port: Port,
+    gid_index: Option<u8>,
+}
+
+/// A device as NCCL sees it: one port, or SOUT and SUP.
+#[derive(Debug)]
+pub struct Device {
+    /// Unique in the process.
+    pub name: &'static CStr,
+    /// sysfs path of the first rail's PCI device.
+    pub pci_path: Option<&'static CStr>,
+    /// Its ports: rail 0, rail 1.
+    pub rails: Vec<Arc<Nic>>,
+    /// What `NCCL_IB_HCA` says of its place.
+    pub place: Place,
+}
+
+impl Nic {
+    /// `hca:port`
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Everything on this port is made in it.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// What the HCA can hold.
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    /// The port as it was when it was opened.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// The port and its GID as they are now: tables are renumbered when a link flaps. The error is a reason
+    /// to leave the port out.
+    pub fn now(&self) -> Result<(Port, Gid), String> {
+        usable(self.pd.context(), self.port.number, self.gid_index)
+    }
+}
+
+impl Device {
+    /// Whether it is SOUT and SUP.
+    pub fn is_fused(&self) -> bool {
+        self.rails.len() > 1
+    }
+
+    /// Mb/s that transfers will see: of both rails where `share` (of 1024 for SUP) uses both, else of the one
+    /// that it uses.
+    pub fn speed(&self, share: u16) -> u32 {
+        let speed = |rail: usize| self.rails.get(rail).map_or(0, |n| n.port.speed);
+        match share {
+            0 => speed(0),
+            1..1024 => speed(0) + speed(1),
+            _ if self.is_fused() => speed(1),
+            _ => speed(0),
+        }
+    }
+}
+
+/// The port and the GID that connections use, or why it cannot be used.
+fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port, Gid), String> {
+    let port = context.port(number).map_err(|e| e.to_string())?;
+    if !port.active {
+        return Err("the port is not active".to_owned());
+    }
+    let indices = 0..u8::try_from(port.gids).unwrap_or(u8::MAX);
+    let gids: Vec<Gid> = indices.filter_map(|i| context.gid(number, i)).collect();
+    let gid = gid::choose(&gids, port.link, gid_index)?;
+    Ok((port, gid))
+}
+
+/// The process's devices, opened by the first call that succeeds.
+pub fn open(selection: &Selection) -> Result<&'static [Device], DeviceError> {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    static OPENING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(devices) = DEVICES.get() {
+        return Ok(devices);
+    }
+    let devices = enumerate(selection)?;
+    Ok(DEVICES.get_or_init(|| devices))
+}
+
+fn enumerate(selection: &Selection) -> Result<Vec<Device>, DeviceError> {
+    let mut found = Vec::new();
+    let mut ports = Vec::new();
+    for context in verbs::open_all()? {
+        let limits = context.limits()?;
+        for number in 1..=limits.ports {
+            let port = usable(&context, number, selection.gid_index);
+            found.push(plan::Found {
+                hca: context.name().to_owned(),
+                port: number,
+                trouble: port.as_ref().err().cloned(),
+            });
+            ports.push((Arc::clone(&context), limits, port.ok()));
+        }
+    }
+    let plans = selection.plan(&found).map_err(DeviceError::Selection)?;
+    let mut devices = Vec::with_capacity(plans.len());
+    for plan in plans {
+        let mut rails = Vec::with_capacity(plan.rails.len());
+        for &i in &plan.rails {
+            let (context, limits, Some((port, _))) = &ports[i] else { continue };
+            rails.push(Arc::new(Nic {
+                name: format!("{}:{}", context.name(), port.number),
+                pd: Arc::new(Pd::new(context)?),
+                limits: *limits,
+                port: *port,
+                gid_index: selection.gid_index,
+            }));
+        }
+        let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);
+        devices.push(Device { name: leak(plan.name), pci_path, rails, place: plan.place });
+    }
+    Ok(devices)
+}
+
+/// NCCL keeps the string for as long as the process lives.
+fn leak(text: String) -> &'static CStr {
+    Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str())
+}
+
+/// `InfiniBand` or `RoCE`, for messages.
+pub fn link_name(link: LinkLayer) -> &'static str {
+    match link {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet => "RoCE",
+    }
+}
