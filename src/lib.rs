@@ -1,3 +1,7 @@
 //! One NCCL network plugin for every interface version.
+
 pub mod device;
+pub mod error;
+#[forbid(unsafe_code)]
+pub mod proto;
 pub mod verbs;

@@ -1,0 +1,259 @@
+//! Messages and frames: there and back, near-valid input, exact acceptance.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::proto::*;
+
+fn text(limit: usize) -> impl Strategy<Value = String> {
+    prop_oneof![Just(String::new()), "[a-z0-9_.é-]{1,20}", Just("x".repeat(limit))]
+}
+
+fn rail_info() -> impl Strategy<Value = RailInfo> {
+    (
+        (text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), any::<[u8; 16]>()),
+        (any::<u8>(), 0u32..=2, 0u8..=128, any::<u32>(), 0u8..8),
+    )
+        .prop_map(
+            |((name, port, link, mtu, lid, gid), (gid_index, kind, prefix_len, speed_mbps, role))| RailInfo {
+                name,
+                port,
+                link_layer: LinkLayer::from_raw(link).unwrap(),
+                mtu: Mtu::from_raw(mtu).unwrap(),
+                lid,
+                gid,
+                gid_index,
+                gid_kind: GidKind::from_raw(kind).unwrap(),
+                prefix_len,
+                speed_mbps,
+                role,
+            },
+        )
+}
+
+fn wiring() -> impl Strategy<Value = Wiring> {
+    let qp = (0u32..1 << 24, 0u32..1 << 24).prop_map(|(qpn, psn)| QpWiring { qpn, psn });
+    let qps = prop_oneof![prop::collection::vec(qp.clone(), 0..4), prop::collection::vec(qp, 126..=128)];
+    let route = (0u8..8, 0u8..8, qps).prop_map(|(local_rail, remote_rail, qps)| RouteWiring {
+        local_rail,
+        remote_rail,
+        qps,
+    });
+    (
+        prop::collection::vec(route, 0..=8),
+        any::<u64>(),
+        any::<u64>(),
+        prop::collection::vec(any::<u32>(), 0..=8),
+    )
+        .prop_map(|(routes, addr, len, rkeys)| Wiring { routes, memory: Memory { addr, len, rkeys } })
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<Nonce>(), any::<Nonce>(), any::<u32>(), text(255), prop::collection::vec(rail_info(), 0..=8))
+            .prop_map(|(nonce, token, pid, host, rails)| Message::Hello(Hello {
+                nonce,
+                token,
+                pid,
+                host,
+                rails
+            })),
+        any::<Nonce>().prop_map(|token| Message::Welcome { token }),
+        wiring().prop_map(Message::Wiring),
+        Just(Message::Ready),
+        (any::<u8>(), prop::collection::vec((0u8..8, text(1024)), 0..=8))
+            .prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
+        text(1024).prop_map(|reason| Message::Refuse { reason }),
+        Just(Message::Bye),
+    ]
+}
+
+fn hello() -> Hello {
+    let rail = RailInfo {
+        name: "mlx5_0".into(),
+        port: 1,
+        link_layer: LinkLayer::Ethernet,
+        mtu: Mtu::B4096,
+        lid: 0,
+        gid: [9; 16],
+        gid_index: 3,
+        gid_kind: GidKind::RoceV2,
+        prefix_len: 24,
+        speed_mbps: 400_000,
+        role: 0,
+    };
+    Hello { nonce: [1; 16], token: [2; 16], pid: 42, host: "node7".into(), rails: vec![rail] }
+}
+
+/// Body of the message, with one byte changed.
+fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> {
+    let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
+    body[at] = byte;
+    Message::decode(&body)
+}
+
+#[test]
+fn a_hello_begins_with_what_never_changes() {
+    let frame = Message::Hello(hello()).encode().unwrap();
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 1, 0]);
+    assert_eq!(frame[11..27], [1; 16]);
+    assert_eq!(HELLO_PREFIX_BYTES, 27);
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let hello = Message::Hello(hello());
+    assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
+    assert_eq!(with(&hello, 5, 2), Err(DecodeError::Version { found: 2 }));
+    assert!(with(&hello, 5, 2).unwrap_err().to_string().contains("version 2, this plugin 1"));
+    assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
+    // Behind type, prefix and token: pid, "node7", one rail, its name of six bytes, its port.
+    let port = 1 + 22 + 16 + 4 + 2 + 5 + 1 + 2 + 6;
+    let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
+    assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
+    assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
+    assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));
+    assert_eq!(
+        with(&hello, port + 22, 3),
+        range("GID type", 3, "0 (InfiniBand), 1 (RoCE v1) or 2 (RoCE v2)")
+    );
+    assert_eq!(with(&hello, port + 23, 129), range("prefix length", 129, "0 to 128"));
+    assert_eq!(with(&hello, port + 28, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, port - 9, 9), Err(DecodeError::TooLong { what: "rails", found: 9, limit: 8 }),);
+}
+
+#[test]
+fn wiring_is_bounded() {
+    let qps = vec![QpWiring { qpn: 5, psn: 6 }];
+    let memory = Memory { addr: 1, len: 2, rkeys: vec![3] };
+    let wiring = Wiring { routes: vec![RouteWiring { local_rail: 0, remote_rail: 1, qps }], memory };
+    let message = Message::Wiring(wiring.clone());
+    assert!(matches!(with(&message, 2, 8), Err(DecodeError::Range { what: "rail", .. })));
+    assert!(matches!(with(&message, 3, 8), Err(DecodeError::Range { what: "rail", .. })));
+    assert!(matches!(
+        with(&message, 8, 1),
+        Err(DecodeError::Range { what: "queue pair number", found: 0x0100_0005, .. })
+    ));
+    assert!(matches!(with(&message, 12, 1), Err(DecodeError::Range { what: "packet sequence number", .. })));
+    let many = Wiring { routes: vec![wiring.routes[0].clone(); 9], ..wiring.clone() };
+    assert_eq!(
+        Message::Wiring(many).encode(),
+        Err(DecodeError::TooLong { what: "routes", found: 9, limit: 8 })
+    );
+    let rkeys = Wiring { memory: Memory { rkeys: vec![0; 9], ..wiring.memory.clone() }, ..wiring };
+    assert_eq!(
+        Message::Wiring(rkeys).encode(),
+        Err(DecodeError::TooLong { what: "remote keys", found: 9, limit: 8 })
+    );
+}
+
+#[test]
+fn text_is_cut_when_sent_and_cleaned_when_read() {
+    let reason = format!("{}é\nend", "x".repeat(1022));
+    let frame = Message::Refuse { reason }.encode().unwrap();
+    assert_eq!(
+        Message::decode(&frame[4..]),
+        Ok(Message::Refuse { reason: format!("{}é", "x".repeat(1022)) })
+    );
+    let frame = Message::Refuse { reason: "a\x1b[2J\nb".into() }.encode().unwrap();
+    assert_eq!(Message::decode(&frame[4..]), Ok(Message::Refuse { reason: "a?[2J?b".into() }));
+    let latin1 = [6, 2, 0, b'a', 0xe9];
+    assert_eq!(Message::decode(&latin1), Ok(Message::Refuse { reason: "a?".into() }));
+}
+
+#[test]
+fn the_largest_message_fits_a_frame() {
+    let qps = vec![QpWiring { qpn: 0, psn: 0 }; 128];
+    let routes = vec![RouteWiring { local_rail: 0, remote_rail: 0, qps }; 8];
+    let wiring = Message::Wiring(Wiring { routes, memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] } });
+    let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
+    let mut hello = hello();
+    hello.rails = vec![RailInfo { name: "x".repeat(64), ..hello.rails[0].clone() }; 8];
+    hello.host = "x".repeat(255);
+    for message in [wiring, probed, Message::Hello(hello)] {
+        assert!(message.encode().is_ok());
+    }
+}
+
+#[test]
+fn frame_lengths_have_bounds() {
+    let count = |n: u32| n.to_le_bytes();
+    assert_eq!(Peeked::at(&count(0)), Err(FrameError::Empty));
+    assert_eq!(Peeked::at(&count(65_536)), Ok(Peeked::Partial));
+    assert_eq!(Peeked::at(&count(65_537)), Err(FrameError::TooLong(65_537)));
+    assert_eq!(Peeked::at(&[1, 0, 0]), Ok(Peeked::Partial));
+    assert_eq!(Peeked::at(&[1, 0, 0, 0, 7]), Ok(Peeked::Whole { len: 1 }));
+    assert_eq!(Peeked::at(&[2, 0, 0, 0, 7]), Ok(Peeked::Partial));
+    assert_eq!(Peeked::at(&[1, 0, 0, 0, 7, 5, 5]), Ok(Peeked::Whole { len: 1 }));
+}
+
+#[test]
+fn strangers_are_known_by_their_first_bytes() {
+    let frame = Message::Hello(hello()).encode().unwrap();
+    for end in 0..HELLO_PREFIX_BYTES {
+        assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
+    }
+    let prefix = HelloPrefix { version: 1, nonce: [1; 16] };
+    assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
+    assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
+    assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));
+    assert_eq!(HelloPrefix::at(&[0; 4]), Err(FrameError::Empty));
+    assert_eq!(HelloPrefix::at(&[22, 0, 0, 0]), Err(FrameError::NotHello), "too short for a prefix");
+    assert_eq!(HelloPrefix::at(&[23, 0, 0, 0]), Ok(None));
+    for at in HEADER_BYTES..HEADER_BYTES + 5 {
+        let mut bad = frame.clone();
+        bad[at] ^= 1;
+        assert_eq!(HelloPrefix::at(&bad[..=at]), Err(FrameError::NotHello), "byte {at}");
+    }
+    let mut other = frame;
+    other[9..11].copy_from_slice(&[0x34, 0x12]);
+    assert_eq!(HelloPrefix::at(&other).unwrap().unwrap().version, 0x1234);
+}
+
+proptest! {
+    #[test]
+    fn decode_undoes_encode(message in message()) {
+        let frame = message.encode().unwrap();
+        prop_assert_eq!(Peeked::at(&frame), Ok(Peeked::Whole { len: frame.len() - HEADER_BYTES }));
+        prop_assert_eq!(Message::decode(&frame[HEADER_BYTES..]), Ok(message));
+    }
+
+    /// Each proper head of a message is refused as too short, each longer one as too long.
+    #[test]
+    fn messages_end_where_they_end(message in message(), cut in any::<prop::sample::Index>(), extra in 1usize..4) {
+        let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
+        let cut = cut.index(body.len());
+        prop_assert!(matches!(Message::decode(&body[..cut]), Err(DecodeError::Short(_))));
+        body.resize(body.len() + extra, 0);
+        prop_assert_eq!(Message::decode(&body), Err(DecodeError::Trailing(extra)));
+    }
+
+    /// A valid message with some bytes changed: whatever is accepted reads the same when written again.
+    #[test]
+    fn what_is_accepted_is_what_encode_makes(
+        message in message(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![0u8..10, any::<u8>()]), 1..4),
+    ) {
+        let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
+        for (at, byte) in changes {
+            let at = at.index(body.len().min(96));
+            body[at] = byte;
+        }
+        if let Ok(read) = Message::decode(&body) {
+            let again = read.encode().unwrap();
+            prop_assert_eq!(Message::decode(&again[HEADER_BYTES..]), Ok(read.clone()));
+            let shown = |b: &[u8]| String::from_utf8_lossy(b).chars().all(|c| !c.is_control() && c != char::REPLACEMENT_CHARACTER);
+            // Texts are the one place where reading changes something.
+            if !matches!(read, Message::Hello(_) | Message::Probed { .. } | Message::Refuse { .. }) || shown(&body) {
+                prop_assert_eq!(&again[HEADER_BYTES..], &body[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..9) {
+        let _ = Peeked::at(&bytes);
+        let _ = HelloPrefix::at(&bytes);
+        let _ = Message::decode(&[&[kind], &bytes[..]].concat());
+    }
+}

@@ -1,0 +1,337 @@
+//! The 128 bytes that NCCL carries from a listener to those who connect to it.
+//!
+//! Layout, little-endian: magic @0, version u16 @4, port u16 @6, nonce @8, number of addresses u8 @24, addresses from
+//! 25, each {family 4 or 6, prefix length, 4 or 16 bytes}, zeroes up to 120. The last eight bytes are the connector's.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{MAGIC, Nonce, PROTOCOL_VERSION};
+
+/// `NCCL_NET_HANDLE_MAXSIZE`
+pub const HANDLE_BYTES: usize = 128;
+/// Where the connector's own eight bytes begin; nothing here reads or checks them.
+pub const STATE_OFFSET: usize = HANDLE_BYTES - 8;
+const ENTRIES_OFFSET: usize = 25;
+
+/// An address of a host with the length of its network's prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Addr {
+    ip: IpAddr,
+    prefix: u8,
+}
+
+impl Addr {
+    /// `None` for a prefix longer than the address, and for addresses that no peer can use: unspecified ones.
+    pub fn new(ip: IpAddr, prefix: u8) -> Option<Self> {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        (prefix <= bits && !ip.is_unspecified()).then_some(Self { ip, prefix })
+    }
+
+    /// The address.
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// Bits of the network's prefix.
+    pub fn prefix(&self) -> u8 {
+        self.prefix
+    }
+
+    /// Whether `other` lies in this address's network. Families never mix.
+    pub fn same_subnet(&self, other: IpAddr) -> bool {
+        match (self.ip, other) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same_bits((a.to_bits() ^ b.to_bits()).into(), 32, self.prefix),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same_bits(a.to_bits() ^ b.to_bits(), 128, self.prefix),
+            _ => false,
+        }
+    }
+
+    fn entry_bytes(&self) -> usize {
+        2 + if self.ip.is_ipv4() { 4 } else { 16 }
+    }
+}
+
+/// Whether the top `prefix` of `bits` bits of `difference` are zero.
+fn same_bits(difference: u128, bits: u8, prefix: u8) -> bool {
+    difference.checked_shr(u32::from(bits - prefix.min(bits))).unwrap_or(0) == 0
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.ip, self.prefix)
+    }
+}
+
+/// What a handle says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handle {
+    nonce: Nonce,
+    port: u16,
+    addrs: Vec<Addr>,
+}
+
+/// Why 128 bytes are not a handle.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HandleError {
+    /// Nobody wrote it.
+    #[error("the handle is all zeroes: nobody filled it in")]
+    Zero,
+    /// Another plugin's, or damaged.
+    #[error("not an MPIB handle: it begins with {0:02x?}; do all ranks use this plugin?")]
+    Magic([u8; 4]),
+    /// Another version of this plugin.
+    #[error("the handle is of protocol version {found}, this plugin speaks {ours}: use one version of the plugin on all hosts", ours = PROTOCOL_VERSION)]
+    Version {
+        /// The listener's.
+        found: u16,
+    },
+    /// Port 0.
+    #[error("the handle names port 0")]
+    Port,
+    /// No address at all.
+    #[error("the handle has no address")]
+    NoAddress,
+    /// An address that cannot be one, or that ends outside of the handle.
+    #[error("address {index} of {count} in the handle is invalid: {what}")]
+    Entry {
+        /// Which.
+        index: usize,
+        /// Of how many.
+        count: usize,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Something behind the last address.
+    #[error("the handle has data behind its {0} addresses")]
+    Trailing(usize),
+}
+
+impl Handle {
+    /// Keeps as many of `addrs` as fit, the first ones: put the most useful first.
+    pub fn new(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
+        if port == 0 {
+            return Err(HandleError::Port);
+        }
+        let mut room = STATE_OFFSET - ENTRIES_OFFSET;
+        let fits = |a: &&Addr| {
+            let fits = a.entry_bytes() <= room;
+            room -= if fits { a.entry_bytes() } else { 0 };
+            fits
+        };
+        let addrs: Vec<Addr> = addrs.iter().filter(fits).copied().collect();
+        if addrs.is_empty() { Err(HandleError::NoAddress) } else { Ok(Self { nonce, port, addrs }) }
+    }
+
+    /// Random bytes that the HELLO must carry.
+    pub fn nonce(&self) -> &Nonce {
+        &self.nonce
+    }
+
+    /// TCP port, the same on each address.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where the listener can be reached, the most useful first; never empty.
+    pub fn addrs(&self) -> &[Addr] {
+        &self.addrs
+    }
+
+    /// The connector's eight bytes are zero.
+    pub fn encode(&self) -> [u8; HANDLE_BYTES] {
+        let mut out = [0; HANDLE_BYTES];
+        out[0..4].copy_from_slice(&MAGIC);
+        out[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        out[6..8].copy_from_slice(&self.port.to_le_bytes());
+        out[8..24].copy_from_slice(&self.nonce);
+        out[24] = self.addrs.len() as u8;
+        let mut at = ENTRIES_OFFSET;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        for Addr { ip, prefix } in &self.addrs {
+            match ip {
+                IpAddr::V4(ip) => {
+                    put(&[4, *prefix]);
+                    put(&ip.octets());
+                }
+                IpAddr::V6(ip) => {
+                    put(&[6, *prefix]);
+                    put(&ip.octets());
+                }
+            }
+        }
+        out
+    }
+
+    /// Accepts exactly what [`Self::encode`] makes, whatever the connector's eight bytes are.
+    pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, HandleError> {
+        let body = &bytes[..STATE_OFFSET];
+        if body.iter().all(|b| *b == 0) {
+            return Err(HandleError::Zero);
+        }
+        if body[0..4] != MAGIC {
+            return Err(HandleError::Magic([body[0], body[1], body[2], body[3]]));
+        }
+        let found = u16::from_le_bytes([body[4], body[5]]);
+        if found != PROTOCOL_VERSION {
+            return Err(HandleError::Version { found });
+        }
+        let port = u16::from_le_bytes([body[6], body[7]]);
+        if port == 0 {
+            return Err(HandleError::Port);
+        }
+        let mut nonce = Nonce::default();
+        nonce.copy_from_slice(&body[8..24]);
+        let count = usize::from(body[24]);
+        let mut rest = &body[ENTRIES_OFFSET..];
+        let mut addrs = Vec::new();
+        for index in 0..count {
+            let (addr, behind) = entry(rest).map_err(|what| HandleError::Entry { index, count, what })?;
+            addrs.push(addr);
+            rest = behind;
+        }
+        if addrs.is_empty() {
+            Err(HandleError::NoAddress)
+        } else if rest.iter().any(|b| *b != 0) {
+            Err(HandleError::Trailing(count))
+        } else {
+            Ok(Self { nonce, port, addrs })
+        }
+    }
+}
+
+/// One address, and what lies behind it.
+fn entry(bytes: &[u8]) -> Result<(Addr, &[u8]), &'static str> {
+    let (&[family, prefix], rest) = bytes.split_first_chunk().ok_or("the handle ends before it")?;
+    let (ip, rest): (IpAddr, _) = match family {
+        4 => {
+            let (octets, rest) = rest.split_first_chunk::<4>().ok_or("the handle ends inside of it")?;
+            (Ipv4Addr::from(*octets).into(), rest)
+        }
+        6 => {
+            let (octets, rest) = rest.split_first_chunk::<16>().ok_or("the handle ends inside of it")?;
+            (Ipv6Addr::from(*octets).into(), rest)
+        }
+        _ => return Err("its family is neither 4 nor 6"),
+    };
+    Ok((Addr::new(ip, prefix).ok_or("it is unspecified, or its prefix is too long")?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn addr() -> impl Strategy<Value = Addr> {
+        prop_oneof![
+            (1u32.., 0u8..=32).prop_map(|(ip, p)| Addr::new(Ipv4Addr::from(ip).into(), p).unwrap()),
+            (1u128.., 0u8..=128).prop_map(|(ip, p)| Addr::new(Ipv6Addr::from(ip).into(), p).unwrap()),
+        ]
+    }
+
+    fn v4(text: &str, prefix: u8) -> Addr {
+        Addr::new(text.parse().unwrap(), prefix).unwrap()
+    }
+
+    #[test]
+    fn fields_stand_at_their_offsets() {
+        let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap();
+        let bytes = handle.encode();
+        assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 1, 0, 0x34, 0x12]);
+        assert_eq!(bytes[8..24], [7; 16]);
+        assert_eq!(bytes[24..32], [1, 4, 24, 10, 1, 2, 3, 0]);
+        assert_eq!(bytes[32..], [0; 96]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_from_the_end() {
+        let many: Vec<Addr> = (1..=20).map(|i| v4(&format!("10.0.0.{i}"), 8)).collect();
+        assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..15]);
+        let six = Addr::new("fd00::1".parse().unwrap(), 64).unwrap();
+        let mixed = [&[six; 6][..], &many[..2]].concat();
+        // Five of 18 bytes leave room for no sixth; one IPv4 address would need six of the five bytes left.
+        assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[six; 5]);
+        assert_eq!(Handle::new([0; 16], 1, &[]), Err(HandleError::NoAddress));
+        assert_eq!(Handle::new([0; 16], 0, &many), Err(HandleError::Port));
+    }
+
+    #[test]
+    fn each_kind_of_damage_has_its_name() {
+        let good = Handle::new([7; 16], 9, &[v4("10.1.2.3", 24), v4("10.1.2.4", 24)]).unwrap().encode();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            Handle::decode(&bytes).unwrap_err()
+        };
+        assert_eq!(Handle::decode(&[0; 128]), Err(HandleError::Zero));
+        let mut only_state = [0; 128];
+        only_state[STATE_OFFSET..].fill(9);
+        assert_eq!(Handle::decode(&only_state), Err(HandleError::Zero));
+        assert_eq!(with(0, b'X'), HandleError::Magic(*b"XPIB"));
+        assert_eq!(with(4, 9), HandleError::Version { found: 9 });
+        assert!(with(4, 9).to_string().contains("version 9, this plugin speaks 1"));
+        assert_eq!(with(6, 0), HandleError::Port);
+        assert_eq!(with(24, 0), HandleError::NoAddress);
+        assert_eq!(with(24, 1), HandleError::Trailing(1));
+        assert!(matches!(with(24, 3), HandleError::Entry { index: 2, count: 3, .. }));
+        assert!(matches!(with(25, 5), HandleError::Entry { index: 0, .. }));
+        assert!(matches!(with(32, 33), HandleError::Entry { index: 1, .. }));
+        assert!(matches!(with(24, 255), HandleError::Entry { .. }));
+        assert_eq!(with(119, 1), HandleError::Trailing(2));
+    }
+
+    #[test]
+    fn subnets_are_by_prefix_and_family() {
+        let a = v4("10.1.2.3", 24);
+        assert!(a.same_subnet("10.1.2.200".parse().unwrap()));
+        assert!(!a.same_subnet("10.1.3.3".parse().unwrap()));
+        assert!(!a.same_subnet("::ffff:10.1.2.3".parse().unwrap()));
+        assert!(v4("10.1.2.3", 0).same_subnet("192.168.0.1".parse().unwrap()));
+        assert!(!v4("10.1.2.3", 32).same_subnet("10.1.2.2".parse().unwrap()));
+        let six = Addr::new("fd00:1::5".parse().unwrap(), 64).unwrap();
+        assert!(six.same_subnet("fd00:1::9".parse().unwrap()));
+        assert!(!six.same_subnet("fd00:2::9".parse().unwrap()));
+        assert_eq!(Addr::new("10.0.0.1".parse().unwrap(), 33), None);
+        assert_eq!(Addr::new("0.0.0.0".parse().unwrap(), 8), None);
+    }
+
+    proptest! {
+        #[test]
+        fn decode_undoes_encode(nonce: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..20), state: [u8; 8]) {
+            let handle = Handle::new(nonce, port, &addrs).unwrap();
+            let mut bytes = handle.encode();
+            bytes[STATE_OFFSET..].copy_from_slice(&state);
+            prop_assert_eq!(Handle::decode(&bytes), Ok(handle));
+        }
+
+        /// A valid handle with up to three bytes changed: what is accepted is what encode makes.
+        #[test]
+        fn decode_accepts_exactly_what_encode_makes(
+            nonce: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..6),
+            changes in prop::collection::vec((prop_oneof![0usize..45, 0usize..128], prop_oneof![0u8..8, any::<u8>()]), 0..3),
+        ) {
+            let mut bytes = Handle::new(nonce, port, &addrs).unwrap().encode();
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            if let Ok(handle) = Handle::decode(&bytes) {
+                prop_assert_eq!(&handle.encode()[..STATE_OFFSET], &bytes[..STATE_OFFSET]);
+            }
+        }
+
+        #[test]
+        fn any_bytes_give_an_answer(head in prop::collection::vec(any::<u8>(), 120), magic: bool) {
+            let mut bytes = [0; 128];
+            bytes[..120].copy_from_slice(&head);
+            if magic {
+                bytes[..6].copy_from_slice(b"MPIB\x01\0");
+            }
+            if let Ok(handle) = Handle::decode(&bytes) {
+                prop_assert_eq!(&handle.encode()[..], &bytes[..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The first message of each end: who it is and which rails it has.
+
+use super::wire::{DecodeError, Reader, Writer};
+use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION};
+
+const NAME_BYTES: usize = 64;
+const HOST_BYTES: usize = 255;
+
+/// A first message. It begins with the magic, the version and the nonce in every version of the protocol, so
+/// that ends of different versions can tell each other so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// The listener's nonce. `bootstrap` fills it in.
+    pub nonce: Nonce,
+    /// One per connection, random: tells several tries of one connector from several connectors. `bootstrap` fills it in.
+    pub token: Nonce,
+    /// Process, for logs.
+    pub pid: u32,
+    /// Host name, for logs.
+    pub host: String,
+    /// Rails of the sender of this message, at most [`MAX_RAILS`].
+    pub rails: Vec<RailInfo>,
+}
+
+/// One rail as its owner sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailInfo {
+    /// HCA, at most 64 bytes.
+    pub name: String,
+    /// Port, from 1.
+    pub port: u8,
+    /// What the port is.
+    pub link_layer: LinkLayer,
+    /// Active MTU.
+    pub mtu: Mtu,
+    /// 0 on RoCE.
+    pub lid: u16,
+    /// In network byte order.
+    pub gid: [u8; 16],
+    /// Its place in the port's table.
+    pub gid_index: u8,
+    /// What the GID is.
+    pub gid_kind: GidKind,
+    /// Prefix length of the network of the rail's IP address; 0 where unknown.
+    pub prefix_len: u8,
+    /// Mb/s.
+    pub speed_mbps: u32,
+    /// Rail index in its device: 0 SOUT, 1 SUP.
+    pub role: u8,
+}
+
+/// A C enum of small numbers, each with its name.
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $expected:literal: $($(#[$vdoc:meta])* $variant:ident = $n:literal,)+) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$vdoc])* $variant = $n,)+
+        }
+
+        impl $name {
+            /// `None` for numbers without a meaning here.
+            pub const fn from_raw(n: u32) -> Option<Self> {
+                match n {
+                    $($n => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The number in the verbs interface.
+            pub const fn raw(self) -> u32 {
+                self as u32
+            }
+
+            fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                let found = from.u8($what)?;
+                Self::from_raw(found.into()).ok_or(DecodeError::Range { what: $what, found: found.into(), expected: $expected })
+            }
+        }
+    };
+}
+
+numbered! {
+    /// `IBV_LINK_LAYER_*`
+    LinkLayer, "link layer", "1 (InfiniBand) or 2 (Ethernet)":
+    /// InfiniBand
+    InfiniBand = 1,
+    /// Ethernet: RoCE
+    Ethernet = 2,
+}
+numbered! {
+    /// `enum ibv_mtu`
+    Mtu, "MTU", "1 to 5 (256 to 4096 bytes)":
+    /// 256 bytes
+    B256 = 1,
+    /// 512 bytes
+    B512 = 2,
+    /// 1024 bytes
+    B1024 = 3,
+    /// 2048 bytes
+    B2048 = 4,
+    /// 4096 bytes
+    B4096 = 5,
+}
+numbered! {
+    /// `enum ibv_gid_type`
+    GidKind, "GID type", "0 (InfiniBand), 1 (RoCE v1) or 2 (RoCE v2)":
+    /// InfiniBand
+    Ib = 0,
+    /// RoCE v1
+    RoceV1 = 1,
+    /// RoCE v2
+    RoceV2 = 2,
+}
+
+impl Mtu {
+    /// Bytes of payload per packet.
+    pub const fn bytes(self) -> u32 {
+        128 << self.raw()
+    }
+}
+
+impl Hello {
+    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+        out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
+        out.u32(self.pid).text(&self.host, HOST_BYTES);
+        out.list(&self.rails, MAX_RAILS, "rails", |out, rail| {
+            rail.write(out);
+            Ok(())
+        })
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let magic = from.array("magic")?;
+        if magic != MAGIC {
+            return Err(DecodeError::Magic(magic));
+        }
+        let found = from.u16("version")?;
+        if found != PROTOCOL_VERSION {
+            return Err(DecodeError::Version { found });
+        }
+        Ok(Self {
+            nonce: from.array("nonce")?,
+            token: from.array("token")?,
+            pid: from.u32("process id")?,
+            host: from.text(HOST_BYTES, "host name")?,
+            rails: from.list(MAX_RAILS, "rails", RailInfo::read)?,
+        })
+    }
+}
+
+impl RailInfo {
+    fn write(&self, out: &mut Writer) {
+        out.text(&self.name, NAME_BYTES).u8(self.port);
+        out.u8(self.link_layer.raw() as u8).u8(self.mtu.raw() as u8).u16(self.lid);
+        out.bytes(&self.gid).u8(self.gid_index).u8(self.gid_kind.raw() as u8).u8(self.prefix_len);
+        out.u32(self.speed_mbps).u8(self.role);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let name = from.text(NAME_BYTES, "rail name")?;
+        let port = from.u8("port")?;
+        if port == 0 {
+            return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 255" });
+        }
+        Ok(Self {
+            name,
+            port,
+            link_layer: LinkLayer::read(from)?,
+            mtu: Mtu::read(from)?,
+            lid: from.u16("LID")?,
+            gid: from.array("GID")?,
+            gid_index: from.u8("GID index")?,
+            gid_kind: GidKind::read(from)?,
+            prefix_len: from.below(129, "prefix length", "0 to 128")?,
+            speed_mbps: from.u32("speed")?,
+            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
+        })
+    }
+}

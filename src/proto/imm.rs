@@ -1,0 +1,209 @@
+//! The 32 bits that ride on an RDMA write with immediate: slot, active rails, size.
+
+use super::MAX_RAILS;
+
+/// Granularity of sizes in the large unit.
+const UNIT: usize = 128;
+
+/// How one connection lays out its immediates. Up to two rails: slot [7:0], mask [9:8], `size_q`
+/// [31:10]; with n > 2 rails the mask is n bits wide and `size_q` has what is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImmLayout {
+    rails: u8,
+}
+
+/// A message size as an immediate carries it: exact, or absent and told by the completion record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeQ(Option<usize>);
+
+impl SizeQ {
+    /// The sentinel: read the completion record.
+    pub const RECORD: Self = Self(None);
+
+    /// Exact bytes; `None` where the completion record says them.
+    pub const fn bytes(self) -> Option<usize> {
+        self.0
+    }
+}
+
+/// A decoded immediate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Imm {
+    /// Receive slot.
+    pub slot: u8,
+    /// Rails that each carry exactly one immediate for this slot; never zero.
+    pub mask: u8,
+    /// Size of the message.
+    pub size: SizeQ,
+}
+
+impl ImmLayout {
+    /// `None` unless 1..=[`MAX_RAILS`].
+    pub const fn new(rails: u8) -> Option<Self> {
+        if rails >= 1 && rails as usize <= MAX_RAILS { Some(Self { rails }) } else { None }
+    }
+
+    /// All rails of the connection.
+    pub const fn all_rails(self) -> u8 {
+        u8::MAX >> (8 - self.rails)
+    }
+
+    const fn mask_bits(self) -> u32 {
+        if self.rails <= 2 { 2 } else { self.rails as u32 }
+    }
+
+    /// Bits of the count, without the unit bit.
+    const fn count_bits(self) -> u32 {
+        32 - 8 - self.mask_bits() - 1
+    }
+
+    const fn sentinel(self) -> u32 {
+        (1 << (self.count_bits() + 1)) - 1
+    }
+
+    /// `size_q` of `bytes`. The small unit wherever it reaches, so that each size has one encoding.
+    const fn quantised(self, bytes: usize) -> Option<u32> {
+        let limit = 1usize << self.count_bits();
+        if bytes < limit {
+            return Some(bytes as u32);
+        }
+        let units = bytes / UNIT;
+        // All ones in the count is the sentinel.
+        if bytes.is_multiple_of(UNIT) && units < limit - 1 { Some(limit as u32 | units as u32) } else { None }
+    }
+
+    /// How this layout tells `bytes`: exactly, or by [`SizeQ::RECORD`].
+    pub const fn size(self, bytes: usize) -> SizeQ {
+        if self.quantised(bytes).is_some() { SizeQ(Some(bytes)) } else { SizeQ::RECORD }
+    }
+
+    /// Native integer; the verbs layer turns it big-endian. `mask` must be non-zero and within the
+    /// connection's rails, else the peer refuses the word. A `size` made by a wider layout becomes the sentinel.
+    pub const fn encode(self, slot: u8, mask: u8, size: SizeQ) -> u32 {
+        let size_q = match size.0 {
+            Some(bytes) => match self.quantised(bytes) {
+                Some(q) => q,
+                None => self.sentinel(),
+            },
+            None => self.sentinel(),
+        };
+        slot as u32 | ((mask & self.all_rails()) as u32) << 8 | size_q << (8 + self.mask_bits())
+    }
+
+    /// `None` for words that [`Self::encode`] never makes: an empty mask, a rail that the connection
+    /// does not have, or a size in the wrong unit.
+    pub const fn decode(self, word: u32) -> Option<Imm> {
+        let slot = word as u8;
+        let mask = (word >> 8) & ((1 << self.mask_bits()) - 1);
+        if mask == 0 || mask & !(self.all_rails() as u32) != 0 {
+            return None;
+        }
+        let mask = mask as u8;
+        let size_q = word >> (8 + self.mask_bits());
+        if size_q == self.sentinel() {
+            return Some(Imm { slot, mask, size: SizeQ::RECORD });
+        }
+        let limit = 1u32 << self.count_bits();
+        if size_q < limit {
+            return Some(Imm { slot, mask, size: SizeQ(Some(size_q as usize)) });
+        }
+        let bytes = (size_q - limit) as usize * UNIT;
+        if bytes < limit as usize {
+            return None;
+        }
+        Some(Imm { slot, mask, size: SizeQ(Some(bytes)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layout() -> impl Strategy<Value = ImmLayout> {
+        (1u8..=8).prop_map(|n| ImmLayout::new(n).unwrap())
+    }
+
+    /// Sizes around every edge of every layout.
+    fn size() -> impl Strategy<Value = usize> {
+        prop_oneof![
+            0usize..300,
+            (14u32..=31, -2i64..=2).prop_map(|(bit, d)| ((1i64 << bit) + d) as usize),
+            (14u32..=31, -2i64..=2).prop_map(|(bit, d)| (((1i64 << bit) + d * 128) as usize) & !127),
+            any::<usize>(),
+        ]
+    }
+
+    #[test]
+    fn rails_are_one_to_eight() {
+        assert_eq!(ImmLayout::new(0), None);
+        assert_eq!(ImmLayout::new(9), None);
+        for (rails, all) in [(1, 1), (2, 3), (3, 7), (8, 255)] {
+            assert_eq!(ImmLayout::new(rails).unwrap().all_rails(), all);
+        }
+    }
+
+    #[test]
+    fn two_rails_have_the_documented_bits() {
+        for rails in [1, 2] {
+            let l = ImmLayout::new(rails).unwrap();
+            assert_eq!(l.encode(0xab, 1, l.size(5)), 0xab | 1 << 8 | 5 << 10);
+            assert_eq!(l.encode(0, 1, SizeQ::RECORD), 1 << 8 | 0x3f_ffff << 10);
+            // 4 MiB is past the byte unit (2 MiB) and goes in units of 128.
+            assert_eq!(l.encode(1, 1, l.size(4 << 20)), 1 | 1 << 8 | (1 << 21 | 32768) << 10);
+        }
+        let l = ImmLayout::new(2).unwrap();
+        assert_eq!(l.encode(255, 3, l.size(0)), 255 | 3 << 8);
+    }
+
+    #[test]
+    fn two_rails_express_these_sizes() {
+        let l = ImmLayout::new(2).unwrap();
+        let mib = 1 << 20;
+        for exact in [0, 1, 129, 2 * mib - 1, 2 * mib, 2 * mib + 128, 256 * mib - 256] {
+            assert_eq!(l.size(exact).bytes(), Some(exact));
+        }
+        for absent in [2 * mib + 1, 2 * mib + 64, 256 * mib - 128, 256 * mib, usize::MAX, usize::MAX & !127] {
+            assert_eq!(l.size(absent), SizeQ::RECORD, "{absent}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
+            let mask = mask & l.all_rails();
+            let word = l.encode(slot, mask, l.size(bytes));
+            let want = Imm { slot, mask, size: l.size(bytes) };
+            prop_assert_eq!(l.decode(word), (mask != 0).then_some(want));
+            // A size is told exactly or not at all.
+            prop_assert!(l.size(bytes).bytes().is_none_or(|b| b == bytes));
+        }
+
+        /// Near-valid words: small and extreme size_q, any mask, and the whole range.
+        #[test]
+        fn decode_accepts_exactly_what_encode_makes(
+            l in layout(),
+            word in prop_oneof![any::<u32>(), (any::<u16>(), 0u32..70000).prop_map(|(low, q)| u32::from(low) | !q << 16),
+                (any::<u16>(), any::<bool>(), 0u32..20000).prop_map(|(low, top, q)| u32::from(low) | u32::from(top) << 31 | q << 10)],
+        ) {
+            match l.decode(word) {
+                Some(imm) => prop_assert_eq!(l.encode(imm.slot, imm.mask, imm.size), word),
+                None => {
+                    let mask_bits = if l.rails <= 2 { 2 } else { u32::from(l.rails) };
+                    let mask = word >> 8 & ((1 << mask_bits) - 1);
+                    let q = word >> (8 + mask_bits);
+                    let half = 1u32 << (23 - mask_bits);
+                    let wrong_unit = q >= half && (q - half) < half / 128;
+                    prop_assert!(mask == 0 || mask >> l.rails != 0 || wrong_unit);
+                }
+            }
+        }
+
+        #[test]
+        fn a_size_of_another_layout_becomes_the_sentinel(bytes in size()) {
+            let (wide, narrow) = (ImmLayout::new(2).unwrap(), ImmLayout::new(8).unwrap());
+            let imm = narrow.decode(narrow.encode(0, 1, wide.size(bytes))).unwrap();
+            prop_assert!(imm.size.bytes().is_none_or(|b| b == bytes));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the receiver learns of a slot from its arrivals: which rails carry it, and when it is whole.
+
+/// Arrivals of one receive slot. The first one tells the mask.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Arrivals {
+    want: u8,
+    got: u8,
+}
+
+/// What one arrival meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// More rails to come.
+    Waiting,
+    /// The last rail arrived.
+    Complete,
+    /// The peer broke the protocol; nothing was learned.
+    Violation(Violation),
+}
+
+/// How an arrival can contradict what is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A mask without rails.
+    #[error("an immediate names no rail")]
+    Empty,
+    /// It came on a rail that it does not name.
+    #[error("an immediate with mask {mask:#04b} came on rail {rail}, which it does not name")]
+    NotNamed {
+        /// Mask of the immediate.
+        mask: u8,
+        /// Rail it came on.
+        rail: u8,
+    },
+    /// Another mask than the first arrival's.
+    #[error("an immediate says mask {mask:#04b} after an earlier one said {learned:#04b}")]
+    Changed {
+        /// Mask of the first arrival.
+        learned: u8,
+        /// Mask of this one.
+        mask: u8,
+    },
+    /// A rail twice.
+    #[error("rail {rail} delivered two immediates for one slot")]
+    Twice {
+        /// The rail.
+        rail: u8,
+    },
+}
+
+impl Arrivals {
+    /// Takes one arrival: its mask, and the rail it came on.
+    pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
+        if mask == 0 {
+            return Step::Violation(Violation::Empty);
+        }
+        if rail >= 8 || mask >> rail & 1 == 0 {
+            return Step::Violation(Violation::NotNamed { mask, rail });
+        }
+        if self.want != 0 && self.want != mask {
+            return Step::Violation(Violation::Changed { learned: self.want, mask });
+        }
+        if self.got >> rail & 1 == 1 {
+            return Step::Violation(Violation::Twice { rail });
+        }
+        self.want = mask;
+        self.got |= 1 << rail;
+        if self.got == self.want { Step::Complete } else { Step::Waiting }
+    }
+
+    /// Rails learned from the first arrival; 0 before it.
+    pub const fn expected(&self) -> u8 {
+        self.want
+    }
+
+    /// Rails that have arrived.
+    pub const fn seen(&self) -> u8 {
+        self.got
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every state that can be reached, every mask, every rail: the whole rule, spelled out.
+    #[test]
+    fn every_arrival_in_every_state() {
+        for want in 0..=255u8 {
+            // `got` is a proper or full, non-empty part of `want`; nothing has come while `want` is unset.
+            for got in (0..=255u8).filter(|g| if want == 0 { *g == 0 } else { *g != 0 && g & !want == 0 }) {
+                for mask in [0, want, 1, 2, 3, 0x80, 0xff, want ^ 1] {
+                    for rail in 0..=9u8 {
+                        let mut a = Arrivals { want, got };
+                        let named = rail < 8 && mask & (1 << rail) != 0;
+                        let step = a.on_arrival(mask, rail);
+                        let expected = if mask == 0 {
+                            Step::Violation(Violation::Empty)
+                        } else if !named {
+                            Step::Violation(Violation::NotNamed { mask, rail })
+                        } else if want != 0 && mask != want {
+                            Step::Violation(Violation::Changed { learned: want, mask })
+                        } else if got & (1 << rail) != 0 {
+                            Step::Violation(Violation::Twice { rail })
+                        } else if got | 1 << rail == mask {
+                            Step::Complete
+                        } else {
+                            Step::Waiting
+                        };
+                        assert_eq!(step, expected, "want {want:#b} got {got:#b} mask {mask:#b} rail {rail}");
+                        let changed = !matches!(step, Step::Violation(_));
+                        let after = if changed {
+                            Arrivals { want: mask, got: got | 1 << rail }
+                        } else {
+                            Arrivals { want, got }
+                        };
+                        assert_eq!(a, after);
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// In any order of rails only the last arrival completes.
+        #[test]
+        fn any_order_completes_once(mask in 1u8.., order in Just((0..8u8).collect::<Vec<_>>()).prop_shuffle()) {
+            let mut a = Arrivals::default();
+            let rails: Vec<u8> = order.into_iter().filter(|r| mask >> r & 1 == 1).collect();
+            for (i, &rail) in rails.iter().enumerate() {
+                let want = if i + 1 == rails.len() { Step::Complete } else { Step::Waiting };
+                prop_assert_eq!(a.on_arrival(mask, rail), want);
+            }
+            prop_assert_eq!((a.expected(), a.seen()), (mask, mask));
+        }
+    }
+}

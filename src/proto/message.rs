@@ -1,0 +1,210 @@
+//! The messages of the control channel.
+
+use super::wire::{DecodeError, Reader, Writer};
+use super::{Hello, MAX_RAILS, Nonce};
+
+/// Most queue pairs of a route.
+const MAX_QPS: usize = 128;
+const REASON_BYTES: usize = 1024;
+
+/// What one end says to the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// Who this end is.
+    Hello(Hello),
+    /// The listener took the try that carried `token`; `bootstrap` alone sends and reads it.
+    Welcome {
+        /// Of the HELLO.
+        token: Nonce,
+    },
+    /// Queue pairs and memory of the sender of this message.
+    Wiring(Wiring),
+    /// Its queue pairs can receive.
+    Ready,
+    /// What its probes found.
+    Probed {
+        /// Rails that work.
+        mask: u8,
+        /// Rails that do not, and why.
+        reasons: Vec<(u8, String)>,
+    },
+    /// It will not go on; the sentence is for a person.
+    Refuse {
+        /// Why.
+        reason: String,
+    },
+    /// It closes in good order.
+    Bye,
+}
+
+/// What a peer needs to reach this end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wiring {
+    /// At most [`MAX_RAILS`].
+    pub routes: Vec<RouteWiring>,
+    /// The CTS FIFO of a sender, the completion records of a receiver.
+    pub memory: Memory,
+}
+
+/// The queue pairs that join two rails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteWiring {
+    /// Rail index at the sender of this message.
+    pub local_rail: u8,
+    /// Rail index at its receiver.
+    pub remote_rail: u8,
+    /// Both ends list them in the same order.
+    pub qps: Vec<QpWiring>,
+}
+
+/// One end of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpWiring {
+    /// Number, 24 bits.
+    pub qpn: u32,
+    /// First packet sequence number, 24 bits.
+    pub psn: u32,
+}
+
+/// Memory that the peer writes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    /// Virtual address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Remote key per rail, at most [`MAX_RAILS`].
+    pub rkeys: Vec<u32>,
+}
+
+/// Type bytes of the frames.
+pub(super) mod kind {
+    pub(in crate::proto) const HELLO: u8 = 1;
+    pub(super) const WELCOME: u8 = 2;
+    pub(super) const WIRING: u8 = 3;
+    pub(super) const READY: u8 = 4;
+    pub(super) const PROBED: u8 = 5;
+    pub(super) const REFUSE: u8 = 6;
+    pub(super) const BYE: u8 = 7;
+}
+
+impl Message {
+    /// Name for logs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "HELLO",
+            Self::Welcome { .. } => "WELCOME",
+            Self::Wiring(_) => "WIRING",
+            Self::Ready => "READY",
+            Self::Probed { .. } => "PROBED",
+            Self::Refuse { .. } => "REFUSE",
+            Self::Bye => "BYE",
+        }
+    }
+
+    /// Type and payload of a frame. Texts are cut to what is allowed, lists that are too long are an error.
+    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+        match self {
+            Self::Hello(hello) => hello.write(out.u8(kind::HELLO))?,
+            Self::Welcome { token } => {
+                out.u8(kind::WELCOME).bytes(token);
+            }
+            Self::Wiring(wiring) => wiring.write(out.u8(kind::WIRING))?,
+            Self::Ready => {
+                out.u8(kind::READY);
+            }
+            Self::Probed { mask, reasons } => {
+                out.u8(kind::PROBED).u8(*mask).list(
+                    reasons,
+                    MAX_RAILS,
+                    "reasons",
+                    |out, (rail, reason)| {
+                        out.u8(*rail).text(reason, REASON_BYTES);
+                        Ok(())
+                    },
+                )?;
+            }
+            Self::Refuse { reason } => {
+                out.u8(kind::REFUSE).text(reason, REASON_BYTES);
+            }
+            Self::Bye => {
+                out.u8(kind::BYE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a frame without its length. Accepts exactly what [`Self::write`] makes of valid values, but for
+    /// texts, in which characters that cannot be shown are replaced.
+    pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
+        let mut from = Reader::new(body);
+        let message = match from.u8("type")? {
+            kind::HELLO => Self::Hello(Hello::read(&mut from)?),
+            kind::WELCOME => Self::Welcome { token: from.array("token")? },
+            kind::WIRING => Self::Wiring(Wiring::read(&mut from)?),
+            kind::READY => Self::Ready,
+            kind::PROBED => Self::Probed {
+                mask: from.u8("mask")?,
+                reasons: from.list(MAX_RAILS, "reasons", |from| {
+                    Ok((rail(from)?, from.text(REASON_BYTES, "reason")?))
+                })?,
+            },
+            kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
+            kind::BYE => Self::Bye,
+            other => return Err(DecodeError::Type(other)),
+        };
+        from.end()?;
+        Ok(message)
+    }
+}
+
+impl Wiring {
+    fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+        out.list(&self.routes, MAX_RAILS, "routes", |out, route| {
+            out.u8(route.local_rail).u8(route.remote_rail);
+            out.list(&route.qps, MAX_QPS, "queue pairs", |out, qp| {
+                out.u32(qp.qpn).u32(qp.psn);
+                Ok(())
+            })
+        })?;
+        out.u64(self.memory.addr).u64(self.memory.len);
+        out.list(&self.memory.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
+            out.u32(*rkey);
+            Ok(())
+        })
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let routes = from.list(MAX_RAILS, "routes", |from| {
+            Ok(RouteWiring {
+                local_rail: rail(from)?,
+                remote_rail: rail(from)?,
+                qps: from.list(MAX_QPS, "queue pairs", |from| {
+                    Ok(QpWiring {
+                        qpn: bits24(from, "queue pair number")?,
+                        psn: bits24(from, "packet sequence number")?,
+                    })
+                })?,
+            })
+        })?;
+        let memory = Memory {
+            addr: from.u64("address")?,
+            len: from.u64("length")?,
+            rkeys: from.list(MAX_RAILS, "remote keys", |from| from.u32("remote key"))?,
+        };
+        Ok(Self { routes, memory })
+    }
+}
+
+fn rail(from: &mut Reader<'_>) -> Result<u8, DecodeError> {
+    from.below(MAX_RAILS as u8, "rail", "0 to 7")
+}
+
+fn bits24(from: &mut Reader<'_>, what: &'static str) -> Result<u32, DecodeError> {
+    let found = from.u32(what)?;
+    if found < 1 << 24 {
+        Ok(found)
+    } else {
+        Err(DecodeError::Range { what, found: found.into(), expected: "24 bits" })
+    }
+}

@@ -1,0 +1,115 @@
+//! The completion record: exact sizes of the messages of a slot, where the immediate cannot say them.
+
+use super::MAX_RECVS;
+use super::wire::number;
+
+/// Size of a record: one little-endian u64 per receive of the group.
+pub const RECORD_BYTES: usize = 8 * MAX_RECVS;
+
+/// Sizes of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    len: usize,
+    sizes: [usize; MAX_RECVS],
+}
+
+/// Why a record is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// More receives than a record has room for; our own mistake.
+    #[error("a record of {0} sizes: the most is 8")]
+    Count(usize),
+    /// The peer says that it wrote more than was asked for.
+    #[error(
+        "the completion record says {size} bytes for receive {index} of its group, which has room for {room}"
+    )]
+    TooLarge {
+        /// Which receive of the group.
+        index: usize,
+        /// What the peer says.
+        size: u64,
+        /// What was posted.
+        room: usize,
+    },
+}
+
+impl Record {
+    /// Of up to [`MAX_RECVS`] sizes.
+    pub fn new(sizes: &[usize]) -> Result<Self, RecordError> {
+        let mut record = Self { len: sizes.len(), ..Self::default() };
+        record.sizes.get_mut(..sizes.len()).ok_or(RecordError::Count(sizes.len()))?.copy_from_slice(sizes);
+        Ok(record)
+    }
+
+    /// The sizes.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes[..self.len]
+    }
+
+    /// As it stands in the receiver's memory; unused sizes are zero.
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut out = [0; RECORD_BYTES];
+        for (place, size) in out.chunks_exact_mut(8).zip(self.sizes()) {
+            place.copy_from_slice(&(*size as u64).to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads one size per posted receive; none may exceed its room. What lies behind them is not read,
+    /// since an earlier and larger group may have left it.
+    pub fn decode(bytes: &[u8; RECORD_BYTES], rooms: &[usize]) -> Result<Self, RecordError> {
+        let mut record = Self::new(rooms)?;
+        for (index, (place, size)) in bytes.chunks_exact(8).zip(&mut record.sizes[..rooms.len()]).enumerate()
+        {
+            let said = number(place);
+            let room = *size;
+            *size = usize::try_from(said).ok().filter(|s| *s <= room).ok_or(RecordError::TooLarge {
+                index,
+                size: said,
+                room,
+            })?;
+        }
+        Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bytes_are_little_endian_in_order() {
+        let bytes = Record::new(&[0x0102, 7]).unwrap().encode();
+        assert_eq!(bytes[..16], [2, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[16..], [0; 48]);
+    }
+
+    #[test]
+    fn nine_sizes_have_no_room() {
+        assert_eq!(Record::new(&[0; 9]), Err(RecordError::Count(9)));
+        assert_eq!(Record::decode(&[0; 64], &[0; 9]), Err(RecordError::Count(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn decode_undoes_encode_within_room(
+            pairs in prop::collection::vec((prop_oneof![0usize..4, any::<usize>()], -1i8..=1), 0..=8),
+            junk: u8,
+        ) {
+            let sizes: Vec<usize> = pairs.iter().map(|p| p.0).collect();
+            let rooms: Vec<usize> = pairs.iter().map(|p| p.0.saturating_add_signed(isize::from(p.1))).collect();
+            let record = Record::new(&sizes).unwrap();
+            let mut bytes = record.encode();
+            bytes[sizes.len() * 8..].fill(junk);
+            let bad = (0..sizes.len()).find(|&i| sizes[i] > rooms[i]);
+            match Record::decode(&bytes, &rooms) {
+                Ok(read) => { prop_assert_eq!(bad, None); prop_assert_eq!(read, record); }
+                Err(e) => {
+                    let i = bad.unwrap();
+                    prop_assert_eq!(e, RecordError::TooLarge { index: i, size: sizes[i] as u64, room: rooms[i] });
+                }
+            }
+        }
+    }
+}

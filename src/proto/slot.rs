@@ -1,0 +1,74 @@
+//! From the running number of a receive to its place in the rings.
+
+use super::{CTS_BYTES, MAX_RECVS, RECORD_BYTES};
+
+/// Receives in flight, at most.
+pub const SLOTS: usize = 256;
+/// Bytes of the sender's FIFO of CTS entries.
+pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
+/// Bytes of the receiver's completion records.
+pub const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
+
+/// Running number of a receive, from 1: zeroed memory is never a valid CTS entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequence(u64);
+
+impl Sequence {
+    /// The first receive of a comm.
+    pub const FIRST: Self = Self(1);
+
+    /// The number that stands in the CTS entry.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The receive after this one. At 10⁹ receives a second it takes 580 years to come round.
+    pub const fn next(self) -> Self {
+        match self.0.wrapping_add(1) {
+            0 => Self::FIRST,
+            n => Self(n),
+        }
+    }
+
+    /// Slot of this receive.
+    pub const fn slot(self) -> u8 {
+        (self.0 % SLOTS as u64) as u8
+    }
+
+    /// Where entry `index` (below [`MAX_RECVS`]) of this receive's group stands in the FIFO, in bytes.
+    pub const fn cts_offset(self, index: usize) -> usize {
+        (self.slot() as usize * MAX_RECVS + index % MAX_RECVS) * CTS_BYTES
+    }
+
+    /// Where this receive's completion record stands, in bytes.
+    pub const fn record_offset(self) -> usize {
+        self.slot() as usize * RECORD_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_ring_of_receives_uses_every_place_once() {
+        let (mut seq, mut slots, mut cts, mut records) =
+            (Sequence::FIRST, HashSet::new(), HashSet::new(), HashSet::new());
+        for _ in 0..SLOTS {
+            assert!(slots.insert(seq.slot()) && records.insert(seq.record_offset()));
+            assert!((0..MAX_RECVS).all(|i| cts.insert(seq.cts_offset(i))));
+            seq = seq.next();
+        }
+        assert_eq!(seq.slot(), Sequence::FIRST.slot());
+        assert!(cts.iter().all(|o| o % CTS_BYTES == 0 && o + CTS_BYTES <= FIFO_BYTES));
+        assert!(records.iter().all(|o| o % RECORD_BYTES == 0 && o + RECORD_BYTES <= RECORDS_BYTES));
+        assert_eq!((FIFO_BYTES, RECORDS_BYTES), (131_072, 16_384));
+    }
+
+    #[test]
+    fn zero_is_never_a_number() {
+        assert_eq!(Sequence::FIRST.number(), 1);
+        assert_eq!(Sequence(u64::MAX).next(), Sequence::FIRST);
+    }
+}

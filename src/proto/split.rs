@@ -1,0 +1,204 @@
+//! How many bytes of a transfer go on which rail.
+
+use super::MAX_RAILS;
+
+/// A share is in parts per this.
+pub const SHARE_ONE: u16 = 1024;
+/// Every part but the first active rail's is a multiple of this many bytes.
+pub const SPLIT_ALIGN: usize = 128;
+
+/// Bytes per rail, in order of rails: rail 0 has the head of the buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    bytes: [usize; MAX_RAILS],
+    mask: u8,
+}
+
+/// One rail's piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Rail index.
+    pub rail: usize,
+    /// First byte in the buffer.
+    pub offset: usize,
+    /// Bytes; zero only where the whole transfer is empty.
+    pub len: usize,
+}
+
+impl Split {
+    /// Two rails: `share` parts of 1024 go to SUP (rail 1), more than 1024 is all. Rails missing from
+    /// `available` carry nothing. `None` if neither is available.
+    pub const fn by_share(size: usize, share: u16, available: u8) -> Option<Self> {
+        let sup = if share > SHARE_ONE { SHARE_ONE } else { share };
+        Self::by_weights(size, &[SHARE_ONE - sup, sup], available)
+    }
+
+    /// Any number of rails (the first [`MAX_RAILS`] weights count): bytes in proportion to `weights`, rounded down to
+    /// [`SPLIT_ALIGN`]; the first rail with a weight has the remainder. Where no available rail has a
+    /// weight, the lowest available one carries all. `None` if none of them is available.
+    pub const fn by_weights(size: usize, weights: &[u16], available: u8) -> Option<Self> {
+        let n = if weights.len() < MAX_RAILS { weights.len() } else { MAX_RAILS };
+        let (mut sum, mut first, mut lowest) = (0usize, MAX_RAILS, MAX_RAILS);
+        let mut rail = n;
+        while rail > 0 {
+            rail -= 1;
+            if available >> rail & 1 == 1 {
+                lowest = rail;
+                if weights[rail] > 0 {
+                    first = rail;
+                    sum += weights[rail] as usize;
+                }
+            }
+        }
+        if lowest == MAX_RAILS {
+            return None;
+        }
+        if first == MAX_RAILS {
+            first = lowest;
+        }
+        let mut split = Self { bytes: [0; MAX_RAILS], mask: 0 };
+        let mut rest = size;
+        rail = first + 1;
+        while rail < n {
+            if available >> rail & 1 == 1 && weights[rail] > 0 {
+                let weight = weights[rail] as usize;
+                // size * weight / sum without overflow: size = q * sum + r.
+                let exact = size / sum * weight + size % sum * weight / sum;
+                let part = exact - exact % SPLIT_ALIGN;
+                split.bytes[rail] = part;
+                rest -= part;
+                split.mask |= ((part > 0) as u8) << rail;
+            }
+            rail += 1;
+        }
+        split.bytes[first] = rest;
+        if rest > 0 || size == 0 {
+            split.mask |= 1 << first;
+        }
+        Some(split)
+    }
+
+    /// Rails that carry a part; never empty. An empty transfer has one rail, with no bytes.
+    pub const fn mask(&self) -> u8 {
+        self.mask
+    }
+
+    /// Bytes on `rail`; none on a rail that is not in the mask.
+    pub fn bytes(&self, rail: usize) -> usize {
+        self.bytes.get(rail).copied().unwrap_or(0)
+    }
+
+    /// The parts of the active rails, in order, without gaps.
+    pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
+        let Self { bytes, mask } = *self;
+        let mut offset = 0;
+        (0..MAX_RAILS).filter(move |rail| mask >> rail & 1 == 1).map(move |rail| {
+            let part = Part { rail, offset, len: bytes[rail] };
+            offset += part.len;
+            part
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn one_mebibyte_at_each_quarter() {
+        for (share, sup, mask) in
+            [(0, 0, 1), (256, 262_144, 3), (512, 524_288, 3), (768, 786_432, 3), (1024, MIB, 2)]
+        {
+            let split = Split::by_share(MIB, share, 3).unwrap();
+            assert_eq!(
+                (split.bytes(0), split.bytes(1), split.mask()),
+                (MIB - sup, sup, mask),
+                "share {share}"
+            );
+        }
+    }
+
+    #[test]
+    fn empty_transfers_take_rail_0_or_the_one_that_exists() {
+        for (share, available, mask) in [(512, 3, 1), (0, 3, 1), (1024, 2, 2), (0, 2, 2), (1024, 1, 1)] {
+            let split = Split::by_share(0, share, available).unwrap();
+            assert_eq!(split.mask(), mask, "share {share}, available {available:#b}");
+            assert_eq!(split.parts().map(|p| p.len).collect::<Vec<_>>(), [0]);
+        }
+    }
+
+    #[test]
+    fn small_transfers_stay_on_the_first_rail() {
+        assert_eq!(Split::by_share(255, 512, 3).unwrap().mask(), 1);
+        assert_eq!(Split::by_share(256, 512, 3).unwrap().bytes(1), 128);
+        assert_eq!(Split::by_share(1, 1024, 3).unwrap().mask(), 2);
+    }
+
+    #[test]
+    fn no_rail_is_no_split() {
+        assert_eq!(Split::by_share(1, 512, 0), None);
+        assert_eq!(Split::by_share(1, 512, 0b100), None);
+        assert_eq!(Split::by_weights(1, &[], 0xff), None);
+    }
+
+    #[test]
+    fn three_rails_share_by_weight() {
+        let split = Split::by_weights(1 << 20, &[2, 1, 1], 0b111).unwrap();
+        assert_eq!([split.bytes(0), split.bytes(1), split.bytes(2)], [1 << 19, 1 << 18, 1 << 18]);
+        // Without the middle rail its part goes to the others, in their proportion.
+        let split = Split::by_weights(3 << 20, &[2, 1, 1], 0b101).unwrap();
+        assert_eq!([split.bytes(0), split.bytes(1), split.bytes(2)], [2 << 20, 0, 1 << 20]);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_cover_the_transfer_once(
+            size in prop_oneof![0usize..1000, 0usize..1 << 32, any::<usize>()],
+            weights in prop::collection::vec(prop_oneof![Just(0u16), 0u16..=1024, any::<u16>()], 0..=10),
+            available: u8,
+        ) {
+            let usable = weights.len().min(MAX_RAILS);
+            let present: Vec<usize> = (0..usable).filter(|r| available >> r & 1 == 1).collect();
+            let Some(split) = Split::by_weights(size, &weights, available) else {
+                prop_assert!(present.is_empty());
+                return Ok(());
+            };
+            let weighted: Vec<usize> = present.iter().copied().filter(|&r| weights[r] > 0).collect();
+            let carriers = if weighted.is_empty() { &present[..1] } else { &weighted[..] };
+            let total: u128 = weighted.iter().map(|&r| u128::from(weights[r])).sum();
+            let mut next = 0;
+            let mut mask = 0;
+            for part in split.parts() {
+                prop_assert!(carriers.contains(&part.rail));
+                prop_assert_eq!(part.offset, next);
+                prop_assert_eq!(part.len, split.bytes(part.rail));
+                prop_assert!(part.len > 0 || size == 0 && part.rail == carriers[0]);
+                next += part.len;
+                mask |= 1 << part.rail;
+            }
+            prop_assert_eq!(next, size);
+            prop_assert_eq!(mask, split.mask());
+            for &rail in &carriers[1..] {
+                let exact = size as u128 * u128::from(weights[rail]) / total;
+                prop_assert_eq!(split.bytes(rail) as u128, exact - exact % 128);
+            }
+        }
+
+        /// The rule as the agent knows it: `size * share >> 10`, rounded down to 128.
+        #[test]
+        fn the_share_is_parts_per_1024(size in prop_oneof![0usize..5000, 0usize..1 << 40], share in 0u16..=1100) {
+            let split = Split::by_share(size, share, 3).unwrap();
+            let sup = if share >= 1024 { size } else { ((size as u64 * u64::from(share)) >> 10) as usize & !127 };
+            prop_assert_eq!((split.bytes(0), split.bytes(1)), (size - sup, sup));
+        }
+
+        #[test]
+        fn a_lone_rail_carries_all(size: usize, share in 0u16..=1024, rail in 0usize..2) {
+            let split = Split::by_share(size, share, 1 << rail).unwrap();
+            prop_assert_eq!((split.bytes(rail), split.mask()), (size, 1 << rail));
+        }
+    }
+}

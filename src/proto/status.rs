@@ -1,0 +1,168 @@
+//! What a failed completion means: `enum ibv_wc_status` in words, with what to look at.
+
+/// Whose fault a failed completion most likely is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// Nobody's: success, or a request flushed after an earlier failure.
+    Nobody,
+    /// This end: the request was wrong.
+    Local,
+    /// The peer, or memory that it offered.
+    Peer,
+    /// The way between the two, or a peer that is gone.
+    Path,
+    /// The adapter or its driver.
+    Device,
+}
+
+/// One status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WcStatus {
+    /// Name in `enum ibv_wc_status`.
+    pub name: &'static str,
+    /// What happened.
+    pub meaning: &'static str,
+    /// What to look at.
+    pub advice: &'static str,
+    /// Whose fault.
+    pub blame: Blame,
+}
+
+/// By number, since a newer library may know more of them than this table.
+pub const fn wc_status(number: u32) -> WcStatus {
+    match TABLE.len() as u64 > number as u64 {
+        true => TABLE[number as usize],
+        false => WcStatus {
+            name: "unknown status",
+            meaning: "the verbs library reports a status that this plugin does not know",
+            advice: "look the number up in enum ibv_wc_status of the installed infiniband/verbs.h",
+            blame: Blame::Device,
+        },
+    }
+}
+
+const fn row(name: &'static str, blame: Blame, meaning: &'static str, advice: &'static str) -> WcStatus {
+    WcStatus { name, meaning, advice, blame }
+}
+
+const REPORT: &str =
+    "this is a mistake in the plugin or in what NCCL handed it; please report it with this line";
+const UNUSED: &str =
+    "this plugin uses no such feature; look at the adapter's driver and firmware, and at dmesg";
+const HEALTH: &str = "look at dmesg and at the adapter's health (firmware, PCIe errors)";
+
+/// In the order of `enum ibv_wc_status`.
+const TABLE: [WcStatus; 24] = [
+    row("IBV_WC_SUCCESS", Blame::Nobody, "success", "nothing"),
+    row(
+        "IBV_WC_LOC_LEN_ERR",
+        Blame::Local,
+        "a message was longer than the adapter or the posted receive takes",
+        "compare the message size with max_msg_sz of ibv_devinfo -v; do both ends run the same plugin?",
+    ),
+    row("IBV_WC_LOC_QP_OP_ERR", Blame::Local, "the queue pair refused a malformed request", REPORT),
+    row("IBV_WC_LOC_EEC_OP_ERR", Blame::Device, "a fault in a reliable-datagram context", UNUSED),
+    row(
+        "IBV_WC_LOC_PROT_ERR",
+        Blame::Local,
+        "local memory of the request is not covered by its registration",
+        "was the buffer freed or deregistered while the transfer ran? For GPU memory, is nvidia_peermem loaded or DMA-BUF in use?",
+    ),
+    row(
+        "IBV_WC_WR_FLUSH_ERR",
+        Blame::Nobody,
+        "the request was thrown away because its queue pair had failed before",
+        "look for the first failure on this connection, at either end",
+    ),
+    row("IBV_WC_MW_BIND_ERR", Blame::Device, "binding a memory window failed", UNUSED),
+    row(
+        "IBV_WC_BAD_RESP_ERR",
+        Blame::Peer,
+        "the peer's adapter answered with an unexpected packet",
+        "are two hosts using one GID or LID? Look at the peer's dmesg and firmware",
+    ),
+    row(
+        "IBV_WC_LOC_ACCESS_ERR",
+        Blame::Local,
+        "the peer wrote to local memory that is not registered for that",
+        "was a receive buffer deregistered while the transfer ran?",
+    ),
+    row(
+        "IBV_WC_REM_INV_REQ_ERR",
+        Blame::Peer,
+        "the peer's adapter found the request invalid",
+        "compare MTU and limits of both adapters (ibv_devinfo -v); do both ends run the same plugin?",
+    ),
+    row(
+        "IBV_WC_REM_ACCESS_ERR",
+        Blame::Peer,
+        "the peer's memory is not registered for this access",
+        "was the peer's buffer freed or deregistered, or did its process restart? Look at the peer's log",
+    ),
+    row(
+        "IBV_WC_REM_OP_ERR",
+        Blame::Peer,
+        "the peer's adapter could not carry the request out",
+        "look at the peer's log and dmesg",
+    ),
+    row(
+        "IBV_WC_RETRY_EXC_ERR",
+        Blame::Path,
+        "the peer did not acknowledge, however often it was tried",
+        "is the peer's process alive? Is its port up (ibv_devinfo)? Do both GIDs lie on networks that reach each other (ping -I, \
+         rping)? On RoCE: PFC/ECN and MTU on the switches. NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long it is tried",
+    ),
+    row(
+        "IBV_WC_RNR_RETRY_EXC_ERR",
+        Blame::Peer,
+        "the peer had no receive posted, however often it was tried",
+        "is the peer's process stopped or starved of CPU? MPIB_SRQ_LOW and MPIB_SRQ_HIGH say how many receives it keeps posted",
+    ),
+    row("IBV_WC_LOC_RDD_VIOL_ERR", Blame::Device, "a reliable-datagram domain mismatch", UNUSED),
+    row("IBV_WC_REM_INV_RD_REQ_ERR", Blame::Device, "an invalid reliable-datagram request", UNUSED),
+    row(
+        "IBV_WC_REM_ABORT_ERR",
+        Blame::Peer,
+        "the peer aborted the operation",
+        "look at the peer's log and dmesg",
+    ),
+    row("IBV_WC_INV_EECN_ERR", Blame::Device, "an invalid reliable-datagram context number", UNUSED),
+    row("IBV_WC_INV_EEC_STATE_ERR", Blame::Device, "a reliable-datagram context in the wrong state", UNUSED),
+    row("IBV_WC_FATAL_ERR", Blame::Device, "the adapter failed", HEALTH),
+    row(
+        "IBV_WC_RESP_TIMEOUT_ERR",
+        Blame::Path,
+        "the peer's answer did not come in time",
+        "is the peer's process alive and its port up? Look at both ends' dmesg",
+    ),
+    row("IBV_WC_GENERAL_ERR", Blame::Device, "the adapter reports an error without a kind", HEALTH),
+    row("IBV_WC_TM_ERR", Blame::Device, "a fault in tag matching", UNUSED),
+    row("IBV_WC_TM_RNDV_INCOMPLETE", Blame::Device, "a tag-matching rendezvous is incomplete", UNUSED),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers from `infiniband/verbs.h`.
+    #[test]
+    fn numbers_meet_their_names() {
+        for (n, name) in [
+            (0, "IBV_WC_SUCCESS"),
+            (1, "IBV_WC_LOC_LEN_ERR"),
+            (4, "IBV_WC_LOC_PROT_ERR"),
+            (5, "IBV_WC_WR_FLUSH_ERR"),
+            (9, "IBV_WC_REM_INV_REQ_ERR"),
+            (10, "IBV_WC_REM_ACCESS_ERR"),
+            (12, "IBV_WC_RETRY_EXC_ERR"),
+            (13, "IBV_WC_RNR_RETRY_EXC_ERR"),
+            (19, "IBV_WC_FATAL_ERR"),
+            (21, "IBV_WC_GENERAL_ERR"),
+            (23, "IBV_WC_TM_RNDV_INCOMPLETE"),
+            (24, "unknown status"),
+            (u32::MAX, "unknown status"),
+        ] {
+            assert_eq!(wc_status(n).name, name);
+        }
+    }
+}
