@@ -1,5 +1,7 @@
 //! One NCCL network plugin for every interface version.
 
+#[forbid(unsafe_code)]
+pub mod config;
 pub mod device;
 pub mod error;
 #[forbid(unsafe_code)]

@@ -1,0 +1,167 @@
+//! Every setting once: name, form, default, meaning. `docs/configuration.md` is made from this table.
+//!
+//! Settings are environment variables, read once at init. A value that cannot be used is an error that names
+//! the variable, what stands there and what may stand there; no bad value becomes a default.
+
+mod filter;
+mod form;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+pub use filter::{Family, HcaFilter, HcaName, NameFilter};
+use form::{Flag, Form, Millis, Parsed, Whole, WholeOrAuto};
+
+use crate::error::{BadSetting, Error, Result};
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr;)*) => {
+        /// Settings, read once at init and passed down; nothing else reads the environment.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Config {
+            $($(#[doc = $doc])+ pub $field: $ty,)*
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl Config {
+            /// Reads through `var`, so that tests never touch the process environment. All settings that
+            /// cannot be used are in the one error.
+            pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+                let mut config = Self::default();
+                let mut bad = Vec::new();
+                $(if let Some(text) = var($var) {
+                    match form::parse(&$form, $var, &text) {
+                        Ok(value) => config.$field = value,
+                        Err(e) => bad.push(e),
+                    }
+                })*
+                if bad.is_empty() {
+                    bad = config.contradictions();
+                }
+                if bad.is_empty() { Ok(config) } else { Err(Error::Config(bad)) }
+            }
+
+            /// The settings that differ from their defaults, as they would be written: for one line in the log.
+            pub fn differing(&self) -> Vec<String> {
+                let default = Self::default();
+                let mut out = Vec::new();
+                $(if self.$field != default.$field {
+                    out.push(format!("{}={}", $var, $form.show(&self.$field)));
+                })*
+                out
+            }
+
+            /// The table in `docs/configuration.md`.
+            pub fn manual() -> String {
+                let default = Self::default();
+                let mut out = String::from("| variable | value | default | meaning |\n|---|---|---|---|\n");
+                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+]);)*
+                out
+            }
+
+            /// Names of all variables.
+            #[cfg(test)]
+            const VARIABLES: &[&str] = &[$($var),*];
+        }
+    };
+}
+
+settings! {
+    /// HCA (and port) of rail 0, the scale-out network. Set together with `MPIB_HCA_SUP`, NCCL sees one device
+    /// with both rails; with neither set, one device per port.
+    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL;
+    /// HCA (and port) of rail 1, the scale-up network.
+    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL;
+    /// Part of each transfer that goes on SUP, in parts per 1024: 0 is all on SOUT, 1024 all on SUP.
+    sup_share: u16 = 512, "MPIB_SUP_SHARE", Whole::<u16>::new(0, 1024);
+    /// 1: whatever would be lost with a warning (a rail, GPUDirect) is a failure of init or connect instead.
+    strict: bool = false, "MPIB_STRICT", Flag;
+    /// Which network interfaces the control connections use. Goes before `NCCL_SOCKET_IFNAME`.
+    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;
+    /// As `MPIB_OOB_IF`. With neither set, every interface that is up may be used, loopback and bridges last.
+    socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL;
+    /// Address family of the control connections; unset: both.
+    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;
+    /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set.
+    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
+    /// Place in each port's GID table; -1: chosen per port (RoCE v2 before v1, IPv4 before IPv6, never link-local
+    /// where there is another).
+    gid_index: Option<u8> = None, "NCCL_IB_GID_INDEX", WholeOrAuto::new(0, 255);
+    /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
+    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31);
+    /// How often an unacknowledged packet is sent again.
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
+    /// Index into each port's P_Key table.
+    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
+    /// InfiniBand service level; -1: the communicator's traffic class, else 0.
+    sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::new(0, 15);
+    /// RoCE traffic class; -1: the communicator's, else 0.
+    tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::new(0, 255);
+    /// How long the handshake of a connection may take, in ms, and each of its steps.
+    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    /// How long the probe of each route may take, in ms.
+    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    /// Receives posted on a rail fall to this number before they are refilled.
+    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
+    /// Receives on a rail are refilled to this number.
+    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
+    /// Each n-th CTS write asks for a completion.
+    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+}
+
+impl Config {
+    /// From the process environment.
+    pub fn from_env() -> Result<Self> {
+        Self::read(|name| std::env::var_os(name))
+    }
+
+    /// The filter of control interfaces that counts, and the variable it came from.
+    pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
+        let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
+        own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
+    }
+
+    /// Settings that are good alone and bad together.
+    fn contradictions(&self) -> Vec<BadSetting> {
+        let mut bad = Vec::new();
+        let mut both =
+            |variable, found: String, expected: String| bad.push(BadSetting { variable, found, expected });
+        match (&self.hca_sout, &self.hca_sup) {
+            (Some(sout), None) => both(
+                "MPIB_HCA_SUP",
+                "(unset)".into(),
+                format!("an HCA, since MPIB_HCA_SOUT={sout}: set both or neither"),
+            ),
+            (None, Some(sup)) => both(
+                "MPIB_HCA_SOUT",
+                "(unset)".into(),
+                format!("an HCA, since MPIB_HCA_SUP={sup}: set both or neither"),
+            ),
+            (Some(sout), Some(sup)) if sout.same_port(sup) => {
+                both(
+                    "MPIB_HCA_SUP",
+                    format!("{:?}", sup.to_string()),
+                    format!("another HCA or port than MPIB_HCA_SOUT={sout}"),
+                );
+            }
+            _ => {}
+        }
+        if self.srq_low >= self.srq_high {
+            both(
+                "MPIB_SRQ_LOW",
+                format!("\"{}\"", self.srq_low),
+                format!("less than MPIB_SRQ_HIGH={}", self.srq_high),
+            );
+        }
+        bad
+    }
+}
+
+#[cfg(test)]
+#[path = "config/tests.rs"]
+mod tests;

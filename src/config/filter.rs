@@ -1,0 +1,268 @@
+//! Names and filters of devices and interfaces, in NCCL's notation.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::form::Described;
+
+/// A text that is not of the form; the caller says which form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotOfThisForm;
+
+/// An HCA, with a port where one is named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HcaName {
+    /// As `ibv_devices` lists it.
+    pub name: String,
+    /// From 1; `None` where the text names none.
+    pub port: Option<u8>,
+}
+
+impl HcaName {
+    /// Whether both mean the same port, or might: one without a port means the HCA's first active one.
+    pub fn same_port(&self, other: &Self) -> bool {
+        self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
+    }
+}
+
+impl Described for HcaName {
+    const EXPECTED: &'static str = "`name[:port]`, as ibv_devices lists it";
+}
+
+impl FromStr for HcaName {
+    type Err = NotOfThisForm;
+
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        let (name, port) = match text.split_once(':') {
+            None => (text, None),
+            Some((name, port)) => {
+                let digits = port.bytes().all(|b| b.is_ascii_digit());
+                let port = port.parse().ok().filter(|p| *p >= 1u8 && digits).ok_or(NotOfThisForm)?;
+                (name, Some(port))
+            }
+        };
+        Ok(Self { name: plain_name(name).filter(|n| !n.contains(':')).ok_or(NotOfThisForm)?.into(), port })
+    }
+}
+
+impl fmt::Display for HcaName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// A device or interface name that the kernel could give, without the filter's own signs.
+fn plain_name(text: &str) -> Option<&str> {
+    let good = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ',' | '^' | '=');
+    (!text.is_empty() && text.len() < 64 && text.chars().all(good)).then_some(text)
+}
+
+/// What both kinds of filter share: `[^][=]item,item…`
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Filter<T> {
+    exclude: bool,
+    exact: bool,
+    items: Vec<T>,
+}
+
+impl<T> Filter<T> {
+    fn parse(text: &str, item: impl Fn(&str) -> Option<T>) -> Result<Self, NotOfThisForm> {
+        let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let items = text.split(',').map(|t| item(t.trim())).collect::<Option<_>>().ok_or(NotOfThisForm)?;
+        Ok(Self { exclude, exact, items })
+    }
+
+    fn same(&self, pattern: &str, name: &str) -> bool {
+        if self.exact { pattern == name } else { name.starts_with(pattern) }
+    }
+
+    /// Place of the first item that `hit`s, 0 for what an excluding filter leaves; `None` for what is not meant.
+    fn rank(&self, hit: impl Fn(&T) -> bool) -> Option<usize> {
+        let found = self.items.iter().position(hit);
+        if self.exclude { found.is_none().then_some(0) } else { found }
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for Filter<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let signs = [if self.exclude { "^" } else { "" }, if self.exact { "=" } else { "" }];
+        let items: Vec<String> = self.items.iter().map(ToString::to_string).collect();
+        write!(f, "{}{}{}", signs[0], signs[1], items.join(","))
+    }
+}
+
+/// `NCCL_IB_HCA`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HcaFilter(Filter<HcaName>);
+
+impl HcaFilter {
+    /// Whether port `port` of HCA `name` is meant. An item without a port means all of them.
+    pub fn matches(&self, name: &str, port: u8) -> bool {
+        self.0.rank(|i| self.0.same(&i.name, name) && i.port.is_none_or(|p| p == port)).is_some()
+    }
+}
+
+impl Described for HcaFilter {
+    const EXPECTED: &'static str =
+        "`[^][=]name[:port],…` (^: all but these, =: whole names, else beginnings of names)";
+}
+
+impl FromStr for HcaFilter {
+    type Err = NotOfThisForm;
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        Filter::parse(text, |item| item.parse().ok()).map(Self)
+    }
+}
+
+impl fmt::Display for HcaFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// `NCCL_SOCKET_IFNAME`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameFilter(Filter<String>);
+
+impl NameFilter {
+    /// Whether interface `name` is meant, and how early: the place of the item that names it.
+    pub fn rank(&self, name: &str) -> Option<usize> {
+        self.0.rank(|i| self.0.same(i, name))
+    }
+}
+
+impl Described for NameFilter {
+    const EXPECTED: &'static str =
+        "`[^][=]interface,…` (^: all but these, =: whole names, else beginnings of names)";
+}
+
+impl FromStr for NameFilter {
+    type Err = NotOfThisForm;
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        Filter::parse(text, |item| plain_name(item).map(Into::into)).map(Self)
+    }
+}
+
+impl fmt::Display for NameFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// `NCCL_SOCKET_FAMILY`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `AF_INET`
+    V4,
+    /// `AF_INET6`
+    V6,
+}
+
+impl Described for Family {
+    const EXPECTED: &'static str = "AF_INET or AF_INET6";
+}
+
+impl FromStr for Family {
+    type Err = NotOfThisForm;
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        match text {
+            "AF_INET" => Ok(Self::V4),
+            "AF_INET6" => Ok(Self::V6),
+            _ => Err(NotOfThisForm),
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "AF_INET",
+            Self::V6 => "AF_INET6",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hca_filters_mean_what_nccl_means() {
+        let filter = |text: &str| text.parse::<HcaFilter>().unwrap();
+        // Filter, name, port, meant.
+        for (text, name, port, meant) in [
+            ("mlx5_1", "mlx5_1", 1, true),
+            ("mlx5_1", "mlx5_10", 1, true),
+            ("=mlx5_1", "mlx5_10", 1, false),
+            ("=mlx5_1", "mlx5_1", 2, true),
+            ("=mlx5_1:2", "mlx5_1", 1, false),
+            ("mlx5_0:1,mlx5_1:2", "mlx5_1", 2, true),
+            ("mlx5_0:1,mlx5_1:2", "mlx5_1", 1, false),
+            ("^mlx5_0", "mlx5_0", 1, false),
+            ("^mlx5_0", "rxe0", 1, true),
+            ("^=mlx5_1", "mlx5_10", 1, true),
+            ("^=mlx5_1:1", "mlx5_1", 2, true),
+            ("^=mlx5_1:1, rxe0", "rxe0", 3, false),
+        ] {
+            assert_eq!(filter(text).matches(name, port), meant, "{text} {name}:{port}");
+        }
+    }
+
+    #[test]
+    fn interface_filters_rank_by_the_order_of_their_items() {
+        let filter = |text: &str| text.parse::<NameFilter>().unwrap();
+        for (text, name, rank) in [
+            ("eth1,eth0", "eth0", Some(1)),
+            ("eth1,eth0", "eth1", Some(0)),
+            ("eth", "eth5", Some(0)),
+            ("eth", "ib0", None),
+            ("=eth", "eth5", None),
+            ("^docker,lo", "lo", None),
+            ("^docker,lo", "docker0", None),
+            ("^docker,lo", "eth0", Some(0)),
+            ("eth0:1", "eth0:1", Some(0)),
+        ] {
+            assert_eq!(filter(text).rank(name), rank, "{text} {name}");
+        }
+    }
+
+    #[test]
+    fn texts_come_back_as_written() {
+        for text in ["mlx5_0", "=mlx5_0:1,mlx5_1", "^=a:255", "^a,b"] {
+            assert_eq!(text.parse::<HcaFilter>().unwrap().to_string(), text);
+        }
+        for text in ["mlx5_0", "mlx5_0:2"] {
+            assert_eq!(text.parse::<HcaName>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_name_is_refused() {
+        for text in [
+            "", "a:", "a:0", "a:256", "a:+1", "a:x", ":1", "a:1:2", "a/b", "a b", "a\n", "é", "^a", "=a",
+            "a,b",
+        ] {
+            assert_eq!(text.parse::<HcaName>(), Err(NotOfThisForm), "{text:?}");
+        }
+        for text in ["", "^", "=", "^=", "a,", ",a", "a,,b", "=^a", "^^a", "a,^b", "a:0", "a:1:2"] {
+            assert_eq!(text.parse::<HcaFilter>(), Err(NotOfThisForm), "{text:?}");
+        }
+        for text in ["", "^", "a,,b", "a/b", "=^a"] {
+            assert_eq!(text.parse::<NameFilter>(), Err(NotOfThisForm), "{text:?}");
+        }
+        assert_eq!("x".repeat(64).parse::<HcaName>(), Err(NotOfThisForm));
+    }
+
+    #[test]
+    fn ports_that_may_be_the_same_are_the_same() {
+        let hca = |text: &str| text.parse::<HcaName>().unwrap();
+        assert!(
+            hca("a").same_port(&hca("a"))
+                && hca("a").same_port(&hca("a:2"))
+                && hca("a:2").same_port(&hca("a:2"))
+        );
+        assert!(!hca("a:1").same_port(&hca("a:2")) && !hca("a").same_port(&hca("b")));
+    }
+}

@@ -1,0 +1,173 @@
+//! Forms of values: what parses, what is expected in words, how a value is shown.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::marker::PhantomData;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::BadSetting;
+
+/// Most characters of a value that an error repeats.
+const SHOWN: usize = 120;
+
+/// The form of one setting.
+pub(super) trait Form {
+    /// What it gives.
+    type Value;
+    /// `None` for a text that is not of this form; `text` has no space around it and is not empty.
+    fn parse(&self, text: &str) -> Option<Self::Value>;
+    /// What may stand there.
+    fn expected(&self) -> String;
+    /// As it would be written.
+    fn show(&self, value: &Self::Value) -> String;
+}
+
+/// Judges the text of one variable.
+pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
+    let value = text.to_str().map(str::trim).filter(|t| !t.is_empty()).and_then(|t| form.parse(t));
+    value.ok_or_else(|| {
+        let mut found: String = text.to_string_lossy().chars().take(SHOWN).collect();
+        if found.len() < text.len() {
+            found.push('…');
+        }
+        BadSetting { variable, found: format!("{found:?}"), expected: form.expected() + ", or unset" }
+    })
+}
+
+/// One line of the manual.
+pub(super) fn row<F: Form>(variable: &str, form: &F, default: &F::Value, doc: &[&str]) -> String {
+    let doc: Vec<&str> = doc.iter().map(|d| d.trim()).collect();
+    let value = form.expected().replace('|', "\\|");
+    format!("| `{variable}` | {value} | {} | {} |\n", form.show(default), doc.join(" "))
+}
+
+/// 0 or 1.
+#[derive(Debug)]
+pub(super) struct Flag;
+
+impl Form for Flag {
+    type Value = bool;
+    fn parse(&self, text: &str) -> Option<bool> {
+        match text {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        }
+    }
+    fn expected(&self) -> String {
+        "0 or 1".into()
+    }
+    fn show(&self, value: &bool) -> String {
+        u8::from(*value).to_string()
+    }
+}
+
+/// Decimal, or hexadecimal behind `0x` as NCCL also reads it.
+fn number(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => (hex, 16),
+        None => (text, 10),
+    };
+    // `from_str_radix` alone would take a sign.
+    digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u64::from_str_radix(digits, radix).ok())?
+}
+
+/// A whole number within bounds.
+#[derive(Debug)]
+pub(super) struct Whole<T> {
+    low: T,
+    high: T,
+}
+
+impl<T> Whole<T> {
+    pub(super) const fn new(low: T, high: T) -> Self {
+        Self { low, high }
+    }
+}
+
+impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
+    type Value = T;
+    fn parse(&self, text: &str) -> Option<T> {
+        number(text).and_then(|n| T::try_from(n).ok()).filter(|n| (&self.low..=&self.high).contains(&n))
+    }
+    fn expected(&self) -> String {
+        format!("a whole number from {} to {}", self.low, self.high)
+    }
+    fn show(&self, value: &T) -> String {
+        value.to_string()
+    }
+}
+
+/// A small number, or -1 for "choose".
+#[derive(Debug)]
+pub(super) struct WholeOrAuto(Whole<u8>);
+
+impl WholeOrAuto {
+    pub(super) const fn new(low: u8, high: u8) -> Self {
+        Self(Whole::new(low, high))
+    }
+}
+
+impl Form for WholeOrAuto {
+    type Value = Option<u8>;
+    fn parse(&self, text: &str) -> Option<Option<u8>> {
+        if text == "-1" { Some(None) } else { self.0.parse(text).map(Some) }
+    }
+    fn expected(&self) -> String {
+        format!("-1 or {}", self.0.expected())
+    }
+    fn show(&self, value: &Option<u8>) -> String {
+        value.map_or("-1".into(), |n| n.to_string())
+    }
+}
+
+/// A time in milliseconds.
+#[derive(Debug)]
+pub(super) struct Millis(Whole<u64>);
+
+impl Millis {
+    pub(super) const fn new(low: u64, high: u64) -> Self {
+        Self(Whole::new(low, high))
+    }
+}
+
+impl Form for Millis {
+    type Value = Duration;
+    fn parse(&self, text: &str) -> Option<Duration> {
+        self.0.parse(text).map(Duration::from_millis)
+    }
+    fn expected(&self) -> String {
+        self.0.expected() + " (ms)"
+    }
+    fn show(&self, value: &Duration) -> String {
+        value.as_millis().to_string()
+    }
+}
+
+/// A type that parses itself.
+pub(super) trait Described: FromStr + Display {
+    /// What may stand there.
+    const EXPECTED: &'static str;
+}
+
+/// An optional value of a type that parses itself.
+#[derive(Debug)]
+pub(super) struct Parsed<T>(PhantomData<T>);
+
+impl<T> Parsed<T> {
+    pub(super) const OPTIONAL: Self = Self(PhantomData);
+}
+
+impl<T: Described> Form for Parsed<T> {
+    type Value = Option<T>;
+    fn parse(&self, text: &str) -> Option<Option<T>> {
+        text.parse().ok().map(Some)
+    }
+    fn expected(&self) -> String {
+        T::EXPECTED.into()
+    }
+    fn show(&self, value: &Option<T>) -> String {
+        value.as_ref().map_or("unset".into(), ToString::to_string)
+    }
+}
