@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_int};
 
-use crate::{Failure, HandleBuf, Logger, Profiler, ProfilerHandle, Tagged};
+use crate::{Failure, HandleBuf, Logger, Profiler, ProfilerHandle, Refusal, Tagged};
 
 /// Most receives that one `irecv` may group (`maxRecvs` may say less, never more).
 pub const MAX_RECVS: usize = 8;
@@ -220,6 +220,11 @@ pub trait NetPlugin: Sized + 'static {
 
     /// Called when a panic was caught at the border of `call`.
     fn panicked(call: &'static str);
+    /// Called when the adapters refused `call` before the implementation saw it. NCCL gets
+    /// [`Refusal::failure`]. Unless overridden this is one WARN line to the logger of the latest `init`.
+    fn refused(call: &'static str, why: &Refusal) {
+        crate::state::warn::<Self>(call, why);
+    }
 
     /// `init`. After a failure NCCL may still call `finalize`; the adapters absorb that.
     fn init(args: &Init) -> Result<Self::Context, Failure>;

@@ -3,7 +3,7 @@
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What a handle is. The numbers lie in memory as readable text.
+/// What a handle is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Context,
@@ -15,6 +15,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// The number in front of a value. It reads as text in a memory dump.
     pub(crate) const fn tag(self) -> u64 {
         u64::from_ne_bytes(match self {
             Self::Context => *b"net ctx ",
@@ -24,6 +25,18 @@ impl Kind {
             Self::Mr => *b"net mr  ",
             Self::Request => *b"net req ",
         })
+    }
+
+    /// The name in messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::Listen => "listenComm",
+            Self::Send => "sendComm",
+            Self::Recv => "recvComm",
+            Self::Mr => "mhandle",
+            Self::Request => "request",
+        }
     }
 }
 
@@ -41,7 +54,7 @@ pub struct Tagged<T> {
 }
 
 impl<T> Tagged<T> {
-    /// A request for a pool.
+    /// A request for a pool. It must stay where it is while NCCL holds it.
     pub const fn new(value: T) -> Self {
         Self::of(Kind::Request, value)
     }
@@ -50,14 +63,9 @@ impl<T> Tagged<T> {
         Self { tag: AtomicU64::new(kind.tag()), value }
     }
 
-    pub(crate) fn is(&self, kind: Kind) -> bool {
-        self.tag.load(Ordering::Relaxed) == kind.tag()
-    }
-
-    /// Marks the value as gone, so that a handle kept too long is likely caught.
+    /// Marks the value as gone, so that a handle kept too long is likely caught. Where the compiler drops this
+    /// store to memory that is freed next, the allocator's own bookkeeping does the same.
     pub(crate) fn retire(&self) {
-        // Atomic stores to memory that is freed next may in theory be dropped by the compiler; in practice
-        // none does, and the allocator's own bookkeeping overwrites the place as well.
         self.tag.store(GONE, Ordering::Release);
     }
 

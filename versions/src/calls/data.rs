@@ -1,0 +1,203 @@
+//! isend, irecv, iflush, test: the data path. Nothing here allocates or locks.
+
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::{ptr, slice};
+
+use nccl_net_abi as abi;
+
+use super::connection::{Receiver, Sender};
+use super::memory::Registration;
+use super::{Length, Out, buffer};
+use crate::guard::Outcome;
+use crate::handle;
+use crate::tagged::{Kind, Tagged};
+use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal};
+
+/// Bytes of a message: as many as `test` can tell.
+#[inline]
+fn message<S: Length>(size: S) -> Result<usize, Refusal> {
+    let bytes = size.bytes()?;
+    if c_int::try_from(bytes).is_err() { Err(Refusal::TooLarge(bytes)) } else { Ok(bytes) }
+}
+
+/// Receives in a group.
+#[inline]
+fn group(n: c_int) -> Result<usize, Refusal> {
+    usize::try_from(n).ok().filter(|n| (1..=MAX_RECVS).contains(n)).ok_or(Refusal::Group(n))
+}
+
+/// A request as C holds it.
+#[inline]
+fn raw<T>(request: &Tagged<T>) -> *mut c_void {
+    ptr::from_ref(request).cast_mut().cast()
+}
+
+/// # Safety
+/// `mhandle` is NULL, or a registration that is not closed during `'a`.
+#[inline]
+unsafe fn registration<'a, P: NetPlugin>(mhandle: *mut c_void) -> Result<Option<&'a P::Mr>, Refusal> {
+    if mhandle.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let mr: &Registration<P> = unsafe { handle::tagged(Kind::Mr, "mhandle", mhandle) }?;
+    Ok(Some(&mr.0))
+}
+
+/// An array that NCCL gives with a call.
+struct Array<T>(*const T);
+
+impl<T: Copy> Array<T> {
+    /// # Safety
+    /// `place` is NULL or leads to as many entries as are read, while this value lives.
+    #[inline]
+    unsafe fn new(what: &'static str, place: *const T) -> Result<Self, Refusal> {
+        if place.is_null() { Err(Refusal::Null(what)) } else { Ok(Self(place)) }
+    }
+
+    /// # Safety
+    /// There are more than `i` entries.
+    #[inline]
+    unsafe fn at(&self, i: usize) -> T {
+        // SAFETY: the caller's promise, and that of `new`.
+        unsafe { *self.0.add(i) }
+    }
+}
+
+impl Array<*mut c_void> {
+    /// An array of pointers that NCCL may leave out as a whole: all NULL then.
+    ///
+    /// # Safety
+    /// `place` is NULL or leads to more than `i` entries.
+    #[inline]
+    unsafe fn pointer(place: *const *mut c_void, i: usize) -> *mut c_void {
+        if place.is_null() {
+            return ptr::null_mut();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { *place.add(i) }
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
+    tag: c_int,
+    mhandle: *mut c_void,
+    phandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: NULL or writable.
+    let request = unsafe { Out::null("request", request) }?;
+    // SAFETY: the comm is not closed meanwhile.
+    let comm: &Sender<P> = unsafe { handle::tagged(Kind::Send, "sendComm", comm) }?;
+    // SAFETY: the registration is not closed meanwhile.
+    let mr = unsafe { registration::<P>(mhandle) }?;
+    let buffer = buffer(data, message(size)?)?;
+    if let Some(posted) = P::isend(&comm.0, buffer, tag, mr, ProfilerHandle::new(phandle))? {
+        request.put(raw(posted));
+    }
+    Ok(())
+}
+
+#[inline]
+#[expect(clippy::too_many_arguments, reason = "the interface's")]
+pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *const *mut c_void,
+    sizes: *const S,
+    tags: *const c_int,
+    mhandles: *const *mut c_void,
+    phandles: *const *mut c_void,
+    request: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: NULL or readable, where the version gives `*request` a meaning.
+    let entry = if S::RECV_HINT { unsafe { request.as_ref() }.map_or(0, |r| r.addr()) } else { 0 };
+    // SAFETY: NULL or writable.
+    let request = unsafe { Out::null("request", request) }?;
+    // SAFETY: the comm is not closed meanwhile.
+    let comm: &Receiver<P> = unsafe { handle::tagged(Kind::Recv, "recvComm", comm) }?;
+    let n = group(n)?;
+    // SAFETY: NULL or `n` entries, all three.
+    let (data, sizes, tags) =
+        unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?, Array::new("tags", tags)?) };
+
+    let mut buffers = [const { MaybeUninit::<RecvBuffer<'_, P>>::uninit() }; MAX_RECVS];
+    for (i, slot) in buffers.iter_mut().enumerate().take(n) {
+        // SAFETY: `i` is below `n`, which is the length of each array, and registrations are not closed meanwhile.
+        let one = unsafe {
+            RecvBuffer {
+                buffer: buffer(data.at(i), message(sizes.at(i))?)?,
+                tag: tags.at(i),
+                mr: registration::<P>(Array::pointer(mhandles, i))?,
+                profiler: ProfilerHandle::new(Array::pointer(phandles, i)),
+            }
+        };
+        slot.write(one);
+    }
+    // SAFETY: the first `n` were written above.
+    let buffers = unsafe { slice::from_raw_parts(buffers.as_ptr().cast::<RecvBuffer<'_, P>>(), n) };
+
+    let optional = entry == abi::NCCL_NET_OPTIONAL_RECV_COMPLETION;
+    if let Some(posted) = P::irecv(&comm.0, buffers, optional)? {
+        request.put(raw(posted));
+    }
+    Ok(())
+}
+
+#[inline]
+pub(crate) unsafe fn iflush<P: NetPlugin>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *const *mut c_void,
+    sizes: *const c_int,
+    mhandles: *const *mut c_void,
+    request: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: NULL or writable.
+    let request = unsafe { Out::null("request", request) }?;
+    // SAFETY: the comm is not closed meanwhile.
+    let comm: &Receiver<P> = unsafe { handle::tagged(Kind::Recv, "recvComm", comm) }?;
+    let n = group(n)?;
+    // SAFETY: NULL or `n` entries, both.
+    let (data, sizes) = unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?) };
+
+    let mut buffers = [(Buffer { addr: 0, len: 0 }, None); MAX_RECVS];
+    for (i, slot) in buffers.iter_mut().enumerate().take(n) {
+        // SAFETY: `i` is below `n`, which is the length of each array, and registrations are not closed meanwhile.
+        *slot = unsafe {
+            (buffer(data.at(i), sizes.at(i).bytes()?)?, registration::<P>(Array::pointer(mhandles, i))?)
+        };
+    }
+    if let Some(posted) = P::iflush(&comm.0, &buffers[..n])? {
+        request.put(raw(posted));
+    }
+    Ok(())
+}
+
+#[inline]
+pub(crate) unsafe fn test<P: NetPlugin>(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> Outcome {
+    // SAFETY: NULL or writable.
+    let done = unsafe { Out::holding("done", done, 0) }?;
+    // SAFETY: a request lives as long as its comm, which is not closed meanwhile.
+    let request: &P::Request = unsafe { handle::tagged(Kind::Request, "request", request) }?;
+    if let Some(finished) = P::test(request)? {
+        if !sizes.is_null() {
+            for (i, &bytes) in finished.as_slice().iter().enumerate() {
+                let bytes = c_int::try_from(bytes).map_err(|_| Refusal::TooLarge(bytes))?;
+                // SAFETY: NCCL has room for one size per receive of the group.
+                unsafe { sizes.add(i).write(bytes) };
+            }
+        }
+        done.put(1);
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! regMr, regMrDmaBuf, deregMr.
+
+use core::ffi::{c_int, c_void};
+
+use nccl_net_abi as abi;
+
+use super::connection::{Receiver, Sender};
+use super::{Length, Out, buffer};
+use crate::guard::Outcome;
+use crate::handle::{self, Held};
+use crate::tagged::Kind;
+use crate::{Buffer, DmaBuf, MemKind, NetPlugin, Refusal};
+
+/// A registration, as C holds it.
+#[repr(transparent)]
+pub(super) struct Registration<P: NetPlugin>(pub(super) P::Mr);
+
+impl<P: NetPlugin> Held for Registration<P> {
+    const KIND: Kind = Kind::Mr;
+}
+
+pub(crate) unsafe fn reg_mr<P: NetPlugin, S: Length>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
+    mem: c_int,
+    mhandle: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: NULL or writable.
+    let mhandle = unsafe { Out::null("mhandle", mhandle) }?;
+    let buffer = buffer(data, size.bytes()?)?;
+    // SAFETY: the comm is not closed meanwhile.
+    unsafe { register::<P>(comm, buffer, mem, None, &mhandle) }
+}
+
+pub(crate) unsafe fn reg_mr_dma_buf<P: NetPlugin>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    mem: c_int,
+    offset: u64,
+    fd: c_int,
+    mhandle: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: NULL or writable.
+    let mhandle = unsafe { Out::null("mhandle", mhandle) }?;
+    let buffer = buffer(data, size)?;
+    if fd < 0 {
+        return Err(Refusal::Negative { what: "fd", value: fd }.into());
+    }
+    // SAFETY: the comm is not closed meanwhile.
+    unsafe { register::<P>(comm, buffer, mem, Some(DmaBuf { offset, fd }), &mhandle) }
+}
+
+/// # Safety
+/// No other thread closes the comm.
+unsafe fn register<P: NetPlugin>(
+    comm: *mut c_void,
+    buffer: Buffer,
+    mem: c_int,
+    dmabuf: Option<DmaBuf>,
+    mhandle: &Out<*mut c_void>,
+) -> Outcome {
+    let mem = match mem {
+        abi::NCCL_PTR_HOST => MemKind::Host,
+        abi::NCCL_PTR_CUDA => MemKind::Cuda,
+        abi::NCCL_PTR_DMABUF => MemKind::DmaBuf,
+        other => return Err(Refusal::MemKind(other).into()),
+    };
+    let mr = match comm_kind::<P>(comm)? {
+        CommKind::Send => {
+            // SAFETY: the caller's promise.
+            let comm = unsafe { handle::borrow::<P, Sender<P>>("comm", comm) }?;
+            P::reg_mr_send(&comm.0, buffer, mem, dmabuf)?
+        }
+        CommKind::Recv => {
+            // SAFETY: the caller's promise.
+            let comm = unsafe { handle::borrow::<P, Receiver<P>>("comm", comm) }?;
+            P::reg_mr_recv(&comm.0, buffer, mem, dmabuf)?
+        }
+    };
+    mhandle.put(handle::give::<P, _>(Registration::<P>(mr)));
+    Ok(())
+}
+
+/// Which of the two a comm is.
+enum CommKind {
+    Send,
+    Recv,
+}
+
+fn comm_kind<P: NetPlugin>(comm: *mut c_void) -> Result<CommKind, Refusal> {
+    if comm.is_null() {
+        return Err(Refusal::Null("comm"));
+    }
+    match handle::kind::<P>(comm) {
+        Some(Kind::Send) => Ok(CommKind::Send),
+        Some(Kind::Recv) => Ok(CommKind::Recv),
+        _ => Err(Refusal::WrongHandle { what: "comm", expected: "sendComm or recvComm" }),
+    }
+}
+
+/// The comm need not be the one that registered: a global registration serves all comms of a device.
+pub(crate) unsafe fn dereg_mr<P: NetPlugin>(comm: *mut c_void, mhandle: *mut c_void) -> Outcome {
+    comm_kind::<P>(comm)?;
+    // SAFETY: no other call uses the registration.
+    P::dereg_mr(unsafe { handle::take::<P, Registration<P>>("mhandle", mhandle) }?.0)?;
+    Ok(())
+}
