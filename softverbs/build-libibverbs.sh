@@ -16,7 +16,8 @@ work=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 cargo build --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
-target=${CARGO_TARGET_DIR:-$here/../target}
+target=$(cargo metadata --quiet --manifest-path "$here/Cargo.toml" --no-deps --format-version 1 |
+    sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 case $profile in
     dev) archive=$target/debug/libsoftverbs.a ;;
     *) archive=$target/$profile/libsoftverbs.a ;;

@@ -125,7 +125,7 @@ fn from_text(text: Option<&str>) -> Result<Vec<DeviceSpec>, String> {
     let Some(text) = text else { return Ok(default_devices()) };
     DeviceSpec::parse_list(text).map_err(|e| {
         // Debug form: a line break in the value must not make two lines of one.
-        format!("{DEVICES_VAR}={text:?}: {e}; so there are no devices. Form: {}", parse::FORM)
+        format!("{DEVICES_VAR}={text:?}: {e}; there are no devices (expected form: {})", parse::FORM)
     })
 }
 

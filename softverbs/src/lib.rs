@@ -10,6 +10,7 @@ mod log;
 mod query;
 mod rates;
 mod strings;
+pub mod symbols;
 mod sysfs;
 mod unsupported;
 

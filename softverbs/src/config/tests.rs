@@ -41,7 +41,7 @@ fn a_bad_value_is_one_line_that_names_variable_text_and_form() {
     let text = "soft0:addr=10.0.0.1/24,rate=0\nGB";
     let line = line(text);
     assert!(line.starts_with(&format!("SOFTVERBS_DEVICES={text:?}: ")), "{line}");
-    assert!(line.ends_with(parse::FORM), "{line}");
+    assert!(line.ends_with(&format!("(expected form: {})", parse::FORM)), "{line}");
     assert!(line.contains("no devices"), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
 }
