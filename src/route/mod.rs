@@ -1,0 +1,276 @@
+//! Which rail of the connector talks to which rail of the acceptor, and why not.
+//!
+//! Both ends run [`pair`] on the same two lists and so come to the same routes without asking each other.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::proto::{Addr, GidKind, LinkLayer, RailInfo};
+
+/// A rail of the connector joined to one of the acceptor, as indices into their lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// Index into the connector's list.
+    pub connector: usize,
+    /// Index into the acceptor's list.
+    pub acceptor: usize,
+}
+
+/// The outcome for two lists.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pairing {
+    /// In order of the connector's rails; a rail is in one route at most.
+    pub routes: Vec<Route>,
+    /// Every pair that was looked at and not taken.
+    pub refused: Vec<Refused>,
+}
+
+/// A pair that is no route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Which pair.
+    pub route: Route,
+    /// In words.
+    pub why: String,
+}
+
+/// Joins rails: SOUT to SOUT and SUP to SUP where both ends have both, else those of a common subnet first,
+/// in order. Ends with unequal numbers of rails use as many as they can join.
+pub fn pair(connector: &[RailInfo], acceptor: &[RailInfo]) -> Pairing {
+    let by_role = has_roles(connector) && has_roles(acceptor);
+    let mut pairing = Pairing::default();
+    let mut possible = Vec::new();
+    for (c, ours) in connector.iter().enumerate() {
+        for (a, theirs) in acceptor.iter().enumerate() {
+            let route = Route { connector: c, acceptor: a };
+            match obstacle(ours, theirs, by_role) {
+                Some(why) => pairing.refused.push(Refused { route, why }),
+                None => possible.push((!one_subnet(ours, theirs), route)),
+            }
+        }
+    }
+    possible.sort_by_key(|(far, r)| (*far, r.connector, r.acceptor));
+    for (_, route) in possible {
+        let taken = |r: &Route| r.connector == route.connector || r.acceptor == route.acceptor;
+        if let Some(other) = pairing.routes.iter().find(|r| taken(r)) {
+            let (c, a) = (&connector[other.connector], &acceptor[other.acceptor]);
+            let why = format!("{} is joined to {}, which fits as well or better", c.name, a.name);
+            pairing.refused.push(Refused { route, why });
+        } else {
+            pairing.routes.push(route);
+        }
+    }
+    pairing.routes.sort_by_key(|r| r.connector);
+    pairing
+}
+
+/// Whether the list is SOUT and SUP.
+fn has_roles(rails: &[RailInfo]) -> bool {
+    [0, 1].iter().all(|role| rails.iter().any(|r| r.role == *role))
+}
+
+/// Why two rails cannot be joined.
+fn obstacle(a: &RailInfo, b: &RailInfo, by_role: bool) -> Option<String> {
+    if a.link_layer != b.link_layer {
+        return Some(format!("{} is {:?}, {} is {:?}", a.name, a.link_layer, b.name, b.link_layer));
+    }
+    if by_role && a.role != b.role {
+        return Some(format!("{} is {}, {} is {}", a.name, role(a.role), b.name, role(b.role)));
+    }
+    if a.link_layer == LinkLayer::InfiniBand {
+        return None;
+    }
+    if a.gid_kind != b.gid_kind && a.gid_kind != GidKind::Ib && b.gid_kind != GidKind::Ib {
+        return Some(format!("{} speaks {:?}, {} speaks {:?}", a.name, a.gid_kind, b.name, b.gid_kind));
+    }
+    let (ours, theirs) = (addr(a), addr(b));
+    if ours.is_ipv4() != theirs.is_ipv4() {
+        return Some(format!("{} has {ours}, {} has {theirs}: not of one family", a.name, b.name));
+    }
+    None
+}
+
+/// Whether both are on one link or subnet, as far as they tell.
+fn one_subnet(a: &RailInfo, b: &RailInfo) -> bool {
+    if a.link_layer == LinkLayer::InfiniBand {
+        // The subnet's prefix is the first half of the GID.
+        return a.gid[..8] == b.gid[..8];
+    }
+    let near = |x: &RailInfo, y: &RailInfo| {
+        x.prefix_len > 0 && Addr::new(addr(x), x.prefix_len).is_some_and(|net| net.same_subnet(addr(y)))
+    };
+    near(a, b) && near(b, a)
+}
+
+/// The IP address in a RoCE GID.
+fn addr(rail: &RailInfo) -> IpAddr {
+    let v6 = Ipv6Addr::from(rail.gid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// What operators call rail `index` of a fused device.
+fn role(index: u8) -> &'static str {
+    match index {
+        0 => "SOUT",
+        1 => "SUP",
+        _ => "a further rail",
+    }
+}
+
+impl Pairing {
+    /// Rails that have no route, of either end, each with the reasons of its pairs.
+    pub fn left_out(&self, connector: &[RailInfo], acceptor: &[RailInfo]) -> Vec<String> {
+        let reasons = |mine: &dyn Fn(&Route) -> bool| {
+            let mut why: Vec<_> = self.refused.iter().filter(|r| mine(&r.route)).map(|r| r.why.as_str()).collect();
+            why.dedup();
+            if why.is_empty() { "the other end has no rail for it".to_owned() } else { why.join("; ") }
+        };
+        let mut lost = Vec::new();
+        for (i, rail) in connector.iter().enumerate() {
+            if !self.routes.iter().any(|r| r.connector == i) {
+                lost.push(format!("the connector's {}: {}", rail.name, reasons(&|r| r.connector == i)));
+            }
+        }
+        for (i, rail) in acceptor.iter().enumerate() {
+            if !self.routes.iter().any(|r| r.acceptor == i) {
+                lost.push(format!("the acceptor's {}: {}", rail.name, reasons(&|r| r.acceptor == i)));
+            }
+        }
+        lost
+    }
+}
+
+/// Every pair and why it is none, for the error that no route exists.
+impl fmt::Display for Pairing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.refused.is_empty() {
+            return f.write_str("an end has no rail to offer");
+        }
+        for (i, refused) in self.refused.iter().enumerate() {
+            let Route { connector, acceptor } = refused.route;
+            let sep = if i == 0 { "" } else { "; " };
+            write!(f, "{sep}rail {connector} to rail {acceptor}: {}", refused.why)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Mtu;
+    use proptest::prelude::*;
+
+    fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
+        let gid = match ip.parse::<IpAddr>().unwrap() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        RailInfo {
+            name: name.into(),
+            port: 1,
+            link_layer: LinkLayer::Ethernet,
+            mtu: Mtu::B4096,
+            lid: 0,
+            gid,
+            gid_index: 0,
+            gid_kind: GidKind::RoceV2,
+            prefix_len,
+            speed_mbps: 100_000,
+            role,
+        }
+    }
+
+    fn ib(name: &str, role: u8) -> RailInfo {
+        let base = roce(name, "fe80::1", 0, role);
+        RailInfo { link_layer: LinkLayer::InfiniBand, gid_kind: GidKind::Ib, lid: 7, ..base }
+    }
+
+    fn routes(c: &[RailInfo], a: &[RailInfo]) -> Vec<(usize, usize)> {
+        pair(c, a).routes.iter().map(|r| (r.connector, r.acceptor)).collect()
+    }
+
+    #[test]
+    fn roles_win_over_subnets() {
+        let ours = [roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.1.1", 24, 1)];
+        let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 0), (1, 1)]);
+    }
+
+    #[test]
+    fn a_single_rail_meets_the_one_in_its_subnet() {
+        let ours = [roce("a", "10.0.1.1", 24, 0)];
+        let theirs = [roce("c", "10.0.0.2", 24, 0), roce("d", "10.0.1.2", 24, 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 1)]);
+        assert_eq!(routes(&theirs, &ours), [(1, 0)]);
+        let lost = pair(&ours, &theirs).left_out(&ours, &theirs);
+        assert_eq!(lost.len(), 1);
+        assert!(lost[0].contains("the acceptor's c"), "{lost:?}");
+    }
+
+    #[test]
+    fn a_prefix_that_one_end_sees_wider_is_no_common_subnet() {
+        let ours = [roce("a", "10.0.0.1", 16, 0)];
+        let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 1)]);
+    }
+
+    #[test]
+    fn link_layers_do_not_mix() {
+        let ours = [ib("a", 0), roce("b", "10.0.0.1", 24, 1)];
+        let theirs = [ib("c", 0), ib("d", 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 0)]);
+        let none = pair(&ours[1..], &theirs);
+        assert!(none.routes.is_empty());
+        let table = none.to_string();
+        assert!(table.contains("rail 0 to rail 0: b is Ethernet, c is InfiniBand"), "{table}");
+        assert!(table.contains("rail 0 to rail 1"), "{table}");
+    }
+
+    #[test]
+    fn roce_versions_and_families_do_not_mix() {
+        let ours = [roce("a", "10.0.0.1", 24, 0)];
+        let v1 = [RailInfo { gid_kind: GidKind::RoceV1, ..roce("c", "10.0.0.2", 24, 0) }];
+        assert!(pair(&ours, &v1).refused[0].why.contains("RoceV1"));
+        let v6 = [roce("c", "2001:db8::2", 64, 0)];
+        assert!(pair(&ours, &v6).refused[0].why.contains("family"));
+    }
+
+    #[test]
+    fn no_rails_is_said() {
+        assert!(pair(&[], &[]).to_string().contains("no rail to offer"));
+    }
+
+    fn any_rail() -> impl Strategy<Value = RailInfo> {
+        (0u8..3, 0u8..3, any::<bool>(), any::<bool>(), 0u8..2).prop_map(|(net, host, is_ib, v6, role)| {
+            let ip = if v6 { format!("2001:db8:{net}::{host}") } else { format!("10.0.{net}.{}", host + 1) };
+            let rail = roce("r", &ip, if v6 { 48 } else { 24 }, role);
+            if is_ib { RailInfo { role, ..ib("i", role) } } else { rail }
+        })
+    }
+
+    proptest! {
+        /// Whoever connects, each rail is used once, no pair that could be joined is left over, and every
+        /// other pair has its reason.
+        #[test]
+        fn routes_are_a_maximal_matching(
+            c in prop::collection::vec(any_rail(), 0..=4),
+            a in prop::collection::vec(any_rail(), 0..=4),
+        ) {
+            let p = pair(&c, &a);
+            for (i, r) in p.routes.iter().enumerate() {
+                for s in &p.routes[i + 1..] {
+                    prop_assert!(r.connector < s.connector && r.acceptor != s.acceptor);
+                }
+            }
+            prop_assert_eq!(p.routes.len() + p.refused.len(), c.len() * a.len());
+            let by_role = has_roles(&c) && has_roles(&a);
+            for x in 0..c.len() {
+                for y in 0..a.len() {
+                    let free = !p.routes.iter().any(|r| r.connector == x || r.acceptor == y);
+                    prop_assert!(!free || obstacle(&c[x], &a[y], by_role).is_some());
+                }
+            }
+        }
+    }
+}
