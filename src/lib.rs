@@ -6,4 +6,5 @@ pub mod device;
 pub mod error;
 #[forbid(unsafe_code)]
 pub mod proto;
+pub mod route;
 pub mod verbs;

@@ -1,6 +1,7 @@
 //! Which entry of a port's GID table a connection uses.
 
-use crate::verbs::{Gid, GidKind, LinkLayer};
+use crate::proto::{GidKind, LinkLayer};
+use crate::verbs::Gid;
 
 /// Chooses among `gids`, the used entries of a port. `wanted` is the user's `NCCL_IB_GID_INDEX`; without it an
 /// InfiniBand port uses entry 0, and a RoCE port the first entry of the best class: v2 with an IPv4 address,
@@ -30,9 +31,9 @@ fn class(gid: &Gid) -> u8 {
     match (gid.is_link_local(), gid.kind) {
         (false, GidKind::RoceV2) if v4 => 0,
         (false, GidKind::RoceV2) => 1,
-        (false, GidKind::RoceV1 | GidKind::Plain) => 2,
+        (false, GidKind::RoceV1 | GidKind::Ib) => 2,
         (true, GidKind::RoceV2) => 3,
-        (true, GidKind::RoceV1 | GidKind::Plain) => 4,
+        (true, GidKind::RoceV1 | GidKind::Ib) => 4,
     }
 }
 
@@ -59,7 +60,7 @@ mod tests {
         entries.iter().enumerate().map(gid).collect()
     }
 
-    use GidKind::{Plain, RoceV1, RoceV2};
+    use GidKind::{Ib, RoceV1, RoceV2};
 
     #[test]
     fn classes_in_order() {
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn infiniband_uses_entry_0() {
-        let gids = table(&[("fe80::2:c903:1", Plain), ("fe80::2:c903:2", Plain)]);
+        let gids = table(&[("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)]);
         assert_eq!(choose(&gids, LinkLayer::InfiniBand, None).unwrap().index, 0);
         assert!(choose(&[], LinkLayer::InfiniBand, None).is_err());
         assert!(choose(&[], LinkLayer::Ethernet, None).unwrap_err().contains("empty"));

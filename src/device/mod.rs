@@ -3,28 +3,15 @@
 //! Devices are opened once per process and kept across `finalize` and the next `init`: NCCL keeps their
 //! names, and a plugin that is closed and opened again finds them as they were.
 
-mod filter;
 mod gid;
 mod plan;
 
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::verbs::{self, Context, DeviceLimits, Fault, Gid, LinkLayer, Pd, Port};
-
-pub use filter::Place;
-pub use plan::Selection;
-
-/// Why there are no devices.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// A verbs call failed.
-    #[error(transparent)]
-    Verbs(#[from] Fault),
-    /// What the user asked for cannot be had.
-    #[error("{0}")]
-    Selection(String),
-}
+use crate::config::Config;
+use crate::error::Result;
+use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -45,8 +32,6 @@ pub struct Device {
     pub pci_path: Option<&'static CStr>,
     /// Its ports: rail 0, rail 1.
     pub rails: Vec<Arc<Nic>>,
-    /// What `NCCL_IB_HCA` says of its place.
-    pub place: Place,
 }
 
 impl Nic {
@@ -109,24 +94,24 @@ fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port,
 }
 
 /// The process's devices, opened by the first call that succeeds.
-pub fn open(selection: &Selection) -> Result<&'static [Device], DeviceError> {
+pub fn open(config: &Config) -> Result<&'static [Device]> {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     static OPENING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(devices) = DEVICES.get() {
         return Ok(devices);
     }
-    let devices = enumerate(selection)?;
+    let devices = enumerate(config)?;
     Ok(DEVICES.get_or_init(|| devices))
 }
 
-fn enumerate(selection: &Selection) -> Result<Vec<Device>, DeviceError> {
+fn enumerate(config: &Config) -> Result<Vec<Device>> {
     let mut found = Vec::new();
     let mut ports = Vec::new();
     for context in verbs::open_all()? {
         let limits = context.limits()?;
         for number in 1..=limits.ports {
-            let port = usable(&context, number, selection.gid_index);
+            let port = usable(&context, number, config.gid_index);
             found.push(plan::Found {
                 hca: context.name().to_owned(),
                 port: number,
@@ -135,7 +120,7 @@ fn enumerate(selection: &Selection) -> Result<Vec<Device>, DeviceError> {
             ports.push((Arc::clone(&context), limits, port.ok()));
         }
     }
-    let plans = selection.plan(&found).map_err(DeviceError::Selection)?;
+    let plans = plan::plan(config, &found)?;
     let mut devices = Vec::with_capacity(plans.len());
     for plan in plans {
         let mut rails = Vec::with_capacity(plan.rails.len());
@@ -146,11 +131,11 @@ fn enumerate(selection: &Selection) -> Result<Vec<Device>, DeviceError> {
                 pd: Arc::new(Pd::new(context)?),
                 limits: *limits,
                 port: *port,
-                gid_index: selection.gid_index,
+                gid_index: config.gid_index,
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);
-        devices.push(Device { name: leak(plan.name), pci_path, rails, place: plan.place });
+        devices.push(Device { name: leak(plan.name), pci_path, rails });
     }
     Ok(devices)
 }
@@ -158,12 +143,4 @@ fn enumerate(selection: &Selection) -> Result<Vec<Device>, DeviceError> {
 /// NCCL keeps the string for as long as the process lives.
 fn leak(text: String) -> &'static CStr {
     Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str())
-}
-
-/// `InfiniBand` or `RoCE`, for messages.
-pub fn link_name(link: LinkLayer) -> &'static str {
-    match link {
-        LinkLayer::InfiniBand => "InfiniBand",
-        LinkLayer::Ethernet => "RoCE",
-    }
 }

@@ -1,19 +1,9 @@
 //! From the ports that exist to the devices that NCCL sees. Pure: no verbs.
 
-use super::filter::{HcaFilter, Place};
+use std::io;
 
-/// What the user says about devices.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Selection {
-    /// `MPIB_HCA_SOUT`: `name` or `name:port`.
-    pub sout: Option<String>,
-    /// `MPIB_HCA_SUP`, likewise.
-    pub sup: Option<String>,
-    /// `NCCL_IB_HCA`, for the general profile.
-    pub hca: String,
-    /// `NCCL_IB_GID_INDEX`, where it is not left to us.
-    pub gid_index: Option<u8>,
-}
+use crate::config::{Config, HcaName};
+use crate::error::{Error, Result};
 
 /// One port of one device, as found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,96 +23,68 @@ pub(super) struct Plan {
     pub name: String,
     /// Indices of its ports in what was found: SOUT and SUP, or one.
     pub rails: Vec<usize>,
-    /// What `NCCL_IB_HCA` says of its place.
-    pub place: Place,
 }
 
-const NOWHERE: Place = Place { rail: -1, plane: -1 };
-
-impl Selection {
-    /// The devices, or a sentence that says why there are none.
-    pub(super) fn plan(&self, found: &[Found]) -> Result<Vec<Plan>, String> {
-        let plans = match (&self.sout, &self.sup) {
-            (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
-            (None, None) => self.one_per_port(found)?,
-            (Some(_), None) => return Err(half("MPIB_HCA_SOUT", "MPIB_HCA_SUP", found)),
-            (None, Some(_)) => return Err(half("MPIB_HCA_SUP", "MPIB_HCA_SOUT", found)),
+/// The devices that `config` asks for.
+pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
+    let plans = match (&config.hca_sout, &config.hca_sup) {
+        (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
+        // One set without the other was refused with the settings.
+        _ => one_per_port(config, found),
+    };
+    if plans.is_empty() {
+        let filter = match &config.ib_hca {
+            Some(filter) => format!(" that NCCL_IB_HCA={filter} lets through"),
+            None => String::new(),
         };
-        if plans.is_empty() {
-            let filter = if self.hca.is_empty() {
-                String::new()
-            } else {
-                format!(" that NCCL_IB_HCA={:?} lets through", self.hca)
-            };
-            return Err(format!("no usable RDMA port{filter}; this host has {}", list(found)));
-        }
-        Ok(plans)
+        let what = format!("no usable RDMA port{filter}; this host has {}", list(found));
+        return Err(Error::io(what, io::Error::from_raw_os_error(libc::ENODEV)));
     }
-
-    fn one_per_port(&self, found: &[Found]) -> Result<Vec<Plan>, String> {
-        let filter = HcaFilter::parse(&self.hca)?;
-        let usable: Vec<(usize, Place)> = found
-            .iter()
-            .enumerate()
-            .filter(|(_, f)| f.trouble.is_none())
-            .filter_map(|(i, f)| Some((i, filter.place(&f.hca, f.port)?)))
-            .collect();
-        let several = |hca: &str| usable.iter().filter(|(i, _)| found[*i].hca == hca).count() > 1;
-        let plan = |(i, place): (usize, Place)| {
-            let Found { hca, port, .. } = &found[i];
-            let name = if several(hca) { format!("{hca}:{port}") } else { hca.clone() };
-            Plan { name, rails: vec![i], place }
-        };
-        Ok(usable.iter().copied().map(plan).collect())
-    }
+    Ok(plans)
 }
 
-fn half(set: &str, unset: &str, found: &[Found]) -> String {
-    format!("{set} is set and {unset} is not: set both, or neither; this host has {}", list(found))
+fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
+    let lets = |f: &Found| config.ib_hca.as_ref().is_none_or(|filter| filter.matches(&f.hca, f.port));
+    let usable: Vec<usize> =
+        (0..found.len()).filter(|i| found[*i].trouble.is_none() && lets(&found[*i])).collect();
+    let several = |hca: &str| usable.iter().filter(|i| found[**i].hca == hca).count() > 1;
+    let plan = |i: usize| {
+        let Found { hca, port, .. } = &found[i];
+        let name = if several(hca) { format!("{hca}:{port}") } else { hca.clone() };
+        Plan { name, rails: vec![i] }
+    };
+    usable.iter().copied().map(plan).collect()
 }
 
-fn fused(sout: &str, sup: &str, found: &[Found]) -> Result<Plan, String> {
+fn fused(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
     let a = find("MPIB_HCA_SOUT", sout, found)?;
     let b = find("MPIB_HCA_SUP", sup, found)?;
     if a == b {
-        return Err(format!(
-            "MPIB_HCA_SOUT={sout} and MPIB_HCA_SUP={sup} are the same port: the two rails must differ; this host has {}",
-            list(found)
-        ));
+        let expected =
+            format!("another HCA or port than MPIB_HCA_SOUT={sout}; this host has {}", list(found));
+        return Err(Error::config("MPIB_HCA_SUP", format!("\"{sup}\""), expected));
     }
-    let name = |i: usize| {
-        if found[a].hca == found[b].hca {
-            format!("{}:{}", found[i].hca, found[i].port)
-        } else {
-            found[i].hca.clone()
-        }
-    };
-    Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b], place: NOWHERE })
+    let one = found[a].hca == found[b].hca;
+    let name =
+        |i: usize| if one { format!("{}:{}", found[i].hca, found[i].port) } else { found[i].hca.clone() };
+    Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b] })
 }
 
-/// The port that `text` names: the one it says, or the first usable one of the device.
-fn find(variable: &str, text: &str, found: &[Found]) -> Result<usize, String> {
-    let (name, port) = match text.split_once(':') {
-        Some((name, port)) => {
-            let port = port
-                .parse::<u8>()
-                .map_err(|_| format!("{variable}={text}: {port:?} is not a port number"))?;
-            (name, Some(port))
-        }
-        None => (text, None),
-    };
-    let mut of_name = found.iter().enumerate().filter(|(_, f)| f.hca == name).peekable();
-    if of_name.peek().is_none() {
-        return Err(format!("{variable}={text}: there is no device {name:?}; this host has {}", list(found)));
+/// The port that `wanted` names: the one it says, or the first usable one of the HCA.
+fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usize> {
+    let refuse = |expected: String| Err(Error::config(variable, format!("\"{wanted}\""), expected));
+    let mut named = found.iter().enumerate().filter(|(_, f)| f.hca == wanted.name).peekable();
+    if named.peek().is_none() {
+        return refuse(format!("an HCA of this host, which has {}", list(found)));
     }
-    let mut of_port = of_name.filter(|(_, f)| port.is_none_or(|p| p == f.port)).peekable();
-    let Some((_, first)) = of_port.peek() else {
-        return Err(format!("{variable}={text}: {name} has no such port; this host has {}", list(found)));
-    };
-    let trouble = first.trouble.clone().unwrap_or_default();
-    of_port.find(|(_, f)| f.trouble.is_none()).map(|(i, _)| i).ok_or_else(|| {
-        format!("{variable}={text}: the port cannot be used: {trouble}; this host has {}", list(found))
-    })
+    let mut ports = named.filter(|(_, f)| wanted.port.is_none_or(|p| p == f.port)).peekable();
+    if ports.peek().is_none() {
+        return refuse(format!("a port of that HCA; this host has {}", list(found)));
+    }
+    match ports.find(|(_, f)| f.trouble.is_none()) {
+        Some((i, _)) => Ok(i),
+        None => refuse(format!("a port that can be used; this host has {}", list(found))),
+    }
 }
 
 /// What exists, for a message.
@@ -140,6 +102,7 @@ fn list(found: &[Found]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nccl_net_versions::Failure;
 
     fn host(ports: &[(&str, u8, bool)]) -> Vec<Found> {
         let found = |&(hca, port, up): &(&str, u8, bool)| Found {
@@ -150,34 +113,36 @@ mod tests {
         ports.iter().map(found).collect()
     }
 
-    fn mpib(sout: Option<&str>, sup: Option<&str>) -> Selection {
-        Selection { sout: sout.map(str::to_owned), sup: sup.map(str::to_owned), ..Selection::default() }
+    fn config(vars: &[(&str, &str)]) -> Config {
+        Config::read(|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into())).unwrap()
+    }
+
+    fn mpib(sout: &str, sup: &str) -> Config {
+        config(&[("MPIB_HCA_SOUT", sout), ("MPIB_HCA_SUP", sup)])
     }
 
     #[test]
     fn two_rails_become_one_device() {
         let found = host(&[("a", 1, true), ("b", 1, false), ("b", 2, true)]);
-        let plans = mpib(Some("b"), Some("a")).plan(&found).unwrap();
-        assert_eq!(plans, [Plan { name: "b+a".into(), rails: vec![2, 0], place: NOWHERE }]);
-        let plans = mpib(Some("b:2"), Some("a:1")).plan(&found).unwrap();
-        assert_eq!(plans[0].rails, [2, 0]);
+        let plans = plan(&mpib("b", "a"), &found).unwrap();
+        assert_eq!(plans, [Plan { name: "b+a".into(), rails: vec![2, 0] }]);
+        assert_eq!(plan(&mpib("b:2", "a:1"), &found).unwrap()[0].rails, [2, 0]);
+        let two_ports = host(&[("a", 1, true), ("a", 2, true)]);
+        assert_eq!(plan(&mpib("a:2", "a:1"), &two_ports).unwrap()[0].name, "a:2+a:1");
     }
 
     #[test]
-    fn what_is_wrong_with_the_two_names_is_said_with_what_exists() {
+    fn a_name_that_does_not_fit_is_told_with_what_exists() {
         let found = host(&[("a", 1, true), ("b", 1, false)]);
         for (sout, sup, said) in [
-            (Some("a"), None, "MPIB_HCA_SUP is not"),
-            (None, Some("a"), "MPIB_HCA_SOUT is not"),
-            (Some("a"), Some("a"), "same port"),
-            (Some("a"), Some("x"), "MPIB_HCA_SUP=x: there is no device"),
-            (Some("a"), Some("b"), "down"),
-            (Some("a:3"), Some("b"), "MPIB_HCA_SOUT=a:3: a has no such port"),
-            (Some("a:y"), Some("b"), "not a port number"),
+            ("a", "x", "MPIB_HCA_SUP=\"x\": expected an HCA of this host"),
+            ("a", "b", "MPIB_HCA_SUP=\"b\": expected a port that can be used"),
+            ("a:3", "b", "MPIB_HCA_SOUT=\"a:3\": expected a port of that HCA"),
         ] {
-            let text = mpib(sout, sup).plan(&found).unwrap_err();
-            assert!(text.contains(said), "{text}");
-            assert!(said == "not a port number" || text.contains("this host has a:1, b:1 (down)"), "{text}");
+            let e = plan(&mpib(sout, sup), &found).unwrap_err();
+            let text = e.to_string();
+            assert!(text.contains(said) && text.contains("a:1, b:1 (down)"), "{text}");
+            assert_eq!(e.failure(), Failure::InvalidUsage);
         }
     }
 
@@ -187,22 +152,22 @@ mod tests {
         ports.push(("m3".into(), 2));
         let found: Vec<Found> =
             ports.iter().map(|(h, p)| Found { hca: h.clone(), port: *p, trouble: None }).collect();
-        let plans = Selection::default().plan(&found).unwrap();
+        let plans = plan(&Config::default(), &found).unwrap();
         let names: std::collections::HashSet<_> = plans.iter().map(|p| p.name.clone()).collect();
         assert_eq!((plans.len(), names.len()), (21, 21));
         assert!(names.contains("m0") && names.contains("m3:1") && names.contains("m3:2"));
-        let only = Selection { hca: "=m3:2".into(), ..Selection::default() }.plan(&found).unwrap();
+        let only = plan(&config(&[("NCCL_IB_HCA", "=m3:2")]), &found).unwrap();
         assert_eq!((only.len(), only[0].name.as_str()), (1, "m3"));
     }
 
     #[test]
     fn nothing_usable_is_an_error_that_lists_what_is_there() {
-        let text = Selection::default().plan(&[]).unwrap_err();
-        assert!(text.contains("no RDMA device"), "{text}");
-        let text = Selection::default().plan(&host(&[("a", 1, false)])).unwrap_err();
-        assert!(text.contains("a:1 (down)"), "{text}");
-        let filtered = Selection { hca: "mlx".into(), ..Selection::default() };
-        let text = filtered.plan(&host(&[("a", 1, true)])).unwrap_err();
-        assert!(text.contains("NCCL_IB_HCA=\"mlx\"") && text.contains("a:1"), "{text}");
+        let e = plan(&Config::default(), &[]).unwrap_err();
+        assert!(e.to_string().contains("this host has no RDMA device"), "{e}");
+        assert_eq!(e.failure(), Failure::System);
+        let e = plan(&Config::default(), &host(&[("a", 1, false)])).unwrap_err();
+        assert!(e.to_string().contains("a:1 (down)"), "{e}");
+        let e = plan(&config(&[("NCCL_IB_HCA", "mlx")]), &host(&[("a", 1, true)])).unwrap_err();
+        assert!(e.to_string().contains("NCCL_IB_HCA=mlx") && e.to_string().contains("a:1"), "{e}");
     }
 }

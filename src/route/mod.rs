@@ -121,7 +121,8 @@ impl Pairing {
     /// Rails that have no route, of either end, each with the reasons of its pairs.
     pub fn left_out(&self, connector: &[RailInfo], acceptor: &[RailInfo]) -> Vec<String> {
         let reasons = |mine: &dyn Fn(&Route) -> bool| {
-            let mut why: Vec<_> = self.refused.iter().filter(|r| mine(&r.route)).map(|r| r.why.as_str()).collect();
+            let mut why: Vec<_> =
+                self.refused.iter().filter(|r| mine(&r.route)).map(|r| r.why.as_str()).collect();
             why.dedup();
             if why.is_empty() { "the other end has no rail for it".to_owned() } else { why.join("; ") }
         };

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use rdma_sys as sys;
 
-use super::{Fault, gone, non_null, shim, zero};
+use crate::error::{Error, Result};
+use crate::proto::{GidKind, LinkLayer};
+
+use super::{gone, non_null, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -42,15 +45,6 @@ pub struct DeviceLimits {
     pub max_mr_size: u64,
 }
 
-/// What carries a port's packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkLayer {
-    /// Addressed by LIDs.
-    InfiniBand,
-    /// RoCE: addressed by GIDs only.
-    Ethernet,
-}
-
 /// A port's state.
 #[derive(Debug, Clone, Copy)]
 pub struct Port {
@@ -58,7 +52,7 @@ pub struct Port {
     pub number: u8,
     /// Whether it is `IBV_PORT_ACTIVE`.
     pub active: bool,
-    /// See [`LinkLayer`].
+    /// What carries its packets.
     pub link: LinkLayer,
     /// Lanes times lane speed, in Mb/s.
     pub speed: u32,
@@ -72,17 +66,6 @@ pub struct Port {
     pub max_message: u32,
 }
 
-/// What a GID is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GidKind {
-    /// InfiniBand, or RoCE of a version nobody told.
-    Plain,
-    /// RoCE over Ethernet frames.
-    RoceV1,
-    /// RoCE over UDP.
-    RoceV2,
-}
-
 /// An entry of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
@@ -90,7 +73,7 @@ pub struct Gid {
     pub index: u8,
     /// The 16 bytes.
     pub raw: [u8; 16],
-    /// See [`GidKind`].
+    /// What it is; [`GidKind::Ib`] also where nobody told the version of RoCE.
     pub kind: GidKind,
 }
 
@@ -117,7 +100,7 @@ impl Gid {
 
 /// Opens every device that can be opened. A device that cannot is skipped with a warning; the error is that
 /// there is no list at all.
-pub fn open_all() -> Result<Vec<Arc<Context>>, Fault> {
+pub fn open_all() -> Result<Vec<Arc<Context>>> {
     let mut count = 0;
     // SAFETY: a writable count.
     let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
@@ -126,7 +109,7 @@ pub fn open_all() -> Result<Vec<Arc<Context>>, Fault> {
         let source = io::Error::last_os_error();
         return match source.raw_os_error() {
             Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Vec::new()),
-            _ => Err(Fault { call: "ibv_get_device_list", on: "this host".into(), source }),
+            _ => Err(Error::verbs("ibv_get_device_list", source, "")),
         };
     };
     let mut contexts = Vec::new();
@@ -135,7 +118,7 @@ pub fn open_all() -> Result<Vec<Arc<Context>>, Fault> {
         let device = unsafe { *list.as_ptr().add(i) };
         match Context::open(device) {
             Ok(context) => contexts.push(Arc::new(context)),
-            Err(fault) => tracing::warn!("{fault}; the device is left out"),
+            Err(e) => tracing::warn!(target: "net", "{e}; the device is left out"),
         }
     }
     // SAFETY: the list from above; open contexts outlive it (man ibv_get_device_list).
@@ -145,7 +128,7 @@ pub fn open_all() -> Result<Vec<Arc<Context>>, Fault> {
 
 impl Context {
     /// `ibv_open_device`; `device` is in a list that is not yet freed.
-    fn open(device: *mut sys::ibv_device) -> Result<Self, Fault> {
+    fn open(device: *mut sys::ibv_device) -> Result<Self> {
         // SAFETY: an entry of a live list; the library NUL-terminates its names.
         let text = |p: *const std::ffi::c_char| unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned();
         // SAFETY: as above; `name` is an array in the struct.
@@ -153,11 +136,11 @@ impl Context {
         // SAFETY: as above.
         let sysfs = text(unsafe { (*device).ibdev_path.as_ptr() });
         // SAFETY: as above.
-        let raw = non_null("ibv_open_device", &name, unsafe { sys::ibv_open_device(device) })?;
+        let raw = non_null("ibv_open_device", || name.clone(), unsafe { sys::ibv_open_device(device) })?;
         let context = Self { raw, name, sysfs };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
-            return Err(Fault { call: "fcntl(async_fd, O_NONBLOCK)", on: context.name.clone(), source });
+            return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
         }
         Ok(context)
     }
@@ -174,11 +157,11 @@ impl Context {
     }
 
     /// `ibv_query_device`
-    pub fn limits(&self) -> Result<DeviceLimits, Fault> {
+    pub fn limits(&self) -> Result<DeviceLimits> {
         let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: open context, writable struct.
         let rc = unsafe { sys::ibv_query_device(self.raw.as_ptr(), attr.as_mut_ptr()) };
-        zero("ibv_query_device", &self.name, rc)?;
+        zero("ibv_query_device", rc, || self.name.clone())?;
         // SAFETY: zeroed, then written; integers only.
         let attr = unsafe { attr.assume_init() };
         let count = |n: i32| u32::try_from(n).unwrap_or(0);
@@ -195,29 +178,21 @@ impl Context {
     }
 
     /// `ibv_query_port`
-    pub fn port(&self, number: u8) -> Result<Port, Fault> {
+    pub fn port(&self, number: u8) -> Result<Port> {
         // SAFETY: open context.
         let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
-        let attr = match attr {
-            Ok(attr) => attr,
-            Err(rc) => {
-                let on = format!("{} port {number}", self.name);
-                return Err(
-                    zero("ibv_query_port", &on, rc).expect_err("a failed call has a code other than 0")
-                );
-            }
-        };
+        let fault = |source| Error::verbs("ibv_query_port", source, format!("{} port {number}", self.name));
+        let attr = attr.map_err(|rc| {
+            fault(if rc < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc) })
+        })?;
         let link = match attr.link_layer {
             shim::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
             // Unspecified (0) is what libraries from before RoCE say of InfiniBand.
             0 | shim::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
             other => {
-                let source = io::Error::other(format!("link layer {other}, neither InfiniBand nor Ethernet"));
-                return Err(Fault {
-                    call: "ibv_query_port",
-                    on: format!("{} port {number}", self.name),
-                    source,
-                });
+                return Err(fault(io::Error::other(format!(
+                    "link layer {other}, neither InfiniBand nor Ethernet"
+                ))));
             }
         };
         Ok(Port {
@@ -238,7 +213,7 @@ impl Context {
         let (raw, kind) =
             unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port, index.into()) }.ok()?;
         let kind = match kind {
-            shim::GidType::Plain => GidKind::Plain,
+            shim::GidType::Plain => GidKind::Ib,
             shim::GidType::RoceV1 => GidKind::RoceV1,
             shim::GidType::RoceV2 => GidKind::RoceV2,
         };

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use rdma_sys as sys;
 
-use super::{Context, Fault, gone, non_null};
+use crate::error::{Error, Result};
+
+use super::{Context, gone, non_null};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -77,22 +79,22 @@ const BATCH: usize = 16;
 
 impl Cq {
     /// `ibv_create_cq` for `entries`.
-    pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self, Fault> {
+    pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
         let n = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: open context; no channel, no cookie, vector 0.
         let raw = unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
-        let raw = non_null("ibv_create_cq", format!("{} for {n} entries", context.name()), raw)?;
+        let raw = non_null("ibv_create_cq", || format!("{} for {n} entries", context.name()), raw)?;
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
     /// Hands up to sixteen completions to `take`; gives how many. Allocates nothing.
-    pub fn poll(&self, mut take: impl FnMut(Completion)) -> Result<usize, Fault> {
+    pub fn poll(&self, mut take: impl FnMut(Completion)) -> Result<usize> {
         let mut room = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; BATCH];
         // SAFETY: the CQ is alive, and `room` has space for BATCH entries.
         let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, room.as_mut_ptr().cast()) };
         let Ok(n) = usize::try_from(n) else {
             let source = std::io::Error::from_raw_os_error(n.saturating_abs());
-            return Err(Fault { call: "ibv_poll_cq", on: self.context.name().to_owned(), source });
+            return Err(Error::verbs("ibv_poll_cq", source, self.context.name()));
         };
         for wc in &room[..n.min(BATCH)] {
             // SAFETY: the provider wrote the first `n` entries.

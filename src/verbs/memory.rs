@@ -8,7 +8,9 @@ use std::sync::atomic::AtomicU64;
 
 use rdma_sys as sys;
 
-use super::{Context, Fault, gone, non_null, shim};
+use crate::error::{Error, Result};
+
+use super::{Context, gone, non_null, shim};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -24,10 +26,13 @@ unsafe impl Sync for Pd {}
 
 impl Pd {
     /// `ibv_alloc_pd`
-    pub fn new(context: &Arc<Context>) -> Result<Self, Fault> {
+    pub fn new(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: the context is open while we hold it.
         let raw = unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
-        Ok(Self { raw: non_null("ibv_alloc_pd", context.name(), raw)?, context: Arc::clone(context) })
+        Ok(Self {
+            raw: non_null("ibv_alloc_pd", || context.name().to_owned(), raw)?,
+            context: Arc::clone(context),
+        })
     }
 
     /// The device that it belongs to.
@@ -63,16 +68,18 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     /// `ibv_reg_mr` of `len` bytes at `addr`; `relaxed` asks for relaxed PCIe ordering where the library can.
-    pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, relaxed: bool) -> Result<Self, Fault> {
+    pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, relaxed: bool) -> Result<Self> {
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         // SAFETY: the PD is live while we hold it.
         let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, access, relaxed) };
-        let raw = NonNull::new(raw).ok_or_else(|| Fault {
-            call,
-            source: io::Error::last_os_error(),
-            on: format!("{} for {len} bytes at {addr:#x}", pd.context.name()),
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            Error::verbs(
+                call,
+                io::Error::last_os_error(),
+                format!("{} for {len} bytes at {addr:#x}", pd.context.name()),
+            )
         })?;
         // SAFETY: just made.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
@@ -153,11 +160,9 @@ impl Drop for Memory {
 
 impl Region {
     /// `words` zeroed 64-bit words, registered in each of `pds`.
-    pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self, Fault> {
-        let memory = Memory::new(words).ok_or_else(|| Fault {
-            call: "alloc",
-            on: format!("{words} words of control memory"),
-            source: io::Error::from_raw_os_error(libc::ENOMEM),
+    pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
+        let memory = Memory::new(words).ok_or_else(|| {
+            Error::io(format!("{words} words of control memory"), io::Error::from_raw_os_error(libc::ENOMEM))
         })?;
         let addr = memory.start.as_ptr().addr();
         // Control memory is polled: its order on the bus must hold, so never relaxed.

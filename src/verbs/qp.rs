@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use rdma_sys as sys;
 
-use super::{Chain, Cq, Fault, Pd, Srq, gone, non_null, zero};
+use crate::error::Result;
+
+use super::{Chain, Cq, Pd, Srq, gone, non_null, zero};
 
 /// Created, not yet told its peer.
 #[derive(Debug)]
@@ -92,12 +94,7 @@ impl Drop for Raw {
 
 impl Qp<Fresh> {
     /// `ibv_create_qp`. Without an SRQ it cannot take immediates.
-    pub fn new(
-        pd: &Arc<Pd>,
-        cq: &Arc<Cq>,
-        srq: Option<&Arc<Srq>>,
-        options: QpOptions,
-    ) -> Result<Self, Fault> {
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, srq: Option<&Arc<Srq>>, options: QpOptions) -> Result<Self> {
         // SAFETY: all-zero is a valid struct: integers and null pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         init.send_cq = cq.as_ptr();
@@ -120,7 +117,7 @@ impl Qp<Fresh> {
             qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
         }
         let on = || format!("{} with {} send requests", pd.context().name(), options.send_depth);
-        let qp = non_null("ibv_create_qp", on(), qp)?;
+        let qp = non_null("ibv_create_qp", on, qp)?;
         let raw = Raw { qp, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
         // SAFETY: just made.
         let number = unsafe { qp.as_ref().qp_num };
@@ -134,7 +131,7 @@ impl Qp<Fresh> {
     }
 
     /// INIT, RTR and RTS in one move; on failure the queue pair is gone.
-    pub fn connect(self, path: &Path, timing: Timing) -> Result<Qp<Ready>, Fault> {
+    pub fn connect(self, path: &Path, timing: Timing) -> Result<Qp<Ready>> {
         use sys::ibv_qp_attr_mask as mask;
         // SAFETY: all-zero is a valid struct of integers.
         let zeroed = || -> sys::ibv_qp_attr { unsafe { std::mem::zeroed() } };
@@ -146,7 +143,7 @@ impl Qp<Fresh> {
         init.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         let what =
             mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
-        self.modify("ibv_modify_qp(INIT)", &mut init, what.0, path)?;
+        self.modify("INIT", &mut init, what.0, path)?;
 
         let mut rtr = zeroed();
         rtr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
@@ -172,7 +169,7 @@ impl Qp<Fresh> {
             | mask::IBV_QP_RQ_PSN
             | mask::IBV_QP_MAX_DEST_RD_ATOMIC
             | mask::IBV_QP_MIN_RNR_TIMER;
-        self.modify("ibv_modify_qp(RTR)", &mut rtr, what.0, path)?;
+        self.modify("RTR", &mut rtr, what.0, path)?;
 
         let mut rts = zeroed();
         rts.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
@@ -187,30 +184,23 @@ impl Qp<Fresh> {
             | mask::IBV_QP_RNR_RETRY
             | mask::IBV_QP_SQ_PSN
             | mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("ibv_modify_qp(RTS)", &mut rts, what.0, path)?;
+        self.modify("RTS", &mut rts, what.0, path)?;
         let Self { raw, number, send_depth, inline, .. } = self;
         Ok(Qp { raw, number, send_depth, inline, state: PhantomData })
     }
 
-    fn modify(
-        &self,
-        call: &'static str,
-        attr: &mut sys::ibv_qp_attr,
-        mask: u32,
-        path: &Path,
-    ) -> Result<(), Fault> {
+    fn modify(&self, state: &'static str, attr: &mut sys::ibv_qp_attr, mask: u32, path: &Path) -> Result<()> {
         // SAFETY: live QP, filled struct.
         let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
-        zero(call, "", rc).map_err(|fault| Fault {
-            on: format!(
-                "{} port {}, GID index {}, QP {:#x}, towards QP {:#x}",
-                self.raw.cq.context().name(),
-                path.port,
-                path.gid_index,
-                self.number,
-                path.qpn
-            ),
-            ..fault
+        zero("ibv_modify_qp", rc, || {
+            let device = self.raw.cq.context().name();
+            let to = path
+                .gid
+                .map_or_else(|| format!("LID {}", path.lid), |gid| std::net::Ipv6Addr::from(gid).to_string());
+            format!(
+                "to {state}, {device} port {} GID index {} QP {}, towards {to} QP {}",
+                path.port, path.gid_index, self.number, path.qpn
+            )
         })
     }
 }
@@ -234,7 +224,7 @@ impl<S> Qp<S> {
 
 impl Qp<Ready> {
     /// Posts the chain in one `ibv_post_send`, that is one doorbell, and empties it.
-    pub fn post(&self, chain: &mut Chain) -> Result<(), Fault> {
+    pub fn post(&self, chain: &mut Chain) -> Result<()> {
         let first = chain.link();
         if first.is_null() {
             return Ok(());
@@ -244,6 +234,6 @@ impl Qp<Ready> {
         // checked by the device, inline memory was vouched for by whoever pushed it.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
-        zero("ibv_post_send", self.raw.cq.context().name(), rc)
+        zero("ibv_post_send", rc, || self.raw.cq.context().name().to_owned())
     }
 }

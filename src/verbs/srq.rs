@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use rdma_sys as sys;
 
-use super::{Fault, Pd, gone, non_null, zero};
+use crate::error::Result;
+
+use super::{Pd, gone, non_null, zero};
 
 /// A shared receive queue, and a chain of blank receives to fill it with.
 pub struct Srq {
@@ -32,12 +34,13 @@ impl std::fmt::Debug for Srq {
 
 impl Srq {
     /// `ibv_create_srq` for `depth` receives, at least 1.
-    pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self, Fault> {
+    pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: live PD, filled struct.
         let raw = unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) };
-        let raw = non_null("ibv_create_srq", format!("{} for {depth} receives", pd.context().name()), raw)?;
+        let raw =
+            non_null("ibv_create_srq", || format!("{} for {depth} receives", pd.context().name()), raw)?;
         let mut blanks: Box<[sys::ibv_recv_wr]> = (0..depth)
             .map(|_| sys::ibv_recv_wr {
                 wr_id: 0,
@@ -60,7 +63,7 @@ impl Srq {
     }
 
     /// Posts `n` receives, at most [`depth`](Self::depth), in one call.
-    pub fn post(&self, n: usize) -> Result<(), Fault> {
+    pub fn post(&self, n: usize) -> Result<()> {
         let n = n.min(self.blanks.len());
         if n == 0 {
             return Ok(());
@@ -69,7 +72,7 @@ impl Srq {
         let mut bad = ptr::null_mut();
         // SAFETY: live SRQ; a chain of `n` receives that the provider reads and does not write.
         let rc = unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, &raw mut bad) };
-        zero("ibv_post_srq_recv", self.pd.context().name(), rc)
+        zero("ibv_post_srq_recv", rc, || self.pd.context().name().to_owned())
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_srq {
