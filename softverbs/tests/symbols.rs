@@ -68,13 +68,7 @@ fn what_rdma_cores_other_libraries_want_is_there() {
             continue;
         }
         seen += 1;
-        let listed = listed();
-        let wanted = elf::dynamic(&path).imports;
-        let missing: Vec<_> = wanted
-            .iter()
-            .filter(|w| w.version.starts_with("IBVERBS_"))
-            .filter(|w| !listed.iter().any(|l| (&l.name, &l.version) == (&w.name, &w.version)))
-            .collect();
+        let missing = elf::unserved(&path);
         assert!(missing.is_empty(), "{name} wants {missing:?}");
     }
     assert!(

@@ -32,6 +32,13 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn names_may_have_every_plain_character() {
+    for name in ["a", "mlx5_0.vf-1", "0", &"n".repeat(63)] {
+        assert_eq!(good(&format!("{name}:addr=10.0.0.1/24"))[0].name, name);
+    }
+}
+
+#[test]
 fn latency_has_a_long_name_too() {
     assert_eq!(good("a:addr=10.0.0.1/24,latency=3us")[0].latency_ns, 3000);
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, Sym, VersionTable};
 use object::{Endianness, read};
+use softverbs::symbols::symbols;
 
 type Header = FileHeader64<Endianness>;
 
@@ -39,6 +40,16 @@ pub(crate) struct Dynamic {
 pub(crate) fn dynamic(path: &Path) -> Dynamic {
     let data = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     read_dynamic(&data).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// What a library or program wants of libibverbs and would not find in the stand-in, so that it would not load.
+/// A want without a version is served by any.
+pub(crate) fn unserved(path: &Path) -> Vec<Versioned> {
+    let verbs = |s: &Versioned| s.version.starts_with("IBVERBS_") || s.name.starts_with("ibv_");
+    let serves = |s: &Versioned| {
+        symbols().any(|ours| ours.name == s.name && (s.version.is_empty() || ours.version == s.version))
+    };
+    dynamic(path).imports.into_iter().filter(|s| verbs(s) && !serves(s)).collect()
 }
 
 fn read_dynamic(data: &[u8]) -> read::Result<Dynamic> {
