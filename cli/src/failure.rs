@@ -1,0 +1,111 @@
+//! What can go wrong, in words, and the exit code of each kind.
+
+use std::{fmt, process::ExitCode};
+
+use serde::{Deserialize, Serialize};
+
+/// The kinds, each with its own exit code, so that a script can tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// The tool itself failed: no memory, no socket, no process.
+    Tool,
+    /// The options make no sense together, or with this plugin.
+    Usage,
+    /// The plugin cannot be loaded or lacks what was asked for.
+    Load,
+    /// A call of the plugin returned an error.
+    Call,
+    /// Data or a size arrived wrong.
+    Data,
+    /// Nothing happened for too long, or a call did not return.
+    Timeout,
+    /// A worker process died.
+    Died,
+    /// The other end failed, or the connection to it was lost.
+    Peer,
+}
+
+impl Kind {
+    /// The process's exit code.
+    pub(crate) const fn exit_code(self) -> u8 {
+        match self {
+            Self::Tool => 1,
+            Self::Usage => 2,
+            Self::Load => 3,
+            Self::Call => 4,
+            Self::Data => 5,
+            Self::Timeout => 6,
+            Self::Died => 7,
+            Self::Peer => 8,
+        }
+    }
+
+    /// Where several ends fail for one cause, the lowest rank is the cause.
+    pub(crate) const fn rank(self) -> u8 {
+        match self {
+            Self::Died => 0,
+            Self::Data => 1,
+            Self::Usage | Self::Load => 2,
+            Self::Call => 3,
+            Self::Timeout => 4,
+            Self::Tool => 5,
+            Self::Peer => 6,
+        }
+    }
+}
+
+/// The table for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0  everything asked for was measured, and every checked byte was right
+  1  the tool itself failed (memory, sockets, processes)
+  2  options that make no sense, alone or with this plugin
+  3  the plugin cannot be loaded or lacks the table
+  4  a call of the plugin returned an error
+  5  wrong data or a wrong size arrived
+  6  nothing completed for --timeout seconds, or a call did not return
+  7  a worker process died (signal or exit status in the message)
+  8  the other end failed, or the connection to it was lost";
+
+/// A failure with its sentence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
+    pub(crate) message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Failure {
+    /// A failure of this kind.
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// The same with who or what it happened to in front.
+    pub(crate) fn at(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.kind.exit_code())
+    }
+}
+
+/// For I/O of the tool's own: adds what was being done.
+pub(crate) trait Context<T> {
+    /// A [`Kind::Tool`] failure that says `what` could not be done.
+    fn tool(self, what: impl fmt::Display) -> Result<T, Failure>;
+}
+
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn tool(self, what: impl fmt::Display) -> Result<T, Failure> {
+        self.map_err(|e| Failure::new(Kind::Tool, format!("cannot {what}: {e}")))
+    }
+}

@@ -1,0 +1,221 @@
+//! The options of `mpib perf`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::sizes::{Sizes, bytes};
+use crate::failure::{EXIT_CODES, Failure, Kind};
+use crate::plugin::MAX_GROUP;
+
+/// Where `--listen` listens and `--connect` connects, unless told.
+pub(crate) const PORT: u16 = 18518;
+
+/// Moves data through any NCCL network plugin, between two processes or two machines, and checks every byte.
+///
+/// The plugin is called through its C table as NCCL's core calls it, on host memory. Without --listen or --connect both
+/// ends are processes that this command starts and stops.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct PerfArgs {
+    /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+
+    /// Tables to drive, as v8 or 8, several with commas, or all [default: the newest that the plugin exports]
+    #[arg(long, value_name = "VERSIONS", value_parser = parse_abi, default_value = "newest")]
+    pub(crate) abi: Abi,
+
+    /// Message sizes in bytes: a list (8,4K,1M), a range (8..64M), or both. K, M and G are powers of 1024
+    #[arg(long, value_name = "SIZES", default_value = "8..64M")]
+    pub(crate) sizes: Sizes,
+
+    /// Factor between the sizes of a range
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) factor: u32,
+
+    /// Measure about this long for each size, filling and checking included
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    pub(crate) time: Duration,
+
+    /// Measure exactly this many messages for each size, instead of --time
+    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+
+    /// Groups in flight. NCCL keeps 8; a plugin must take 32, and 8 where its table is v6
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub(crate) depth: u32,
+
+    /// Receives in each irecv, at most the plugin's maxRecvs
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=MAX_GROUP as i64))]
+    pub(crate) receives: u32,
+
+    /// Both ends send and receive at the same time
+    #[arg(long)]
+    pub(crate) bidirectional: bool,
+
+    /// Device index, at both ends
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) device: i32,
+
+    /// Device index of the other end, where it is another (not with --listen or --connect: say it there)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..),
+          conflicts_with_all = ["listen", "connect"])]
+    pub(crate) peer_device: Option<i32>,
+
+    /// Do not check what arrives (sizes are still checked)
+    #[arg(long)]
+    pub(crate) no_check: bool,
+
+    /// Most memory for messages at each end; fewer are in flight where they would not fit. One always is
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
+    pub(crate) memory: usize,
+
+    /// Give up when nothing completes for this long
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+
+    /// Serve one run of another machine's --connect, then end
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "connect")]
+    pub(crate) listen: Option<String>,
+
+    /// Run against the machine where --listen waits. This end decides everything but the plugin's path and the device
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) connect: Option<String>,
+
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Show the plugin's log lines of level INFO too (WARN lines are always shown)
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
+/// Which tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Abi {
+    Newest,
+    All,
+    These(Vec<u32>),
+}
+
+fn parse_abi(text: &str) -> Result<Abi, String> {
+    match text {
+        "newest" => return Ok(Abi::Newest),
+        "all" => return Ok(Abi::All),
+        _ => {}
+    }
+    let mut versions = Vec::new();
+    for word in text.split(',').map(str::trim) {
+        let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| (6..=12).contains(v));
+        versions
+            .push(number.ok_or_else(|| {
+                format!("{word:?}: expected v6 to v12, several with commas, all or newest")
+            })?);
+    }
+    Ok(Abi::These(versions))
+}
+
+impl Abi {
+    /// The versions to run, in order, given what is exported (newest first).
+    pub(crate) fn choose(&self, exported: &[u32], whose: &str) -> Result<Vec<u32>, Failure> {
+        match self {
+            Self::Newest => Ok(exported.iter().copied().take(1).collect()),
+            Self::All => Ok(exported.to_vec()),
+            Self::These(wanted) => match wanted.iter().find(|v| !exported.contains(v)) {
+                None => Ok(wanted.clone()),
+                Some(missing) => {
+                    let found: Vec<_> = exported.iter().map(|v| format!("v{v}")).collect();
+                    let message = format!("{whose} exports no table v{missing}; found {}", found.join(", "));
+                    Err(Failure::new(Kind::Load, message))
+                }
+            },
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    if !(0.001..=86_400.0).contains(&number) {
+        return Err(format!("{text} is out of range; expected 0.001 to 86400 seconds"));
+    }
+    Duration::try_from_secs_f64(number).map_err(|e| e.to_string())
+}
+
+/// What both ends must do alike.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) time: Duration,
+    pub(crate) iterations: Option<u64>,
+    pub(crate) depth: usize,
+    pub(crate) receives: usize,
+    pub(crate) bidirectional: bool,
+    pub(crate) check: bool,
+    pub(crate) memory: usize,
+    pub(crate) timeout: Duration,
+}
+
+impl PerfArgs {
+    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+        Ok(Plan {
+            sizes: self.sizes.expand(self.factor)?,
+            time: self.time,
+            iterations: self.iterations,
+            depth: self.depth as usize,
+            receives: self.receives as usize,
+            bidirectional: self.bidirectional,
+            check: !self.no_check,
+            memory: self.memory,
+            timeout: self.timeout,
+        })
+    }
+}
+
+impl Plan {
+    /// A plan may come from another machine: the same bounds as for the options.
+    pub(crate) fn validate(self) -> Result<Self, Failure> {
+        let bad =
+            |what: String| Err(Failure::new(Kind::Usage, format!("the plan from the other end: {what}")));
+        if self.sizes.is_empty() || self.sizes.len() > super::sizes::MOST_SIZES {
+            return bad(format!("{} sizes, expected 1 to {}", self.sizes.len(), super::sizes::MOST_SIZES));
+        }
+        if let Some(size) = self.sizes.iter().find(|s| **s > super::sizes::LARGEST) {
+            return bad(format!("size {size}, expected at most {}", super::sizes::LARGEST));
+        }
+        if !(1..=32).contains(&self.depth) || !(1..=MAX_GROUP).contains(&self.receives) {
+            return bad(format!(
+                "depth {} (1 to 32), receives {} (1 to {MAX_GROUP})",
+                self.depth, self.receives
+            ));
+        }
+        if self.memory > super::sizes::MOST_MEMORY || self.iterations == Some(0) {
+            return bad(format!("memory {}, iterations {:?}", self.memory, self.iterations));
+        }
+        let day = Duration::from_secs(86_400);
+        if self.time > day || self.timeout > day || self.timeout.is_zero() {
+            return bad(format!("time {:?}, timeout {:?}", self.time, self.timeout));
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_chosen_from_what_is_exported() {
+        let exported = [11, 8, 6];
+        let choose = |text: &str| parse_abi(text).unwrap().choose(&exported, "the plugin");
+        assert_eq!(choose("newest"), Ok(vec![11]));
+        assert_eq!(choose("all"), Ok(vec![11, 8, 6]));
+        assert_eq!(choose("6,v8"), Ok(vec![6, 8]));
+        let failure = choose("v9").unwrap_err();
+        assert_eq!(failure.message, "the plugin exports no table v9; found v11, v8, v6");
+        assert!(parse_abi("v5").unwrap_err().contains("expected v6 to v12"));
+    }
+}

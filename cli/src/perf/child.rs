@@ -1,0 +1,135 @@
+//! Starts worker processes, and makes sure that none outlives this one.
+
+use std::{
+    env, io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::Sender,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    control::Channel,
+    worker::{COMMAND, Event, Job},
+};
+use crate::failure::{Context, Failure};
+use crate::plugin::watch::{Call, Watch};
+
+/// A worker that was started. Dropping it kills it.
+pub(super) struct Worker {
+    child: Child,
+    pub(super) watch: Watch,
+    /// The worker's counter when it last moved, and when that was.
+    seen: (u64, Instant),
+}
+
+impl Worker {
+    /// Starts a worker on a connection to its peer. What it tells comes through `events` with `index`; `None` when it
+    /// will tell no more.
+    pub(super) fn start(
+        index: usize,
+        job: &Job,
+        peer: OwnedFd,
+        events: Sender<(usize, Option<Event>)>,
+    ) -> Result<Self, Failure> {
+        let (ours, theirs) = Channel::pair().tool("make a socket pair")?;
+        let mut control = Channel::new(ours, "the worker")?;
+        let watch = Watch::new()?;
+        let child = spawn(&theirs, &peer, watch.fd()).tool("start a worker process")?;
+        drop((theirs, peer)); // else the worker's end would never be seen to close
+        let worker = Self { child, watch, seen: (0, Instant::now()) };
+        control.send(job)?;
+        thread::spawn(move || {
+            // A worker that died in the middle of a message is as silent as one that closed.
+            while let Ok(Some(event)) = control.next::<Event>(None, || Ok(())) {
+                if events.send((index, Some(event))).is_err() {
+                    return;
+                }
+            }
+            // The receiver is gone only when the run is over.
+            let _ = events.send((index, None));
+        });
+        Ok(worker)
+    }
+
+    /// The exit status, once there is one.
+    pub(super) fn exited(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        self.child.try_wait().tool("wait for a worker process")
+    }
+
+    pub(super) fn kill(&mut self) {
+        // Both fail only where the process has been waited for already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The call that the worker has been in, without a sign of life, and for how long.
+    pub(super) fn stuck(&mut self) -> (Call, Duration) {
+        let (call, beat) = self.watch.read();
+        if beat != self.seen.0 {
+            self.seen = (beat, Instant::now());
+        }
+        (call, self.seen.1.elapsed())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn spawn(control: &OwnedFd, peer: &OwnedFd, watch: &OwnedFd) -> io::Result<Child> {
+    let fds = [control.as_raw_fd(), peer.as_raw_fd(), watch.as_raw_fd()];
+    let parent = std::process::id();
+    let mut command = Command::new(env::current_exe()?);
+    command.arg(COMMAND);
+    for (name, fd) in ["--control", "--peer", "--watch"].iter().zip(fds) {
+        command.arg(name).arg(fd.to_string());
+    }
+    // What a plugin prints must not get into the table or the JSON.
+    command.stdin(Stdio::null()).stdout(io::stderr());
+    // SAFETY: between fork and exec only async-signal-safe calls are made: fcntl, prctl, getppid. No memory is
+    // allocated; the error values hold numbers.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in fds {
+                if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the signal was asked for.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        })
+    };
+    command.spawn()
+}
+
+/// How a process ended, in words.
+pub(super) fn ending(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else {
+        return format!("exited with status {}", status.code().unwrap_or(-1));
+    };
+    let name = match signal {
+        libc::SIGABRT => " (SIGABRT: abort or a failed assertion)",
+        libc::SIGBUS => " (SIGBUS: a mapped file or memory was cut off)",
+        libc::SIGFPE => " (SIGFPE: a division by zero)",
+        libc::SIGILL => " (SIGILL: an instruction this processor does not have)",
+        libc::SIGKILL => " (SIGKILL: by hand, or for lack of memory; see dmesg)",
+        libc::SIGSEGV => " (SIGSEGV: a bad memory access)",
+        libc::SIGTERM => " (SIGTERM)",
+        _ => "",
+    };
+    let core = if status.core_dumped() { ", core dumped" } else { "" };
+    format!("died of signal {signal}{name}{core}")
+}

@@ -1,0 +1,244 @@
+//! One direction of a connection at one end, polled: sends or receives of one round, and what is outstanding.
+
+use std::{collections::VecDeque, fmt, time::Instant};
+
+use hdrhistogram::Histogram;
+
+use super::{pattern, region::Region, sizes::human};
+use crate::failure::{Failure, Kind};
+use crate::plugin::{Comm, MAX_GROUP, Mr, Net, Recv, Request};
+
+/// Tags of a group are consecutive from here.
+const FIRST_TAG: i32 = 0x6d70;
+
+/// A comm with its registered memory.
+pub(super) struct End {
+    pub(super) comm: Comm,
+    pub(super) mr: Mr,
+    pub(super) region: Region,
+}
+
+/// A stretch of messages: `groups` times `receives`, numbered from `first`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) first: u64,
+    pub(super) groups: usize,
+    /// Messages in a group.
+    pub(super) receives: usize,
+    /// Groups in flight.
+    pub(super) depth: usize,
+    /// Bytes of each message.
+    pub(super) size: usize,
+}
+
+impl Round {
+    pub(super) const fn messages(&self) -> usize {
+        self.groups * self.receives
+    }
+
+    /// The number of the message in a slot, as `salt`ed for its direction.
+    const fn number(&self, slot: usize, salt: u64) -> u64 {
+        (self.first + slot as u64) ^ salt
+    }
+}
+
+/// Fills what will be sent.
+pub(super) fn prepare_send(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) {
+    for slot in 0..round.messages() {
+        pattern::fill(end.region.slot(slot), round.number(slot, salt));
+        alive();
+    }
+}
+
+/// Overwrites what will be received, so that nothing old passes.
+pub(super) fn prepare_recv(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) {
+    for slot in 0..round.messages() {
+        pattern::poison(end.region.slot(slot), round.number(slot, salt));
+        alive();
+    }
+}
+
+/// Checks every byte of what was received, and that none was written behind it.
+pub(super) fn check(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) -> Result<(), Failure> {
+    for slot in 0..round.messages() {
+        let message = round.number(slot, salt);
+        let wrong = |what: String| {
+            let text = format!("message {} of {}: {what}", message ^ salt, human(round.size as u64));
+            Err(Failure::new(Kind::Data, text))
+        };
+        if let Some(mut mismatch) = pattern::check(end.region.slot(slot), message) {
+            if let pattern::Look::Message { number, .. } = &mut mismatch.looks_like {
+                *number ^= salt;
+            }
+            return wrong(mismatch.to_string());
+        }
+        if let Some(at) = end.region.overrun(slot) {
+            return wrong(format!("the plugin wrote {at} bytes behind its end"));
+        }
+        alive();
+    }
+    Ok(())
+}
+
+/// Sends of one round.
+pub(super) struct Sending<'a> {
+    end: &'a End,
+    round: Round,
+    next: usize,
+    done: usize,
+    flight: VecDeque<(Request, usize, Instant)>,
+}
+
+impl<'a> Sending<'a> {
+    pub(super) fn new(end: &'a End, round: Round) -> Self {
+        Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth * round.receives) }
+    }
+
+    /// Tests and posts what it can. Whether anything moved.
+    pub(super) fn step(&mut self, net: &dyn Net, times: &mut Histogram<u64>) -> Result<bool, Failure> {
+        let mut moved = false;
+        for _ in 0..self.flight.len() {
+            let Some((request, slot, since)) = self.flight.pop_front() else { break };
+            let mut sizes = [0; 64];
+            if !net.test(request, &mut sizes)? {
+                self.flight.push_back((request, slot, since));
+                continue;
+            }
+            times.saturating_record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            self.done += 1;
+            moved = true;
+        }
+        while self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives
+        {
+            let (slot, tag) = self.place(self.next);
+            let addr = self.end.region.slot_addr(slot);
+            let since = Instant::now();
+            let Some(request) = net.isend(self.end.comm, addr, self.round.size, tag, self.end.mr)? else {
+                break;
+            };
+            self.flight.push_back((request, slot, since));
+            self.next += 1;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The slot and tag of the n-th send. The order within a group differs from group to group: tags, not order, say
+    /// which receive is meant.
+    fn place(&self, n: usize) -> (usize, i32) {
+        let (group, within) = (n / self.round.receives, n % self.round.receives);
+        let member = (within + group) % self.round.receives;
+        (group * self.round.receives + member, FIRST_TAG + member as i32)
+    }
+
+    pub(super) fn finished(&self) -> bool {
+        self.done == self.round.messages()
+    }
+}
+
+impl fmt::Display for Sending<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Round { first, size, .. } = self.round;
+        write!(f, "{} of {} sends of {} are done", self.done, self.round.messages(), human(size as u64))?;
+        if let Some((_, slot, since)) = self.flight.front() {
+            let message = first + *slot as u64;
+            write!(
+                f,
+                "; {} are under way, message {message} for {:.1?}",
+                self.flight.len(),
+                since.elapsed()
+            )?;
+        }
+        if self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives {
+            let message = first + self.place(self.next).0 as u64;
+            write!(f, "; isend takes no more (NULL request) at message {message}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Receives of one round.
+pub(super) struct Receiving<'a> {
+    end: &'a End,
+    round: Round,
+    next: usize,
+    done: usize,
+    flight: VecDeque<(Request, usize, Instant)>,
+}
+
+impl<'a> Receiving<'a> {
+    pub(super) fn new(end: &'a End, round: Round) -> Self {
+        Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth) }
+    }
+
+    /// Tests and posts what it can. Whether anything moved.
+    pub(super) fn step(&mut self, net: &dyn Net) -> Result<bool, Failure> {
+        let mut moved = false;
+        for _ in 0..self.flight.len() {
+            let Some((request, group, since)) = self.flight.pop_front() else { break };
+            let mut sizes = [0; 64];
+            if !net.test(request, &mut sizes)? {
+                self.flight.push_back((request, group, since));
+                continue;
+            }
+            self.judge_sizes(group, &sizes[..self.round.receives])?;
+            net.irecv_consumed(self.end.comm, self.round.receives, request)?;
+            self.done += 1;
+            moved = true;
+        }
+        while self.next < self.round.groups && self.flight.len() < self.round.depth {
+            let Some(request) = self.post(net, self.next)? else { break };
+            self.flight.push_back((request, self.next, Instant::now()));
+            self.next += 1;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn post(&self, net: &dyn Net, group: usize) -> Result<Option<Request>, Failure> {
+        let recv = |member: usize| Recv {
+            addr: self.end.region.slot_addr(group * self.round.receives + member),
+            len: self.round.size,
+            tag: FIRST_TAG + member as i32,
+            mr: self.end.mr,
+        };
+        let all: [Recv; MAX_GROUP] = std::array::from_fn(|member| recv(member.min(self.round.receives - 1)));
+        net.irecv(self.end.comm, &all[..self.round.receives])
+    }
+
+    fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
+        let wrong = sizes.iter().position(|s| usize::try_from(*s) != Ok(self.round.size));
+        let Some(member) = wrong else { return Ok(()) };
+        let message = self.round.first + (group * self.round.receives + member) as u64;
+        let text = format!(
+            "message {message}: test gives a size of {} bytes for receive {member} of {}, but {} were sent",
+            sizes[member], self.round.receives, self.round.size
+        );
+        Err(Failure::new(Kind::Data, text))
+    }
+
+    pub(super) fn finished(&self) -> bool {
+        self.done == self.round.groups
+    }
+}
+
+impl fmt::Display for Receiving<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Round { first, receives, size, .. } = self.round;
+        write!(f, "{} of {} receives of {} are done", self.done, self.round.groups, human(size as u64))?;
+        if let Some((_, group, since)) = self.flight.front() {
+            let message = first + (*group * receives) as u64;
+            write!(
+                f,
+                "; {} are under way, message {message} for {:.1?}",
+                self.flight.len(),
+                since.elapsed()
+            )?;
+        }
+        if self.next < self.round.groups && self.flight.len() < self.round.depth {
+            let message = first + (self.next * receives) as u64;
+            write!(f, "; irecv takes no more (NULL request) at message {message}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Measures one size: rounds of messages, between which buffers are filled and checked outside of the measured time.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+
+use super::{
+    flow::{self, End, Receiving, Round, Sending},
+    link::{Role, Say, hear_one},
+    rails,
+    region::{Layout, Region},
+    report::{SizeResult, Times},
+    session::{Comms, Patience, Session},
+};
+use crate::failure::{Context, Failure};
+use crate::plugin::Comm;
+
+/// Distinguishes the messages from B to A from those from A to B.
+const BACKWARD: u64 = 1 << 63;
+
+/// Longer times count as this, an hour in nanoseconds.
+const SLOWEST: u64 = 3_600_000_000_000;
+
+/// Both directions of one end, and what was measured so far.
+struct Measurement {
+    send: Option<End>,
+    recv: Option<End>,
+    times: Histogram<u64>,
+    messages: u64,
+    busy: Duration,
+}
+
+/// Measures `size`. Both ends return the same result.
+pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<SizeResult, Failure> {
+    let (layout, depth) = session.layout(size);
+    let mut this = Measurement {
+        send: comms.send.map(|comm| register(session, comm, layout)).transpose()?,
+        recv: comms.recv.map(|comm| register(session, comm, layout)).transpose()?,
+        times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
+        messages: 0,
+        busy: Duration::ZERO,
+    };
+    let round = Round { first: 0, groups: 0, receives: session.plan.receives, depth, size };
+    let groups = layout.slots / session.plan.receives;
+    let before = match session.role {
+        Role::A => this.lead(session, round, groups)?,
+        Role::B => this.follow(session, round, groups)?,
+    };
+    let rails = before.as_ref().and_then(rails::since);
+    let result = this.tally(session, size, depth, rails)?;
+    for end in [this.send, this.recv].into_iter().flatten() {
+        session.net.dereg_mr(end.comm, end.mr)?;
+    }
+    Ok(result)
+}
+
+fn register(session: &Session, comm: Comm, layout: Layout) -> Result<End, Failure> {
+    let region = Region::new(layout)?;
+    let mr = session.net.reg_mr(comm, region.addr(), layout.len())?;
+    Ok(End { comm, mr, region })
+}
+
+impl Measurement {
+    /// End A: a short round that is not counted, then as many as the plan asks for. Gives the rails' counters as they
+    /// were after the first.
+    fn lead(
+        &mut self,
+        session: &mut Session,
+        mut round: Round,
+        most: usize,
+    ) -> Result<Option<rails::Counters>, Failure> {
+        round.groups = most.min(2 * round.depth);
+        let started = Instant::now();
+        self.lead_round(session, &round)?;
+        let each = started.elapsed() / round.groups as u32;
+        let before = self.reset();
+        let started = Instant::now();
+        while let Some(groups) = self.next_groups(session, &round, started, each) {
+            round.first += round.messages() as u64;
+            round.groups = groups.min(most);
+            self.lead_round(session, &round)?;
+        }
+        session.link.say(&Say::EndOfSize)?;
+        Ok(before)
+    }
+
+    /// How many groups are still to be measured, `None` when it is enough. `each`: what one took in all.
+    fn next_groups(
+        &self,
+        session: &Session,
+        round: &Round,
+        started: Instant,
+        each: Duration,
+    ) -> Option<usize> {
+        let receives = session.plan.receives as u64;
+        if let Some(wanted) = session.plan.iterations {
+            let left = wanted.div_ceil(receives).saturating_sub(self.messages / receives);
+            return (left > 0).then(|| usize::try_from(left).unwrap_or(usize::MAX));
+        }
+        let left = session.plan.time.saturating_sub(started.elapsed());
+        if left.is_zero() && self.messages > 0 {
+            return None;
+        }
+        let fitting = left.as_nanos() / each.as_nanos().max(1);
+        Some(usize::try_from(fitting).unwrap_or(usize::MAX).max(round.depth))
+    }
+
+    fn lead_round(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+        session.link.say(&Say::Round { first: round.first, groups: round.groups })?;
+        self.prepare(session, round);
+        hear_one!(session.link, Say::Ready => ());
+        session.link.say(&Say::Go)?;
+        self.transfer(session, round)
+    }
+
+    /// End B: what A says.
+    fn follow(
+        &mut self,
+        session: &mut Session,
+        mut round: Round,
+        most: usize,
+    ) -> Result<Option<rails::Counters>, Failure> {
+        let mut before = None;
+        loop {
+            let (first, groups) = match session.link.hear()? {
+                Say::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
+                Say::EndOfSize => return Ok(before),
+                said => return session.link.unexpected(&said, "Round or EndOfSize"),
+            };
+            if first != 0 && round.first == 0 {
+                before = self.reset();
+            }
+            (round.first, round.groups) = (first, groups);
+            self.prepare(session, &round);
+            session.link.say(&Say::Ready)?;
+            hear_one!(session.link, Say::Go => ());
+            self.transfer(session, &round)?;
+        }
+    }
+
+    /// Forgets the warm-up.
+    fn reset(&mut self) -> Option<rails::Counters> {
+        self.times.reset();
+        self.messages = 0;
+        self.busy = Duration::ZERO;
+        rails::read()
+    }
+
+    fn prepare(&mut self, session: &Session, round: &Round) {
+        let (out, back) = salts(session.role);
+        if !session.plan.check {
+            return;
+        }
+        if let Some(end) = &mut self.send {
+            flow::prepare_send(end, round, out, || session.watch.beat());
+        }
+        if let Some(end) = &mut self.recv {
+            flow::prepare_recv(end, round, back, || session.watch.beat());
+        }
+    }
+
+    /// The measured part: everything posted and completed, in both directions; then the check.
+    fn transfer(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+        let started = Instant::now();
+        let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
+        let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
+        let mut patience = Patience::new(session.plan.timeout);
+        loop {
+            let mut moved = false;
+            if let Some(sending) = &mut sending {
+                moved |= sending.step(&*session.net, &mut self.times)?;
+            }
+            if let Some(receiving) = &mut receiving {
+                moved |= receiving.step(&*session.net)?;
+            }
+            if sending.as_ref().is_none_or(Sending::finished)
+                && receiving.as_ref().is_none_or(Receiving::finished)
+            {
+                break;
+            }
+            if moved {
+                patience.moved();
+                continue;
+            }
+            patience.idle(&mut session.link, || {
+                let parts =
+                    [sending.as_ref().map(ToString::to_string), receiving.as_ref().map(ToString::to_string)];
+                parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+            })?;
+        }
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        session.link.say(&Say::Finished { nanos })?;
+        let theirs = hear_one!(session.link, Say::Finished { nanos } => nanos);
+        self.busy += Duration::from_nanos(nanos.max(theirs));
+        self.messages += round.messages() as u64;
+        let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
+        let watch = Rc::clone(&session.watch);
+        flow::check(end, round, salts(session.role).1, || watch.beat())
+    }
+
+    /// Joins what the two ends measured.
+    fn tally(
+        &mut self,
+        session: &mut Session,
+        size: usize,
+        depth: usize,
+        rails: Option<Vec<rails::RailBytes>>,
+    ) -> Result<SizeResult, Failure> {
+        if session.role == Role::B {
+            let times =
+                self.times.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect();
+            session.link.say(&Say::Tally { times, rails })?;
+            return Ok(hear_one!(session.link, Say::Result(result) => *result));
+        }
+        let (theirs, peer_rails) = hear_one!(session.link, Say::Tally { times, rails } => (times, rails));
+        for (value, count) in theirs {
+            self.times.saturating_record_n(value, count);
+        }
+        let messages = self.messages * if session.plan.bidirectional { 2 } else { 1 };
+        let bytes = messages * size as u64;
+        let seconds = self.busy.as_secs_f64();
+        let result = SizeResult {
+            abi: session.version,
+            size,
+            messages,
+            bytes,
+            seconds,
+            gigabytes_per_second: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
+            depth,
+            time_ns: Times::of(&self.times),
+            checked: session.plan.check,
+            rails,
+            peer_rails,
+        };
+        session.link.say(&Say::Result(Box::new(result.clone())))?;
+        Ok(result)
+    }
+}
+
+/// The salts of what this end sends and of what it receives.
+const fn salts(role: Role) -> (u64, u64) {
+    match role {
+        Role::A => (0, BACKWARD),
+        Role::B => (BACKWARD, 0),
+    }
+}

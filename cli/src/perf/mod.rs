@@ -1,0 +1,149 @@
+//! `mpib perf`: measures and checks any plugin between two processes or two machines.
+//!
+//! This process loads no plugin. For each table it starts workers (`worker`), which load the plugin, talk to each other
+//! (`link`) and move data (`session`, `measure`, `flow`); it watches them (`run`), so that a plugin that hangs or
+//! crashes ends in a sentence.
+
+mod args;
+mod child;
+mod control;
+mod flow;
+mod link;
+mod measure;
+mod pattern;
+mod rails;
+mod region;
+mod remote;
+mod report;
+mod run;
+mod session;
+mod sizes;
+mod ui;
+pub(crate) mod worker;
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+pub(crate) use args::PerfArgs;
+use args::Plan;
+use control::Channel;
+use link::Role;
+use report::{AbiReport, Report};
+use run::Run;
+use ui::Ui;
+use worker::Job;
+
+use crate::failure::{Context, Failure};
+use crate::plugin;
+
+/// What the parts of a run need to know.
+struct Setting {
+    args: PerfArgs,
+    plugin: PathBuf,
+    exported: Vec<u32>,
+    ui: Ui,
+}
+
+impl Setting {
+    fn new(args: PerfArgs) -> Result<Self, Failure> {
+        let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
+        let exported = plugin::exported_versions(&plugin)?;
+        let ui = Ui::new(args.json);
+        Ok(Self { args, plugin, exported, ui })
+    }
+
+    fn job(&self, version: u32, role: Role, plan: &Plan) -> Job {
+        let device = match (role, self.args.peer_device) {
+            (Role::B, Some(device)) => device,
+            _ => self.args.device,
+        };
+        let verbose = self.args.verbose;
+        Job { plugin: self.plugin.clone(), version, device, role, plan: plan.clone(), verbose }
+    }
+}
+
+/// The command. Failures are printed here.
+pub(crate) fn main(args: PerfArgs) -> ExitCode {
+    let json = args.json;
+    let mode = match (&args.listen, &args.connect) {
+        (Some(_), _) => "listen",
+        (_, Some(_)) => "connect",
+        _ => "local",
+    };
+    let mut report = Report {
+        mpib: env!("CARGO_PKG_VERSION"),
+        plugin: args.plugin.clone().unwrap_or_default(),
+        mode,
+        plan: None,
+        tables: Vec::new(),
+        ok: false,
+        error: None,
+    };
+    let outcome = measure(args, &mut report);
+    report.ok = outcome.is_ok();
+    let code = outcome.as_ref().map_or_else(Failure::exit_code, |()| ExitCode::SUCCESS);
+    if let Err(failure) = outcome {
+        eprintln!("mpib: {failure}");
+        report.error = Some(failure.into());
+    }
+    match print_json(json, &report) {
+        Ok(()) => code,
+        Err(failure) => {
+            eprintln!("mpib: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn print_json(json: bool, report: &Report) -> Result<(), Failure> {
+    if !json {
+        return Ok(());
+    }
+    let text = serde_json::to_string_pretty(report).tool("encode the report")?;
+    writeln!(io::stdout(), "{text}").tool("write to stdout")
+}
+
+fn measure(args: PerfArgs, report: &mut Report) -> Result<(), Failure> {
+    let setting = Setting::new(args)?;
+    report.plugin.clone_from(&setting.plugin);
+    let outcome = match (&setting.args.listen, &setting.args.connect) {
+        (Some(address), _) => remote::listen(&setting, address, report),
+        (_, Some(address)) => remote::connect(&setting, address, report),
+        _ => local(&setting, report),
+    };
+    setting.ui.finish();
+    outcome
+}
+
+/// Both ends on this machine.
+fn local(setting: &Setting, report: &mut Report) -> Result<(), Failure> {
+    let plan = setting.args.plan()?;
+    report.plan = Some(plan.clone());
+    let versions = setting.args.abi.choose(&setting.exported, &setting.plugin.display().to_string())?;
+    setting.ui.expect(versions.len() * plan.sizes.len());
+    for version in versions {
+        let (a, b) = Channel::pair().tool("make a socket pair")?;
+        let jobs = vec![(setting.job(version, Role::A, &plan), a), (setting.job(version, Role::B, &plan), b)];
+        table(setting, jobs, &plan, &mut report.tables)?;
+    }
+    Ok(())
+}
+
+/// Runs the jobs of one table to their end.
+fn table(
+    setting: &Setting,
+    jobs: Vec<(Job, std::os::fd::OwnedFd)>,
+    plan: &Plan,
+    tables: &mut Vec<AbiReport>,
+) -> Result<(), Failure> {
+    let (table, outcome) = Run::start(jobs, plan, &setting.ui)?.finish();
+    if !table.results.is_empty() {
+        setting.ui.total(&table.results)?;
+    }
+    let place = format!("v{}", table.abi);
+    tables.push(table);
+    outcome.map_err(|f| f.at(place))
+}

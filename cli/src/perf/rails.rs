@@ -1,0 +1,108 @@
+//! Bytes that each rail has sent: from softverbs where it plays libibverbs, else from the kernel's port counters.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_char},
+    fs,
+    path::Path,
+};
+
+use libloading::os::unix::Library;
+use serde::{Deserialize, Serialize};
+
+/// `dlopen` flag: only what is loaded already.
+const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
+
+/// Bytes by rail. The sum over ports of a device where the device is what is counted.
+pub(super) type Counters = BTreeMap<String, u64>;
+
+/// What one rail carried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RailBytes {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+}
+
+/// Bytes sent so far. `None` where nothing counts.
+pub(super) fn read() -> Option<Counters> {
+    softverbs().or_else(|| kernel(Path::new("/sys/class/infiniband")))
+}
+
+/// What came on top since `before`. A counter that was reset counts from zero.
+pub(super) fn since(before: &Counters) -> Option<Vec<RailBytes>> {
+    let rows = read()?.into_iter().map(|(name, now)| {
+        let then = before.get(&name).copied().unwrap_or(0);
+        RailBytes { name, bytes: now.checked_sub(then).unwrap_or(now) }
+    });
+    Some(rows.collect())
+}
+
+/// `port_xmit_data` of every port: in units of four bytes (InfiniBand Architecture, PortCounters).
+fn kernel(root: &Path) -> Option<Counters> {
+    let mut out = Counters::new();
+    for device in fs::read_dir(root).ok()?.flatten() {
+        let Ok(ports) = fs::read_dir(device.path().join("ports")) else { continue };
+        for port in ports.flatten() {
+            let Ok(text) = fs::read_to_string(port.path().join("counters/port_xmit_data")) else { continue };
+            let Ok(words) = text.trim().parse::<u64>() else { continue };
+            let name =
+                format!("{}:{}", device.file_name().to_string_lossy(), port.file_name().to_string_lossy());
+            out.insert(name, words.wrapping_mul(4));
+        }
+    }
+    (!out.is_empty()).then_some(out)
+}
+
+/// softverbs' own counters, if the libibverbs in this process is softverbs.
+fn softverbs() -> Option<Counters> {
+    type Json = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    // SAFETY: only finds a library that is loaded already, so no constructor runs.
+    let library = unsafe { Library::open(Some("libibverbs.so.1"), RTLD_NOLOAD | libc::RTLD_LAZY) }.ok()?;
+    // SAFETY: the symbol, where it exists, is this function (softverbs' only export of that name).
+    let json = unsafe { library.get::<Json>(b"softverbs_counters_json\0") }.ok()?;
+    let mut text = vec![0u8; 64 << 10];
+    // SAFETY: writes at most the given length, a NUL included.
+    let needed = unsafe { json(text.as_mut_ptr().cast(), text.len()) };
+    if needed >= text.len() {
+        text.resize(needed + 1024, 0); // a device may have come in between
+        // SAFETY: as above.
+        unsafe { json(text.as_mut_ptr().cast(), text.len()) };
+    }
+    parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
+}
+
+/// What this file reads of softverbs' JSON.
+fn parse(text: &str) -> Option<Counters> {
+    #[derive(Deserialize)]
+    struct All {
+        devices: Vec<Device>,
+    }
+    #[derive(Deserialize)]
+    struct Device {
+        name: String,
+        tx_bytes: u64,
+    }
+    let all: All = serde_json::from_str(text).ok()?;
+    Some(all.devices.into_iter().map(|d| (d.name, d.tx_bytes)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_counters_are_words_of_each_port() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("mlx5_0/ports/1/counters");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("port_xmit_data"), "250\n").unwrap();
+        assert_eq!(kernel(root.path()), Some(Counters::from([("mlx5_0:1".into(), 1000)])));
+        assert_eq!(kernel(&root.path().join("none")), None);
+    }
+
+    #[test]
+    fn softverbs_counters_are_read_by_device() {
+        let text = r#"{"devices":[{"name":"sout","tx_bytes":7,"tx_wrs":1},{"name":"sup","tx_bytes":0}]}"#;
+        assert_eq!(parse(text), Some(Counters::from([("sout".into(), 7), ("sup".into(), 0)])));
+    }
+}

@@ -1,0 +1,210 @@
+//! Two machines: each watches its own worker; the TCP connection between them is lent to the workers for each table.
+
+use std::{
+    io,
+    net::{TcpListener, TcpStream, ToSocketAddrs},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Setting,
+    args::{PORT, Plan},
+    control::Channel,
+    link::Role,
+    report::Report,
+    table,
+};
+use crate::failure::{Context, Failure, Kind};
+
+/// First word of a connection, so that others are told apart.
+const MAGIC: &str = "mpib perf";
+/// Changes when the messages of `link` or of this file do.
+const PROTOCOL: u32 = 1;
+/// A peer answers within this.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// From the connecting end.
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    Hello {
+        magic: String,
+        protocol: u32,
+        plan: Plan,
+    },
+    /// Run through this table; the workers have the connection until they end.
+    Table(u32),
+    Bye,
+}
+
+/// From the listening end.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Welcome { magic: String, protocol: u32, exported: Vec<u32> },
+    Refused(Failure),
+}
+
+/// `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
+fn split(address: &str) -> Result<(&str, u16), Failure> {
+    let bad = || {
+        let text = format!(
+            "{address:?} is no address; expected HOST, HOST:PORT, 10.0.0.1:{PORT} or [fd00::1]:{PORT}"
+        );
+        Failure::new(Kind::Usage, text)
+    };
+    let (host, port) = match address.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
+            (host, rest.strip_prefix(':').or_else(|| rest.is_empty().then_some("")).ok_or_else(bad)?)
+        }
+        // More than one colon and no brackets: an IPv6 address without a port.
+        None => match address.split_once(':') {
+            Some((host, port)) if !port.contains(':') => (host, port),
+            _ => (address, ""),
+        },
+    };
+    let port = if port.is_empty() { PORT } else { port.parse().map_err(|_| bad())? };
+    Ok((host, port))
+}
+
+fn channel(stream: TcpStream) -> Result<Channel, Failure> {
+    stream.set_nodelay(true).tool("set TCP_NODELAY")?;
+    Channel::new(stream.into(), "the other machine")
+}
+
+/// Serves one run.
+pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> Result<(), Failure> {
+    let (host, port) = split(address)?;
+    let listener = bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
+    let here = listener.local_addr().tool("read the listening address")?;
+    setting.ui.note(&format!("listening on {here}"));
+    loop {
+        let (stream, from) = listener.accept().tool("accept a connection")?;
+        let mut channel = channel(stream)?;
+        // Whoever is not an mpib costs a line, not the run.
+        match welcome(setting, &mut channel) {
+            Ok(plan) => {
+                setting.ui.note(&format!("{from} decides what is measured"));
+                drop(listener);
+                return serve(setting, channel, &plan, report);
+            }
+            Err(failure) => {
+                setting.ui.note(&format!("turned away {from}: {failure}; still listening"));
+                // It may be gone already.
+                let _ = channel.send(&Answer::Refused(failure));
+            }
+        }
+    }
+}
+
+fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+    if host.is_empty() {
+        // One socket for both families, or IPv4 alone where IPv6 is switched off.
+        return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    }
+    TcpListener::bind((host, port))
+}
+
+fn welcome(setting: &Setting, channel: &mut Channel) -> Result<Plan, Failure> {
+    let plan = match channel.recv(PATIENCE, || Ok(()))? {
+        Ask::Hello { magic, protocol: PROTOCOL, plan } if magic == MAGIC => plan.validate()?,
+        Ask::Hello { protocol, .. } => {
+            let text =
+                format!("protocol {protocol}, expected {PROTOCOL}; take the same release at both ends");
+            return Err(Failure::new(Kind::Peer, text));
+        }
+        Ask::Table(_) | Ask::Bye => return Err(Failure::new(Kind::Peer, "it did not begin with a hello")),
+    };
+    let exported = setting.exported.clone();
+    channel.send(&Answer::Welcome { magic: MAGIC.into(), protocol: PROTOCOL, exported })?;
+    Ok(plan)
+}
+
+fn serve(setting: &Setting, mut channel: Channel, plan: &Plan, report: &mut Report) -> Result<(), Failure> {
+    report.plan = Some(plan.clone());
+    loop {
+        let version = match channel.recv(PATIENCE, || Ok(()))? {
+            Ask::Table(version) => version,
+            Ask::Bye => return Ok(()),
+            Ask::Hello { .. } => return Err(Failure::new(Kind::Peer, "the other machine said hello twice")),
+        };
+        if !setting.exported.contains(&version) {
+            return Err(Failure::new(
+                Kind::Load,
+                format!("the other machine asks for v{version}, which is not here"),
+            ));
+        }
+        let peer = channel.share().tool("share the control connection")?;
+        let jobs = vec![(setting.job(version, Role::B, plan), peer)];
+        table(setting, jobs, plan, &mut report.tables)?;
+    }
+}
+
+/// Decides the run and leads it.
+pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> Result<(), Failure> {
+    let plan = setting.args.plan()?;
+    report.plan = Some(plan.clone());
+    let (host, port) = split(address)?;
+    let stream = dial(host, port).map_err(|e| {
+        let text =
+            format!("cannot connect to {host} port {port}: {e}; is \"mpib perf --listen\" running there?");
+        Failure::new(Kind::Peer, text)
+    })?;
+    let mut channel = channel(stream)?;
+    channel.send(&Ask::Hello { magic: MAGIC.into(), protocol: PROTOCOL, plan: plan.clone() })?;
+    let theirs = match channel.recv(PATIENCE, || Ok(()))? {
+        Answer::Welcome { magic, protocol: PROTOCOL, exported } if magic == MAGIC => exported,
+        Answer::Welcome { protocol, .. } => {
+            let text =
+                format!("{address} speaks protocol {protocol}, expected {PROTOCOL}; take the same release");
+            return Err(Failure::new(Kind::Peer, text));
+        }
+        Answer::Refused(failure) => return Err(failure.at(format!("{address} refused"))),
+    };
+    let both: Vec<u32> = setting.exported.iter().copied().filter(|v| theirs.contains(v)).collect();
+    if both.is_empty() {
+        let text =
+            format!("the plugins have no table in common: {:?} here, {theirs:?} there", setting.exported);
+        return Err(Failure::new(Kind::Load, text));
+    }
+    let versions = setting.args.abi.choose(&both, "one of the two plugins, or both")?;
+    setting.ui.expect(versions.len() * plan.sizes.len());
+    for version in versions {
+        channel.send(&Ask::Table(version))?;
+        let peer = channel.share().tool("share the control connection")?;
+        table(setting, vec![(setting.job(version, Role::A, &plan), peer)], &plan, &mut report.tables)?;
+    }
+    channel.send(&Ask::Bye)
+}
+
+fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let split = |text| split(text).map_err(|f| f.kind);
+        assert_eq!(split(""), Ok(("", PORT)));
+        assert_eq!(split("node1"), Ok(("node1", PORT)));
+        assert_eq!(split("10.0.0.1:99"), Ok(("10.0.0.1", 99)));
+        assert_eq!(split(":99"), Ok(("", 99)));
+        assert_eq!(split("fd00::1"), Ok(("fd00::1", PORT)));
+        assert_eq!(split("[fd00::1]:99"), Ok(("fd00::1", 99)));
+        assert_eq!(split("[fd00::1]"), Ok(("fd00::1", PORT)));
+        for bad in ["node1:port", "[fd00::1", "[fd00::1]x", "node1:70000"] {
+            assert_eq!(split(bad), Err(Kind::Usage), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What a run found, for people and for programs.
+
+use std::path::PathBuf;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::{args::Plan, rails::RailBytes, sizes::human};
+use crate::failure::Failure;
+use crate::plugin::Device;
+
+/// From an accepted isend to its completion, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) min: u64,
+    pub(crate) median: u64,
+    pub(crate) p90: u64,
+    pub(crate) p99: u64,
+    pub(crate) max: u64,
+}
+
+impl Times {
+    pub(super) fn of(times: &Histogram<u64>) -> Self {
+        Self {
+            min: times.min(),
+            median: times.value_at_quantile(0.5),
+            p90: times.value_at_quantile(0.9),
+            p99: times.value_at_quantile(0.99),
+            max: times.max(),
+        }
+    }
+}
+
+/// One size through one table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SizeResult {
+    /// Version of the table.
+    pub(crate) abi: u32,
+    /// Bytes of each message.
+    pub(crate) size: usize,
+    /// Messages measured, both directions together.
+    pub(crate) messages: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// Time in which they moved, filling and checking excluded.
+    pub(crate) seconds: f64,
+    /// 10^9 bytes a second.
+    pub(crate) gigabytes_per_second: f64,
+    /// Groups in flight: what was asked for, or what memory and version allow.
+    pub(crate) depth: usize,
+    /// Each message.
+    pub(crate) time_ns: Times,
+    /// Whether every byte was compared (a wrong one would have ended the run).
+    pub(crate) checked: bool,
+    /// What the first end's rails sent, warm-up excluded; absent where nothing counts.
+    pub(crate) rails: Option<Vec<RailBytes>>,
+    /// What the second end's rails sent.
+    pub(crate) peer_rails: Option<Vec<RailBytes>>,
+}
+
+/// One table's run.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct AbiReport {
+    pub(crate) abi: u32,
+    /// The table's `name`.
+    pub(crate) net: String,
+    pub(crate) device: Option<Device>,
+    pub(crate) results: Vec<SizeResult>,
+}
+
+/// The whole document of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) mpib: &'static str,
+    pub(crate) plugin: PathBuf,
+    pub(crate) mode: &'static str,
+    pub(crate) plan: Option<Plan>,
+    pub(crate) tables: Vec<AbiReport>,
+    pub(crate) ok: bool,
+    pub(crate) error: Option<ErrorReport>,
+}
+
+/// A failure with its exit code.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorReport {
+    #[serde(flatten)]
+    pub(crate) failure: Failure,
+    pub(crate) exit_code: u8,
+}
+
+impl From<Failure> for ErrorReport {
+    fn from(failure: Failure) -> Self {
+        let exit_code = failure.kind.exit_code();
+        Self { failure, exit_code }
+    }
+}
+
+/// Nanoseconds with a unit and three or more digits.
+fn duration(nanos: u64) -> String {
+    let value = nanos as f64;
+    match nanos {
+        0..1_000 => format!("{nanos} ns"),
+        1_000..1_000_000 => format!("{:.1} us", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
+        _ => format!("{:.2} s", value / 1e9),
+    }
+}
+
+/// `sout 67 MB (66.7 %)`, for each rail.
+fn shares(rails: Option<&[RailBytes]>) -> String {
+    let Some(rails) = rails else { return "-".into() };
+    let total: u64 = rails.iter().map(|r| r.bytes).sum();
+    let one = |rail: &RailBytes| {
+        let share = if total == 0 { 0.0 } else { rail.bytes as f64 * 100.0 / total as f64 };
+        format!("{} {} ({share:.1} %)", rail.name, decimal(rail.bytes))
+    };
+    rails.iter().map(one).collect::<Vec<_>>().join("  ")
+}
+
+/// Bytes with a decimal unit, as rates have.
+fn decimal(bytes: u64) -> String {
+    let value = bytes as f64;
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", value / 1e6),
+        _ => format!("{:.2} GB", value / 1e9),
+    }
+}
+
+/// The line over a table.
+pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -> String {
+    let device = match device {
+        Some(d) => format!(", device {:?} of {} Mb/s", d.name, d.speed),
+        None => String::new(),
+    };
+    let direction = if plan.bidirectional { "both directions" } else { "one direction" };
+    let group = if plan.receives == 1 { "1 receive".into() } else { format!("{} receives", plan.receives) };
+    let check = if plan.check { "every byte checked" } else { "bytes not checked" };
+    format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}")
+}
+
+/// The names of the columns.
+pub(super) fn head() -> String {
+    format!(
+        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  bytes sent by rail",
+        "size", "depth", "median", "p99", "GB/s"
+    )
+}
+
+/// One line of the table.
+pub(super) fn row(result: &SizeResult) -> String {
+    let rails = shares(result.rails.as_deref());
+    format!(
+        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8.3}  {rails}",
+        human(result.size as u64),
+        result.depth,
+        duration(result.time_ns.median),
+        duration(result.time_ns.p99),
+        result.gigabytes_per_second,
+    )
+}
+
+/// The line under a table: what all its sizes came to.
+pub(super) fn total(results: &[SizeResult]) -> String {
+    let mut sums: Vec<RailBytes> = Vec::new();
+    for rail in results.iter().filter_map(|r| r.rails.as_ref()).flatten() {
+        match sums.iter_mut().find(|sum| sum.name == rail.name) {
+            Some(sum) => sum.bytes += rail.bytes,
+            None => sums.push(rail.clone()),
+        }
+    }
+    let counted = results.iter().any(|r| r.rails.is_some());
+    let bytes = results.iter().map(|r| r.bytes).sum();
+    let rails = shares(counted.then_some(&sums));
+    format!("{:>10}  {:>42}  {rails}", "all", format!("{} in messages", decimal(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(rails: Option<Vec<RailBytes>>) -> SizeResult {
+        SizeResult {
+            abi: 8,
+            size: 1 << 20,
+            messages: 3,
+            bytes: 3 << 20,
+            seconds: 0.5,
+            gigabytes_per_second: 5.996,
+            depth: 8,
+            time_ns: Times { min: 1, median: 1_500, p90: 2, p99: 2_500_000, max: 3 },
+            checked: true,
+            rails,
+            peer_rails: None,
+        }
+    }
+
+    fn rail(name: &str, bytes: u64) -> RailBytes {
+        RailBytes { name: name.into(), bytes }
+    }
+
+    #[test]
+    fn a_row_says_time_rate_and_shares() {
+        let row = row(&result(Some(vec![rail("sout", 2_000_000), rail("sup", 1_000_000)])));
+        assert_eq!(
+            row,
+            "     1 MiB       8      1.5 us      2.5 ms     5.996  sout 2.0 MB (66.7 %)  sup 1.0 MB (33.3 %)"
+        );
+    }
+
+    #[test]
+    fn nothing_counted_is_a_dash_not_a_zero() {
+        assert!(row(&result(None)).ends_with("  -"));
+        assert!(total(&[result(None)]).ends_with("  -"));
+    }
+
+    #[test]
+    fn the_total_adds_up_by_name() {
+        let line = total(&[result(Some(vec![rail("a", 1), rail("b", 3)])), result(Some(vec![rail("a", 4)]))]);
+        assert!(line.ends_with("a 5 B (62.5 %)  b 3 B (37.5 %)"), "{line}");
+    }
+}

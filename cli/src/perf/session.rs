@@ -1,0 +1,207 @@
+//! A worker's run: from `init` to `finalize`, in the order in which NCCL's core calls.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    args::Plan,
+    link::{Link, Role, Say, hear_one},
+    measure,
+    region::Layout,
+    report::SizeResult,
+};
+use crate::failure::{Failure, Kind};
+use crate::plugin::{Comm, Device, HANDLE_BYTES, Handle, Net, watch::Watch};
+
+/// `NCCL_PTR_HOST`
+const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
+/// Requests in flight that a v6 table promises.
+const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
+
+/// What a worker works with.
+pub(super) struct Session {
+    pub(super) net: Box<dyn Net>,
+    pub(super) link: Link,
+    pub(super) watch: Rc<Watch>,
+    pub(super) role: Role,
+    pub(super) version: u32,
+    pub(super) device: i32,
+    pub(super) plan: Plan,
+}
+
+/// The comms of one end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Comms {
+    pub(super) send: Option<Comm>,
+    pub(super) recv: Option<Comm>,
+}
+
+/// What a session tells as it goes.
+pub(super) trait Listener {
+    fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
+    fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
+}
+
+impl Session {
+    /// All of it. A failure leaves everything as it is: the process ends.
+    pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
+        self.net.init()?;
+        let device = self.choose_device()?;
+        listener.device(&self.net.name(), &device)?;
+        self.link.say(&Say::Device(device))?;
+        let peer = hear_one!(self.link, Say::Device(device) => device);
+        self.fits(&peer, "the other end's device")?;
+        let comms = self.connect()?;
+        for size in self.plan.sizes.clone() {
+            let result = measure::size(self, comms, size)?;
+            listener.result(&result)?;
+        }
+        self.close(comms)
+    }
+
+    fn choose_device(&self) -> Result<Device, Failure> {
+        let count = self.net.devices()?;
+        if self.device >= count {
+            let text = match count {
+                ..=0 => format!("the plugin has no devices (devices gives {count})"),
+                _ => format!("--device {}: the plugin has {count}, numbered from 0", self.device),
+            };
+            return Err(Failure::new(Kind::Load, text));
+        }
+        let device = self.net.properties(self.device)?;
+        self.fits(&device, &format!("device {}", self.device))?;
+        Ok(device)
+    }
+
+    /// Whether a device can do what the plan asks.
+    fn fits(&self, device: &Device, which: &str) -> Result<(), Failure> {
+        let Device { name, ptr_support, max_recvs, max_bytes, .. } = device;
+        let refuse = |text: String| Err(Failure::new(Kind::Usage, format!("{which} ({name:?}) {text}")));
+        if ptr_support & HOST == 0 {
+            return refuse(format!(
+                "takes no host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
+            ));
+        }
+        if usize::try_from(*max_recvs).is_ok_and(|max| self.plan.receives > max) || *max_recvs < 1 {
+            return refuse(format!(
+                "takes {max_recvs} receives in an irecv, but {} are asked for",
+                self.plan.receives
+            ));
+        }
+        match self.plan.sizes.iter().find(|size| *size > max_bytes) {
+            Some(size) => {
+                refuse(format!("takes messages of at most {max_bytes} bytes, but {size} are asked for"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Which directions this end has: sends, receives.
+    pub(super) fn directions(&self) -> (bool, bool) {
+        (self.role == Role::A || self.plan.bidirectional, self.role == Role::B || self.plan.bidirectional)
+    }
+
+    /// Listen, exchange handles, and poll connect and accept until both gave a comm.
+    fn connect(&mut self) -> Result<Comms, Failure> {
+        let (sends, receives) = self.directions();
+        let mut listening = None;
+        if receives {
+            let mut handle = Handle([0; HANDLE_BYTES]);
+            listening = Some(self.net.listen(self.device, &mut handle)?);
+            self.link.say(&Say::Handle(handle.0.to_vec()))?;
+        }
+        let mut handle = None;
+        if sends {
+            let bytes = hear_one!(self.link, Say::Handle(bytes) => bytes);
+            let Ok(bytes) = bytes.try_into() else {
+                return Err(Failure::new(Kind::Peer, "the other end sent a handle of a wrong length"));
+            };
+            handle = Some(Handle(bytes));
+        }
+        let mut comms = Comms { send: None, recv: None };
+        let mut patience = Patience::new(self.plan.timeout);
+        while (sends && comms.send.is_none()) || (receives && comms.recv.is_none()) {
+            if let (None, Some(handle)) = (comms.send, &mut handle) {
+                comms.send = self.net.connect(self.device, handle)?;
+            }
+            if let (None, Some(listening)) = (comms.recv, listening) {
+                comms.recv = self.net.accept(listening)?;
+                if comms.recv.is_some() {
+                    self.net.close_listen(listening)?;
+                }
+            }
+            patience.idle(&mut self.link, || {
+                let waits = |wanted: bool, comm: Option<Comm>, call: &str| match (wanted, comm) {
+                    (true, None) => format!("; {call} still gives no comm"),
+                    _ => String::new(),
+                };
+                let (c, a) = (waits(sends, comms.send, "connect"), waits(receives, comms.recv, "accept"));
+                format!("the connection is not made{c}{a}")
+            })?;
+        }
+        self.link.say(&Say::Connected)?;
+        hear_one!(self.link, Say::Connected => ());
+        Ok(comms)
+    }
+
+    fn close(&mut self, comms: Comms) -> Result<(), Failure> {
+        if let Some(comm) = comms.send {
+            self.net.close_send(comm)?;
+        }
+        if let Some(comm) = comms.recv {
+            self.net.close_recv(comm)?;
+        }
+        self.net.finalize()?;
+        self.link.say(&Say::Closed)?;
+        hear_one!(self.link, Say::Closed => ());
+        Ok(())
+    }
+
+    /// How many slots a region of this size has, and how many groups may be in flight.
+    pub(super) fn layout(&self, size: usize) -> (Layout, usize) {
+        const MOST_GROUPS: usize = 4096;
+        let receives = self.plan.receives;
+        let groups = (self.plan.memory / (size.max(1) * receives)).clamp(1, MOST_GROUPS);
+        let promised = if self.version == 6 { V6_REQUESTS } else { usize::MAX };
+        (Layout { size, slots: groups * receives }, self.plan.depth.min(groups).min(promised))
+    }
+}
+
+/// Waits politely between polls, and not for ever.
+pub(super) struct Patience {
+    limit: Duration,
+    since: Option<Instant>,
+    polls: u32,
+}
+
+impl Patience {
+    /// Polls between looks at the clock and at the other end.
+    const STRIDE: u32 = 256;
+
+    pub(super) const fn new(limit: Duration) -> Self {
+        Self { limit, since: None, polls: 0 }
+    }
+
+    /// Something moved.
+    pub(super) const fn moved(&mut self) {
+        self.since = None;
+        self.polls = 0;
+    }
+
+    /// Nothing moved in this poll; `state` says what is outstanding.
+    pub(super) fn idle(&mut self, link: &mut Link, state: impl Fn() -> String) -> Result<(), Failure> {
+        std::thread::yield_now();
+        self.polls = self.polls.wrapping_add(1);
+        if !self.polls.is_multiple_of(Self::STRIDE) {
+            return Ok(());
+        }
+        link.glance(&state)?;
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        if waited < self.limit {
+            return Ok(());
+        }
+        Err(Failure::new(Kind::Timeout, format!("nothing completed for {waited:.1?}: {}", state())))
+    }
+}

@@ -1,0 +1,136 @@
+//! Sizes of messages, read and written.
+
+use std::str::FromStr;
+
+use crate::failure::{Failure, Kind};
+
+/// Largest message: NCCL's core never sends more than 1 GiB at once, and `test` tells sizes as a C int.
+pub(crate) const LARGEST: usize = 1 << 30;
+/// Most memory for messages.
+pub(crate) const MOST_MEMORY: usize = 1 << 40;
+/// More are a slip of the factor.
+pub(crate) const MOST_SIZES: usize = 1000;
+
+/// A list of sizes and ranges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sizes(Vec<Part>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    One(usize),
+    Range(usize, usize),
+}
+
+/// A number of bytes with an optional K, M or G.
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let (digits, unit) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
+        _ => (text, 1usize),
+    };
+    let number: usize =
+        digits.parse().map_err(|_| format!("{text:?} is not a size; expected 4096, 64K, 8M or 1G"))?;
+    number.checked_mul(unit).filter(|n| *n <= MOST_MEMORY).ok_or_else(|| format!("{text} is more than 1024G"))
+}
+
+/// A message's size.
+fn size(text: &str) -> Result<usize, String> {
+    let size = bytes(text)?;
+    if size > LARGEST {
+        return Err(format!("{text}: NCCL sends messages of at most 1G"));
+    }
+    Ok(size)
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let part = |word: &str| match word.split_once("..") {
+            None => size(word).map(Part::One),
+            Some((from, to)) => {
+                let (from, to) = (size(from)?, size(to)?);
+                if from == 0 || from > to {
+                    return Err(format!("{word:?}: a range goes up from at least 1"));
+                }
+                Ok(Part::Range(from, to))
+            }
+        };
+        text.split(',').map(part).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Sizes {
+    /// All sizes, with the end of each range whether or not a step falls on it.
+    pub(crate) fn expand(&self, factor: u32) -> Result<Vec<usize>, Failure> {
+        let mut all = Vec::new();
+        for part in &self.0 {
+            match *part {
+                Part::One(size) => all.push(size),
+                Part::Range(from, to) => {
+                    let next = |size: &usize| size.checked_mul(factor as usize).filter(|s| *s < to);
+                    all.extend(std::iter::successors(Some(from).filter(|f| *f < to), next));
+                    all.push(to);
+                }
+            }
+        }
+        if all.len() > MOST_SIZES {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!("{} sizes; at most {MOST_SIZES} make sense", all.len()),
+            ));
+        }
+        Ok(all)
+    }
+}
+
+/// 512 B, 4 KiB, 1.5 MiB.
+pub(crate) fn human(size: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut value = size as f64;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(value.fract() != 0.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(text: &str, factor: u32) -> Vec<usize> {
+        text.parse::<Sizes>().unwrap().expand(factor).unwrap()
+    }
+
+    #[test]
+    fn lists_and_ranges() {
+        assert_eq!(sizes("0,8,4K", 2), [0, 8, 4096]);
+        assert_eq!(sizes("8..64", 2), [8, 16, 32, 64]);
+        assert_eq!(sizes("8..100", 4), [8, 32, 100]);
+        assert_eq!(sizes("5..5,1M", 4), [5, 1 << 20]);
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for bad in ["", "8..", "64..8", "0..8", "x", "4T", "-1", "99999999999G", "2G"] {
+            assert!(bad.parse::<Sizes>().is_err(), "{bad:?} was taken");
+        }
+    }
+
+    #[test]
+    fn a_range_to_the_largest_size_ends() {
+        assert_eq!(sizes("1..1G", 1 << 20), [1, 1 << 20, 1 << 30]);
+    }
+
+    #[test]
+    fn written_for_people() {
+        assert_eq!(human(8), "8 B");
+        assert_eq!(human(4096), "4 KiB");
+        assert_eq!(human(3 << 19), "1.5 MiB");
+    }
+}

@@ -1,0 +1,118 @@
+//! Finds a plugin file, reads which tables it exports, and opens it.
+
+use std::{
+    env,
+    ffi::c_void,
+    fs,
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    rc::Rc,
+};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use object::{Object, ObjectSymbol};
+
+use super::{
+    net::Net,
+    tables,
+    watch::{Call, Watch},
+};
+use crate::failure::{Failure, Kind};
+
+/// The plugin of this project.
+const OURS: &str = "libnccl-net-mpib.so";
+
+/// Our own plugin: next to the executable, in `../lib` of it, or in `build/` of the working directory.
+pub(crate) fn default_path() -> Result<PathBuf, Failure> {
+    let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    let mut places: Vec<PathBuf> = Vec::new();
+    if let Some(dir) = beside {
+        places.extend([dir.join(OURS), dir.join("../lib").join(OURS)]);
+    }
+    places.push(Path::new("build").join(OURS));
+    if let Some(found) = places.iter().find(|p| p.is_file()) {
+        return Ok(found.clone());
+    }
+    let tried: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+    let message = format!(
+        "found no plugin at {}; build it with \"make build\", or name one with --plugin PATH",
+        tried.join(", ")
+    );
+    Err(Failure::new(Kind::Load, message))
+}
+
+/// The versions whose tables a file exports, newest first. Read from the file: no code of it runs.
+pub(crate) fn exported_versions(path: &Path) -> Result<Vec<u32>, Failure> {
+    let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
+    let meta = fs::metadata(path).map_err(|e| fail(e.to_string()))?;
+    if !meta.is_file() {
+        return Err(fail("not a file; --plugin takes the path of a plugin's shared object".into()));
+    }
+    let bytes = fs::read(path).map_err(|e| fail(e.to_string()))?;
+    let elf = object::File::parse(&*bytes).map_err(|e| fail(format!("not a shared object: {e}")))?;
+    let exports: Vec<&str> =
+        elf.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok()).collect();
+    let versions: Vec<u32> =
+        tables::SYMBOLS.iter().filter(|(_, name)| exports.contains(name)).map(|(v, _)| *v).collect();
+    if versions.is_empty() {
+        let found: Vec<_> = exports.iter().filter(|n| n.starts_with("nccl")).copied().collect();
+        let found =
+            if found.is_empty() { "no symbol that begins with nccl".into() } else { found.join(", ") };
+        return Err(fail(format!("exports none of ncclNetPlugin_v6 to ncclNetPlugin_v12; found {found}")));
+    }
+    Ok(versions)
+}
+
+/// Opens the file with the flags NCCL uses, and takes one table. The library stays until the process ends, as a
+/// plugin may have threads.
+pub(crate) fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dyn Net>, Failure> {
+    let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
+    let Some((_, symbol)) = tables::SYMBOLS.iter().find(|(v, _)| *v == version) else {
+        return Err(fail(format!("v{version} is no version that this tool knows (v6 to v12)")));
+    };
+    // A name without a slash would be searched for on the library path.
+    let full = fs::canonicalize(path).map_err(|e| fail(e.to_string()))?;
+    // SAFETY: this runs the plugin's constructors, which is what the user asked for; the process exists for it alone.
+    let library = watch.during(Call::Load, || unsafe { Library::open(Some(&full), RTLD_NOW | RTLD_LOCAL) });
+    let library = library.map_err(|e| fail(format!("dlopen failed: {}", with_sources(&e))))?;
+    // SAFETY: the symbol is data; a pointer to it has the size of a pointer, whatever it points to.
+    let table: Result<Symbol<*mut c_void>, _> = unsafe { library.get(symbol.as_bytes()) };
+    let table = table.map_err(|e| fail(format!("no {symbol}: {}", with_sources(&e))))?.into_raw();
+    std::mem::forget(library);
+    let table = NonNull::new(table).ok_or_else(|| fail(format!("{symbol} is NULL")))?;
+    // SAFETY: the table of that version's symbol, in a library that is never closed.
+    unsafe { tables::net(version, table, watch) }.ok_or_else(|| fail(format!("no driver for {symbol}")))
+}
+
+/// An error and what caused it, in one line: libloading hides dlerror's text in the source.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text += &format!(": {source}");
+        next = source.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_tables_is_named_with_what_was_expected() {
+        let exe = env::current_exe().unwrap();
+        let failure = exported_versions(&exe).unwrap_err();
+        assert_eq!(failure.kind, Kind::Load);
+        assert!(failure.message.contains("exports none of ncclNetPlugin_v6"), "{failure}");
+    }
+
+    #[test]
+    fn a_directory_and_a_text_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(exported_versions(dir.path()).unwrap_err().message.contains("not a file"));
+        let text = dir.path().join("plugin.so");
+        fs::write(&text, "hello").unwrap();
+        assert!(exported_versions(&text).unwrap_err().message.contains("not a shared object"));
+    }
+}
