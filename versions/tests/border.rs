@@ -1,0 +1,225 @@
+//! What goes over the border besides the calls: panics, profiler events, log lines, symbols.
+
+#[macro_use]
+mod common;
+
+use std::ffi::{CStr, c_int, c_ulong, c_void};
+use std::ptr;
+use std::sync::Mutex;
+
+use common::fake::lock;
+use common::net::{DATA, STALE};
+use common::{Act, Fake, Rig};
+use nccl_net_versions::abi::*;
+use nccl_net_versions::{Level, Logger, Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
+
+every_version! {
+    fn a_panic_is_an_internal_error_with_its_results_written(rig) {
+        let ctx = rig.init();
+        let (listener, send, recv) = (rig.listen(ctx), rig.send(ctx), rig.recv(ctx));
+        let (mr, net, nil) = (rig.mr(send), rig.net, ptr::null_mut());
+        let (mut handle, mut data, mut tag, mut size) = ([0u8; 128], DATA, 0, 1);
+        let place = handle.as_mut_ptr().cast();
+        let mut request = STALE;
+        assert_eq!(net.isend(send, DATA, 1, 0, nil, nil, &raw mut request), ncclSuccess);
+        for call in [
+            "devices", "properties", "listen", "connect", "accept", "reg_mr_send", "isend", "irecv", "iflush",
+            "test", "dereg_mr", "close_send", "close_recv", "close_listen", "finalize", "init",
+        ] {
+            rig.record.act(call, Act::Panic);
+        }
+        // The report of a panic may panic as well.
+        for once_more in [false, true] {
+            if once_more {
+                rig.record.act("panicked", Act::Panic);
+            }
+            let mut n = -9;
+            assert_eq!(net.devices(&raw mut n), ncclInternalError);
+            assert_eq!(n, 0);
+            let mut out = [STALE; 8];
+            let [a, b, c, d, e, f, g, h] = &mut out;
+            assert_eq!(net.listen(ctx, 0, place, a), ncclInternalError);
+            assert_eq!(net.connect(ctx, 0, None, place, b, ptr::null_mut()), ncclInternalError);
+            assert_eq!(net.accept(listener, c, ptr::null_mut()), ncclInternalError);
+            assert_eq!(net.reg_mr(send, DATA, 1, NCCL_PTR_HOST, d), ncclInternalError);
+            assert_eq!(net.reg_mr_dma_buf(send, DATA, 1, NCCL_PTR_CUDA, 0, 1, e), ncclInternalError);
+            assert_eq!(net.isend(send, DATA, 1, 0, nil, nil, f), ncclInternalError);
+            let rc = net.irecv(
+                recv, 1, &raw mut data, Some(&[1]), &raw mut tag, ptr::null_mut(), ptr::null_mut(), g,
+            );
+            assert_eq!(rc, ncclInternalError);
+            let rc = net.iflush(recv, 1, &raw mut data, &raw mut size, ptr::null_mut(), h);
+            assert_eq!(rc, ncclInternalError);
+            assert_eq!(out, [nil; 8]);
+            let mut done = -9;
+            assert_eq!(net.test(request, &raw mut done, ptr::null_mut()), ncclInternalError);
+            assert_eq!(done, 0);
+            assert_eq!(*lock(&rig.record.panics), [
+                "devices", "listen", "connect", "accept", "regMr", "regMrDmaBuf", "isend", "irecv", "iflush",
+                "test",
+            ]);
+            lock(&rig.record.panics).clear();
+        }
+        // What a panicking close took is gone.
+        for rc in [ncclInternalError, ncclInvalidArgument] {
+            assert_eq!(net.dereg_mr(send, mr), rc);
+        }
+        for rc in [ncclInternalError, ncclInvalidArgument] {
+            assert_eq!(net.close_send(send), rc);
+            assert_eq!(net.close_recv(recv), rc);
+            assert_eq!(net.close_listen(listener), rc);
+            if rig.version >= 11 {
+                assert_eq!(net.finalize(ctx), rc);
+            }
+        }
+        if rig.version >= 11 {
+            let mut ctx = STALE;
+            assert_eq!(net.init(&raw mut ctx, 0, None, None, None), ncclInternalError);
+            assert!(ctx.is_null());
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_the_first_init_leaves_room_for_a_second() {
+    let rig = Rig::<1>::new(8);
+    rig.record.act("init", Act::Panic);
+    assert_eq!(rig.net.init(ptr::null_mut(), 0, None, None, None), ncclInternalError);
+    rig.record.normal("init");
+    let ctx = rig.init();
+    let comm = rig.listen(ctx);
+    assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+}
+
+/// One call of the profiler: type, handle, plugin id, what the slot held, and the descriptor of a start.
+type Event = (c_int, usize, i64, usize, Option<(u8, c_int, u64, c_int, c_int, usize)>);
+
+static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+
+/// Takes events whose handle is even; leaves the slot alone else, as with its event mask off.
+unsafe extern "C" fn profiler(
+    event: *mut *mut c_void,
+    kind: c_int,
+    handle: *mut c_void,
+    plugin: i64,
+    data: *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: the adapters pass a slot, and with a start a descriptor.
+    unsafe {
+        let descr = data
+            .cast::<ncclProfilerNetIbDescr_v1_t>()
+            .as_ref()
+            .map(|d| (d.type_, d.qp.device, d.qp.wr_id, d.qp.opcode, d.qp.qpNum, d.qp.length));
+        lock(&EVENTS).push((kind, handle.addr(), plugin, (*event).addr(), descr));
+        if kind == 0 && handle.addr().is_multiple_of(2) {
+            *event = ptr::without_provenance_mut(0xE0);
+        }
+    }
+    ncclSuccess
+}
+
+#[test]
+fn profiler_events_start_and_stop_without_the_callbacks_traps() {
+    let rig = Rig::<2>::new(12);
+    let mut ctx = STALE;
+    assert_eq!(rig.net.init(&raw mut ctx, 0, None, None, Some(profiler)), ncclSuccess);
+    let given: Profiler = lock(&rig.record.init).and_then(|i| i.profiler).expect("v12 has one");
+    let send = rig.send(ctx);
+    let handle_of = |p: usize| {
+        let (nil, mut request) = (ptr::null_mut(), STALE);
+        let p = ptr::without_provenance_mut(p);
+        assert_eq!(rig.net.isend(send, DATA, 1, 0, nil, p, &raw mut request), ncclSuccess);
+        *lock(&rig.record.profiler)
+    };
+    let qp = QpEvent { device: 1, wr_id: 2, opcode: 3, qp_num: 4, length: 5 };
+    let mut slot = ProfilerEvent::default();
+
+    // No handle, no call: NCCL would read through it.
+    assert_eq!(handle_of(0), ProfilerHandle::NONE);
+    given.start(&mut slot, handle_of(0), &qp);
+    given.stop(&mut slot);
+    assert!(lock(&EVENTS).is_empty() && slot.is_none());
+
+    given.start(&mut slot, handle_of(0x40), &qp);
+    assert!(!slot.is_none());
+    assert_eq!(lock(&EVENTS).pop(), Some((0, 0x40, 0x10001, 0, Some((1, 1, 2, 3, 4, 5)))));
+    // A new start does not show the profiler the old event.
+    given.start(&mut slot, handle_of(0x41), &qp);
+    assert_eq!(lock(&EVENTS).pop(), Some((0, 0x41, 0x10001, 0, Some((1, 1, 2, 3, 4, 5)))));
+    // Not taken, so there is nothing to stop.
+    assert!(slot.is_none());
+    given.stop(&mut slot);
+    assert!(lock(&EVENTS).is_empty());
+    given.start(&mut slot, handle_of(0x42), &qp);
+    given.stop(&mut slot);
+    assert_eq!(lock(&EVENTS).pop(), Some((1, 0, 0, 0xE0, None)));
+    given.stop(&mut slot);
+    assert_eq!(lock(&EVENTS).len(), 1, "the start only");
+    assert_eq!(rig.net.close_send(send), ncclSuccess);
+    assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+}
+
+#[test]
+fn only_v10_and_later_have_a_profiler() {
+    fn given<const ID: u32>(version: u32) -> bool {
+        let rig = Rig::<ID>::new(version);
+        let mut ctx = STALE;
+        assert_eq!(rig.net.init(&raw mut ctx, 0, None, None, Some(profiler)), ncclSuccess);
+        assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+        lock(&rig.record.init).expect("init came through").profiler.is_some()
+    }
+    assert!(!given::<26>(6) && !given::<27>(7) && !given::<28>(8) && !given::<29>(9));
+    assert!(given::<30>(10) && given::<31>(11) && given::<32>(12));
+}
+
+#[test]
+fn a_logger_in_rust_gets_what_is_logged() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    fn log(level: Level, flags: c_ulong, file: &CStr, line: c_int, text: &CStr) {
+        lock(&LINES).push(format!("{level:?} {flags} {file:?} {line} {text:?}"));
+    }
+    Logger::from_fn(log).log(Level::Info, NCCL_INIT | NCCL_NET, c"f", 3, c"100% of %s");
+    assert_eq!(*lock(&LINES), [r#"Info 17 "f" 3 "100% of %s""#]);
+}
+
+mod symbols {
+    use super::*;
+    nccl_net_versions::export!(Fake<3>);
+
+    /// By name, as the linker sees them.
+    mod by_name {
+        use super::*;
+        macro_rules! names {
+            ($($version:ident: $plugin:ident $alias:ident;)+) => {
+                #[allow(clashing_extern_declarations)]
+                unsafe extern "C" {
+                    $(pub(super) safe static $plugin: $version::Net;)+
+                    $(pub(super) safe static $alias: $version::Net;)+
+                }
+                #[test]
+                fn every_version_is_exported_under_both_names() {
+                    $(for table in [&$plugin, &$alias] {
+                        let made = nccl_net_versions::$version::table::<Fake<3>>();
+                        // SAFETY: a table's name lives as long as the program.
+                        assert_eq!(unsafe { CStr::from_ptr(table.name) }, c"Fake");
+                        assert_eq!(table.closeListen.map(|f| f as usize), made.closeListen.map(|f| f as usize));
+                        let mut n: c_int = 0;
+                        let devices = table.devices.expect("always there");
+                        // SAFETY: a writable int.
+                        assert_eq!(unsafe { devices(&raw mut n) }, ncclSuccess);
+                        assert_eq!(n, 2);
+                    })+
+                }
+            };
+        }
+        names! {
+            v6: ncclNetPlugin_v6 ncclNet_v6;
+            v7: ncclNetPlugin_v7 ncclNet_v7;
+            v8: ncclNetPlugin_v8 ncclNet_v8;
+            v9: ncclNetPlugin_v9 ncclNet_v9;
+            v10: ncclNetPlugin_v10 ncclNet_v10;
+            v11: ncclNetPlugin_v11 ncclNet_v11;
+            v12: ncclNetPlugin_v12 ncclNet_v12;
+        }
+    }
+}

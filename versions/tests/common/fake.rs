@@ -1,0 +1,308 @@
+//! A plugin without a network: it writes down what it is asked and answers what a test told it to.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nccl_net_versions::*;
+
+/// How a call ends that does not end as usual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    Fail(Failure),
+    Panic,
+    /// `connect`, `accept`, `isend`, `irecv`, `iflush`, `test` answer that it is too early.
+    NotNow,
+}
+
+/// What happened to one fake, and what it is to do.
+#[derive(Debug)]
+pub struct Record {
+    calls: Mutex<Vec<String>>,
+    acts: Mutex<BTreeMap<&'static str, Act>>,
+    next: AtomicU32,
+    pub properties: Mutex<Properties>,
+    pub sizes: Mutex<Sizes>,
+    pub init: Mutex<Option<Init>>,
+    pub profiler: Mutex<ProfilerHandle>,
+    pub refusals: Mutex<Vec<(&'static str, Refusal)>>,
+    pub panics: Mutex<Vec<&'static str>>,
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The record of the fake `id`.
+pub fn record(id: u32) -> &'static Record {
+    static RECORDS: Mutex<BTreeMap<u32, &'static Record>> = Mutex::new(BTreeMap::new());
+    lock(&RECORDS).entry(id).or_insert_with(|| {
+        Box::leak(Box::new(Record {
+            calls: Mutex::default(),
+            acts: Mutex::default(),
+            next: AtomicU32::new(1),
+            properties: Mutex::new(properties()),
+            sizes: Mutex::default(),
+            init: Mutex::default(),
+            profiler: Mutex::default(),
+            refusals: Mutex::default(),
+            panics: Mutex::default(),
+        }))
+    })
+}
+
+/// Every field has a value of its own, none of them 0.
+pub fn properties() -> Properties {
+    Properties {
+        name: c"fake0",
+        pci_path: Some(c"/sys/devices/fake0"),
+        guid: 0x1122_3344_5566_7788,
+        ptr_support: 7,
+        reg_is_global: true,
+        force_flush: true,
+        speed: 400_000,
+        port: 3,
+        latency: 1.5,
+        max_comms: 1024,
+        max_recvs: 5,
+        device_type: 1,
+        device_version: 9,
+        vdevs: VDevs::default(),
+        max_p2p_bytes: 4096,
+        max_coll_bytes: 8192,
+        max_multi_request_size: 11,
+        rail_id: 12,
+        plane_id: 13,
+    }
+}
+
+impl Record {
+    /// Calls so far.
+    pub fn calls(&self) -> Vec<String> {
+        lock(&self.calls).clone()
+    }
+
+    /// Calls that begin with `name` and a space.
+    pub fn calls_of(&self, name: &str) -> Vec<String> {
+        self.calls().into_iter().filter(|c| c.split(' ').next() == Some(name)).collect()
+    }
+
+    /// What `call` is to do from now on.
+    pub fn act(&self, call: &'static str, act: Act) {
+        lock(&self.acts).insert(call, act);
+    }
+
+    /// `call` does as usual again.
+    pub fn normal(&self, call: &'static str) {
+        lock(&self.acts).remove(call);
+    }
+
+    /// The last refusal, with the call.
+    pub fn refusal(&self) -> Option<(&'static str, Refusal)> {
+        lock(&self.refusals).last().copied()
+    }
+
+    /// Writes down a call and gives its number; `false` with it where it is too early.
+    fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.calls).push(format!("{call} {args}"));
+        let act = lock(&self.acts).get(call).copied();
+        match act {
+            None => Ok((number, true)),
+            Some(Act::NotNow) => Ok((number, false)),
+            Some(Act::Fail(failure)) => Err(failure),
+            Some(Act::Panic) => panic!("told to"),
+        }
+    }
+}
+
+/// The plugin. `FULL` says whether it has what is optional.
+#[derive(Debug)]
+pub struct Fake<const ID: u32, const FULL: bool = true>;
+
+/// Whatever is handed out carries the number of the call that made it.
+#[derive(Debug)]
+pub struct Thing(pub u32);
+
+/// A comm with a pool of one request.
+#[derive(Debug)]
+pub struct Comm {
+    number: u32,
+    request: Box<Tagged<Thing>>,
+}
+
+impl Comm {
+    fn new(number: u32) -> Self {
+        Self { number, request: Box::new(Tagged::new(Thing(number))) }
+    }
+}
+
+fn mr(mr: Option<&Thing>) -> String {
+    mr.map_or("-".to_owned(), |mr| mr.0.to_string())
+}
+
+impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
+    const NAME: &'static CStr = c"Fake";
+    const VDEVICES: bool = FULL;
+    const DMABUF: bool = FULL;
+
+    type Context = Thing;
+    type Listen = Thing;
+    type Send = Comm;
+    type Recv = Comm;
+    type Mr = Thing;
+    type Request = Thing;
+
+    fn panicked(call: &'static str) {
+        lock(&record(ID).panics).push(call);
+        if lock(&record(ID).acts).contains_key("panicked") {
+            panic!("once more");
+        }
+    }
+
+    fn refused(call: &'static str, why: &Refusal) {
+        lock(&record(ID).refusals).push((call, *why));
+    }
+
+    fn init(args: &Init) -> Result<Thing, Failure> {
+        *lock(&record(ID).init) = Some(*args);
+        let class = args.config.traffic_class;
+        let args = format!("v{} id={} class={class:?}", args.version, args.comm_id);
+        Ok(Thing(record(ID).enter("init", args)?.0))
+    }
+
+    fn finalize(ctx: Thing) -> Result<(), Failure> {
+        record(ID).enter("finalize", format!("ctx={}", ctx.0)).map(drop)
+    }
+
+    fn devices() -> Result<usize, Failure> {
+        record(ID).enter("devices", String::new()).map(|_| 2)
+    }
+
+    fn properties(dev: usize) -> Result<Properties, Failure> {
+        record(ID).enter("properties", format!("dev={dev}"))?;
+        if dev < 2 { Ok(*lock(&record(ID).properties)) } else { Err(Failure::InvalidArgument) }
+    }
+
+    fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
+        record(ID).enter("make_vdevice", format!("{:?}", devs.as_slice())).map(|_| 2)
+    }
+
+    fn set_net_attr(ctx: &Thing, attr: &NetAttr) -> Result<(), Failure> {
+        record(ID).enter("set_net_attr", format!("ctx={} {attr:?}", ctx.0)).map(drop)
+    }
+
+    fn listen(ctx: &Thing, dev: usize, handle: &mut HandleBuf) -> Result<Thing, Failure> {
+        let dirt = handle.iter().filter(|&&b| b != 0).count();
+        handle[0] = 0xA5;
+        let (number, _) = record(ID).enter("listen", format!("ctx={} dev={dev} dirt={dirt}", ctx.0))?;
+        if dev < 2 { Ok(Thing(number)) } else { Err(Failure::InvalidArgument) }
+    }
+
+    fn connect(
+        ctx: &Thing,
+        dev: usize,
+        config: &CommConfig,
+        handle: &mut HandleBuf,
+    ) -> Result<Option<Comm>, Failure> {
+        // State between polls lives in the handle.
+        handle[127] += 1;
+        let class = config.traffic_class;
+        let args =
+            format!("ctx={} dev={dev} class={class:?} first={:#x} poll={}", ctx.0, handle[0], handle[127]);
+        let (number, now) = record(ID).enter("connect", args)?;
+        if dev < 2 { Ok(now.then(|| Comm::new(number))) } else { Err(Failure::InvalidArgument) }
+    }
+
+    fn accept(listen: &Thing) -> Result<Option<Comm>, Failure> {
+        let (number, now) = record(ID).enter("accept", format!("listen={}", listen.0))?;
+        Ok(now.then(|| Comm::new(number)))
+    }
+
+    fn reg_mr_send(
+        comm: &Comm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Thing, Failure> {
+        let args = format!("comm={} len={} {kind:?} {dmabuf:?}", comm.number, buffer.len);
+        Ok(Thing(record(ID).enter("reg_mr_send", args)?.0))
+    }
+
+    fn reg_mr_recv(
+        comm: &Comm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Thing, Failure> {
+        let args = format!("comm={} len={} {kind:?} {dmabuf:?}", comm.number, buffer.len);
+        Ok(Thing(record(ID).enter("reg_mr_recv", args)?.0))
+    }
+
+    fn dereg_mr(mr: Thing) -> Result<(), Failure> {
+        record(ID).enter("dereg_mr", format!("mr={}", mr.0)).map(drop)
+    }
+
+    fn isend<'a>(
+        comm: &'a Comm,
+        buffer: Buffer,
+        tag: c_int,
+        m: Option<&Thing>,
+        profiler: ProfilerHandle,
+    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+        *lock(&record(ID).profiler) = profiler;
+        let args = format!(
+            "comm={} addr={} len={} tag={tag} mr={} profiled={}",
+            comm.number,
+            buffer.addr,
+            buffer.len,
+            mr(m),
+            !profiler.is_none()
+        );
+        Ok(record(ID).enter("isend", args)?.1.then_some(&*comm.request))
+    }
+
+    fn irecv<'a>(
+        comm: &'a Comm,
+        buffers: &[RecvBuffer<'_, Self>],
+        optional_completion: bool,
+    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+        let parts: Vec<String> = buffers
+            .iter()
+            .map(|b| {
+                let Buffer { addr, len } = b.buffer;
+                format!("{addr}+{len} tag={} mr={} profiled={}", b.tag, mr(b.mr), !b.profiler.is_none())
+            })
+            .collect();
+        let args = format!("comm={} optional={optional_completion} [{}]", comm.number, parts.join("; "));
+        Ok(record(ID).enter("irecv", args)?.1.then_some(&*comm.request))
+    }
+
+    fn iflush<'a>(
+        comm: &'a Comm,
+        buffers: &[(Buffer, Option<&Thing>)],
+    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+        let parts: Vec<String> =
+            buffers.iter().map(|(b, m)| format!("{}+{} mr={}", b.addr, b.len, mr(*m))).collect();
+        let args = format!("comm={} [{}]", comm.number, parts.join("; "));
+        Ok(record(ID).enter("iflush", args)?.1.then_some(&*comm.request))
+    }
+
+    fn test(request: &Thing) -> Result<Option<Sizes>, Failure> {
+        let (_, now) = record(ID).enter("test", format!("request={}", request.0))?;
+        Ok(now.then(|| *lock(&record(ID).sizes)))
+    }
+
+    fn close_send(comm: Comm) -> Result<(), Failure> {
+        record(ID).enter("close_send", format!("comm={}", comm.number)).map(drop)
+    }
+
+    fn close_recv(comm: Comm) -> Result<(), Failure> {
+        record(ID).enter("close_recv", format!("comm={}", comm.number)).map(drop)
+    }
+
+    fn close_listen(listen: Thing) -> Result<(), Failure> {
+        record(ID).enter("close_listen", format!("listen={}", listen.0)).map(drop)
+    }
+}

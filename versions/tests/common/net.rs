@@ -1,0 +1,322 @@
+//! The seven tables behind one set of calls, in the widest form; what a version lacks is left out.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use nccl_net_versions::abi::{self, ncclResult_t, ncclSuccess};
+use nccl_net_versions::{NetPlugin, v6, v7, v8, v9, v10, v11, v12};
+
+use super::fake::{Fake, Record, record};
+
+pub type Ptr = *mut c_void;
+
+/// One version's table.
+#[derive(Debug, Clone, Copy)]
+pub enum Net {
+    V6(abi::v6::Net),
+    V7(abi::v7::Net),
+    V8(abi::v8::Net),
+    V9(abi::v9::Net),
+    V10(abi::v10::Net),
+    V11(abi::v11::Net),
+    V12(abi::v12::Net),
+}
+use Net::*;
+
+/// The same expression for every version, where the slots have one type but in name.
+macro_rules! any {
+    ($net:expr, $t:ident => $value:expr) => {
+        match $net {
+            V6($t) => $value,
+            V7($t) => $value,
+            V8($t) => $value,
+            V9($t) => $value,
+            V10($t) => $value,
+            V11($t) => $value,
+            V12($t) => $value,
+        }
+    };
+}
+
+/// `slot(arguments)` of a table.
+macro_rules! call {
+    ($t:ident.$slot:ident($($arg:expr),*)) => {
+        // SAFETY: a test passes what the header asks for, or what the adapters promise to refuse.
+        unsafe { ($t.$slot.expect("a slot that is never NULL"))($($arg),*) }
+    };
+}
+
+impl Net {
+    pub fn of<P: NetPlugin>(version: u32) -> Self {
+        match version {
+            6 => V6(v6::table::<P>()),
+            7 => V7(v7::table::<P>()),
+            8 => V8(v8::table::<P>()),
+            9 => V9(v9::table::<P>()),
+            10 => V10(v10::table::<P>()),
+            11 => V11(v11::table::<P>()),
+            12 => V12(v12::table::<P>()),
+            other => panic!("no version {other}"),
+        }
+    }
+
+    /// `class`: the settings' traffic class; `None` passes NULL for the settings.
+    pub fn init(
+        &self,
+        ctx: *mut Ptr,
+        comm_id: u64,
+        class: Option<c_int>,
+        log: abi::ncclDebugLogger_t,
+        prof: abi::ncclProfilerCallback_t,
+    ) -> ncclResult_t {
+        let mut config = class.map(|class| abi::v11::CommConfig { trafficClass: class });
+        let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        match self {
+            V6(t) => call!(t.init(log)),
+            V7(t) => call!(t.init(log)),
+            V8(t) => call!(t.init(log)),
+            V9(t) => call!(t.init(log)),
+            V10(t) => call!(t.init(log, prof)),
+            V11(t) => call!(t.init(ctx, comm_id, config, log, prof)),
+            V12(t) => call!(t.init(ctx, comm_id, config, log, prof)),
+        }
+    }
+
+    pub fn devices(&self, n: *mut c_int) -> ncclResult_t {
+        any!(self, t => call!(t.devices(n)))
+    }
+
+    /// Success without a call where the version has no `finalize`.
+    pub fn finalize(&self, ctx: Ptr) -> ncclResult_t {
+        match self {
+            V11(t) => call!(t.finalize(ctx)),
+            V12(t) => call!(t.finalize(ctx)),
+            _ => ncclSuccess,
+        }
+    }
+
+    pub fn listen(&self, ctx: Ptr, dev: c_int, handle: Ptr, comm: *mut Ptr) -> ncclResult_t {
+        match self {
+            V6(t) => call!(t.listen(dev, handle, comm)),
+            V7(t) => call!(t.listen(dev, handle, comm)),
+            V8(t) => call!(t.listen(dev, handle, comm)),
+            V9(t) => call!(t.listen(dev, handle, comm)),
+            V10(t) => call!(t.listen(dev, handle, comm)),
+            V11(t) => call!(t.listen(ctx, dev, handle, comm)),
+            V12(t) => call!(t.listen(ctx, dev, handle, comm)),
+        }
+    }
+
+    /// `class` as in [`Net::init`], for v10.
+    pub fn connect(
+        &self,
+        ctx: Ptr,
+        dev: c_int,
+        class: Option<c_int>,
+        handle: Ptr,
+        comm: *mut Ptr,
+        dev_comm: *mut *mut abi::v7::DeviceHandle,
+    ) -> ncclResult_t {
+        let mut config = class.map(|class| abi::v10::CommConfig { trafficClass: class });
+        let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        match self {
+            V6(t) => call!(t.connect(dev, handle, comm)),
+            V7(t) => call!(t.connect(dev, handle, comm, dev_comm)),
+            V8(t) => call!(t.connect(dev, handle, comm, dev_comm)),
+            V9(t) => call!(t.connect(dev, handle, comm, dev_comm)),
+            V10(t) => call!(t.connect(dev, config, handle, comm, dev_comm)),
+            V11(t) => call!(t.connect(ctx, dev, handle, comm, dev_comm)),
+            V12(t) => call!(t.connect(ctx, dev, handle, comm, dev_comm)),
+        }
+    }
+
+    pub fn accept(
+        &self,
+        listener: Ptr,
+        comm: *mut Ptr,
+        dev_comm: *mut *mut abi::v7::DeviceHandle,
+    ) -> ncclResult_t {
+        match self {
+            V6(t) => call!(t.accept(listener, comm)),
+            V7(t) => call!(t.accept(listener, comm, dev_comm)),
+            V8(t) => call!(t.accept(listener, comm, dev_comm)),
+            V9(t) => call!(t.accept(listener, comm, dev_comm)),
+            V10(t) => call!(t.accept(listener, comm, dev_comm)),
+            V11(t) => call!(t.accept(listener, comm, dev_comm)),
+            V12(t) => call!(t.accept(listener, comm, dev_comm)),
+        }
+    }
+
+    /// A size that the version cannot say is cut to its width, as a C caller would.
+    pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: isize, mem: c_int, mhandle: *mut Ptr) -> ncclResult_t {
+        match self {
+            V6(t) => call!(t.regMr(comm, data, size as c_int, mem, mhandle)),
+            V7(t) => call!(t.regMr(comm, data, size as c_int, mem, mhandle)),
+            V8(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
+            V9(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
+            V10(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
+            V11(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
+            V12(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub fn reg_mr_dma_buf(
+        &self,
+        comm: Ptr,
+        data: Ptr,
+        size: usize,
+        mem: c_int,
+        offset: u64,
+        fd: c_int,
+        mhandle: *mut Ptr,
+    ) -> ncclResult_t {
+        any!(self, t => call!(t.regMrDmaBuf(comm, data, size, mem, offset, fd, mhandle)))
+    }
+
+    pub fn dereg_mr(&self, comm: Ptr, mhandle: Ptr) -> ncclResult_t {
+        any!(self, t => call!(t.deregMr(comm, mhandle)))
+    }
+
+    /// As [`Net::reg_mr`] for the size.
+    #[allow(clippy::too_many_arguments)]
+    pub fn isend(
+        &self,
+        comm: Ptr,
+        data: Ptr,
+        size: isize,
+        tag: c_int,
+        mhandle: Ptr,
+        phandle: Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        match self {
+            V6(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
+            V7(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
+            V8(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
+            V9(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, request)),
+            V10(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
+            V11(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
+            V12(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
+        }
+    }
+
+    /// As [`Net::reg_mr`] for the sizes; `None` passes NULL.
+    #[allow(clippy::too_many_arguments)]
+    pub fn irecv(
+        &self,
+        comm: Ptr,
+        n: c_int,
+        data: *mut Ptr,
+        sizes: Option<&[isize]>,
+        tags: *mut c_int,
+        mhandles: *mut Ptr,
+        phandles: *mut Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        let mut ints: Option<Vec<c_int>> = sizes.map(|s| s.iter().map(|&s| s as c_int).collect());
+        let mut words: Option<Vec<usize>> = sizes.map(|s| s.iter().map(|&s| s as usize).collect());
+        let ints = ints.as_mut().map_or(ptr::null_mut(), |s| s.as_mut_ptr());
+        let words = words.as_mut().map_or(ptr::null_mut(), |s| s.as_mut_ptr());
+        match self {
+            V6(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
+            V7(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
+            V8(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
+            V9(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, request)),
+            V10(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
+            V11(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
+            V12(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
+        }
+    }
+
+    pub fn iflush(
+        &self,
+        comm: Ptr,
+        n: c_int,
+        data: *mut Ptr,
+        sizes: *mut c_int,
+        mhandles: *mut Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        any!(self, t => call!(t.iflush(comm, n, data, sizes, mhandles, request)))
+    }
+
+    pub fn test(&self, request: Ptr, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+        any!(self, t => call!(t.test(request, done, sizes)))
+    }
+
+    pub fn close_send(&self, comm: Ptr) -> ncclResult_t {
+        any!(self, t => call!(t.closeSend(comm)))
+    }
+
+    pub fn close_recv(&self, comm: Ptr) -> ncclResult_t {
+        any!(self, t => call!(t.closeRecv(comm)))
+    }
+
+    pub fn close_listen(&self, comm: Ptr) -> ncclResult_t {
+        any!(self, t => call!(t.closeListen(comm)))
+    }
+
+    pub fn has_reg_mr_dma_buf(&self) -> bool {
+        any!(self, t => t.regMrDmaBuf.is_some())
+    }
+
+    pub fn name(&self) -> *const std::ffi::c_char {
+        any!(self, t => t.name)
+    }
+}
+
+/// Something else than NULL, to see whether it is overwritten.
+pub const STALE: Ptr = ptr::without_provenance_mut(0x5115);
+
+/// One version's table of a fake of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Rig<const ID: u32> {
+    pub version: u32,
+    pub net: Net,
+    pub record: &'static Record,
+}
+
+impl<const ID: u32> Rig<ID> {
+    pub fn new(version: u32) -> Self {
+        Self { version, net: Net::of::<Fake<ID>>(version), record: record(ID) }
+    }
+
+    /// A context; NULL, since there is no such argument, before v11.
+    pub fn init(&self) -> Ptr {
+        let mut ctx = ptr::null_mut();
+        assert_eq!(self.net.init(&raw mut ctx, 7, None, None, None), ncclSuccess);
+        ctx
+    }
+
+    pub fn listen(&self, ctx: Ptr) -> Ptr {
+        let (mut handle, mut comm) = ([0u8; 128], STALE);
+        assert_eq!(self.net.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut comm), ncclSuccess);
+        comm
+    }
+
+    pub fn send(&self, ctx: Ptr) -> Ptr {
+        let (mut handle, mut comm) = ([0u8; 128], STALE);
+        let rc = self.net.connect(ctx, 0, None, handle.as_mut_ptr().cast(), &raw mut comm, ptr::null_mut());
+        assert_eq!(rc, ncclSuccess);
+        comm
+    }
+
+    pub fn recv(&self, ctx: Ptr) -> Ptr {
+        let listener = self.listen(ctx);
+        let mut comm = STALE;
+        assert_eq!(self.net.accept(listener, &raw mut comm, ptr::null_mut()), ncclSuccess);
+        assert_eq!(self.net.close_listen(listener), ncclSuccess);
+        comm
+    }
+
+    pub fn mr(&self, comm: Ptr) -> Ptr {
+        let mut mhandle = STALE;
+        let rc = self.net.reg_mr(comm, DATA, 64, abi::NCCL_PTR_HOST, &raw mut mhandle);
+        assert_eq!(rc, ncclSuccess);
+        mhandle
+    }
+}
+
+/// An address that the fake only writes down.
+pub const DATA: Ptr = ptr::without_provenance_mut(4096);

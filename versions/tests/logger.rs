@@ -1,0 +1,197 @@
+//! NCCL's logger is a variadic C function, so this one is as well: compiled by the system's C compiler.
+#![cfg(not(miri))] // miri runs no C
+
+use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::path::Path;
+use std::process::Command;
+use std::ptr;
+use std::sync::Mutex;
+
+use nccl_net_versions::abi::*;
+use nccl_net_versions::*;
+
+/// Formats like NCCL's and hands the line on.
+const C: &str = r#"
+#include <stdarg.h>
+#include <stdio.h>
+#include "nccl/types.h"
+void (*sink)(int level, unsigned long flags, const char* file, int line, const char* fmt, const char* text);
+void logger(ncclDebugLogLevel level, unsigned long flags, const char* file, int line, const char* fmt, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof(text), fmt, args);
+  va_end(args);
+  sink((int)level, flags, file, line, fmt, text);
+}
+"#;
+
+type Sink = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+
+/// Level, flags, file, line, format, text.
+type Line = (c_int, c_ulong, String, c_int, String, String);
+
+static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn sink(
+    level: c_int,
+    flags: c_ulong,
+    file: *const c_char,
+    line: c_int,
+    fmt: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: the C code above passes strings.
+    let [file, fmt, text] =
+        [file, fmt, text].map(|s| unsafe { CStr::from_ptr(s) }.to_string_lossy().into_owned());
+    LINES.lock().expect("one test").push((level, flags, file, line, fmt, text));
+}
+
+/// Logs once on each level when it is asked for its devices; refuses with the default words.
+struct Talker;
+
+static LOGGER: Mutex<Option<Logger>> = Mutex::new(None);
+
+impl NetPlugin for Talker {
+    const NAME: &'static CStr = c"Talker";
+    const VDEVICES: bool = false;
+    const DMABUF: bool = false;
+    type Context = ();
+    type Listen = ();
+    type Send = ();
+    type Recv = ();
+    type Mr = ();
+    type Request = ();
+
+    fn panicked(_: &'static str) {}
+    fn init(args: &Init) -> Result<(), Failure> {
+        *LOGGER.lock().expect("one test") = Some(args.logger);
+        Ok(())
+    }
+    fn finalize((): ()) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn devices() -> Result<usize, Failure> {
+        let logger = LOGGER.lock().expect("one test").expect("init came first");
+        logger.log(Level::Warn, NCCL_NET, c"a.rs", 1, c"%n%s%d 100%");
+        logger.log(Level::Info, NCCL_INIT | NCCL_NET, c"b.rs", 2, c"info");
+        logger.log(Level::Trace, NCCL_ALL, c"c.rs", 3, c"");
+        Ok(1)
+    }
+    fn properties(_: usize) -> Result<Properties, Failure> {
+        Err(Failure::InvalidUsage)
+    }
+    fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
+        Err(Failure::InvalidUsage)
+    }
+    fn set_net_attr((): &(), _: &NetAttr) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn listen((): &(), _: usize, _: &mut HandleBuf) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn connect((): &(), _: usize, _: &CommConfig, _: &mut HandleBuf) -> Result<Option<()>, Failure> {
+        Ok(Some(()))
+    }
+    fn accept((): &()) -> Result<Option<()>, Failure> {
+        Ok(Some(()))
+    }
+    fn reg_mr_send((): &(), _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn reg_mr_recv((): &(), _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn dereg_mr((): ()) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn isend<'a>(
+        (): &'a (),
+        _: Buffer,
+        _: c_int,
+        _: Option<&()>,
+        _: ProfilerHandle,
+    ) -> Result<Option<&'a Tagged<()>>, Failure> {
+        Ok(None)
+    }
+    fn irecv<'a>((): &'a (), _: &[RecvBuffer<'_, Self>], _: bool) -> Result<Option<&'a Tagged<()>>, Failure> {
+        Ok(None)
+    }
+    fn iflush<'a>((): &'a (), _: &[(Buffer, Option<&()>)]) -> Result<Option<&'a Tagged<()>>, Failure> {
+        Ok(None)
+    }
+    fn test((): &()) -> Result<Option<Sizes>, Failure> {
+        Ok(None)
+    }
+    fn close_send((): ()) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn close_recv((): ()) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn close_listen((): ()) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// Builds the C logger and loads it for the rest of the process.
+fn c_logger() -> ncclDebugLogger_t {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (source, object) = (dir.path().join("logger.c"), dir.path().join("logger.so"));
+    std::fs::write(&source, C).expect("the folder is writable");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../abi/include");
+    let cc = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let out = Command::new(&cc)
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&object)
+        .arg("-I")
+        .arg(include)
+        .arg(&source)
+        .output()
+        .unwrap_or_else(|e| panic!("{}: {e}; the test needs a C compiler", cc.display()));
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    // SAFETY: the library has no initialisers; it stays loaded, and both symbols have these types.
+    unsafe {
+        let library = Box::leak(Box::new(libloading::Library::new(&object).expect("just built")));
+        let place = library.get::<*mut Option<Sink>>(b"sink").expect("defined");
+        place.write(Some(sink));
+        *library.get::<ncclDebugLogger_t>(b"logger").expect("defined")
+    }
+}
+
+#[test]
+fn lines_reach_a_c_logger_whole_and_never_as_a_format() {
+    let table = nccl_net_versions::v8::table::<Talker>();
+    let lines = || std::mem::take(&mut *LINES.lock().expect("one test"));
+    let line = |level, flags, file: &str, number, text: &str| {
+        (level, flags, file.to_owned(), number, "%s".to_owned(), text.to_owned())
+    };
+    let mut n = 0;
+    let mut request = ptr::null_mut();
+    // SAFETY: the calls of a table in their order, with pointers that are ours or that must be refused.
+    unsafe {
+        let isend = table.isend.expect("always there");
+        let nil = ptr::null_mut();
+        // Before init there is nowhere to log to.
+        assert_eq!(isend(nil, nil, -1, 0, nil, &raw mut request), ncclInvalidArgument);
+        assert_eq!(table.init.expect("always there")(c_logger()), ncclSuccess);
+        assert_eq!(table.devices.expect("always there")(&raw mut n), ncclSuccess);
+        assert_eq!(
+            lines(),
+            [
+                line(2, 16, "a.rs", 1, "%n%s%d 100%"),
+                line(3, 17, "b.rs", 2, "info"),
+                line(5, c_ulong::MAX, "c.rs", 3, ""),
+            ]
+        );
+        // What the adapters refuse is a WARN that names plugin, call and fault.
+        assert_eq!(isend(nil, nil, -1, 0, nil, &raw mut request), ncclInvalidArgument);
+        let refusal = "NET/Talker : isend: sendComm is NULL";
+        assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, refusal)]);
+        // What the plugin refuses is the plugin's to log.
+        let get = table.getProperties.expect("always there");
+        let mut props = std::mem::MaybeUninit::uninit();
+        assert_eq!(get(0, props.as_mut_ptr()), ncclInvalidUsage);
+        assert_eq!(lines(), []);
+    }
+}

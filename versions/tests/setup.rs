@@ -1,0 +1,285 @@
+//! init, finalize, devices, virtual devices, attributes: every table against a recording fake.
+
+#[macro_use]
+mod common;
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+
+use common::net::STALE;
+use common::{Act, Fake, Net, Rig, record};
+use nccl_net_versions::abi::*;
+use nccl_net_versions::{Failure, Refusal};
+
+every_version! {
+    fn init_tells_the_plugin_what_the_version_says(rig) {
+        let mut ctx = STALE;
+        assert_eq!(rig.net.init(&raw mut ctx, 7, Some(3), None, None), ncclSuccess);
+        let said = if rig.version < 11 { "id=0 class=None" } else { "id=7 class=Some(3)" };
+        assert_eq!(rig.record.calls(), [format!("init v{} {said}", rig.version)]);
+        let comm = rig.listen(ctx);
+        assert_eq!(rig.record.calls()[1], "listen ctx=1 dev=0 dirt=0");
+        assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+    }
+}
+
+every_version! {
+    fn a_process_has_one_context_before_v11_and_a_communicator_its_own_after(rig) {
+        let (first, second) = (rig.init(), rig.init());
+        let (a, b) = (rig.listen(first), rig.listen(second));
+        let listens = rig.record.calls_of("listen");
+        if rig.version < 11 {
+            assert_eq!(rig.record.calls_of("init").len(), 1);
+            assert_eq!(listens, ["listen ctx=1 dev=0 dirt=0"; 2]);
+        } else {
+            assert_ne!(first, second);
+            assert_eq!(rig.record.calls_of("init").len(), 2);
+            assert_eq!(listens, ["listen ctx=1 dev=0 dirt=0", "listen ctx=2 dev=0 dirt=0"]);
+        }
+        for comm in [a, b] {
+            assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+        }
+    }
+}
+
+every_version! {
+    fn init_that_failed_is_tried_again(rig) {
+        rig.record.act("init", Act::Fail(Failure::System));
+        // NCCL may leave another plugin's context there.
+        let mut ctx = STALE;
+        assert_eq!(rig.net.init(&raw mut ctx, 7, None, None, None), ncclSystemError);
+        if rig.version >= 11 {
+            assert!(ctx.is_null());
+        }
+        // As 2.28.3 to 2.29.3 do.
+        assert_eq!(rig.net.finalize(ptr::null_mut()), ncclSuccess);
+        rig.record.normal("init");
+        let ctx = rig.init();
+        assert_eq!(rig.record.calls_of("init").len(), 2);
+        assert!(rig.record.calls_of("finalize").is_empty());
+        let comm = rig.listen(ctx);
+        assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+    }
+}
+
+every_version! {
+    fn no_context_is_an_error(rig) {
+        let (mut handle, mut comm) = ([0u8; 128], STALE);
+        let expected = if rig.version < 11 { ncclInvalidUsage } else { ncclInvalidArgument };
+        for ctx in [ptr::null_mut(), STALE] {
+            let rc = rig.net.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut comm);
+            assert_eq!(rc, expected);
+            assert!(comm.is_null());
+            comm = STALE;
+            let rc = rig.net.connect(
+                ctx, 0, None, handle.as_mut_ptr().cast(), &raw mut comm, ptr::null_mut(),
+            );
+            assert_eq!(rc, expected);
+            assert!(comm.is_null());
+            comm = STALE;
+        }
+        assert!(rig.record.calls().is_empty());
+    }
+}
+
+every_version! {
+    fn devices_are_counted(rig) {
+        let mut n: c_int = -9;
+        assert_eq!(rig.net.devices(&raw mut n), ncclSuccess);
+        assert_eq!(n, 2);
+        rig.record.act("devices", Act::Fail(Failure::System));
+        assert_eq!(rig.net.devices(&raw mut n), ncclSystemError);
+        assert_eq!(n, 0);
+        assert_eq!(rig.net.devices(ptr::null_mut()), ncclInvalidArgument);
+        assert_eq!(rig.record.refusal(), Some(("devices", Refusal::Null("ndev"))));
+    }
+}
+
+every_version! {
+    fn the_name_is_the_plugins(rig) {
+        // SAFETY: a table's name is a string that lives as long as the program.
+        assert_eq!(unsafe { CStr::from_ptr(rig.net.name()) }, c"Fake");
+    }
+}
+
+#[test]
+fn versions_up_to_10_share_the_context_of_the_process() {
+    const ID: u32 = 1;
+    let (old, new) = (Rig::<ID> { version: 6, ..Rig::new(6) }, Rig::<ID>::new(10));
+    old.init();
+    new.init();
+    assert_eq!(record(ID).calls_of("init"), ["init v6 id=0 class=None"]);
+    let comm = new.listen(ptr::null_mut());
+    assert_eq!(record(ID).calls_of("listen"), ["listen ctx=1 dev=0 dirt=0"]);
+    assert_eq!(old.net.close_listen(comm), ncclSuccess);
+}
+
+#[test]
+fn two_plugins_in_one_process_have_a_context_each() {
+    let (one, two) = (Rig::<2>::new(8), Rig::<3>::new(8));
+    one.init();
+    two.record.act("init", Act::Fail(Failure::System));
+    assert_eq!(two.net.init(ptr::null_mut(), 0, None, None, None), ncclSystemError);
+    let comm = one.listen(ptr::null_mut());
+    // A handle of one is not the other's.
+    assert_eq!(two.net.close_listen(comm), ncclInvalidArgument);
+    assert_eq!(one.net.close_listen(comm), ncclSuccess);
+}
+
+#[test]
+fn threads_that_init_at_once_make_one_context() {
+    const ID: u32 = 4;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                Rig::<ID>::new(9).init();
+            });
+        }
+    });
+    assert_eq!(record(ID).calls_of("init").len(), 1);
+}
+
+/// The tests of what only v11 and v12 have.
+fn of_communicators<const ID: u32>(version: u32) {
+    let rig = Rig::<ID>::new(version);
+    let net = rig.net;
+    // NULL config: nothing is defined; -1 is NCCL's word for undefined.
+    for class in [None, Some(-1)] {
+        let mut ctx = STALE;
+        assert_eq!(net.init(&raw mut ctx, 1, class, None, None), ncclSuccess);
+        assert_eq!(rig.record.calls().last(), Some(&format!("init v{version} id=1 class=None")));
+        assert_eq!(net.finalize(ctx), ncclSuccess);
+    }
+    assert_eq!(net.init(ptr::null_mut(), 1, None, None, None), ncclInvalidArgument);
+    assert_eq!(rig.record.refusal(), Some(("init", Refusal::Null("ctx"))));
+    assert_eq!(rig.record.calls_of("init").len(), 2);
+
+    // Each context is finalized once, and nothing but a context is.
+    let (first, second) = (rig.init(), rig.init());
+    let comm = rig.listen(second);
+    assert_eq!(net.finalize(first), ncclSuccess);
+    assert_eq!(net.finalize(first), ncclInvalidArgument);
+    assert_eq!(net.finalize(STALE), ncclInvalidArgument);
+    assert_eq!(net.finalize(comm), ncclInvalidArgument);
+    assert_eq!(rig.record.calls_of("finalize").len(), 3);
+    let wrong = Refusal::WrongHandle { what: "ctx", expected: "context" };
+    assert_eq!(rig.record.refusal(), Some(("finalize", wrong)));
+    assert_eq!(net.close_listen(comm), ncclSuccess);
+    rig.record.act("finalize", Act::Fail(Failure::Remote));
+    assert_eq!(net.finalize(second), ncclRemoteError);
+    // Gone all the same.
+    assert_eq!(net.finalize(second), ncclInvalidArgument);
+}
+
+#[test]
+fn v11_contexts() {
+    of_communicators::<11>(11);
+}
+
+#[test]
+fn v12_contexts() {
+    of_communicators::<12>(12);
+}
+
+#[test]
+fn attributes_arrive_whole() {
+    let side = |x| v11::CommAttr {
+        maxConcurrentPeers: x,
+        minConcurrentPeers: x + 1,
+        maxFlowsPerPeer: x + 2,
+        minFlowsPerPeer: -1,
+    };
+    let mut attr =
+        v11::NetAttr { sendCommAttr: side(10), recvCommAttr: side(20), op: 0x7FFF, algo: u32::MAX, proto: 5 };
+    let set11 = nccl_net_versions::v11::table::<Fake<5>>().setNetAttr.expect("in v11");
+    let set12 = nccl_net_versions::v12::table::<Fake<5>>().setNetAttr.expect("in v12");
+    let rig = Rig::<5>::new(12);
+    let ctx = rig.init();
+    for set in [set11, set12] {
+        // SAFETY: a live context and attributes that are ours.
+        assert_eq!(unsafe { set(ctx, &raw mut attr) }, ncclSuccess);
+        let call = rig.record.calls().last().cloned().unwrap_or_default();
+        assert!(call.starts_with("set_net_attr ctx=1 "), "{call}");
+        for part in [
+            "send: CommAttr { max_concurrent_peers: 10, min_concurrent_peers: 11, max_flows_per_peer: 12",
+            "recv: CommAttr { max_concurrent_peers: 20, min_concurrent_peers: 21, max_flows_per_peer: 22",
+            "min_flows_per_peer: -1 }, op: 32767, algo: 4294967295, proto: 5",
+        ] {
+            assert!(call.contains(part), "{part} in {call}");
+        }
+        // SAFETY: NULL is refused.
+        assert_eq!(unsafe { set(ctx, ptr::null_mut()) }, ncclInvalidArgument);
+        // SAFETY: as above.
+        assert_eq!(unsafe { set(ptr::null_mut(), &raw mut attr) }, ncclInvalidArgument);
+    }
+    assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+}
+
+/// Joins devices through the slot of one version, which has room for `max`.
+macro_rules! vdevices {
+    ($($test:ident: $version:ident, $id:literal, $max:literal;)+) => {$(
+        #[test]
+        fn $test() {
+            let make = nccl_net_versions::$version::table::<Fake<$id>>().makeVDevice.expect("offered");
+            let mut props = $version::VDeviceProps { ndevs: $max, devs: core::array::from_fn(|i| i as c_int) };
+            let mut d: c_int = -9;
+            // SAFETY: both are ours.
+            assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
+            assert_eq!(d, 2);
+            let all: Vec<c_int> = (0..$max).collect();
+            assert_eq!(record($id).calls(), [format!("make_vdevice {all:?}")]);
+            for (ndevs, dev) in [(0, 0), (-1, 0), ($max + 1, 0), (c_int::MAX, 0), (c_int::MIN, 0), (1, -1)] {
+                props.ndevs = ndevs;
+                props.devs[0] = dev;
+                d = 5;
+                // SAFETY: both are ours.
+                assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclInvalidArgument, "{ndevs}");
+                assert_eq!(d, -1);
+            }
+            props = $version::VDeviceProps { ndevs: 1, ..props };
+            props.devs[0] = 1;
+            // 2.24 to 2.26 do this for every physical device.
+            // SAFETY: both are ours.
+            assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
+            // SAFETY: NULL is refused.
+            assert_eq!(unsafe { make(ptr::null_mut(), &raw mut props) }, ncclInvalidArgument);
+            // SAFETY: as above.
+            assert_eq!(unsafe { make(&raw mut d, ptr::null_mut()) }, ncclInvalidArgument);
+            assert_eq!(record($id).calls().len(), 2);
+        }
+    )+};
+}
+
+vdevices! {
+    v9_joins_up_to_four: v9, 20, 4;
+    v10_joins_up_to_four: v10, 21, 4;
+    v11_joins_up_to_four: v11, 22, 4;
+    v12_joins_up_to_eight: v12, 23, 8;
+}
+
+#[test]
+fn optional_slots_are_null_where_the_plugin_lacks_them() {
+    type Full = Fake<30>;
+    type Plain = Fake<30, false>;
+    for version in 6..=12 {
+        assert!(Net::of::<Full>(version).has_reg_mr_dma_buf(), "v{version}");
+        assert!(!Net::of::<Plain>(version).has_reg_mr_dma_buf(), "v{version}");
+    }
+    assert!(nccl_net_versions::v9::table::<Plain>().makeVDevice.is_none());
+    assert!(nccl_net_versions::v10::table::<Plain>().makeVDevice.is_none());
+    assert!(nccl_net_versions::v11::table::<Plain>().makeVDevice.is_none());
+    assert!(nccl_net_versions::v12::table::<Plain>().makeVDevice.is_none());
+}
+
+#[test]
+fn device_side_slots_are_null_and_the_others_are_not() {
+    macro_rules! slots {
+        ($($version:ident)+) => {$(
+            let table = nccl_net_versions::$version::table::<Fake<31>>();
+            assert!(table.getDeviceMr.is_none() && table.irecvConsumed.is_none(), stringify!($version));
+        )+};
+    }
+    slots!(v7 v8 v9 v10 v11 v12);
+    assert!(nccl_net_versions::v11::table::<Fake<31, false>>().finalize.is_some());
+    assert!(nccl_net_versions::v12::table::<Fake<31, false>>().finalize.is_some());
+}
