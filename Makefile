@@ -1,0 +1,63 @@
+# The only entry points: people, CI and the README use these targets.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+# For the verbs bindings; looked for in each recipe, since setup may just have installed it.
+ifndef LIBCLANG_PATH
+export LIBCLANG_PATH = $(shell scripts/libclang.sh)
+endif
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Install what is missing (Debian, Ubuntu), or say what is
+	@scripts/setup.sh
+
+.PHONY: demo
+demo: build ## Build, then move data over two simulated rails through every table, each byte checked
+	@scripts/demo.sh
+
+.PHONY: test
+test: build ## Build, then run all tests
+	@cargo test --workspace
+
+.PHONY: check
+check: setup check-fmt check-clippy check-doc check-deny ## Format, lints, documentation, dependencies
+
+.PHONY: check-fmt check-clippy check-doc check-deny
+check-fmt check-clippy check-doc check-deny:
+	@echo "== $(@:check-%=%)"
+	@scripts/check.sh $(@:check-%=%)
+
+.PHONY: advisories
+advisories: ## Look for known vulnerabilities in dependencies (needs the network)
+	@scripts/check.sh advisories
+
+.PHONY: miri
+miri: ## Run the tests of the unsafe border and of the protocol under miri, where it is installed
+	@scripts/check.sh miri
+
+.PHONY: build
+build: setup ## Build the plugin, mpib and softverbs into build/
+	@scripts/build.sh
+
+.PHONY: install
+install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in front
+	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
+
+.PHONY: bench
+bench: build ## Measure the plugin over softverbs without a rate limit: latency, message rate, throughput
+	@scripts/bench.sh
+
+.PHONY: clean
+clean: ## Remove build/ and cargo's target/
+	@rm -rf build
+	@cargo clean

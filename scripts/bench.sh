@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# What the plugin itself costs: two rails of software without a rate limit, so the processor is what is measured.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export SOFTVERBS_DEVICES='sout:addr=192.168.200.1/24;sup:addr=192.168.201.1/24'
+export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup
+unset NCCL_IB_HCA NCCL_IB_GID_INDEX MPIB_OOB_IF NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY SOFTVERBS_FABRIC SOFTVERBS_REPORT
+
+run() {
+    echo "== $1"
+    shift
+    build/mpib perf --time "${TIME:-1}" "$@"
+}
+run "latency: one message in flight" --depth 1 --sizes 8,4K,64K
+run "message rate: 32 in flight" --depth 32 --sizes 8,4K,64K
+run "groups of 8 receives" --receives 8 --sizes 8,4K,64K
+run "throughput, bytes not checked" --no-check --sizes 256K..64M
+run "both directions" --no-check --bidirectional --sizes 256K..64M

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds the plugin, mpib and softverbs, and puts them under build/. usage: build.sh [PROFILE]   (release or dev)
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+profile=${1:-release}
+target=${CARGO_TARGET_DIR:-target}
+case $profile in
+    dev) out=$target/debug ;;
+    *) out=$target/$profile ;;
+esac
+
+# In one step, so that a process that has the old file open keeps it, and no test sees half a file.
+put() {
+    mkdir -p "$(dirname "$2")"
+    cp "$1" "$2.new"
+    mv -f "$2.new" "$2"
+}
+
+cargo build --profile "$profile" -p nccl-net-mpib -p mpib
+put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
+put "$out/mpib" build/mpib
+# NCCL looks for this name when it is told none.
+ln -sfn libnccl-net-mpib.so build/libnccl-net.so
+softverbs/build-libibverbs.sh build/softverbs "$profile"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|miri
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+deny_version=0.20.2
+
+say() { echo "check: $*" >&2; }
+
+cargo_deny() {
+    if ! cargo deny --version >/dev/null 2>&1; then
+        say "installing cargo-deny $deny_version (once, some minutes)"
+        cargo install --locked cargo-deny --version "$deny_version"
+    fi
+    cargo deny "$@"
+}
+
+case ${1:-} in
+    fmt) cargo fmt --all --check ;;
+    clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
+    doc) RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items ;;
+    deny) cargo_deny check bans licenses sources ;;
+    advisories)
+        if ! cargo_deny fetch db; then
+            say "the advisory database could not be fetched (it comes from the network): nothing was checked"
+            exit 1
+        fi
+        cargo_deny check --disable-fetch advisories
+        ;;
+    miri)
+        if ! cargo +nightly miri --version >/dev/null 2>&1; then
+            say "skipped: no miri (rustup +nightly component add miri)"
+            exit 0
+        fi
+        # The parts without verbs, sockets and C: the border's adapters, and the protocol's arithmetic.
+        export PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
+        cargo +nightly miri test -p nccl-net-versions
+        cargo +nightly miri test -p nccl-net-mpib --lib proto::
+        ;;
+    *)
+        echo "usage: $0 fmt|clippy|doc|deny|advisories|miri" >&2
+        exit 2
+        ;;
+esac

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Installs what "make build" left. usage: install.sh PREFIX [DESTDIR]
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+prefix=${1:?usage: install.sh PREFIX [DESTDIR]}
+root=${2:-}$prefix
+
+for file in build/libnccl-net-mpib.so build/mpib build/softverbs/libibverbs.so.1; do
+    if [ ! -f "$file" ]; then
+        echo "install: there is no $file; run \"make build\" first (as yourself, not as root)" >&2
+        exit 1
+    fi
+done
+install -d "$root/lib/mpib/softverbs" "$root/bin"
+install -m 755 build/libnccl-net-mpib.so "$root/lib/libnccl-net-mpib.so"
+ln -sfn libnccl-net-mpib.so "$root/lib/libnccl-net.so"
+install -m 755 build/mpib "$root/bin/mpib"
+# Under a folder of its own: on the default library path it would take the place of the real libibverbs.
+install -m 755 build/softverbs/libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so.1"
+echo "installed under $root"
