@@ -4,6 +4,7 @@
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod log;
 #[forbid(unsafe_code)]
 pub mod proto;
 pub mod route;

@@ -1,0 +1,16 @@
+//! Link arguments of the plugin file.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    for arg in [
+        "-Wl,-soname,libnccl-net-mpib.so",
+        // NCCL unloads a plugin and loads it again, in some releases without init and with pointers that it kept:
+        // the file stays mapped, and finds its live state.
+        "-Wl,-z,nodelete",
+        // A missing symbol is an error of dlopen, not of a call hours later.
+        "-Wl,-z,now",
+        "-Wl,-z,relro",
+    ] {
+        println!("cargo::rustc-cdylib-link-arg={arg}");
+    }
+}

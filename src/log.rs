@@ -1,0 +1,132 @@
+//! From `tracing` to NCCL's logger.
+//!
+//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an operator who
+//! set `NCCL_DEBUG=INFO`; DEBUG and TRACE are both NCCL's TRACE. The target says the subsystem: `init`, `env` or `net`.
+
+use std::ffi::{CString, c_int, c_ulong};
+use std::fmt::{self, Write};
+use std::sync::{Once, PoisonError, RwLock};
+
+use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
+use nccl_net_versions::{Level, Logger};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+/// The logger of the last init. NCCL may unload and load again, and then brings another one.
+static LOGGER: RwLock<Option<Logger>> = RwLock::new(None);
+
+/// Sends lines to `logger` from now on. Before the first call lines go nowhere.
+pub fn install(logger: Logger) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // An error means that the process, a test, has a subscriber of its own; a plugin file never does, since
+        // it links its own copy of `tracing`.
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(ToNccl));
+    });
+    *LOGGER.write().unwrap_or_else(PoisonError::into_inner) = Some(logger);
+}
+
+struct ToNccl;
+
+impl<S: Subscriber> Layer<S> for ToNccl {
+    /// Only this project's lines, not those of its libraries.
+    fn enabled(&self, meta: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        let target = meta.target();
+        matches!(target, "init" | "env" | "net") || target.starts_with("nccl_net_")
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        // Copied out: NCCL's logger takes its own lock and must not run under ours.
+        let logger = *LOGGER.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(logger) = logger else { return };
+        let meta = event.metadata();
+        let mut line = Line(String::from("NET/MPIB : "));
+        event.record(&mut line);
+        let file = c_string(meta.file().unwrap_or("?"));
+        let number = c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0);
+        logger.log(level(*meta.level()), flags(meta.target()), &file, number, &c_string(&line.0));
+    }
+}
+
+fn level(level: tracing::Level) -> Level {
+    match level {
+        tracing::Level::ERROR | tracing::Level::WARN => Level::Warn,
+        tracing::Level::INFO => Level::Info,
+        tracing::Level::DEBUG | tracing::Level::TRACE => Level::Trace,
+    }
+}
+
+fn flags(target: &str) -> c_ulong {
+    match target {
+        "init" => NCCL_INIT | NCCL_NET,
+        "env" => NCCL_ENV,
+        _ => NCCL_NET,
+    }
+}
+
+/// One line of text: whatever would end the string or the line is replaced.
+fn c_string(text: &str) -> CString {
+    CString::new(crate::proto::printable(text)).unwrap_or_default()
+}
+
+/// The message, then fields as ` name=value`.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a String cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{value:?}"),
+            name => write!(self.0, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    type Seen = (Level, c_ulong, String, String);
+    static FIRST: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
+    static SECOND: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
+
+    fn keep(list: &Mutex<Vec<Seen>>, level: Level, flags: c_ulong, file: &CStr, text: &CStr) {
+        let line = (level, flags, file.to_string_lossy().into_owned(), text.to_string_lossy().into_owned());
+        // Other tests of this process log as well.
+        if line.3.contains("log test") {
+            list.lock().unwrap().push(line);
+        }
+    }
+
+    #[test]
+    fn lines_reach_the_logger_of_the_last_init() {
+        tracing::warn!(target: "net", "log test: before init");
+        install(Logger::from_fn(|level, flags, file, _, text| keep(&FIRST, level, flags, file, text)));
+        tracing::warn!(target: "net", "log test: {} %s %n", 1);
+        tracing::info!(target: "init", rail = 1, "log test: two\nlines\0");
+        tracing::debug!("log test: three");
+        tracing::info!(target: "env", "log test: four");
+        tracing::error!(target: "mio", "log test: of a library");
+        install(Logger::from_fn(|level, flags, file, _, text| keep(&SECOND, level, flags, file, text)));
+        tracing::warn!(target: "net", "log test: five");
+        let texts = |list: &Mutex<Vec<Seen>>| {
+            let seen = list.lock().unwrap();
+            assert!(seen.iter().all(|s| s.2.ends_with("src/log.rs")));
+            seen.iter().map(|s| (s.0, s.1, s.3.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            texts(&FIRST),
+            [
+                (Level::Warn, NCCL_NET, "NET/MPIB : log test: 1 %s %n".into()),
+                (Level::Info, NCCL_INIT | NCCL_NET, "NET/MPIB : log test: two?lines? rail=1".into()),
+                (Level::Trace, NCCL_NET, "NET/MPIB : log test: three".into()),
+                (Level::Info, NCCL_ENV, "NET/MPIB : log test: four".into()),
+            ]
+        );
+        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_NET, "NET/MPIB : log test: five".into())]);
+    }
+}
