@@ -1,6 +1,8 @@
 //! One NCCL network plugin for every interface version.
 
 #[forbid(unsafe_code)]
+pub mod bootstrap;
+#[forbid(unsafe_code)]
 pub mod config;
 pub mod device;
 pub mod error;

@@ -1,0 +1,292 @@
+//! Connecting: several addresses, one winner.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::Token;
+use mio::net::TcpStream;
+
+use super::link::Link;
+use super::reactor::{Core, Entry};
+use super::socket;
+use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
+
+/// How long an address has before the next one is tried beside it.
+const STAGGER: Duration = Duration::from_millis(100);
+/// How long to wait before an address that connected, and then closed without an answer, is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// The tries of one channel.
+#[derive(Debug)]
+pub(super) struct Connector {
+    link: Arc<Link>,
+    /// Not tried yet, or again from the given time on.
+    targets: VecDeque<(Instant, SocketAddr)>,
+    attempts: Vec<Token>,
+    /// The last failure of each address.
+    failures: Vec<(SocketAddr, String)>,
+    hello: Arc<[u8]>,
+    token: Nonce,
+    timeout: Duration,
+    until: Instant,
+    /// Not before this is a further address tried while others are under way.
+    next: Instant,
+}
+
+impl Connector {
+    pub(super) fn new(
+        link: Arc<Link>,
+        targets: Vec<SocketAddr>,
+        hello: Vec<u8>,
+        token: Nonce,
+        timeout: Duration,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            link,
+            targets: targets.into_iter().map(|t| (now, t)).collect(),
+            attempts: Vec::new(),
+            failures: Vec::new(),
+            hello: hello.into(),
+            token,
+            timeout,
+            until: now + timeout,
+            next: now,
+        }
+    }
+
+    /// Starts what is due. `None` when it has failed.
+    pub(super) fn on_timer(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+        loop {
+            let now = Instant::now();
+            if now >= self.until {
+                let text =
+                    format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
+                return self.give_up(&text, core);
+            }
+            let due = self.targets.iter().position(|(when, _)| *when <= now);
+            let Some(due) = due.filter(|_| self.attempts.is_empty() || now >= self.next) else { break };
+            if let Some((_, addr)) = self.targets.remove(due) {
+                self.next = now + STAGGER;
+                match Attempt::start(me, addr, &self.hello, self.token, core) {
+                    Ok(token) => self.attempts.push(token),
+                    Err(e) => self.note(addr, e.to_string()),
+                }
+            }
+        }
+        if self.attempts.is_empty() && self.targets.is_empty() {
+            return self.give_up("none of its addresses answers", core);
+        }
+        let soonest = self.targets.iter().map(|(when, _)| *when).min().map(|t| t.max(self.next));
+        core.wake_at(soonest.map_or(self.until, |t| t.min(self.until)), me);
+        Some(Entry::Connector(self))
+    }
+
+    fn note(&mut self, addr: SocketAddr, why: String) {
+        self.failures.retain(|(a, _)| *a != addr);
+        self.failures.push((addr, why));
+    }
+
+    fn give_up(self, why: &str, core: &mut Core) -> Option<Entry> {
+        let mut tried: Vec<String> = self.failures.iter().map(|(addr, e)| format!("{addr}: {e}")).collect();
+        let pending = self.attempts.iter().filter_map(|t| core.attempt_state(*t));
+        tried.extend(pending);
+        tried.extend(
+            self.targets
+                .iter()
+                .filter(|t| !self.failures.iter().any(|f| f.0 == t.1))
+                .map(|t| format!("{}: not tried", t.1)),
+        );
+        self.end(format!("cannot connect to the peer's listener: {why}; tried {}", tried.join("; ")), core)
+    }
+
+    fn end(self, why: String, core: &mut Core) -> Option<Entry> {
+        self.link.fail(why);
+        self.close(core);
+        None
+    }
+
+    /// Closes what is under way.
+    pub(super) fn close(self, core: &mut Core) {
+        for token in self.attempts {
+            core.remove(token);
+        }
+    }
+
+    /// One of its tries has come to a result.
+    pub(super) fn on_result(
+        mut self,
+        me: Token,
+        attempt: Token,
+        addr: SocketAddr,
+        result: Outcome,
+        core: &mut Core,
+    ) -> Option<Entry> {
+        self.attempts.retain(|t| *t != attempt);
+        match result {
+            Outcome::Welcome(mut stream, rest) => {
+                // The channel's own number from here on; a change of registration tells of what waits to be read.
+                if let Err(e) = core.reregister(&mut stream, me) {
+                    return self.end(format!("{addr}: {e}"), core);
+                }
+                let link = Arc::clone(&self.link);
+                self.close(core);
+                link.establish(stream, rest);
+                Some(Entry::Link(link))
+            }
+            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), core),
+            Outcome::Unanswered(why) => {
+                self.note(addr, why);
+                self.targets.push_back((Instant::now() + AGAIN, addr));
+                self.on_timer(me, core)
+            }
+            Outcome::Failed(why) => {
+                self.note(addr, why);
+                self.on_timer(me, core)
+            }
+        }
+    }
+}
+
+/// How a try can end.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The listener's answer; what came behind it.
+    Welcome(TcpStream, Vec<u8>),
+    /// The listener's reason.
+    Refused(String),
+    /// It connected and closed: a busy listener may do so, or another host.
+    Unanswered(String),
+    /// There is nothing.
+    Failed(String),
+}
+
+/// One address being tried.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    connector: Token,
+    stream: TcpStream,
+    addr: SocketAddr,
+    connected: bool,
+    hello: Arc<[u8]>,
+    sent: usize,
+    read: Vec<u8>,
+    token: Nonce,
+}
+
+impl Attempt {
+    fn start(
+        connector: Token,
+        addr: SocketAddr,
+        hello: &Arc<[u8]>,
+        token: Nonce,
+        core: &mut Core,
+    ) -> io::Result<Token> {
+        let mut stream = TcpStream::connect(addr)?;
+        socket::tune(&stream)?;
+        let me = core.next_token();
+        core.register(&mut stream, me)?;
+        let hello = Arc::clone(hello);
+        core.insert(
+            me,
+            Entry::Attempt(Self {
+                connector,
+                stream,
+                addr,
+                connected: false,
+                hello,
+                sent: 0,
+                read: Vec::new(),
+                token,
+            }),
+        );
+        Ok(me)
+    }
+
+    /// For the sentence of a connector that gives up.
+    pub(super) fn describe(&self) -> String {
+        format!(
+            "{}: {}",
+            self.addr,
+            if self.connected { "connected, no answer" } else { "no connection yet" }
+        )
+    }
+
+    /// Goes on. Tells its connector when it has come to a result.
+    pub(super) fn on_ready(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+        let result = match self.advance() {
+            Ok(None) => return Some(Entry::Attempt(self)),
+            Ok(Some(outcome)) => outcome.with(self.stream, &self.read),
+            Err(e) if self.connected => Outcome::Unanswered(e.to_string()),
+            Err(e) => Outcome::Failed(e.to_string()),
+        };
+        core.settle(self.connector, me, self.addr, result);
+        None
+    }
+
+    fn advance(&mut self) -> io::Result<Option<Answer>> {
+        if !self.connected {
+            if let Some(e) = self.stream.take_error()? {
+                return Err(e);
+            }
+            match self.stream.peer_addr() {
+                Ok(_) => self.connected = true,
+                Err(e) if e.kind() == ErrorKind::NotConnected => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+        while self.sent < self.hello.len() {
+            match self.stream.write(&self.hello[self.sent..]) {
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
+            }
+        }
+        let mut chunk = [0; 1024];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        ErrorKind::UnexpectedEof,
+                        "connected, then closed without an answer",
+                    ));
+                }
+                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(e),
+            }
+            let stranger = |e: String| io::Error::other(format!("answers, but not as an MPIB listener: {e}"));
+            let len = match Peeked::at(&self.read).map_err(|e| stranger(e.to_string()))? {
+                Peeked::Partial => continue,
+                Peeked::Whole { len } => len,
+            };
+            let end = HEADER_BYTES + len;
+            return match Message::decode(&self.read[HEADER_BYTES..end]) {
+                Ok(Message::Welcome { token }) if token == self.token => Ok(Some(Answer::Welcome(end))),
+                Ok(Message::Refuse { reason }) => Ok(Some(Answer::Refuse(reason))),
+                Ok(other) => Err(stranger(format!("it sent {}", other.name()))),
+                Err(e) => Err(stranger(e.to_string())),
+            };
+        }
+    }
+}
+
+/// The listener's first frame; where it ends.
+enum Answer {
+    Welcome(usize),
+    Refuse(String),
+}
+
+impl Answer {
+    fn with(self, stream: TcpStream, read: &[u8]) -> Outcome {
+        match self {
+            Self::Welcome(end) => Outcome::Welcome(stream, read[end..].to_vec()),
+            Self::Refuse(reason) => Outcome::Refused(reason),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Connections of strangers: nothing is believed until a whole HELLO with the right nonce is there.
+
+use std::io::{ErrorKind, Read};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::Token;
+use mio::net::TcpStream;
+use subtle::ConstantTimeEq;
+
+use super::link::Link;
+use super::reactor::{Core, Entry};
+use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
+
+/// A connection that has not shown its HELLO.
+#[derive(Debug)]
+pub(super) struct HalfOpen {
+    listener: Token,
+    stream: TcpStream,
+    addr: SocketAddr,
+    nonce: Nonce,
+    until: Instant,
+    read: Vec<u8>,
+}
+
+/// What is known after some bytes.
+enum Verdict {
+    /// Too early to say.
+    Wait,
+    /// Not one of ours; costs no answer.
+    Stranger(String),
+    /// It knows the nonce, and cannot be talked to: it is told why.
+    Refused(String),
+    /// One of ours; the bytes behind its HELLO.
+    Peer(Hello, Vec<u8>),
+}
+
+impl HalfOpen {
+    pub(super) fn new(
+        listener: Token,
+        stream: TcpStream,
+        addr: SocketAddr,
+        nonce: Nonce,
+        until: Instant,
+    ) -> Self {
+        Self { listener, stream, addr, nonce, until, read: Vec::new() }
+    }
+
+    /// Reads on. Gives what takes its place in the thread's table, if anything.
+    pub(super) fn on_ready(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+        let verdict = match self.fill() {
+            Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
+            Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
+            known => known,
+        };
+        let acceptor = core.acceptor(self.listener)?;
+        acceptor.forget(me);
+        match verdict {
+            Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
+                let link = Arc::new(Link::pending());
+                let welcome = Message::Welcome { token: hello.token };
+                link.deliver(Message::Hello(hello));
+                link.establish(self.stream, rest);
+                // The peer may be gone already; the owner learns that from the channel.
+                let _ = link.send(&welcome);
+                acceptor.hand_over(me, Arc::clone(&link));
+                Some(Entry::Link(link))
+            }
+            Verdict::Refused(reason) => {
+                tracing::warn!(target: "net", "refused a control connection from {}: {reason}", self.addr);
+                let link = Arc::new(Link::pending());
+                link.establish(self.stream, Vec::new());
+                let _ = link.send(&Message::Refuse { reason });
+                core.linger(me, link)
+            }
+            Verdict::Stranger(why) => {
+                tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
+                None
+            }
+            // A second way to a peer that is already here.
+            Verdict::Peer(..) | Verdict::Wait => None,
+        }
+    }
+
+    fn fill(&mut self) -> Verdict {
+        let mut chunk = [0; 4096];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Verdict::Stranger(format!("it closed after {} bytes", self.read.len())),
+                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Verdict::Wait,
+                Err(e) => return Verdict::Stranger(e.to_string()),
+            }
+            // Judged after each piece, so that a stranger never makes us keep more than one.
+            match self.judge() {
+                Verdict::Wait => {}
+                known => return known,
+            }
+        }
+    }
+
+    fn judge(&self) -> Verdict {
+        let prefix = match HelloPrefix::at(&self.read) {
+            Ok(None) => return Verdict::Wait,
+            Ok(Some(prefix)) => prefix,
+            Err(e) => return Verdict::Stranger(e.to_string()),
+        };
+        if !bool::from(prefix.nonce.ct_eq(&self.nonce)) {
+            return Verdict::Stranger("its HELLO is for another listener".into());
+        }
+        if prefix.version != PROTOCOL_VERSION {
+            return Verdict::Refused(proto::DecodeError::Version { found: prefix.version }.to_string());
+        }
+        let len = match Peeked::at(&self.read) {
+            Ok(Peeked::Whole { len }) => len,
+            Ok(Peeked::Partial) => return Verdict::Wait,
+            Err(e) => return Verdict::Stranger(e.to_string()),
+        };
+        match Message::decode(&self.read[HEADER_BYTES..HEADER_BYTES + len]) {
+            Ok(Message::Hello(hello)) => Verdict::Peer(hello, self.read[HEADER_BYTES + len..].to_vec()),
+            Ok(other) => Verdict::Stranger(format!("it began with {}", other.name())),
+            Err(e) => Verdict::Refused(format!("its HELLO cannot be read: {e}")),
+        }
+    }
+}

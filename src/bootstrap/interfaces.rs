@@ -1,0 +1,184 @@
+//! This host's addresses, and in which order they are of use to a peer.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+
+use super::Options;
+use crate::config::Family;
+use crate::error::{Error, Result};
+use crate::proto::{Addr, Handle};
+
+/// Beginnings of names of bridges and tunnels inside of a host: their addresses repeat from host to host.
+const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "flannel", "br-"];
+
+/// An address of an interface that is up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// As `ip link` shows it.
+    pub name: String,
+    /// Address and prefix length.
+    pub addr: Addr,
+}
+
+/// Addresses of all interfaces that are up and running, loopback included.
+pub fn interfaces() -> Result<Vec<Interface>> {
+    let all = getifaddrs().map_err(|e| Error::io("getifaddrs", e.into()))?;
+    let wanted = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
+    Ok(all
+        .filter(|i| i.flags.contains(wanted))
+        .filter_map(|i| {
+            let (ip, mask) = (ip_of(i.address?)?, i.netmask.and_then(ip_of));
+            let prefix = match mask {
+                Some(IpAddr::V4(m)) => m.to_bits().leading_ones(),
+                Some(IpAddr::V6(m)) => m.to_bits().leading_ones(),
+                // Point to point: the address alone.
+                None if ip.is_ipv4() => 32,
+                None => 128,
+            };
+            Some(Interface { name: i.interface_name, addr: Addr::new(ip, prefix as u8)? })
+        })
+        .collect())
+}
+
+fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
+    // A netmask may come without a family; such a one says nothing.
+    storage.family()?;
+    let v4 = storage.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    v4.or_else(|| storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+}
+
+/// The addresses that a handle should name, the most useful first: as the filter orders them; addresses of
+/// networks before those of bridges inside of the host, loopback last, so that two processes of one host
+/// find each other without a network. Link-local IPv6 addresses mean nothing without an interface and are left out.
+pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr>> {
+    let mut ranked: Vec<_> = interfaces
+        .iter()
+        .filter(|i| match (options.family, i.addr.ip()) {
+            (Some(Family::V6), IpAddr::V4(_)) | (Some(Family::V4), IpAddr::V6(_)) => false,
+            (_, IpAddr::V6(ip)) => !ip.is_unicast_link_local(),
+            _ => true,
+        })
+        .filter_map(|i| {
+            let named = options.interfaces.as_ref().map_or(Some(0), |(_, filter)| filter.rank(&i.name))?;
+            let inner = INNER.iter().any(|p| i.name.starts_with(p));
+            let link_local = matches!(i.addr.ip(), IpAddr::V4(ip) if ip.is_link_local());
+            Some(((i.addr.ip().is_loopback(), named, inner, link_local, i.addr.ip().is_ipv6()), i.addr))
+        })
+        .collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let mut addrs: Vec<Addr> = Vec::new();
+    for (_, addr) in ranked {
+        if !addrs.iter().any(|a| a.ip() == addr.ip()) {
+            addrs.push(addr);
+        }
+    }
+    if addrs.is_empty() { Err(nothing(interfaces, options)) } else { Ok(addrs) }
+}
+
+fn nothing(interfaces: &[Interface], options: &Options) -> Error {
+    let family = options.family.map_or(String::new(), |f| format!(" of NCCL_SOCKET_FAMILY={f}"));
+    let there: Vec<String> = interfaces.iter().map(|i| format!("{} {}", i.name, i.addr)).collect();
+    let there = if there.is_empty() { "none".into() } else { there.join(", ") };
+    match &options.interfaces {
+        Some((variable, filter)) => Error::config(
+            variable,
+            format!("\"{filter}\""),
+            format!(
+                "a filter that leaves an interface that is up and has an address{family}; up are: {there}"
+            ),
+        ),
+        None => Error::Usage(format!(
+            "no interface that is up has an address{family} for the control connections; up are: {there}"
+        )),
+    }
+}
+
+/// The order in which a connector tries a handle's addresses: those of networks that this host is in, the others, loopback.
+pub(super) fn in_order(handle: &Handle, local: &[Addr]) -> Vec<SocketAddr> {
+    let near = |ip: IpAddr| local.iter().any(|a| !a.ip().is_loopback() && a.same_subnet(ip));
+    let mut targets: Vec<_> =
+        handle.addrs().iter().map(|a| (a.ip().is_loopback(), !near(a.ip()), a.ip())).collect();
+    targets.sort_by_key(|(loopback, far, _)| (*loopback, *far));
+    targets.into_iter().map(|(.., ip)| SocketAddr::new(ip, handle.port())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn interface(name: &str, ip: &str, prefix: u8) -> Interface {
+        Interface { name: name.into(), addr: Addr::new(ip.parse().unwrap(), prefix).unwrap() }
+    }
+
+    fn host() -> Vec<Interface> {
+        vec![
+            interface("lo", "127.0.0.1", 8),
+            interface("lo", "::1", 128),
+            interface("docker0", "172.17.0.1", 16),
+            interface("eth0", "fe80::1", 64),
+            interface("eth0", "fd00::1", 64),
+            interface("eth0", "10.0.0.1", 24),
+            interface("ib0", "192.168.1.1", 24),
+            interface("ib0", "169.254.3.4", 16),
+        ]
+    }
+
+    fn options(filter: Option<&str>, family: Option<Family>) -> Options {
+        let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
+        Options { interfaces, family, timeout: Duration::from_secs(1) }
+    }
+
+    fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {
+        reachable(&host(), &options(filter, family)).unwrap().iter().map(|a| a.ip().to_string()).collect()
+    }
+
+    #[test]
+    fn networks_come_first_and_loopback_last() {
+        assert_eq!(
+            ips(None, None),
+            ["10.0.0.1", "192.168.1.1", "fd00::1", "169.254.3.4", "172.17.0.1", "127.0.0.1", "::1"]
+        );
+        assert_eq!(ips(None, Some(Family::V6)), ["fd00::1", "::1"]);
+    }
+
+    #[test]
+    fn the_filter_orders_and_excludes() {
+        assert_eq!(ips(Some("ib0,eth0"), Some(Family::V4)), ["192.168.1.1", "169.254.3.4", "10.0.0.1"]);
+        assert_eq!(ips(Some("^docker,lo,ib"), None), ["10.0.0.1", "fd00::1"]);
+        assert_eq!(ips(Some("=lo"), Some(Family::V4)), ["127.0.0.1"]);
+    }
+
+    #[test]
+    fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_is_there() {
+        let text = reachable(&host(), &options(Some("=eth"), Some(Family::V4))).unwrap_err().to_string();
+        for part in
+            ["MPIB_OOB_IF=\"=eth\"", "NCCL_SOCKET_FAMILY=AF_INET", "eth0 10.0.0.1/24", "ib0 192.168.1.1/24"]
+        {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(reachable(&[], &options(None, None)).unwrap_err().to_string().contains("up are: none"));
+    }
+
+    #[test]
+    fn near_addresses_are_tried_first() {
+        let addrs: Vec<Addr> = ["127.0.0.1", "172.16.0.9", "10.0.0.9", "fd00::9"]
+            .iter()
+            .map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap())
+            .collect();
+        let handle = Handle::new([0; 16], 7, &addrs).unwrap();
+        let local: Vec<Addr> = host().iter().map(|i| i.addr).collect();
+        let order: Vec<String> = in_order(&handle, &local).iter().map(ToString::to_string).collect();
+        assert_eq!(order, ["10.0.0.9:7", "[fd00::9]:7", "172.16.0.9:7", "127.0.0.1:7"]);
+    }
+
+    #[test]
+    fn this_host_has_loopback() {
+        let lo = interfaces().unwrap().into_iter().find(|i| i.addr.ip().to_string() == "127.0.0.1").unwrap();
+        assert_eq!((lo.name.as_str(), lo.addr.prefix()), ("lo", 8));
+    }
+}

@@ -1,0 +1,52 @@
+//! The TCP side of a connection: listeners, connectors, and the control channel that lives as long as a comm.
+//!
+//! One background thread serves all of them. It starts with the first user and ends with the last one. No call here
+//! waits for the network: they queue, look, or do one non-blocking system call.
+//!
+//! Who may come in: a channel comes out of [`Listener::try_accept`] only when its first frame is a whole HELLO with the
+//! listener's nonce. Everything else (port scans, health checks, other jobs' peers) is dropped, holds at most
+//! a fixed number of descriptors until then, and never delays a real peer.
+//!
+//! How a connector finds the right host: it tries the handle's addresses one soon after the other, those of its own
+//! networks first, and sends the same HELLO, with a random token, on each that connects. The listener answers WELCOME
+//! to the first HELLO with that token and drops the others. So an address that leads elsewhere (every host may have a
+//! 172.17.0.1) does no harm.
+
+mod channel;
+mod connector;
+mod half_open;
+mod interfaces;
+mod link;
+mod listener;
+mod reactor;
+mod socket;
+
+use std::time::Duration;
+
+pub use channel::Channel;
+pub use interfaces::{Interface, interfaces, reachable};
+pub use link::State;
+pub use listener::Listener;
+
+use crate::config::{Config, Family, NameFilter};
+
+/// What bootstrap needs to know of the settings.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Which interfaces a listener names in its handle, and the variable that says so.
+    pub interfaces: Option<(&'static str, NameFilter)>,
+    /// Address family; `None` is both.
+    pub family: Option<Family>,
+    /// How long each step of the handshake may take.
+    pub timeout: Duration,
+}
+
+impl From<&Config> for Options {
+    fn from(config: &Config) -> Self {
+        Self {
+            interfaces: config.oob_filter().map(|(variable, filter)| (variable, filter.clone())),
+            family: config.socket_family,
+            timeout: config.connect_timeout,
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The one background thread, and its table of everything that is open.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mio::event::Source;
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
+
+use super::connector::{Attempt, Connector, Outcome};
+use super::half_open::HalfOpen;
+use super::link::{Link, Watch};
+use super::listener::Acceptor;
+use crate::error::{Error, Result};
+
+const WAKER: Token = Token(0);
+/// How long a closed channel waits for its peer to close, too.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The thread as its users hold it: it ends when the last one is dropped.
+#[derive(Debug)]
+pub(super) struct Reactor {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    commands: Mutex<Vec<Command>>,
+    waker: Waker,
+    registry: Registry,
+    tokens: AtomicUsize,
+    dead: AtomicBool,
+}
+
+/// What users ask of the thread.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Serve a listener.
+    Listen(Token, Acceptor),
+    /// Connect.
+    Connect(Token, Connector),
+    /// Close at once.
+    Remove(Token),
+    /// Close when all is sent and the peer has closed.
+    Linger(Token),
+    /// End when nothing is left.
+    Stop,
+}
+
+/// One thing that the thread watches.
+#[derive(Debug)]
+pub(super) enum Entry {
+    Listener(Acceptor),
+    HalfOpen(HalfOpen),
+    Connector(Connector),
+    Attempt(Attempt),
+    Link(Arc<Link>),
+    Lingering(Arc<Link>, Instant),
+}
+
+impl Reactor {
+    /// The running thread, or a new one.
+    pub(super) fn get() -> Result<Arc<Self>> {
+        static RUNNING: Mutex<Weak<Reactor>> = Mutex::new(Weak::new());
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        // A dead thread has told its users; new ones get a new one.
+        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
+            return Ok(reactor);
+        }
+        let reactor = Arc::new(
+            Self::start().map_err(|e| Error::io("starting the thread of the control connections", e))?,
+        );
+        *running = Arc::downgrade(&reactor);
+        Ok(reactor)
+    }
+
+    fn start() -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let registry = poll.registry().try_clone()?;
+        let shared = Arc::new(Shared {
+            commands: Mutex::default(),
+            waker,
+            registry,
+            tokens: AtomicUsize::new(WAKER.0 + 1),
+            dead: AtomicBool::new(false),
+        });
+        let core = Core { shared: Arc::clone(&shared), entries: HashMap::new(), timers: BinaryHeap::new() };
+        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, core))?;
+        Ok(Self { shared })
+    }
+
+    /// Never given twice, so that a late event finds nobody rather than the wrong one.
+    pub(super) fn next_token(&self) -> Token {
+        self.shared.next_token()
+    }
+
+    /// Has the thread told when `source` has something to accept.
+    pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
+        self.shared.registry.register(source, token, Interest::READABLE)
+    }
+
+    /// Queues a command and wakes the thread.
+    pub(super) fn tell(&self, command: Command) -> Result<()> {
+        self.alive()?;
+        self.shared.with_commands(|c| c.push(command));
+        self.shared.waker.wake().map_err(|e| Error::io("waking the thread of the control connections", e))
+    }
+
+    /// An error if the thread has ended, which only a mistake of ours can bring about.
+    pub(super) fn alive(&self) -> Result<()> {
+        if self.shared.dead.load(Ordering::Acquire) {
+            return Err(Error::Internal("the thread of the control connections has ended".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        // Not joined: what lingers may take a second, and the file is never unmapped.
+        let _ = self.tell(Command::Stop);
+    }
+}
+
+impl Shared {
+    fn next_token(&self) -> Token {
+        Token(self.tokens.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn with_commands<T>(&self, f: impl FnOnce(&mut Vec<Command>) -> T) -> T {
+        f(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What the thread works on.
+pub(super) struct Core {
+    shared: Arc<Shared>,
+    entries: HashMap<Token, Entry>,
+    timers: BinaryHeap<Reverse<(Instant, Token)>>,
+}
+
+fn run(mut poll: Poll, mut core: Core) {
+    let mut events = Events::with_capacity(256);
+    let mut stopping = false;
+    loop {
+        let timeout = core.timers.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()));
+        match poll.poll(&mut events, timeout) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => {
+                return tracing::warn!(target: "net", "the thread of the control connections ends: poll: {e}");
+            }
+        }
+        for command in core.shared.with_commands(std::mem::take) {
+            stopping |= core.obey(command);
+        }
+        for event in &events {
+            core.step(event.token());
+        }
+        core.run_timers();
+        if stopping && core.entries.is_empty() {
+            return;
+        }
+    }
+}
+
+impl Core {
+    /// `true` for the last command.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Listen(token, acceptor) => {
+                self.insert(token, Entry::Listener(acceptor));
+                // It is registered since before it came here: what has come meanwhile told nobody.
+                self.step(token);
+            }
+            Command::Connect(token, connector) => {
+                self.insert(token, Entry::Connector(connector));
+                self.step(token);
+            }
+            Command::Remove(token) => self.remove(token),
+            Command::Linger(token) => {
+                if let Some(Entry::Link(link)) = self.entries.remove(&token) {
+                    let entry = self.linger(token, link);
+                    self.put_back(token, entry);
+                } else {
+                    self.remove(token);
+                }
+            }
+            Command::Stop => return true,
+        }
+        false
+    }
+
+    /// An event or a timer of `token`; neither says more than "look".
+    fn step(&mut self, token: Token) {
+        // Out of the table while it runs, so that it may change the table.
+        let Some(entry) = self.entries.remove(&token) else { return };
+        let entry = match entry {
+            Entry::Listener(mut acceptor) => {
+                acceptor.on_ready(token, self);
+                Some(Entry::Listener(acceptor))
+            }
+            Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
+            Entry::Connector(connector) => connector.on_timer(token, self),
+            Entry::Attempt(attempt) => attempt.on_ready(token, self),
+            Entry::Link(link) => (link.on_ready() == Watch::Keep).then_some(Entry::Link(link)),
+            Entry::Lingering(link, until) => lingering(link, until),
+        };
+        self.put_back(token, entry);
+    }
+
+    fn put_back(&mut self, token: Token, entry: Option<Entry>) {
+        if let Some(entry) = entry {
+            self.entries.insert(token, entry);
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((at, token))) = self.timers.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            self.step(token);
+        }
+    }
+
+    pub(super) fn next_token(&self) -> Token {
+        self.shared.next_token()
+    }
+
+    pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
+        self.shared.registry.register(source, token, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    pub(super) fn reregister(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
+        self.shared.registry.reregister(source, token, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    pub(super) fn insert(&mut self, token: Token, entry: Entry) {
+        self.entries.insert(token, entry);
+    }
+
+    pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
+        self.timers.push(Reverse((at, token)));
+    }
+
+    /// Closes at once, with all that belongs to it.
+    pub(super) fn remove(&mut self, token: Token) {
+        match self.entries.remove(&token) {
+            Some(Entry::Listener(acceptor)) => acceptor.close(self),
+            Some(Entry::Connector(connector)) => connector.close(self),
+            Some(Entry::Link(link)) => link.abort(),
+            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(..)) | None => {}
+        }
+    }
+
+    pub(super) fn acceptor(&mut self, token: Token) -> Option<&mut Acceptor> {
+        match self.entries.get_mut(&token) {
+            Some(Entry::Listener(acceptor)) => Some(acceptor),
+            _ => None,
+        }
+    }
+
+    pub(super) fn attempt_state(&self, token: Token) -> Option<String> {
+        match self.entries.get(&token) {
+            Some(Entry::Attempt(attempt)) => Some(attempt.describe()),
+            _ => None,
+        }
+    }
+
+    /// Tells a connector how one of its tries ended.
+    pub(super) fn settle(&mut self, connector: Token, attempt: Token, addr: SocketAddr, result: Outcome) {
+        if let Some(Entry::Connector(c)) = self.entries.remove(&connector) {
+            let entry = c.on_result(connector, attempt, addr, result, self);
+            self.put_back(connector, entry);
+        }
+    }
+
+    /// A connection that has said its last word.
+    pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+        let until = Instant::now() + LINGER;
+        self.wake_at(until, token);
+        lingering(link, until)
+    }
+}
+
+fn lingering(link: Arc<Link>, until: Instant) -> Option<Entry> {
+    let gone = link.discard() == Watch::Done;
+    link.shut_if_flushed();
+    (!gone && Instant::now() < until).then_some(Entry::Lingering(link, until))
+}
+
+impl Drop for Core {
+    /// Also when the thread panics: nobody waits for ever.
+    fn drop(&mut self) {
+        self.shared.dead.store(true, Ordering::Release);
+        for (_, entry) in self.entries.drain() {
+            if let Entry::Link(link) = entry {
+                link.fail("the thread of the control connections has ended".into());
+            }
+        }
+    }
+}

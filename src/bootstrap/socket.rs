@@ -1,0 +1,57 @@
+//! Sockets as the control connections need them.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use mio::net::{TcpListener, TcpStream};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+
+use crate::config::Family;
+
+/// A host that answers nothing for this long is dead: keepalive of an idle connection, and unacknowledged data.
+const DEAD_AFTER: Duration = Duration::from_secs(25);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+const BACKLOG: i32 = 1024;
+
+/// A listener on a port of the system's choice, on all interfaces.
+pub(super) fn listen(family: Option<Family>) -> io::Result<TcpListener> {
+    let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    match family {
+        Some(Family::V4) => listen_at(v4, false),
+        Some(Family::V6) => listen_at(v6, true),
+        // Hosts without IPv6 refuse the socket or its address.
+        None => listen_at(v6, false).or_else(|_| listen_at(v4, false)),
+    }
+}
+
+fn listen_at(addr: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(TcpListener::from_std(socket.into()))
+}
+
+/// Small messages at once, and a peer whose host died is noticed.
+pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(DEAD_AFTER))
+}
+
+/// IPv4 peers of a listener on both families, as IPv4.
+pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
