@@ -5,8 +5,8 @@ use super::MAX_RAILS;
 /// Granularity of sizes in the large unit.
 const UNIT: usize = 128;
 
-/// How one connection lays out its immediates. Up to two rails: slot [7:0], mask [9:8], `size_q`
-/// [31:10]; with n > 2 rails the mask is n bits wide and `size_q` has what is left.
+/// How one connection lays out its immediates. Up to two rails: slot `[7:0]`, mask `[9:8]`, `size_q`
+/// `[31:10]`; with n > 2 rails the mask is n bits wide and `size_q` has what is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImmLayout {
     rails: u8,

@@ -134,7 +134,7 @@ impl Message {
         Ok(())
     }
 
-    /// Reads a frame without its length. Accepts exactly what [`Self::write`] makes of valid values, but for
+    /// Reads a frame without its length. Accepts exactly what [`Self::encode`] makes of valid values, but for
     /// texts, in which characters that cannot be shown are replaced.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut from = Reader::new(body);
