@@ -1,13 +1,16 @@
 //! The devices and the contexts opened on them.
 
+use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::channel::EventQueue;
 use crate::config::{self, DeviceSpec};
+use crate::events::Event;
 use crate::gid::{self, Gid};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
@@ -36,12 +39,19 @@ unsafe impl Send for Device {}
 /// An open device. Its last public field is the `ibv_context` that C sees.
 #[repr(C)]
 pub(crate) struct Context {
-    verbs: sys::verbs_context,
+    verbs: UnsafeCell<sys::verbs_context>,
     /// The device it is open on.
     pub(crate) device: &'static Device,
     /// PDs, CQs and channels made on it and not yet destroyed.
     pub(crate) children: AtomicUsize,
+    /// Async events that the program has not fetched.
+    pub(crate) events: EventQueue<Event>,
 }
+
+// SAFETY: the C struct is written before it is shared; what C may change of it (its mutex) we never touch.
+unsafe impl Sync for Context {}
+// SAFETY: nothing of it is tied to a thread.
+unsafe impl Send for Context {}
 
 /// The devices in list order.
 pub(crate) fn all() -> &'static [Device] {
@@ -92,7 +102,16 @@ impl Device {
 impl Context {
     /// What C holds.
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_context {
-        std::ptr::from_ref(&self.verbs.context).cast_mut()
+        let verbs = self.verbs.get();
+        verbs.wrapping_byte_add(offset_of!(sys::verbs_context, context)).cast()
+    }
+
+    fn outer(ptr: *mut sys::ibv_context) -> Result<*const Self, Errno> {
+        if ptr.is_null() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let offset = offset_of!(Self, verbs) + offset_of!(sys::verbs_context, context);
+        Ok(ptr.wrapping_byte_sub(offset).cast::<Self>())
     }
 
     /// From what C holds.
@@ -100,27 +119,45 @@ impl Context {
     /// # Safety
     /// `ptr` is null or came from [`ibv_open_device`] and is not closed during `'a`.
     pub(crate) unsafe fn from_ptr<'a>(ptr: *mut sys::ibv_context) -> Result<&'a Self, Errno> {
-        if ptr.is_null() {
-            return Err(Errno(libc::EINVAL));
-        }
-        let outer = ptr.wrapping_byte_sub(offset_of!(Self, verbs) + offset_of!(sys::verbs_context, context));
+        let outer = Self::outer(ptr)?;
         // SAFETY: every context that we gave out is the field of a `Context` at that offset.
-        Ok(unsafe { &*outer.cast::<Self>() })
+        Ok(unsafe { &*outer })
+    }
+
+    /// As [`Context::from_ptr`], counted, for objects made on it.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn arc_from_ptr(ptr: *mut sys::ibv_context) -> Result<Arc<Self>, Errno> {
+        let outer = Self::outer(ptr)?;
+        // SAFETY: made by `Arc::into_raw` in `open`, and C's count is still there.
+        unsafe { Arc::increment_strong_count(outer) };
+        // SAFETY: the count just added is ours.
+        Ok(unsafe { Arc::from_raw(outer) })
     }
 
     fn open(device: &'static Device) -> Result<*mut sys::ibv_context, Errno> {
         // SAFETY: function pointers in `Option`, integers and raw pointers may all be zero.
         let mut verbs: sys::verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
+        let events = EventQueue::new()?;
         verbs.sz = size_of::<sys::verbs_context>();
         verbs.context.device = device.as_ptr();
         verbs.context.cmd_fd = -1;
-        verbs.context.async_fd = -1;
+        verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMP_VECTORS;
         verbs.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+        verbs.context.ops.poll_cq = Some(crate::cq::poll_cq);
+        verbs.context.ops.req_notify_cq = Some(crate::cq::req_notify_cq);
+        verbs.context.ops.post_send = Some(crate::send::post_send);
+        verbs.context.ops.post_recv = Some(crate::qp::post_recv);
+        verbs.context.ops.post_srq_recv = Some(crate::srq::post_srq_recv);
         crate::query::fill_ops(&mut verbs);
-        let context = Box::new(Self { verbs, device, children: AtomicUsize::new(0) });
-        let context: &'static Self = Box::leak(context);
-        Ok(context.as_ptr())
+        let verbs = UnsafeCell::new(verbs);
+        let context = Arc::new(Self { verbs, device, children: AtomicUsize::new(0), events });
+        let ptr = context.as_ptr();
+        // C's count, taken back by `ibv_close_device`.
+        let _ = Arc::into_raw(context);
+        Ok(ptr)
     }
 }
 
@@ -202,9 +239,8 @@ unsafe extern "C" fn ibv_close_device(context: *mut sys::ibv_context) -> std::ff
             );
             return Err(Errno(libc::EBUSY));
         }
-        let this = std::ptr::from_ref(this).cast_mut();
-        // SAFETY: leaked from a box by `open`, and nobody else uses it.
-        drop(unsafe { Box::from_raw(this) });
+        // SAFETY: C's count, made by `open`; the caller gives up its pointer.
+        drop(unsafe { Arc::from_raw(std::ptr::from_ref(this)) });
         Ok(())
     })
 }

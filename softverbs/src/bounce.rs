@@ -1,0 +1,133 @@
+//! Copies for which process_vm_writev is refused: through an area of the peer's segment, the other half done by the
+//! peer's service thread.
+
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::copy::{Direction, Pieces, Stopped, pointer};
+use crate::process;
+use crate::shm::layout::{BOUNCE, BOUNCE_AREA};
+use crate::shm::peer::Peer;
+
+const IDLE: u32 = 0;
+const ASKED: u32 = 1;
+const BUSY: u32 = 2;
+const DONE: u32 = 3;
+
+/// How long to sleep before looking whether the peer lives, and whether somebody waits for us in turn.
+static NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+fn area(peer: &Peer) -> Option<*mut u8> {
+    let bytes: &[AtomicU8] = peer.slice(BOUNCE_AREA, BOUNCE)?;
+    Some(bytes.first()?.as_ptr())
+}
+
+fn futex(word: &AtomicU32, op: libc::c_int, value: u32, timeout: *const libc::timespec) {
+    // SAFETY: a word in a live mapping; the timeout is null or valid.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, value, timeout) };
+}
+
+/// Waits until no copy is asked for or under way.
+fn settle(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
+    loop {
+        let now = state.load(Acquire);
+        if now != ASKED && now != BUSY {
+            return Ok(());
+        }
+        if peer.is_dead() {
+            return Err(Stopped::Ended);
+        }
+        futex(state, libc::FUTEX_WAIT, now, &raw const NAP);
+        // The peer's service thread may be waiting for ours, and we may be it.
+        if let Ok(process) = process::get() {
+            serve(&process.own);
+        }
+        if !peer.is_dead() && peer_ended(peer) {
+            return Err(Stopped::Ended);
+        }
+    }
+}
+
+/// Asked directly, since the thread that usually notices may be the one that waits.
+fn peer_ended(peer: &Peer) -> bool {
+    use std::os::fd::AsRawFd;
+    let Some(fd) = &peer.pidfd else { return false };
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+}
+
+/// Copies `n` bytes between our pieces and the area.
+fn own_half(direction: Direction, pieces: &mut Pieces, area: *mut u8, n: usize) {
+    let mut done = 0;
+    while done < n {
+        let Some(piece) = pieces.as_slice().first().copied() else { return };
+        let part = piece.iov_len.min(n - done);
+        let (ours, shared) = (piece.iov_base.cast::<u8>(), area.wrapping_add(done));
+        // SAFETY: registered memory of ours (or inline data), and at most `BOUNCE` bytes of the area, which the
+        // bounce lock makes ours.
+        unsafe {
+            match direction {
+                Direction::Write => std::ptr::copy_nonoverlapping(ours, shared, part),
+                Direction::Read => std::ptr::copy_nonoverlapping(shared, ours, part),
+            }
+        }
+        pieces.advance(part);
+        done += part;
+    }
+}
+
+/// Copies the whole of one side to the other.
+pub(crate) fn run(
+    peer: &Peer,
+    direction: Direction,
+    local: &mut Pieces,
+    remote: &mut Pieces,
+) -> Result<(), Stopped> {
+    let bounce = &peer.header().bounce;
+    let area = area(peer).ok_or(Stopped::Fault(libc::EIO))?;
+    let _guard = bounce.lock.lock();
+    // Whoever held the lock before may have died while the peer copied.
+    settle(peer, &bounce.state)?;
+    while let Some(theirs) = remote.as_slice().first().copied() {
+        let n = theirs.iov_len.min(BOUNCE);
+        if direction == Direction::Write {
+            own_half(direction, local, area, n);
+        }
+        bounce.read.store(u32::from(direction == Direction::Read), Relaxed);
+        bounce.addr.store(theirs.iov_base.addr() as u64, Relaxed);
+        bounce.len.store(n as u64, Relaxed);
+        bounce.state.store(ASKED, Release);
+        peer.kick();
+        settle(peer, &bounce.state)?;
+        if direction == Direction::Read {
+            own_half(direction, local, area, n);
+        }
+        remote.advance(n);
+    }
+    bounce.state.store(IDLE, Release);
+    Ok(())
+}
+
+/// Does our half of a copy that a peer asked for, if there is one.
+pub(crate) fn serve(own: &Peer) {
+    let bounce = &own.header().bounce;
+    if bounce.state.compare_exchange(ASKED, BUSY, AcqRel, Relaxed).is_err() {
+        return;
+    }
+    let len = usize::try_from(bounce.len.load(Relaxed)).unwrap_or(usize::MAX);
+    if let Some(area) = area(own).filter(|_| len <= BOUNCE) {
+        let ours = pointer(bounce.addr.load(Relaxed));
+        // SAFETY: the peer checked the range against our registrations, as it does before any copy, and holds the
+        // lock of the QP that keeps them from going away; the area is as long as `len` at least.
+        unsafe {
+            match bounce.read.load(Relaxed) {
+                0 => std::ptr::copy_nonoverlapping(area, ours, len),
+                _ => std::ptr::copy_nonoverlapping(ours, area, len),
+            }
+        }
+    }
+    bounce.state.store(DONE, Release);
+    futex(&bounce.state, libc::FUTEX_WAKE, u32::try_from(i32::MAX).unwrap_or(1), std::ptr::null());
+}

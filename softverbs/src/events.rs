@@ -1,0 +1,181 @@
+//! Async events: raised by whoever sees the cause, in the owner's segment; handed to the owner's program.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rdma_sys as sys;
+
+use crate::border::{self, Errno};
+use crate::cq::Cq;
+use crate::device::Context;
+use crate::handle::{Acks, Handle};
+use crate::log::fault;
+use crate::process::{self, Process};
+use crate::qp::Qp;
+use crate::shm::layout::EVENTS;
+use crate::shm::peer::Peer;
+use crate::srq::Srq;
+
+/// `enum ibv_event_type`, those that occur here. Integers, since C may know more than an enum does.
+pub(crate) const CQ_ERR: u32 = 0;
+pub(crate) const QP_FATAL: u32 = 1;
+pub(crate) const QP_REQ_ERR: u32 = 2;
+pub(crate) const QP_ACCESS_ERR: u32 = 3;
+pub(crate) const COMM_EST: u32 = 4;
+pub(crate) const SQ_DRAINED: u32 = 5;
+pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+pub(crate) const LAST_WQE_REACHED: u32 = 16;
+
+/// What an event is about.
+pub(crate) enum Target {
+    /// A QP.
+    Qp(Arc<Qp>),
+    /// A CQ.
+    Cq(Arc<Cq>),
+    /// An SRQ.
+    Srq(Arc<Srq>),
+}
+
+/// An event that the program has not fetched.
+pub(crate) struct Event {
+    kind: u32,
+    target: Target,
+}
+
+impl Target {
+    fn context(&self) -> &Arc<Context> {
+        match self {
+            Self::Qp(qp) => &qp.context,
+            Self::Cq(cq) => &cq.context,
+            Self::Srq(srq) => &srq.context,
+        }
+    }
+
+    fn acks(&self) -> &Acks {
+        match self {
+            Self::Qp(qp) => &qp.acks,
+            Self::Cq(cq) => &cq.async_acks,
+            Self::Srq(srq) => &srq.acks,
+        }
+    }
+
+    fn element(&self) -> *mut c_void {
+        match self {
+            Self::Qp(qp) => qp.as_c().cast(),
+            Self::Cq(cq) => cq.as_c().cast(),
+            Self::Srq(srq) => srq.as_c().cast(),
+        }
+    }
+}
+
+/// Raises event `kind` for the object at `index` of the segment's table; `id` says which object that was.
+pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
+    let header = peer.header();
+    {
+        let _guard = header.event_lock.lock();
+        let tail = header.event_tail.load(Relaxed);
+        let Some(slot) = header.events.get(tail as usize % EVENTS) else { return };
+        if tail.wrapping_sub(header.event_head.load(Relaxed)) as usize >= EVENTS {
+            fault!("async event {kind} is lost: {EVENTS} others wait in process {}", peer.pid);
+            return;
+        }
+        slot.kind.store(kind, Relaxed);
+        slot.index.store(index, Relaxed);
+        slot.id.store(id, Relaxed);
+        header.event_tail.store(tail.wrapping_add(1), Release);
+    }
+    match process::get() {
+        Ok(process) if peer.own => dispatch(process),
+        _ => peer.kick(),
+    }
+}
+
+fn target(process: &Process, kind: u32, index: u32, id: u32) -> Option<Target> {
+    match kind {
+        CQ_ERR => process.cqs.with(index, |cq| (cq.id == id).then(|| Target::Cq(Arc::clone(cq))))?,
+        SRQ_LIMIT_REACHED => {
+            process.srqs.with(index, |srq| (srq.id == id).then(|| Target::Srq(Arc::clone(srq))))?
+        }
+        _ => process.qps.with(index, |qp| (qp.qpn == id).then(|| Target::Qp(Arc::clone(qp))))?,
+    }
+}
+
+/// Hands what was raised for us to the contexts.
+pub(crate) fn dispatch(process: &Process) {
+    let header = process.own.header();
+    loop {
+        let (kind, index, id) = {
+            let _guard = header.event_lock.lock();
+            let head = header.event_head.load(Relaxed);
+            if head == header.event_tail.load(Acquire) {
+                return;
+            }
+            let Some(slot) = header.events.get(head as usize % EVENTS) else { return };
+            header.event_head.store(head.wrapping_add(1), Relaxed);
+            (slot.kind.load(Relaxed), slot.index.load(Relaxed), slot.id.load(Relaxed))
+        };
+        // The object may be gone by now.
+        if let Some(target) = target(process, kind, index, id) {
+            let context = Arc::clone(target.context());
+            context.events.push(Event { kind, target });
+        }
+    }
+}
+
+/// Withdraws what the program has not fetched about an object that it destroys, and waits until the
+/// rest is acknowledged.
+pub(crate) fn finish(context: &Context, element: *mut c_void, acks: &Acks) {
+    context.events.retain(|event| event.target.element() != element);
+    acks.wait();
+}
+
+/// `ibv_get_async_event(3)`
+///
+/// # Safety
+/// `context` is open and `event` is writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(
+    context: *mut sys::ibv_context,
+    event: *mut sys::ibv_async_event,
+) -> c_int {
+    border::minus_one("ibv_get_async_event", || {
+        // SAFETY: open, by the caller's promise.
+        let context = unsafe { Context::from_ptr(context) }?;
+        let found = context.events.pop()?;
+        found.target.acks().delivered();
+        let element = found.target.element();
+        // SAFETY: writable, by the caller's promise. The type is stored as an integer of the enum's size.
+        unsafe {
+            (&raw mut (*event).element).cast::<*mut c_void>().write(element);
+            (&raw mut (*event).event_type).cast::<u32>().write(found.kind);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_ack_async_event(3)`
+///
+/// # Safety
+/// `event` came from [`ibv_get_async_event`] and its object is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
+    // SAFETY: readable, by the caller's promise; the type is read as an integer.
+    let (kind, element) = unsafe {
+        (
+            (&raw const (*event).event_type).cast::<u32>().read(),
+            (&raw const (*event).element).cast::<*mut c_void>().read(),
+        )
+    };
+    // SAFETY: the event says what its element is, and the object is alive by the caller's promise.
+    let acks: Result<&Acks, Errno> = unsafe {
+        match kind {
+            CQ_ERR => Cq::from_c(element.cast()).map(|cq| &cq.async_acks),
+            SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
+            _ => Qp::from_c(element.cast()).map(|qp| &qp.acks),
+        }
+    };
+    if let Ok(acks) = acks {
+        acks.acked(1);
+    }
+}

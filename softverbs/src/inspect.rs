@@ -1,0 +1,50 @@
+//! What tests may look at: the modelled times.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use rdma_sys as sys;
+
+use crate::cq::Cq;
+use crate::cqring::Ring;
+use crate::device;
+use crate::handle::Handle;
+use crate::process;
+
+/// The clocks of a device's link, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkTimes {
+    /// For how long the sending direction was busy, in all: bytes divided by rate.
+    pub tx_busy: u64,
+    /// The same for the receiving direction.
+    pub rx_busy: u64,
+    /// CLOCK_MONOTONIC time at which the sending direction is free.
+    pub tx_free: u64,
+    /// The same for the receiving direction.
+    pub rx_free: u64,
+}
+
+/// The link of the device with this name, over all processes of the fabric; `None` if there is no such device.
+/// A direction without a rate is never busy.
+pub fn link_times(device: &str) -> Option<LinkTimes> {
+    let index = device::all().iter().position(|d| d.spec.name == device)?;
+    let process = process::get().ok()?;
+    let link = process.fabric.link(process.own.header().devices.get(index)?.link.load(Relaxed))?;
+    Some(LinkTimes {
+        tx_busy: link.tx_busy.load(Relaxed),
+        rx_busy: link.rx_busy.load(Relaxed),
+        tx_free: link.tx_free.load(Relaxed),
+        rx_free: link.rx_free.load(Relaxed),
+    })
+}
+
+/// The times (CLOCK_MONOTONIC nanoseconds; 0 for at once) at which the completions in a CQ become visible, in the
+/// order in which they will be polled.
+///
+/// # Safety
+/// `cq` is null or a living CQ of this process.
+pub unsafe fn ready_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
+    // SAFETY: the caller's promise.
+    let cq = unsafe { Cq::from_c(cq.cast()) };
+    let (Ok(cq), Ok(process)) = (cq, process::get()) else { return Vec::new() };
+    Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.ready_times())
+}

@@ -1,0 +1,518 @@
+//! Send queues: what is posted, in order, and when the head of the queue is tried again.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use rdma_sys as sys;
+use rdma_sys::ibv_wc_status as wc;
+use rdma_sys::ibv_wr_opcode as op;
+
+use crate::border::{self, Errno};
+use crate::clock;
+use crate::counters::{self, Live};
+use crate::cq;
+use crate::cqring::{Completion, Queue};
+use crate::events;
+use crate::exec::{self, Reached, Step};
+use crate::handle::Handle;
+use crate::log::fault;
+use crate::process::{self, Process};
+use crate::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
+use crate::recvq::Sge;
+use crate::respond;
+
+pub(crate) const SIGNALED: u32 = 1 << 1;
+pub(crate) const SOLICITED: u32 = 1 << 2;
+pub(crate) const INLINE: u32 = 1 << 3;
+/// Fence, signaled, solicited, inline. A fence needs nothing here: work requests are executed one by one.
+const KNOWN_FLAGS: u32 = 0xf;
+/// A peer is asked again no sooner than this by polling threads, in nanoseconds.
+const PROBE: u64 = 100_000;
+/// With no timeout set, a peer that does not answer is asked again after this long.
+const PATIENCE: u64 = 100_000_000;
+
+/// A posted work request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    /// As in the WR: network byte order.
+    pub(crate) imm: u32,
+    pub(crate) rkey: u32,
+    pub(crate) remote_addr: u64,
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    /// Bytes in all.
+    pub(crate) len: u64,
+    sges: u32,
+}
+
+/// What keeps the head from being done.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    /// No receive was posted, else: no answer.
+    rnr: bool,
+    /// Tries left; 7 is for ever with `rnr`.
+    left: u32,
+    until: u64,
+}
+
+/// What the send queue needs of the QP's attributes.
+#[derive(Clone, Copy)]
+pub(crate) struct Connection {
+    pub(crate) dest_qpn: u32,
+    pub(crate) dgid: [u8; 16],
+    pub(crate) global: bool,
+    pub(crate) dlid: u16,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) sq_psn: u32,
+    timeout: u8,
+    retry: u8,
+    rnr_retry: u8,
+}
+
+/// See the module. Slots, pieces and inline data are made once, at creation.
+pub(crate) struct SendQueue {
+    wqes: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    head: u32,
+    tail: u32,
+    block: Option<Block>,
+    connection: Connection,
+    reached: Option<Reached>,
+}
+
+impl SendQueue {
+    /// Empty, not connected.
+    pub(crate) fn new(cap: &sys::ibv_qp_cap) -> Self {
+        // A power of two, so that the running numbers may wrap.
+        let slots = cap.max_send_wr.next_power_of_two() as usize;
+        let (max_sge, max_inline) = (cap.max_send_sge as usize, cap.max_inline_data as usize);
+        let connection = Connection {
+            dest_qpn: 0,
+            dgid: [0; 16],
+            global: false,
+            dlid: 0,
+            max_rd_atomic: 0,
+            sq_psn: 0,
+            timeout: 0,
+            retry: 0,
+            rnr_retry: 0,
+        };
+        Self {
+            wqes: vec![Wqe::default(); slots].into(),
+            sges: vec![Sge::default(); slots * max_sge].into(),
+            inline: vec![0; slots * max_inline].into(),
+            max_sge,
+            max_inline,
+            head: 0,
+            tail: 0,
+            block: None,
+            connection,
+            reached: None,
+        }
+    }
+
+    /// Forgets all work requests and the peer.
+    pub(crate) fn clear(&mut self) {
+        (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
+    }
+
+    /// Takes over attributes.
+    pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr) {
+        self.reached = None;
+        self.connection = Connection {
+            dest_qpn: attr.dest_qp_num,
+            // SAFETY: any bytes make a GID.
+            dgid: unsafe { attr.ah_attr.grh.dgid.raw },
+            global: attr.ah_attr.is_global != 0,
+            dlid: attr.ah_attr.dlid,
+            max_rd_atomic: attr.max_rd_atomic,
+            sq_psn: attr.sq_psn & 0xff_ffff,
+            timeout: attr.timeout,
+            retry: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+        };
+    }
+
+    fn slot(&self, number: u32) -> usize {
+        number as usize & (self.wqes.len() - 1)
+    }
+
+    /// Takes a work request that was found good.
+    ///
+    /// # Safety
+    /// `wr.sg_list` has `wr.num_sge` pieces, and with the inline flag they are readable memory.
+    unsafe fn push(&mut self, wr: &sys::ibv_send_wr, pieces: usize, len: u64) {
+        let slot = self.slot(self.tail);
+        let inline = wr.send_flags & INLINE != 0;
+        let mut at = slot * self.max_inline;
+        for i in 0..pieces {
+            // SAFETY: `i` is below `num_sge`.
+            let sge = unsafe { &*wr.sg_list.add(i) };
+            if inline {
+                let len = sge.length as usize;
+                let from: *const u8 = std::ptr::with_exposed_provenance(sge.addr as usize);
+                // SAFETY: readable by the caller's promise; the sum of lengths was checked against the room.
+                unsafe { std::ptr::copy_nonoverlapping(from, self.inline[at..at + len].as_mut_ptr(), len) };
+                at += len;
+            } else {
+                self.sges[slot * self.max_sge + i] = Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey };
+            }
+        }
+        let mut wqe = Wqe {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            // SAFETY: both fields of the union are 32-bit integers.
+            imm: unsafe { wr.imm_data_invalidated_rkey_union.imm_data },
+            len,
+            sges: if inline { 0 } else { pieces as u32 },
+            ..Wqe::default()
+        };
+        // SAFETY: both fields of the union hold integers only, and every bit pattern of them is valid.
+        unsafe {
+            if is_atomic(wr.opcode) {
+                let atomic = wr.wr.atomic;
+                (wqe.remote_addr, wqe.rkey) = (atomic.remote_addr, atomic.rkey);
+                (wqe.compare_add, wqe.swap) = (atomic.compare_add, atomic.swap);
+            } else {
+                let rdma = wr.wr.rdma;
+                (wqe.remote_addr, wqe.rkey) = (rdma.remote_addr, rdma.rkey);
+            }
+        }
+        self.wqes[slot] = wqe;
+        self.tail = self.tail.wrapping_add(1);
+    }
+}
+
+fn is_atomic(opcode: u32) -> bool {
+    matches!(opcode, op::IBV_WR_ATOMIC_CMP_AND_SWP | op::IBV_WR_ATOMIC_FETCH_AND_ADD)
+}
+
+fn wc_opcode(opcode: u32) -> u32 {
+    use sys::ibv_wc_opcode as done;
+    match opcode {
+        op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => done::IBV_WC_RDMA_WRITE,
+        op::IBV_WR_RDMA_READ => done::IBV_WC_RDMA_READ,
+        op::IBV_WR_ATOMIC_CMP_AND_SWP => done::IBV_WC_COMP_SWAP,
+        op::IBV_WR_ATOMIC_FETCH_AND_ADD => done::IBV_WC_FETCH_ADD,
+        _ => done::IBV_WC_SEND,
+    }
+}
+
+/// What `ibv_post_send` itself refuses; gives the number of pieces and of bytes.
+///
+/// # Safety
+/// `wr.sg_list` has `wr.num_sge` pieces.
+unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
+    let invalid = |why: String| Err((libc::EINVAL, why));
+    let pieces = match usize::try_from(wr.num_sge) {
+        Ok(n) if n <= qp.cap.max_send_sge as usize => n,
+        _ => return invalid(format!("{} pieces, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
+    };
+    if wr.opcode > op::IBV_WR_ATOMIC_FETCH_AND_ADD {
+        return invalid(format!("opcode {} is not supported", wr.opcode));
+    }
+    if wr.send_flags & !KNOWN_FLAGS != 0 {
+        return invalid(format!("unknown send flags {:#x}", wr.send_flags & !KNOWN_FLAGS));
+    }
+    // SAFETY: below `num_sge`, by the caller's promise.
+    let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
+    if len > crate::limits::MAX_MSG {
+        return invalid(format!("{len} bytes, expected at most {}", crate::limits::MAX_MSG));
+    }
+    if wr.send_flags & INLINE != 0 {
+        if is_atomic(wr.opcode) || wr.opcode == op::IBV_WR_RDMA_READ {
+            return invalid(String::from("inline data makes no sense with READ and atomics"));
+        }
+        if len > u64::from(qp.cap.max_inline_data) {
+            let most = qp.cap.max_inline_data;
+            return Err((libc::ENOMEM, format!("{len} bytes inline, the QP was created for {most}")));
+        }
+    }
+    Ok((pieces, len))
+}
+
+fn count_posted(qp: &Qp, opcode: u32) {
+    let add = |live: &Live| {
+        let counter = match opcode {
+            op::IBV_WR_RDMA_WRITE => &live.writes,
+            op::IBV_WR_RDMA_WRITE_WITH_IMM => &live.writes_with_imm,
+            op::IBV_WR_SEND => &live.sends,
+            op::IBV_WR_SEND_WITH_IMM => &live.sends_with_imm,
+            op::IBV_WR_RDMA_READ => &live.reads,
+            op::IBV_WR_ATOMIC_CMP_AND_SWP => &live.compare_swaps,
+            _ => &live.fetch_adds,
+        };
+        Live::add(counter, 1);
+    };
+    on_counters(qp, add);
+}
+
+/// Counts for the QP and its device.
+fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
+    add(&qp.counters.own);
+    if let Some(device) = counters::of_device(qp.context.device.index) {
+        add(device);
+    }
+}
+
+impl Qp {
+    /// Takes one work request; the send queue is locked.
+    ///
+    /// # Safety
+    /// `wr` is a work request with its pieces.
+    unsafe fn post(&self, process: &Process, sq: &mut SendQueue, wr: &sys::ibv_send_wr) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let (pieces, len) = match unsafe { check(self, wr) } {
+            Ok(checked) => checked,
+            Err((errno, why)) => {
+                fault!("ibv_post_send: QP {:#x}, wr_id {:#x}: {why}", self.qpn, wr.wr_id);
+                return Err(Errno(errno));
+            }
+        };
+        let done = self.shared(process)?.sends_done.load(Acquire);
+        if sq.tail.wrapping_sub(done) >= self.cap.max_send_wr {
+            fault!(
+                "ibv_post_send: QP {:#x}: the queue is full: {} work requests without a polled completion; \
+                 poll, and signal at least one in {}",
+                self.qpn,
+                sq.tail.wrapping_sub(done),
+                self.cap.max_send_wr
+            );
+            return Err(Errno(libc::ENOMEM));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { sq.push(wr, pieces, len) };
+        count_posted(self, wr.opcode);
+        Ok(())
+    }
+
+    /// Executes what can be executed now. `due` says that the time of a blocked head counts as a try only if it
+    /// has come.
+    pub(crate) fn drain(&self, process: &Process, sq: &mut SendQueue, due: bool) {
+        let Ok(shared) = self.shared(process) else { return };
+        while sq.head != sq.tail {
+            match shared.state.load(Acquire) {
+                RTS => {}
+                ERR => {
+                    self.flush(process, sq);
+                    break;
+                }
+                _ => break,
+            }
+            if due && sq.block.is_some_and(|block| block.until > clock::now()) {
+                break;
+            }
+            let slot = sq.slot(sq.head);
+            let wqe = sq.wqes[slot];
+            let pieces = &sq.sges[slot * sq.max_sge..][..wqe.sges as usize];
+            let inline = &sq.inline[slot * sq.max_inline..][..sq.max_inline];
+            let step = exec::run(process, self, &sq.connection, &mut sq.reached, &wqe, pieces, inline);
+            match step {
+                Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
+                Step::NotReady(wait) => {
+                    if !self.not_ready(process, sq, &wqe, wait) {
+                        break;
+                    }
+                }
+                Step::NoAnswer(why) => {
+                    if !self.no_answer(process, sq, &wqe, why) {
+                        break;
+                    }
+                }
+                Step::Failed(status) => self.failed(process, sq, &wqe, status),
+            }
+        }
+        self.note_waiting(process, sq.head != sq.tail);
+        if let Some(block) = sq.block.filter(|_| sq.head != sq.tail) {
+            process.service.wake_at(block.until);
+        }
+    }
+
+    fn completion(&self, sq: &SendQueue, wqe: &Wqe, status: u32, ready_at: u64) -> Completion {
+        let back = matches!(wqe.opcode, op::IBV_WR_RDMA_READ) || is_atomic(wqe.opcode);
+        Completion {
+            ready_at,
+            wr_id: wqe.wr_id,
+            status,
+            opcode: wc_opcode(wqe.opcode),
+            byte_len: if back { u32::try_from(wqe.len).unwrap_or(u32::MAX) } else { 0 },
+            qpn: self.qpn,
+            queue: Queue::Send(self.index, sq.head.wrapping_add(1)),
+            ..Completion::default()
+        }
+    }
+
+    fn succeeded(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, ready_at: u64) {
+        on_counters(self, |live| Live::add(&live.bytes, wqe.len));
+        let pushed = if self.sig_all || wqe.flags & SIGNALED != 0 {
+            let completion = self.completion(sq, wqe, wc::IBV_WC_SUCCESS, ready_at);
+            cq::complete(process, &process.own, self.send_cq.index, &completion)
+        } else {
+            true
+        };
+        sq.head = sq.head.wrapping_add(1);
+        sq.block = None;
+        if !pushed {
+            self.enter_error(process, Some(events::QP_FATAL));
+        }
+    }
+
+    /// The head ends with an error, and the QP with it.
+    fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
+        let completion = self.completion(sq, wqe, status, 0);
+        cq::complete(process, &process.own, self.send_cq.index, &completion);
+        sq.head = sq.head.wrapping_add(1);
+        sq.block = None;
+        self.enter_error(process, None);
+    }
+
+    fn enter_error(&self, process: &Process, event: Option<u32>) {
+        let Ok(shared) = self.shared(process) else { return };
+        let _guard = shared.lock.lock();
+        respond::to_error(process, &process.own, self.index, shared, event);
+        self.show_state(ERR);
+    }
+
+    /// Ends everything that is queued with a flush error.
+    fn flush(&self, process: &Process, sq: &mut SendQueue) {
+        while sq.head != sq.tail {
+            let wqe = sq.wqes[sq.slot(sq.head)];
+            let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR, 0);
+            cq::complete(process, &process.own, self.send_cq.index, &completion);
+            sq.head = sq.head.wrapping_add(1);
+        }
+        sq.block = None;
+        self.show_state(ERR);
+    }
+
+    /// The responder had no receive. `true` if the head is over with that.
+    fn not_ready(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, wait: u64) -> bool {
+        let now = clock::now();
+        let left = match sq.block {
+            Some(block) if block.rnr && block.until > now => return false,
+            Some(block) if block.rnr => block.left,
+            _ => u32::from(sq.connection.rnr_retry),
+        };
+        on_counters(self, |live| Live::add(&live.rnr, 1));
+        if left == 0 {
+            fault!(
+                "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} had no receive posted, {} retries later still none",
+                self.qpn,
+                wqe.wr_id,
+                sq.connection.dest_qpn,
+                sq.connection.rnr_retry
+            );
+            self.failed(process, sq, wqe, wc::IBV_WC_RNR_RETRY_EXC_ERR);
+            return true;
+        }
+        let left = if left == 7 { 7 } else { left - 1 };
+        sq.block = Some(Block { rnr: true, left, until: now + wait });
+        self.probe_at.store(0, Relaxed);
+        false
+    }
+
+    /// The peer does not answer. `true` if the head is over with that.
+    fn no_answer(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, why: &str) -> bool {
+        let now = clock::now();
+        self.probe_at.store(now + PROBE, Relaxed);
+        let Connection { timeout, retry, dest_qpn, .. } = sq.connection;
+        let wait = if timeout == 0 { PATIENCE } else { 4096_u64 << timeout };
+        let left = match sq.block {
+            Some(block) if !block.rnr && block.until > now => return false,
+            Some(block) if !block.rnr && timeout == 0 => block.left,
+            Some(block) if !block.rnr && block.left == 0 => {
+                fault!(
+                    "QP {:#x}, wr_id {:#x}: no answer from QP {dest_qpn:#x}: {why}; timeout {timeout} ({} us), {retry} retries",
+                    self.qpn,
+                    wqe.wr_id,
+                    wait / 1000
+                );
+                self.failed(process, sq, wqe, wc::IBV_WC_RETRY_EXC_ERR);
+                return true;
+            }
+            Some(block) if !block.rnr => block.left - 1,
+            _ => u32::from(retry),
+        };
+        sq.block = Some(Block { rnr: false, left, until: now + wait });
+        false
+    }
+
+    /// Keeps the number of waiting QPs right. The send queue is locked.
+    pub(crate) fn note_waiting(&self, process: &Process, waits: bool) {
+        if self.waits.swap(waits, AcqRel) != waits {
+            match waits {
+                true => process.waiting.fetch_add(1, AcqRel),
+                false => process.waiting.fetch_sub(1, AcqRel),
+            };
+        }
+    }
+
+    /// For the service thread: tries what is due, flushes what a peer has failed.
+    pub(crate) fn progress(&self, process: &Process) {
+        let mut sq = self.lock_sq();
+        self.drain(process, &mut sq, true);
+    }
+
+    /// For polling threads: tries what waits, unless another thread does.
+    pub(crate) fn try_progress(&self, process: &Process) {
+        if !self.waits.load(Relaxed) {
+            return;
+        }
+        let probe_at = self.probe_at.load(Relaxed);
+        if probe_at != 0 && probe_at > clock::now() {
+            return;
+        }
+        if let Ok(mut sq) = self.sq.try_lock() {
+            self.drain(process, &mut sq, false);
+        }
+    }
+}
+
+/// `ibv_post_send(3)`, through the context's operations.
+///
+/// # Safety
+/// `qp` is alive, `wr` a list of work requests, `bad` writable.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut sys::ibv_qp,
+    mut wr: *mut sys::ibv_send_wr,
+    bad: *mut *mut sys::ibv_send_wr,
+) -> c_int {
+    border::code("ibv_post_send", || {
+        let process = process::get()?;
+        // SAFETY: alive, by the caller's promise.
+        let this = unsafe { Qp::from_c(qp) }?;
+        let mut sq = this.lock_sq();
+        let state = this.shared(process)?.state.load(Acquire);
+        let mut result = Ok(());
+        if matches!(state, RESET | INIT | RTR) {
+            fault!("ibv_post_send: QP {:#x} is in state {state}, expected RTS (3)", this.qpn);
+            result = Err(Errno(libc::EINVAL));
+        }
+        let mut posted = false;
+        // SAFETY: null or a work request, by the caller's promise.
+        while let (Ok(()), Some(request)) = (result, unsafe { wr.as_ref() }) {
+            // SAFETY: as above, with its pieces.
+            result = unsafe { this.post(process, &mut sq, request) };
+            if result.is_ok() {
+                posted = true;
+                wr = request.next;
+            }
+        }
+        if posted {
+            on_counters(this, |live| Live::add(&live.doorbells, 1));
+            this.drain(process, &mut sq, true);
+        }
+        if result.is_err() {
+            // SAFETY: writable, by the caller's promise.
+            unsafe { bad.write(wr) };
+        }
+        result
+    })
+}

@@ -1,0 +1,247 @@
+//! The fabric file: who takes part, which QP number is whose, and the clocks of the links.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::dir::{self, Locked};
+use super::layout::{FabricShared, LINKS, LinkSlot, MAGIC, PROCESSES, ProcessSlot, QPNS, QpnSlot};
+use super::map::Mapping;
+use crate::border::{Errno, last_errno};
+use crate::log::fault;
+
+/// QP numbers 0 and 1 have a meaning of their own; the first ones are left out as hardware does.
+const FIRST_QPN: usize = 16;
+
+/// An opened fabric.
+pub(crate) struct Fabric {
+    /// Its directory.
+    pub(crate) path: PathBuf,
+    map: Mapping,
+}
+
+/// Where a QP lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Index of the process.
+    pub(crate) process: u32,
+    /// Names its segment together with the index.
+    pub(crate) nonce: u64,
+    /// Index in the segment's table of QPs.
+    pub(crate) index: u32,
+}
+
+fn fabric_file(path: &Path) -> PathBuf {
+    path.join(format!("fabric-{MAGIC:x}"))
+}
+
+/// The files of a process: its segment and the pipe that wakes its service thread.
+pub(crate) fn files(path: &Path, process: u32, nonce: u64) -> (PathBuf, PathBuf) {
+    (path.join(format!("segment-{process}-{nonce:x}")), path.join(format!("wake-{process}-{nonce:x}")))
+}
+
+/// Opens for reading and writing, never through a link.
+pub(crate) fn open_rw(path: &Path, create: bool) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path)
+}
+
+/// When process `pid` started, in the kernel's ticks; 0 if there is none.
+pub(crate) fn start_time(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may hold anything; the start time is field 22, the 20th after it.
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+impl Fabric {
+    /// Opens or makes the fabric file in a locked directory, and sweeps up after the dead.
+    pub(crate) fn open(dir: &Locked) -> Result<Self, Errno> {
+        let path = fabric_file(&dir.path);
+        let told = |e: std::io::Error| {
+            fault!("cannot open {}: {e}", path.display());
+            Errno(e.raw_os_error().unwrap_or(libc::EIO))
+        };
+        let file = open_rw(&path, true).map_err(told)?;
+        super::heap::back(&file, 0, size_of::<FabricShared>())?;
+        let this = Self { path: dir.path.clone(), map: Mapping::new(&file, size_of::<FabricShared>())? };
+        let shared = this.shared();
+        if shared.magic.load(Acquire) != MAGIC {
+            // SAFETY: the directory is locked and the file is not yet in use.
+            unsafe { shared.lock.init() };
+            shared.magic.store(MAGIC, Release);
+        }
+        this.reap();
+        Ok(this)
+    }
+
+    fn shared(&self) -> &FabricShared {
+        self.map.at(0).expect("the mapping was made with this length")
+    }
+
+    /// Frees what dead processes left. The directory is locked.
+    fn reap(&self) {
+        for (i, slot) in (0..).zip(&self.shared().processes) {
+            if slot.nonce.load(Acquire) != 0 && !self.alive(i, slot) {
+                self.remove(i);
+            }
+        }
+    }
+
+    fn alive(&self, index: u32, slot: &ProcessSlot) -> bool {
+        let (pid, started) = (slot.pid.load(Relaxed), slot.started.load(Relaxed));
+        if pid == std::process::id() && started == start_time(pid) {
+            // Another copy of this library in this process. Its lock would not show, and closing its file drops it.
+            return true;
+        }
+        open_rw(&files(&self.path, index, slot.nonce.load(Relaxed)).0, false)
+            .is_ok_and(|file| dir::claimed(&file))
+    }
+
+    /// Takes a process slot. The directory is locked.
+    pub(crate) fn join(&self, nonce: u64) -> Result<u32, Errno> {
+        for (i, slot) in (0..).zip(&self.shared().processes) {
+            if slot.nonce.load(Relaxed) == 0 {
+                let pid = std::process::id();
+                slot.pid.store(pid, Relaxed);
+                slot.started.store(start_time(pid), Relaxed);
+                slot.nonce.store(nonce, Release);
+                return Ok(i);
+            }
+        }
+        fault!(
+            "fabric {}: more than {PROCESSES} processes; use another SOFTVERBS_FABRIC",
+            self.path.display()
+        );
+        Err(Errno(libc::EMFILE))
+    }
+
+    /// Gives back a process's slot, QP numbers and files. The directory is locked.
+    pub(crate) fn remove(&self, process: u32) {
+        let shared = self.shared();
+        let Some(slot) = shared.processes.get(process as usize) else { return };
+        for qpn in &shared.qpns {
+            if qpn.qpn.load(Relaxed) != 0 && qpn.process.load(Relaxed) == process {
+                qpn.qpn.store(0, Release);
+            }
+        }
+        let (segment, wake) = files(&self.path, process, slot.nonce.load(Relaxed));
+        for path in [segment, wake] {
+            // May be missing if the process died early.
+            let _ = fs::remove_file(path);
+        }
+        slot.nonce.store(0, Release);
+    }
+
+    /// Removes the fabric itself if no process is left in it. The directory is locked.
+    pub(crate) fn remove_if_unused(&self, dir: &Locked) {
+        if self.shared().processes.iter().all(|slot| slot.nonce.load(Relaxed) == 0) {
+            // Nobody can be using it: whoever joins needs the directory's lock first.
+            let _ = fs::remove_file(fabric_file(&self.path));
+            dir.remove_if_empty();
+        }
+    }
+
+    /// Takes a QP number for entry `index` of process `process`.
+    pub(crate) fn alloc_qpn(&self, process: u32, index: u32) -> Result<u32, Errno> {
+        let shared = self.shared();
+        let _guard = shared.lock.lock();
+        let start = shared.next_qpn.load(Relaxed) as usize;
+        let usable = QPNS - FIRST_QPN;
+        for step in 0..usable {
+            let at = FIRST_QPN + (start + step) % usable;
+            let Some(slot) = shared.qpns.get(at) else { continue };
+            if slot.qpn.load(Relaxed) != 0 {
+                continue;
+            }
+            let uses = slot.uses.load(Relaxed).wrapping_add(1) & 0xff;
+            let qpn = (uses << 16) | u32::try_from(at).unwrap_or(0);
+            slot.uses.store(uses, Relaxed);
+            slot.process.store(process, Relaxed);
+            slot.index.store(index, Relaxed);
+            slot.qpn.store(qpn, Release);
+            shared.next_qpn.store(u32::try_from(at + 1 - FIRST_QPN).unwrap_or(0), Relaxed);
+            return Ok(qpn);
+        }
+        fault!("fabric {}: all {usable} QP numbers are in use", self.path.display());
+        Err(Errno(libc::ENOMEM))
+    }
+
+    fn qpn_slot(&self, qpn: u32) -> Option<&QpnSlot> {
+        self.shared().qpns.get(qpn as usize & (QPNS - 1))
+    }
+
+    /// Gives back a QP number.
+    pub(crate) fn free_qpn(&self, qpn: u32) {
+        let _guard = self.shared().lock.lock();
+        if let Some(slot) = self.qpn_slot(qpn).filter(|slot| slot.qpn.load(Relaxed) == qpn) {
+            slot.qpn.store(0, Release);
+        }
+    }
+
+    /// Where QP `qpn` lives; `None` if there is no such QP now.
+    pub(crate) fn find(&self, qpn: u32) -> Option<Place> {
+        let slot = self.qpn_slot(qpn)?;
+        if qpn == 0 || slot.qpn.load(Acquire) != qpn {
+            return None;
+        }
+        let process = slot.process.load(Relaxed);
+        let nonce = self.shared().processes.get(process as usize)?.nonce.load(Acquire);
+        let place = Place { process, nonce, index: slot.index.load(Relaxed) };
+        (nonce != 0 && slot.qpn.load(Acquire) == qpn).then_some(place)
+    }
+
+    /// The link of the device whose first GID this is; made at first use.
+    pub(crate) fn link_of(&self, gid: [u64; 2]) -> Result<u32, Errno> {
+        let shared = self.shared();
+        let _guard = shared.lock.lock();
+        for (i, slot) in (0..).zip(&shared.links) {
+            let have = [slot.high.load(Relaxed), slot.low.load(Relaxed)];
+            if have == [0, 0] {
+                slot.high.store(gid[0], Relaxed);
+                slot.low.store(gid[1], Relaxed);
+            } else if have != gid {
+                continue;
+            }
+            return Ok(i);
+        }
+        fault!("fabric {}: more than {LINKS} devices; use another SOFTVERBS_FABRIC", self.path.display());
+        Err(Errno(libc::ENOMEM))
+    }
+
+    /// A link by index.
+    pub(crate) fn link(&self, index: u32) -> Option<&LinkSlot> {
+        self.shared().links.get(index as usize)
+    }
+}
+
+/// Sweeps other fabrics in which nobody is left, such as those of killed tests.
+pub(crate) fn sweep_others(name: &str) {
+    for path in dir::others(name) {
+        let Ok(Some(dir)) = Locked::existing(&path) else { continue };
+        if !fabric_file(&path).exists() {
+            continue;
+        }
+        if let Ok(fabric) = Fabric::open(&dir) {
+            fabric.remove_if_unused(&dir);
+        }
+    }
+}
+
+/// A number that no other process has: names the segment.
+pub(crate) fn nonce() -> Result<u64, Errno> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: a writable buffer of the length given.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if n != 8 {
+        return Err(last_errno());
+    }
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}

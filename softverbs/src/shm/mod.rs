@@ -1,0 +1,10 @@
+//! What processes share: the fabric's tables, one segment per process, and the locks inside them.
+//! Knows nothing of verbs rules.
+
+pub(crate) mod dir;
+pub(crate) mod fabric;
+pub(crate) mod heap;
+pub(crate) mod layout;
+pub(crate) mod map;
+pub(crate) mod mutex;
+pub(crate) mod peer;

@@ -1,0 +1,74 @@
+//! A lock that lives in shared memory and survives the death of its holder.
+
+use std::cell::UnsafeCell;
+
+use crate::log::fault;
+
+/// `pthread_mutex_t`, process-shared and robust. Zeroed memory is not yet a lock: [`RobustMutex::init`].
+#[repr(transparent)]
+pub(crate) struct RobustMutex(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: a pthread mutex is made to be used from many threads; process-shared ones from many processes.
+unsafe impl Sync for RobustMutex {}
+// SAFETY: it is not tied to the thread that made it.
+unsafe impl Send for RobustMutex {}
+
+/// Unlocks when dropped.
+pub(crate) struct Guard<'a> {
+    mutex: &'a RobustMutex,
+    held: bool,
+    /// The last holder died inside: what the lock protects must be looked over.
+    pub(crate) died: bool,
+}
+
+impl RobustMutex {
+    /// Makes it a lock.
+    ///
+    /// # Safety
+    /// Nobody else uses it yet.
+    pub(crate) unsafe fn init(&self) {
+        let mut attr = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        let attr = attr.as_mut_ptr();
+        // SAFETY: `attr` is writable; init makes it valid for the two calls that follow.
+        unsafe {
+            libc::pthread_mutexattr_init(attr);
+            libc::pthread_mutexattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
+            libc::pthread_mutexattr_setrobust(attr, libc::PTHREAD_MUTEX_ROBUST);
+        }
+        // SAFETY: the caller promises that nobody uses it; `attr` is initialised.
+        unsafe {
+            libc::pthread_mutex_init(self.0.get(), attr);
+            libc::pthread_mutexattr_destroy(attr);
+        }
+    }
+
+    /// Waits for the lock. Its users publish by single stores, so that the data is whole even if a holder died;
+    /// [`Guard::died`] says when leftovers must be swept.
+    pub(crate) fn lock(&self) -> Guard<'_> {
+        // SAFETY: initialised when its table entry was first used.
+        let rc = unsafe { libc::pthread_mutex_lock(self.0.get()) };
+        match rc {
+            0 => Guard { mutex: self, held: true, died: false },
+            libc::EOWNERDEAD => {
+                // SAFETY: we hold it, and the holder before us died.
+                unsafe { libc::pthread_mutex_consistent(self.0.get()) };
+                Guard { mutex: self, held: true, died: true }
+            }
+            rc => {
+                fault!(
+                    "a lock in shared memory is damaged (pthread_mutex_lock: error {rc}); going on without it"
+                );
+                Guard { mutex: self, held: false, died: false }
+            }
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if self.held {
+            // SAFETY: locked by this thread: a guard is not `Send` across the C calls that make it.
+            unsafe { libc::pthread_mutex_unlock(self.mutex.0.get()) };
+        }
+    }
+}

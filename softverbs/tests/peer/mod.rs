@@ -1,0 +1,173 @@
+//! The other process: started from the test program itself, commanded over its standard input and output.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::common::{Address, End, Opts, PATIENCE, Send, checksum, fabric, imm, op, setup, wait_for};
+
+/// Marks lines of the conversation among those of the test harness.
+const MARK: &str = "@@";
+
+pub fn base() -> PathBuf {
+    // SAFETY: cannot fail.
+    PathBuf::from(format!("/dev/shm/softverbs-{}", unsafe { libc::geteuid() }))
+}
+
+/// This program once more, for one test of it.
+pub fn again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("our own path"));
+    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+pub fn tell(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{line}").and_then(|()| out.flush()).expect("the parent listens");
+}
+
+pub fn hello(address: &Address) -> String {
+    let gid: String = address.gid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{} {gid} {} {}", address.qpn, address.addr, address.rkey)
+}
+
+pub fn parse(line: &str) -> Address {
+    let words: Vec<&str> = line.split(' ').collect();
+    let number = |word: &str| word.parse::<u64>().expect("a number");
+    let mut gid = [0; 16];
+    for (i, byte) in gid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&words[1][2 * i..2 * i + 2], 16).expect("hexadecimal");
+    }
+    Address { qpn: number(words[0]) as u32, gid, addr: number(words[2]), rkey: number(words[3]) as u32 }
+}
+
+pub struct Peer {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+    address: Address,
+}
+
+impl Peer {
+    /// Starts it in our fabric; it makes one end and says where it is.
+    pub fn start(env: &[(&str, &str)]) -> Self {
+        setup();
+        let mut command = again("child");
+        command.env("SOFTVERBS_FABRIC", fabric()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.envs(env.iter().copied());
+        let mut child = command.spawn().expect("this program can be started");
+        let to = child.stdin.take();
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        let mut this = Self { child, to, from, address: Address { qpn: 0, gid: [0; 16], addr: 0, rkey: 0 } };
+        this.address = parse(&this.answer());
+        this
+    }
+
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let n = self.from.read_line(&mut line).expect("the child's output");
+            assert!(n > 0, "the child has ended");
+            // The harness may have begun the line.
+            if let Some((_, answer)) = line.trim_end().split_once(MARK) {
+                return answer.to_owned();
+            }
+        }
+    }
+
+    pub fn say(&mut self, line: &str) {
+        let to = self.to.as_mut().expect("not finished");
+        writeln!(to, "{line}").and_then(|()| to.flush()).expect("the child listens");
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.answer()
+    }
+
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Connects both ends.
+    pub fn connect(&mut self, here: &End) -> Address {
+        let address = self.address;
+        self.ask(&format!("connect {}", hello(&here.address())));
+        here.connect(&address);
+        address
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it was started");
+    }
+
+    pub fn finish(mut self) {
+        self.to = None;
+        assert!(self.child.wait().expect("it was started").success());
+    }
+}
+
+/// The child's side: one end, and a command a line until the input ends.
+pub fn obey() {
+    let len = std::env::var("TEST_LEN").ok().and_then(|v| v.parse().ok()).unwrap_or(1 << 20);
+    let mut end = End::new(Opts { len, ..Opts::default() });
+    tell(&hello(&end.address()));
+    let mut there = None;
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the parent's output");
+        let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let numbers: Vec<usize> = rest.split(' ').filter_map(|word| word.parse().ok()).collect();
+        match verb {
+            "connect" => {
+                let address = parse(rest);
+                end.connect(&address);
+                there = Some(address);
+                tell("ok");
+            }
+            "recv" => {
+                assert_eq!(end.recv(numbers[0] as u64, numbers[1], numbers[2]), 0);
+                tell("ok");
+            }
+            "poll" => {
+                let wc = wait_for(if rest == "recv" { end.rcq } else { end.scq });
+                tell(&format!("{} {} {} {}", wc.wr_id, wc.status, wc.byte_len, imm(&wc)));
+            }
+            "sum" => tell(&checksum(&end.buf[..numbers[0]]).to_string()),
+            "set" => {
+                end.buf[numbers[0]..numbers[0] + 8].copy_from_slice(&(numbers[1] as u64).to_ne_bytes());
+                tell("ok");
+            }
+            "get" => {
+                let bytes = end.buf[numbers[0]..numbers[0] + 8].try_into().expect("8 bytes");
+                tell(&u64::from_ne_bytes(bytes).to_string());
+            }
+            "write" => {
+                let to = there.expect("connected");
+                let mut sges = [end.sge(0, numbers[0])];
+                let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0);
+                assert_eq!(end.send(wr.imm(numbers[1] as u32)), 0);
+                assert_eq!(end.poll_send().status, 0);
+                tell("ok");
+            }
+            "stream" => {
+                // Writes for ever, so that the parent can kill it in the middle of one.
+                let to = there.expect("connected");
+                tell("ok");
+                let begin = std::time::Instant::now();
+                while begin.elapsed() < PATIENCE {
+                    let mut sges = [end.sge(0, numbers[0])];
+                    assert_eq!(end.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
+                    end.poll_send();
+                }
+            }
+            other => panic!("unknown command {other}"),
+        }
+    }
+}

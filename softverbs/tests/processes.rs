@@ -1,0 +1,141 @@
+//! Two processes: the test, and the same program started again as its peer.
+extern crate softverbs as _;
+
+mod common;
+mod peer;
+
+use common::*;
+use peer::Peer;
+
+/// The other process: does what it is told, line by line.
+#[test]
+#[ignore = "the other process of the tests here"]
+fn child() {
+    peer::obey();
+}
+
+fn fill(bytes: &mut [u8], seed: u8) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = seed.wrapping_add((i % 251) as u8);
+    }
+}
+
+/// Every opcode, with the copies done in the way that the environment `env` asks for.
+fn all_opcodes(env: &[(&str, &str)]) {
+    // SOFTVERBS_COPY is read by the process that posts, so the child posts too.
+    let mut peer = Peer::start(env);
+    let mut here = End::new(Opts { len: 1 << 20, ..Opts::default() });
+    let there = peer.connect(&here);
+    fill(&mut here.buf, 3);
+    let whole = here.buf.len();
+
+    peer.ask("recv 4 0 0");
+    let mut sges = [here.sge(0, 100), here.sge(100, whole - 100)];
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&there, 0).imm(9)), 0);
+    assert_eq!(here.poll_send().status, 0);
+    assert_eq!(peer.ask("poll recv"), format!("4 0 {whole} 9"));
+    assert_eq!(peer.ask(&format!("sum {whole}")), checksum(&here.buf).to_string());
+
+    peer.ask("recv 5 10 50");
+    assert_eq!(here.send(Send::new(op::IBV_WR_SEND, &mut [here.sge(7, 50)])), 0);
+    assert_eq!(peer.ask("poll recv"), "5 0 50 0");
+    assert_eq!(here.poll_send().status, 0);
+
+    here.buf[..100].fill(0);
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_READ, &mut [here.sge(0, 100)]).to(&there, 60)), 0);
+    assert_eq!(here.poll_send().status, 0);
+    assert!(here.buf[..100].iter().enumerate().all(|(i, &b)| b == 3 + ((i + 60) % 251) as u8));
+
+    peer.ask("set 8 1000");
+    let mut sges = [here.sge(0, 8)];
+    let mut add = Send::new(op::IBV_WR_ATOMIC_FETCH_AND_ADD, &mut sges).to(&there, 8);
+    add.compare_add = 5;
+    assert_eq!(here.send(add), 0);
+    assert_eq!(here.poll_send().status, 0);
+    assert_eq!(here.buf[..8], 1000_u64.to_ne_bytes());
+    assert_eq!(peer.ask("get 8"), "1005");
+
+    // The other direction: the child writes, we receive.
+    assert_eq!(here.recv(6, 0, 0), 0);
+    peer.ask(&format!("write {whole} 77"));
+    let wc = here.poll_recv();
+    assert_eq!((wc.wr_id, wc.status, wc.byte_len, imm(&wc)), (6, 0, whole as u32, 77));
+    assert_eq!(peer.ask(&format!("sum {whole}")), checksum(&here.buf).to_string());
+    peer.finish();
+}
+
+#[test]
+fn every_opcode_by_the_kernel() {
+    all_opcodes(&[]);
+}
+
+#[test]
+fn every_opcode_through_shared_memory() {
+    // This process posts as well, so it must be told too: another one of it does the whole test.
+    if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
+        return all_opcodes(&[]);
+    }
+    let status = peer::again("every_opcode_through_shared_memory").env("SOFTVERBS_COPY", "bounce").status();
+    assert!(status.expect("this program can be started").success());
+}
+
+#[test]
+fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
+    let mut peer = Peer::start(&[]);
+    let here = End::new(Opts { channel: true, ..Opts::default() });
+    let there = peer.connect(&here);
+    // SAFETY: a living CQ.
+    assert_eq!(unsafe { sys::ibv_req_notify_cq(here.scq, 0) }, 0);
+    let mut sges = [here.sge(0, 8)];
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&there, 0)), 0);
+    assert!(poll(here.scq).is_none());
+    peer.ask("recv 1 0 0");
+    // Nobody polls: the service thread retries, and its completion wakes the channel.
+    assert_eq!(wait_event(here.channel), here.scq);
+    assert_eq!(here.poll_send().status, 0);
+    assert_eq!(peer.ask("poll recv"), "1 0 8 0");
+    peer.finish();
+}
+
+#[test]
+fn a_killed_peer_is_an_error_within_the_retry_time_and_a_new_one_works() {
+    let mut peer = Peer::start(&[]);
+    let here = End::new(Opts::default());
+    let there = peer.connect(&here);
+    peer.ask("recv 1 0 0");
+    let mut sges = [here.sge(0, 8)];
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&there, 0)), 0);
+    assert_eq!(here.poll_send().status, 0);
+    peer.kill();
+    // With traffic on, as hardware would see it.
+    let mut last = 0;
+    for id in 2..12 {
+        assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&there, 0).id(id)), 0);
+        last = here.poll_send().status;
+        if last != 0 {
+            break;
+        }
+    }
+    assert_eq!(last, status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(here.state(), sys::ibv_qp_state::IBV_QPS_ERR);
+    drop(here);
+    all_opcodes(&[]);
+}
+
+#[test]
+fn leftovers_of_a_killed_process_are_removed_by_the_next() {
+    let fabric = format!("{}-left", fabric());
+    let dir = peer::base().join(&fabric);
+    let segments = || {
+        let names = std::fs::read_dir(&dir).expect("the fabric exists").flatten();
+        names.filter(|f| f.file_name().to_string_lossy().starts_with("segment")).count()
+    };
+    let mut first = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
+    assert_eq!(segments(), 1);
+    first.kill();
+    let mut second = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
+    assert_eq!(second.ask("get 0"), "0");
+    assert_eq!(segments(), 1, "the killed one's is gone");
+    second.finish();
+    assert!(!dir.exists(), "the last one removes the fabric");
+}
