@@ -171,6 +171,33 @@ fn a_second_hello_with_the_same_token_is_dropped() {
 }
 
 #[test]
+fn what_comes_right_behind_a_hello_is_read() {
+    let listener = listen();
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let mut peer = stranger(&listener);
+    peer.write_all(&[hello_bytes(&listener), large.encode().unwrap().repeat(7)].concat()).unwrap();
+    let channel = wait("the peer", || listener.try_accept().unwrap());
+    assert!(matches!(recv(&channel), Message::Hello(_)));
+    for _ in 0..7 {
+        assert_eq!(recv(&channel), large);
+    }
+}
+
+#[test]
+fn each_address_of_a_handle_leads_to_the_listener() {
+    let listener = listen();
+    let handle = listener.handle();
+    for addr in handle.addrs() {
+        let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
+        let connector = Channel::connect(&alone, &hello("connector"), patience()).unwrap();
+        let acceptor = accept(&listener);
+        acceptor.send(&Message::Ready).unwrap();
+        assert_eq!(recv(&connector), Message::Ready);
+        assert_eq!(connector.peer().unwrap().ip(), addr.ip());
+    }
+}
+
+#[test]
 fn another_version_is_told_both_versions() {
     let listener = listen();
     let mut bytes = hello_bytes(&listener);

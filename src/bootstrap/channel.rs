@@ -88,7 +88,7 @@ impl Channel {
     }
 
     /// Ends it in good order: everything sent before, and a BYE, go out even if the process keeps nothing of the
-    /// channel; the thread waits a second for the peer to close, too. A channel that is not connected yet just ends.
+    /// channel; the thread waits a while for the peer to take it and to close, too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
         self.link.say_bye();

@@ -65,6 +65,7 @@ impl HalfOpen {
                 // The peer may be gone already; the owner learns that from the channel.
                 let _ = link.send(&welcome);
                 acceptor.hand_over(me, Arc::clone(&link));
+                core.again(me);
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {

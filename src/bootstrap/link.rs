@@ -173,20 +173,17 @@ impl Link {
             inner.outbox.extend_from_slice(&bye);
             self.flush(&mut inner);
         }
-        self.shut_if_flushed();
+        self.shut_when_flushed();
     }
 
-    /// `true` once nothing waits to be sent.
-    pub(super) fn shut_if_flushed(&self) -> bool {
+    /// Ends the sending side once nothing waits to be sent; gives the bytes that still wait.
+    pub(super) fn shut_when_flushed(&self) -> usize {
         let inner = self.lock();
-        if !inner.outbox.is_empty() {
-            return false;
-        }
-        if let Some(stream) = &inner.stream {
+        if let (0, Some(stream)) = (inner.outbox.len(), &inner.stream) {
             // It fails only where the peer is gone already.
             let _ = stream.shutdown(Shutdown::Write);
         }
-        true
+        inner.outbox.len()
     }
 
     /// Closes the socket at once.

@@ -153,7 +153,7 @@ impl Acceptor {
             core.insert(token, Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until)));
         }
         // More may wait; the others have their turn first.
-        core.wake_at(Instant::now(), me);
+        core.again(me);
     }
 
     /// A connection stopped being half open.

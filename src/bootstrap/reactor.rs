@@ -19,8 +19,8 @@ use super::listener::Acceptor;
 use crate::error::{Error, Result};
 
 const WAKER: Token = Token(0);
-/// How long a closed channel waits for its peer to close, too.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a closed channel waits for its peer to take what is left, and to close, too.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// The thread as its users hold it: it ends when the last one is dropped.
 #[derive(Debug)]
@@ -60,7 +60,16 @@ pub(super) enum Entry {
     Connector(Connector),
     Attempt(Attempt),
     Link(Arc<Link>),
-    Lingering(Arc<Link>, Instant),
+    Lingering(Lingering),
+}
+
+/// A connection that has said its last word, and waits for the peer to take it and to close, too.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    link: Arc<Link>,
+    /// Bytes that the peer has not taken.
+    left: usize,
+    until: Instant,
 }
 
 impl Reactor {
@@ -90,7 +99,12 @@ impl Reactor {
             tokens: AtomicUsize::new(WAKER.0 + 1),
             dead: AtomicBool::new(false),
         });
-        let core = Core { shared: Arc::clone(&shared), entries: HashMap::new(), timers: BinaryHeap::new() };
+        let core = Core {
+            shared: Arc::clone(&shared),
+            entries: HashMap::new(),
+            timers: BinaryHeap::new(),
+            again: Vec::new(),
+        };
         thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, core))?;
         Ok(Self { shared })
     }
@@ -143,14 +157,15 @@ pub(super) struct Core {
     shared: Arc<Shared>,
     entries: HashMap<Token, Entry>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    /// To look at once more, after the others.
+    again: Vec<Token>,
 }
 
 fn run(mut poll: Poll, mut core: Core) {
     let mut events = Events::with_capacity(256);
     let mut stopping = false;
     loop {
-        let timeout = core.timers.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()));
-        match poll.poll(&mut events, timeout) {
+        match poll.poll(&mut events, core.timeout()) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => {
@@ -162,6 +177,9 @@ fn run(mut poll: Poll, mut core: Core) {
         }
         for event in &events {
             core.step(event.token());
+        }
+        for token in std::mem::take(&mut core.again) {
+            core.step(token);
         }
         core.run_timers();
         if stopping && core.entries.is_empty() {
@@ -197,6 +215,13 @@ impl Core {
         false
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        self.timers.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()))
+    }
+
     /// An event or a timer of `token`; neither says more than "look".
     fn step(&mut self, token: Token) {
         // Out of the table while it runs, so that it may change the table.
@@ -210,7 +235,7 @@ impl Core {
             Entry::Connector(connector) => connector.on_timer(token, self),
             Entry::Attempt(attempt) => attempt.on_ready(token, self),
             Entry::Link(link) => (link.on_ready() == Watch::Keep).then_some(Entry::Link(link)),
-            Entry::Lingering(link, until) => lingering(link, until),
+            Entry::Lingering(lingering) => lingering.advance(token, self),
         };
         self.put_back(token, entry);
     }
@@ -228,7 +253,10 @@ impl Core {
                 break;
             }
             self.timers.pop();
-            self.step(token);
+            // An established connection has no time limit; the timer is left from when it was half open.
+            if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
+                self.step(token);
+            }
         }
     }
 
@@ -248,6 +276,11 @@ impl Core {
         self.entries.insert(token, entry);
     }
 
+    /// For one who leaves off before there was nothing more to do: no further event will tell of the rest.
+    pub(super) fn again(&mut self, token: Token) {
+        self.again.push(token);
+    }
+
     pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
         self.timers.push(Reverse((at, token)));
     }
@@ -258,7 +291,7 @@ impl Core {
             Some(Entry::Listener(acceptor)) => acceptor.close(self),
             Some(Entry::Connector(connector)) => connector.close(self),
             Some(Entry::Link(link)) => link.abort(),
-            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(..)) | None => {}
+            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(_)) | None => {}
         }
     }
 
@@ -284,18 +317,27 @@ impl Core {
         }
     }
 
-    /// A connection that has said its last word.
+    /// `link` has said its last word.
     pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let until = Instant::now() + LINGER;
-        self.wake_at(until, token);
-        lingering(link, until)
+        let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
+        lingering.advance(token, self)
     }
 }
 
-fn lingering(link: Arc<Link>, until: Instant) -> Option<Entry> {
-    let gone = link.discard() == Watch::Done;
-    link.shut_if_flushed();
-    (!gone && Instant::now() < until).then_some(Entry::Lingering(link, until))
+impl Lingering {
+    /// The time runs anew whenever the peer has taken something.
+    fn advance(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+        if self.link.discard() == Watch::Done {
+            return None;
+        }
+        let left = self.link.shut_when_flushed();
+        if left < self.left {
+            self.left = left;
+            self.until = Instant::now() + LINGER;
+            core.wake_at(self.until, me);
+        }
+        (Instant::now() < self.until).then_some(Entry::Lingering(self))
+    }
 }
 
 impl Drop for Core {
