@@ -4,10 +4,22 @@
 pub mod bootstrap;
 #[forbid(unsafe_code)]
 pub mod config;
+#[forbid(unsafe_code)]
 pub mod device;
+#[forbid(unsafe_code)]
+pub mod engine;
 pub mod error;
 pub mod log;
 #[forbid(unsafe_code)]
+pub mod net;
+#[forbid(unsafe_code)]
+pub mod policy;
+#[forbid(unsafe_code)]
 pub mod proto;
+#[forbid(unsafe_code)]
 pub mod route;
 pub mod verbs;
+
+pub use net::Plugin;
+
+nccl_net_versions::export!(Plugin);

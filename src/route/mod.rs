@@ -266,10 +266,10 @@ mod tests {
             }
             prop_assert_eq!(p.routes.len() + p.refused.len(), c.len() * a.len());
             let by_role = has_roles(&c) && has_roles(&a);
-            for x in 0..c.len() {
-                for y in 0..a.len() {
+            for (x, ours) in c.iter().enumerate() {
+                for (y, theirs) in a.iter().enumerate() {
                     let free = !p.routes.iter().any(|r| r.connector == x || r.acceptor == y);
-                    prop_assert!(!free || obstacle(&c[x], &a[y], by_role).is_some());
+                    prop_assert!(!free || obstacle(ours, theirs, by_role).is_some());
                 }
             }
         }

@@ -8,6 +8,9 @@ use rdma_sys as sys;
 /// Longest chain: one write per receive of a group, and the signalling one.
 const MAX: usize = 9;
 
+/// Most bytes of an inline write.
+pub const INLINE: usize = 64;
+
 /// Registered memory of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Local {
@@ -32,6 +35,9 @@ pub struct Remote {
 pub struct Chain {
     wrs: Box<[sys::ibv_send_wr; MAX]>,
     sges: Box<[sys::ibv_sge; MAX]>,
+    /// Read by the provider when the chain is posted.
+    inline: Box<[u8; INLINE]>,
+    inline_used: bool,
     len: usize,
 }
 
@@ -49,7 +55,13 @@ impl Default for Chain {
         // SAFETY: all-zero is a valid work request (integers, null pointers, a union of such).
         let wrs = std::array::from_fn(|_| unsafe { std::mem::zeroed() });
         let sges = [const { sys::ibv_sge { addr: 0, length: 0, lkey: 0 } }; MAX];
-        Self { wrs: Box::new(wrs), sges: Box::new(sges), len: 0 }
+        Self {
+            wrs: Box::new(wrs),
+            sges: Box::new(sges),
+            inline: Box::new([0; INLINE]),
+            inline_used: false,
+            len: 0,
+        }
     }
 }
 
@@ -57,6 +69,7 @@ impl Chain {
     /// Empties it.
     pub fn clear(&mut self) {
         self.len = 0;
+        self.inline_used = false;
     }
 
     /// Number of work requests.
@@ -82,14 +95,17 @@ impl Chain {
         self.push(local, remote, imm, signal, 0)
     }
 
-    /// As [`write`](Self::write), with the bytes taken when it is posted (`IBV_SEND_INLINE`); the key is not
-    /// looked at.
-    ///
-    /// # Safety
-    /// The bytes of `local` are readable until the chain is posted or cleared, and `local.len` is within the
-    /// QP's inline size.
+    /// As [`write`](Self::write), with bytes that the work request carries in itself (`IBV_SEND_INLINE`). One to a
+    /// chain, of at most [`INLINE`] bytes, else `false`; the QP must take as many.
     #[must_use]
-    pub unsafe fn write_inline(&mut self, local: Local, remote: Remote, signal: Option<u64>) -> bool {
+    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote, signal: Option<u64>) -> bool {
+        if self.inline_used || bytes.len() > INLINE {
+            return false;
+        }
+        self.inline[..bytes.len()].copy_from_slice(bytes);
+        self.inline_used = true;
+        // The key of inline bytes is not looked at.
+        let local = Local { addr: self.inline.as_ptr().addr() as u64, len: bytes.len() as u32, lkey: 0 };
         self.push(Some(local), remote, None, signal, sys::ibv_send_flags::IBV_SEND_INLINE.0)
     }
 

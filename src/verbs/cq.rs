@@ -1,6 +1,5 @@
 //! Completion queues.
 
-use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -50,17 +49,6 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The status in the library's words.
-    pub fn status_text(&self) -> &'static str {
-        // SAFETY: takes any number; gives a static string.
-        let text = unsafe { sys::ibv_wc_status_str(self.status) };
-        if text.is_null() {
-            return "unknown status";
-        }
-        // SAFETY: a static NUL-terminated string.
-        unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown status")
-    }
-
     fn new(wc: &sys::ibv_wc) -> Self {
         let kind = match wc.opcode {
             sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
@@ -77,6 +65,25 @@ impl Completion {
 /// Most completions that one [`Cq::poll`] takes.
 const BATCH: usize = 16;
 
+/// What one [`Cq::poll`] found.
+pub struct Batch {
+    room: [MaybeUninit<sys::ibv_wc>; BATCH],
+    len: usize,
+}
+
+impl Batch {
+    /// The completions, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Completion> + '_ {
+        // SAFETY: the provider wrote the first `len` entries.
+        self.room[..self.len].iter().map(|wc| Completion::new(unsafe { wc.assume_init_ref() }))
+    }
+
+    /// Whether there may be more.
+    pub fn is_full(&self) -> bool {
+        self.len == BATCH
+    }
+}
+
 impl Cq {
     /// `ibv_create_cq` for `entries`.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
@@ -87,20 +94,21 @@ impl Cq {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Hands up to sixteen completions to `take`; gives how many. Allocates nothing.
-    pub fn poll(&self, mut take: impl FnMut(Completion)) -> Result<usize> {
-        let mut room = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; BATCH];
-        // SAFETY: the CQ is alive, and `room` has space for BATCH entries.
-        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, room.as_mut_ptr().cast()) };
-        let Ok(n) = usize::try_from(n) else {
-            let source = std::io::Error::from_raw_os_error(n.saturating_abs());
-            return Err(Error::verbs("ibv_poll_cq", source, self.context.name()));
-        };
-        for wc in &room[..n.min(BATCH)] {
-            // SAFETY: the provider wrote the first `n` entries.
-            take(Completion::new(unsafe { wc.assume_init_ref() }));
+    /// Completions that are there, at most sixteen. Allocates nothing.
+    pub fn poll(&self) -> Result<Batch> {
+        let mut batch = Batch { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 };
+        // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
+        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.room.as_mut_ptr().cast()) };
+        match usize::try_from(n) {
+            Ok(n) => {
+                batch.len = n.min(BATCH);
+                Ok(batch)
+            }
+            Err(_) => {
+                let source = std::io::Error::from_raw_os_error(n.saturating_abs());
+                Err(Error::verbs("ibv_poll_cq", source, self.context.name()))
+            }
         }
-        Ok(n)
     }
 
     /// The device.

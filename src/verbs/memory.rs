@@ -180,16 +180,6 @@ impl Region {
         self.memory.start.as_ptr().addr() + index * 8
     }
 
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.memory.words * 8
-    }
-
-    /// Whether it has no bytes; it never has none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The registrations, in the order of the PDs.
     pub fn mrs(&self) -> &[Mr] {
         &self.mrs

@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 
-pub use chain::{Chain, Local, Remote};
+pub use chain::{Chain, INLINE, Local, Remote};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Completion, Cq, Kind};
 pub use memory::{Mr, Pd, Region};

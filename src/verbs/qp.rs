@@ -230,8 +230,8 @@ impl Qp<Ready> {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: live QP in RTS; a linked chain whose entries live during the call. Registered memory is
-        // checked by the device, inline memory was vouched for by whoever pushed it.
+        // SAFETY: live QP in RTS; a linked chain whose entries and inline bytes live during the call. Registered
+        // memory is checked by the device.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
         zero("ibv_post_send", rc, || self.raw.cq.context().name().to_owned())

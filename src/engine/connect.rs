@@ -1,0 +1,137 @@
+//! NCCL's side of the handshake: `listen`, `connect` and `accept`, each called until it gives a comm.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use nccl_net_versions::HandleBuf;
+
+use super::Settings;
+use super::core::lock;
+use super::handshake::Handshake;
+use super::recv::RecvComm;
+use super::send::SendComm;
+use crate::bootstrap::{Listener, Options};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::proto::{Handle, STATE_OFFSET};
+
+/// A connector between two calls of `connect`.
+struct Pending {
+    handshake: Handshake,
+    /// Who began it.
+    context: u64,
+    /// The handle without the connector's own bytes: the number in those must belong to it.
+    handle: [u8; STATE_OFFSET],
+}
+
+/// By the number in the handle's last eight bytes.
+static PENDING: LazyLock<Mutex<HashMap<u64, Pending>>> = LazyLock::new(Mutex::default);
+
+fn pending() -> MutexGuard<'static, HashMap<u64, Pending>> {
+    // The map is whole after a panic: each use is one insertion or removal.
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins or continues a connection to the listener behind `handle`, whose last eight bytes are ours.
+pub fn connect(
+    settings: &Arc<Settings>,
+    context: u64,
+    device: &Device,
+    handle: &mut HandleBuf,
+) -> Result<Option<SendComm>> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut state = [0; 8];
+    state.copy_from_slice(&handle[STATE_OFFSET..]);
+    let mut address = [0; STATE_OFFSET];
+    address.copy_from_slice(&handle[..STATE_OFFSET]);
+    let (id, mut entry) = match u64::from_le_bytes(state) {
+        0 => {
+            let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
+            let handshake = Handshake::connect(settings, device, &listener)?;
+            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { handshake, context, handle: address })
+        }
+        id => {
+            let mut table = pending();
+            let ours = table.get(&id).is_some_and(|p| p.handle == address);
+            let Some(entry) = ours.then(|| table.remove(&id)).flatten() else {
+                return Err(Error::Argument(format!(
+                    "the handle says that connection attempt {id} of this process is under way, and there is none \
+                     for this handle: was the handle copied from a connector, or damaged?"
+                )));
+            };
+            (id, entry)
+        }
+    };
+    let polled = entry.handshake.poll();
+    if let Ok(None) = polled {
+        handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
+        pending().insert(id, entry);
+        return Ok(None);
+    }
+    // Over: with the same handle another connection may begin.
+    handle[STATE_OFFSET..].fill(0);
+    let core = polled?;
+    Ok(core.map(|core| {
+        let policy = Policy::new(settings.config.sup_share, core.rails.len());
+        SendComm::new(core, policy)
+    }))
+}
+
+/// Drops what `context` has begun and NCCL will not continue.
+pub fn abandon(context: u64) {
+    let dropped: Vec<Pending> = pending().extract_if(|_, p| p.context == context).map(|(_, p)| p).collect();
+    if !dropped.is_empty() {
+        tracing::info!(target: "net", "{} connection attempts were not carried to an end", dropped.len());
+    }
+}
+
+/// A listening end, and the peers whose handshake is under way.
+#[derive(Debug)]
+pub struct Listening {
+    listener: Listener,
+    settings: Arc<Settings>,
+    device: &'static Device,
+    underway: Mutex<Vec<Handshake>>,
+}
+
+impl Listening {
+    /// Opens it and writes its handle.
+    pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
+        let listener = Listener::open(&Options::from(&settings.config))?;
+        *handle = listener.handle().encode();
+        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
+    }
+
+    /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
+    /// the log too.
+    pub fn accept(&self) -> Result<Option<RecvComm>> {
+        let mut underway = lock(&self.underway)?;
+        while let Some(channel) = self.listener.try_accept()? {
+            match Handshake::accept(&self.settings, self.device, channel) {
+                Ok(handshake) => underway.push(handshake),
+                Err(e) => warn(&e),
+            }
+        }
+        let mut i = 0;
+        while i < underway.len() {
+            match underway[i].poll() {
+                Ok(None) => i += 1,
+                Ok(Some(core)) => {
+                    underway.swap_remove(i);
+                    return Ok(Some(RecvComm::new(core, self.settings.config.cts_signal_interval)));
+                }
+                Err(e) => {
+                    underway.swap_remove(i);
+                    warn(&e);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn warn(e: &Error) {
+    tracing::warn!(target: "net", "accept: a peer's handshake failed, others may still come: {e}");
+}

@@ -1,0 +1,86 @@
+//! What a sending and a receiving comm have in common.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::peer::Peer;
+use super::rail::Rail;
+use crate::error::{Error, Result};
+use crate::proto::{ImmLayout, MAX_RAILS};
+use crate::verbs::{Chain, Pd, Region};
+
+/// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
+pub(super) const BATCHES: usize = 32;
+
+/// What the handshake made.
+#[derive(Debug)]
+pub(super) struct Core {
+    // Queue pairs go first: after them no device touches memory.
+    pub(super) rails: Vec<Rail>,
+    pub(super) region: Region,
+    pub(super) remote: RemoteMemory,
+    pub(super) layout: ImmLayout,
+    pub(super) chain: Chain,
+    pub(super) peer: Peer,
+    failed: Option<Error>,
+}
+
+/// Memory of the peer: a sender's CTS FIFO, a receiver's completion records.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RemoteMemory {
+    pub(super) addr: u64,
+    /// Per rail of the connection.
+    pub(super) rkeys: [u32; MAX_RAILS],
+}
+
+impl Core {
+    pub(super) fn new(
+        rails: Vec<Rail>,
+        region: Region,
+        remote: RemoteMemory,
+        layout: ImmLayout,
+        peer: Peer,
+    ) -> Self {
+        Self { rails, region, remote, layout, chain: Chain::default(), peer, failed: None }
+    }
+
+    /// An error where the comm has failed before.
+    pub(super) fn alive(&self) -> Result<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(e) => Err(e.closed()),
+        }
+    }
+
+    /// Passes a result on; an error fails the comm for good, and the peer is told why.
+    pub(super) fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
+        result.map_err(|e| self.fail(e))
+    }
+
+    #[cold]
+    fn fail(&mut self, e: Error) -> Error {
+        if self.failed.is_none() {
+            self.failed = Some(e.closed());
+            self.peer.refuse(&e);
+        }
+        e
+    }
+
+    pub(super) fn pds(&self) -> Vec<Arc<Pd>> {
+        self.rails.iter().map(|r| Arc::clone(r.nic.pd())).collect()
+    }
+
+    /// Largest message that fits through any one rail, since a policy may send all on one.
+    pub(super) fn max_message(&self) -> usize {
+        self.rails.iter().map(|r| r.nic.port().max_message as usize).min().unwrap_or(0)
+    }
+}
+
+/// Whoever has a comm's state. After a panic inside the comm it is not to be trusted.
+pub(super) fn lock<T>(state: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    state.lock().map_err(|_| Error::Internal("the connection's state was left by a panic".into()))
+}
+
+/// Indices of the set bits.
+pub(super) fn rails_of(mask: u8) -> impl Iterator<Item = usize> {
+    (0..MAX_RAILS).filter(move |rail| mask >> rail & 1 == 1)
+}

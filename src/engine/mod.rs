@@ -1,0 +1,68 @@
+//! Connections: the handshake that makes them, sends, receives, progress, registration.
+
+mod connect;
+mod core;
+mod handshake;
+mod mr;
+mod offer;
+mod peer;
+mod rail;
+mod recv;
+mod request;
+mod send;
+mod wiring;
+
+pub use connect::{Listening, abandon, connect};
+pub use mr::Mr;
+pub use recv::RecvComm;
+pub use request::Request;
+pub use send::SendComm;
+
+use crate::config::Config;
+
+/// What a communicator's connections have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The process's settings.
+    pub config: Config,
+    /// What NCCL wants of this communicator's packets, where it says so.
+    pub comm_traffic_class: Option<i32>,
+}
+
+impl Settings {
+    /// Traffic class of RoCE packets.
+    fn traffic_class(&self) -> u8 {
+        self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok()).unwrap_or(0)
+    }
+
+    /// InfiniBand service level, 0 to 15.
+    fn service_level(&self) -> u8 {
+        let comm = || u8::try_from(self.comm_traffic_class?).ok().filter(|sl| *sl < 16);
+        self.config.sl.or_else(comm).unwrap_or(0)
+    }
+}
+
+/// What an end of a connection does with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It connected.
+    Sender,
+    /// It accepted.
+    Receiver,
+}
+
+impl Role {
+    fn other(self) -> Self {
+        match self {
+            Self::Sender => Self::Receiver,
+            Self::Receiver => Self::Sender,
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Sender => "sending to",
+            Self::Receiver => "receiving from",
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The plugin behind NCCL's tables: a few lines a call.
+
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use nccl_net_versions::{
+    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, MAX_RECVS, MemKind, NetAttr, NetPlugin,
+    ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
+};
+
+use crate::config::Config;
+use crate::device::{self, Device};
+use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
+use crate::error::{Error, Result};
+use crate::log;
+
+/// The implementation of [`NetPlugin`].
+#[derive(Debug)]
+pub struct Plugin;
+
+/// What `init` makes.
+#[derive(Debug)]
+pub struct Context {
+    id: u64,
+    settings: Arc<Settings>,
+}
+
+/// What the calls without a context go by: the settings of the latest `init`, and the process's devices.
+static OPENED: RwLock<Option<(Config, &'static [Device])>> = RwLock::new(None);
+
+/// Reports a failure once, where it leaves the plugin.
+fn told<T>(call: &'static str, result: Result<T>) -> Result<T, Failure> {
+    result.map_err(|e| e.report(call))
+}
+
+/// Device `dev` and the settings.
+fn device(dev: usize) -> Result<(Config, &'static Device)> {
+    let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+    let (config, devices) =
+        opened.as_ref().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))?;
+    match devices.get(dev) {
+        Some(device) => Ok((config.clone(), device)),
+        None => Err(Error::Argument(format!("device {dev}: there are {}", devices.len()))),
+    }
+}
+
+fn open(args: &Init) -> Result<Context> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let config = Config::from_env()?;
+    let devices = device::open(&config)?;
+    let first =
+        OPENED.write().unwrap_or_else(PoisonError::into_inner).replace((config.clone(), devices)).is_none();
+    if first {
+        let all: Vec<String> = devices.iter().map(describe).collect();
+        let set = config.differing();
+        let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
+        tracing::info!(
+            target: "init",
+            "version {}, table v{}, {} device(s): {}{set}",
+            env!("CARGO_PKG_VERSION"), args.version, devices.len(), all.join(", ")
+        );
+    }
+    let settings = Arc::new(Settings { config, comm_traffic_class: args.config.traffic_class });
+    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings })
+}
+
+/// One device, for the log.
+fn describe(device: &Device) -> String {
+    let rail = |nic: &Arc<device::Nic>| {
+        let port = nic.port();
+        format!("{} {:?} {} Mb/s", nic.name(), port.link, port.speed)
+    };
+    let rails: Vec<String> = device.rails.iter().map(rail).collect();
+    format!("{} ({})", device.name.to_string_lossy(), rails.join(" + "))
+}
+
+fn properties(dev: usize) -> Result<Properties> {
+    let (config, device) = device(dev)?;
+    let rails = || device.rails.iter();
+    let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
+    // Any one rail may have to carry a message alone.
+    let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
+    let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
+    let dev = c_int::try_from(dev).map_err(|_| Error::Argument(format!("device {dev}")))?;
+    Ok(Properties {
+        name: device.name,
+        pci_path: device.pci_path,
+        guid: first.limits().guid,
+        ptr_support: nccl_net_abi::NCCL_PTR_HOST,
+        reg_is_global: false,
+        force_flush: false,
+        speed: whole(device.speed(config.sup_share)),
+        port: first.port().number.into(),
+        // 0 leaves NCCL to its own table: nothing was measured.
+        latency: 0.0,
+        max_comms: whole(rails().map(|n| n.limits().max_qp).min().unwrap_or(0)),
+        max_recvs: MAX_RECVS as c_int,
+        device_type: 0,
+        device_version: 0,
+        vdevs: VDevs::new(&[dev]).unwrap_or_default(),
+        max_p2p_bytes: max_bytes,
+        max_coll_bytes: max_bytes,
+        max_multi_request_size: 1,
+        rail_id: -1,
+        plane_id: -1,
+    })
+}
+
+fn host_only(kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<()> {
+    match dmabuf {
+        None => Ok(()),
+        Some(_) => Err(Error::Usage(format!(
+            "registration of {kind:?} memory by DMA-BUF: this plugin takes host memory only"
+        ))),
+    }
+}
+
+impl NetPlugin for Plugin {
+    const NAME: &'static CStr = c"MPIB";
+    const VDEVICES: bool = false;
+    const DMABUF: bool = false;
+
+    type Context = Context;
+    type Listen = Listening;
+    type Send = SendComm;
+    type Recv = RecvComm;
+    type Mr = Mr;
+    type Request = Request;
+
+    fn panicked(call: &'static str) {
+        tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
+    }
+
+    fn init(args: &Init) -> Result<Context, Failure> {
+        log::install(args.logger);
+        told("init", open(args))
+    }
+
+    fn finalize(ctx: Context) -> Result<(), Failure> {
+        engine::abandon(ctx.id);
+        Ok(())
+    }
+
+    fn devices() -> Result<usize, Failure> {
+        let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = opened.as_ref().map(|(_, devices)| devices.len());
+        told("devices", devices.ok_or_else(|| Error::Usage("no init has succeeded before this call".into())))
+    }
+
+    fn properties(dev: usize) -> Result<Properties, Failure> {
+        told("getProperties", properties(dev))
+    }
+
+    fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
+        told(
+            "makeVDevice",
+            Err(Error::Usage("devices are joined with MPIB_HCA_SOUT and MPIB_HCA_SUP only".into())),
+        )
+    }
+
+    fn set_net_attr(_: &Context, _: &NetAttr) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
+        told("listen", device(dev).and_then(|(_, device)| Listening::open(&ctx.settings, device, handle)))
+    }
+
+    fn connect(
+        ctx: &Context,
+        dev: usize,
+        config: &CommConfig,
+        handle: &mut HandleBuf,
+    ) -> Result<Option<SendComm>, Failure> {
+        let connected = device(dev).and_then(|(_, device)| {
+            // v10 tells the traffic class here, later versions at init.
+            let settings = match config.traffic_class {
+                Some(class) if ctx.settings.comm_traffic_class != Some(class) => {
+                    let config = ctx.settings.config.clone();
+                    Arc::new(Settings { config, comm_traffic_class: Some(class) })
+                }
+                _ => Arc::clone(&ctx.settings),
+            };
+            engine::connect(&settings, ctx.id, device, handle)
+        });
+        told("connect", connected)
+    }
+
+    fn accept(listen: &Listening) -> Result<Option<RecvComm>, Failure> {
+        told("accept", listen.accept())
+    }
+
+    fn reg_mr_send(
+        comm: &SendComm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Mr, Failure> {
+        told("regMr", host_only(kind, dmabuf).and_then(|()| comm.register(buffer, kind)))
+    }
+
+    fn reg_mr_recv(
+        comm: &RecvComm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Mr, Failure> {
+        told("regMr", host_only(kind, dmabuf).and_then(|()| comm.register(buffer, kind)))
+    }
+
+    fn dereg_mr(mr: Mr) -> Result<(), Failure> {
+        drop(mr);
+        Ok(())
+    }
+
+    fn isend<'a>(
+        comm: &'a SendComm,
+        buffer: Buffer,
+        tag: c_int,
+        mr: Option<&Mr>,
+        _: ProfilerHandle,
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        told("isend", comm.send(buffer, tag, mr))
+    }
+
+    fn irecv<'a>(
+        comm: &'a RecvComm,
+        buffers: &[RecvBuffer<'_, Self>],
+        _: bool,
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        told("irecv", comm.receive(buffers))
+    }
+
+    fn iflush<'a>(
+        comm: &'a RecvComm,
+        buffers: &[(Buffer, Option<&Mr>)],
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        told("iflush", comm.flush(buffers).map(|()| None))
+    }
+
+    fn test(request: &Request) -> Result<Option<Sizes>, Failure> {
+        told("test", request.test())
+    }
+
+    fn close_send(comm: SendComm) -> Result<(), Failure> {
+        told("closeSend", comm.close())
+    }
+
+    fn close_recv(comm: RecvComm) -> Result<(), Failure> {
+        told("closeRecv", comm.close())
+    }
+
+    fn close_listen(listen: Listening) -> Result<(), Failure> {
+        drop(listen);
+        Ok(())
+    }
+}
