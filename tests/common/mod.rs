@@ -1,0 +1,62 @@
+//! What tests of the whole plugin share: every version's C table behind one trait, and a process of its own
+//! for each test, since settings and devices belong to the process.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+pub mod pair;
+pub mod table;
+
+use std::process::{Command, Stdio};
+
+/// Set in the child; its value is the test's name.
+const CHILD: &str = "MPIB_TEST_CHILD";
+
+/// Variables that this project reads, which a test's process must not get from outside.
+const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
+
+/// Runs `body` in a process of its own, with `env` on top of two soft devices and a fabric of its own. `test` is
+/// the path of the calling test.
+pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var(CHILD).as_deref() == Ok(test) {
+        return body();
+    }
+    assert!(std::env::var_os(CHILD).is_none(), "{test} does not match its own name");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if OURS.iter().any(|ours| name.to_string_lossy().starts_with(ours)) {
+            command.env_remove(name);
+        }
+    }
+    let fabric =
+        format!("t{}-{}", std::process::id(), test.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+    command.env(CHILD, test).env("SOFTVERBS_FABRIC", &fabric[..fabric.len().min(60)]);
+    command.envs(env.iter().copied());
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{test} in its own process: {}\n{out}\n{err}", output.status);
+    assert!(out.contains("1 passed"), "{test} did not run in its own process:\n{out}\n{err}");
+}
+
+/// The MPIB profile: two rails behind one device.
+pub const TWO_RAILS: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1")];
+
+/// The MPIB profile with a share for SUP, and more.
+pub fn mpib<'a>(share: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let mut env = TWO_RAILS.to_vec();
+    env.push(("MPIB_SUP_SHARE", share));
+    env.extend_from_slice(more);
+    env
+}
+
+/// The name of the function that this stands in, as libtest knows it.
+#[macro_export]
+macro_rules! here {
+    () => {{
+        fn f() {}
+        let name = std::any::type_name_of_val(&f);
+        // crate::path::function::f
+        let name = name.strip_suffix("::f").unwrap();
+        name.split_once("::").unwrap().1
+    }};
+}
