@@ -255,7 +255,8 @@ impl State {
         let mut sizes = [0; MAX_RECVS];
         let mut flight = Flight { pending: 0, count, sends: [0; MAX_RECVS] };
         for (i, index) in self.group.sends[..count].iter().enumerate() {
-            let index = index.ok_or_else(|| Error::Internal("a group is posted before it is whole".into()))?;
+            let index =
+                index.ok_or_else(|| Error::Internal("a group is posted before it is whole".into()))?;
             let send = &self.sends[index];
             flight.sends[i] = index;
             sizes[i] = send.buffer.len;
