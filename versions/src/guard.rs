@@ -46,8 +46,10 @@ fn catch<T>(body: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => Some(value),
         Err(payload) => {
-            // A payload may panic again when it is dropped; a few leaked bytes per panic are the better deal.
-            core::mem::forget(payload);
+            // A payload may panic again when it is dropped; the second one is leaked rather than tried.
+            if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
+                core::mem::forget(again);
+            }
             None
         }
     }

@@ -182,6 +182,11 @@ impl Sizes {
         Some(out)
     }
 
+    /// The size of one message.
+    pub const fn one(bytes: usize) -> Self {
+        Self { len: 1, bytes: [bytes, 0, 0, 0, 0, 0, 0, 0] }
+    }
+
     /// The sizes.
     pub fn as_slice(&self) -> &[usize] {
         &self.bytes[..self.len]

@@ -197,6 +197,7 @@ mod symbols {
                     $(pub(super) safe static $alias: $version::Net;)+
                 }
                 #[test]
+                #[cfg_attr(miri, ignore = "miri knows no extern statics")]
                 fn every_version_is_exported_under_both_names() {
                     $(for table in [&$plugin, &$alias] {
                         let made = nccl_net_versions::$version::table::<Fake<3>>();

@@ -1,14 +1,20 @@
 //! NCCL's logger is a variadic C function, so this one is as well: compiled by the system's C compiler.
 #![cfg(not(miri))] // miri runs no C
 
+#[macro_use]
+mod common;
+
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::sync::Mutex;
 
+use common::fake::lock;
+use common::least::Least;
+use common::{Net, Rig};
+use nccl_net_versions::Level;
 use nccl_net_versions::abi::*;
-use nccl_net_versions::*;
 
 /// Formats like NCCL's and hands the line on.
 const C: &str = r#"
@@ -47,93 +53,6 @@ unsafe extern "C" fn sink(
     LINES.lock().expect("one test").push((level, flags, file, line, fmt, text));
 }
 
-/// Logs once on each level when it is asked for its devices; refuses with the default words.
-struct Talker;
-
-static LOGGER: Mutex<Option<Logger>> = Mutex::new(None);
-
-impl NetPlugin for Talker {
-    const NAME: &'static CStr = c"Talker";
-    const VDEVICES: bool = false;
-    const DMABUF: bool = false;
-    type Context = ();
-    type Listen = ();
-    type Send = ();
-    type Recv = ();
-    type Mr = ();
-    type Request = ();
-
-    fn panicked(_: &'static str) {}
-    fn init(args: &Init) -> Result<(), Failure> {
-        *LOGGER.lock().expect("one test") = Some(args.logger);
-        Ok(())
-    }
-    fn finalize((): ()) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn devices() -> Result<usize, Failure> {
-        let logger = LOGGER.lock().expect("one test").expect("init came first");
-        logger.log(Level::Warn, NCCL_NET, c"a.rs", 1, c"%n%s%d 100%");
-        logger.log(Level::Info, NCCL_INIT | NCCL_NET, c"b.rs", 2, c"info");
-        logger.log(Level::Trace, NCCL_ALL, c"c.rs", 3, c"");
-        Ok(1)
-    }
-    fn properties(_: usize) -> Result<Properties, Failure> {
-        Err(Failure::InvalidUsage)
-    }
-    fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
-        Err(Failure::InvalidUsage)
-    }
-    fn set_net_attr((): &(), _: &NetAttr) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn listen((): &(), _: usize, _: &mut HandleBuf) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn connect((): &(), _: usize, _: &CommConfig, _: &mut HandleBuf) -> Result<Option<()>, Failure> {
-        Ok(Some(()))
-    }
-    fn accept((): &()) -> Result<Option<()>, Failure> {
-        Ok(Some(()))
-    }
-    fn reg_mr_send((): &(), _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn reg_mr_recv((): &(), _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn dereg_mr((): ()) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn isend<'a>(
-        (): &'a (),
-        _: Buffer,
-        _: c_int,
-        _: Option<&()>,
-        _: ProfilerHandle,
-    ) -> Result<Option<&'a Tagged<()>>, Failure> {
-        Ok(None)
-    }
-    fn irecv<'a>((): &'a (), _: &[RecvBuffer<'_, Self>], _: bool) -> Result<Option<&'a Tagged<()>>, Failure> {
-        Ok(None)
-    }
-    fn iflush<'a>((): &'a (), _: &[(Buffer, Option<&()>)]) -> Result<Option<&'a Tagged<()>>, Failure> {
-        Ok(None)
-    }
-    fn test((): &()) -> Result<Option<Sizes>, Failure> {
-        Ok(None)
-    }
-    fn close_send((): ()) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn close_recv((): ()) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn close_listen((): ()) -> Result<(), Failure> {
-        Ok(())
-    }
-}
-
 /// Builds the C logger and loads it for the rest of the process.
 fn c_logger() -> ncclDebugLogger_t {
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -161,37 +80,38 @@ fn c_logger() -> ncclDebugLogger_t {
 
 #[test]
 fn lines_reach_a_c_logger_whole_and_never_as_a_format() {
-    let table = nccl_net_versions::v8::table::<Talker>();
     let lines = || std::mem::take(&mut *LINES.lock().expect("one test"));
     let line = |level, flags, file: &str, number, text: &str| {
         (level, flags, file.to_owned(), number, "%s".to_owned(), text.to_owned())
     };
+    let nccl = c_logger();
+    let rig = Rig::<1>::new(8);
+    assert_eq!(rig.net.init(ptr::null_mut(), 0, None, nccl, None), ncclSuccess);
+    let logger = lock(&rig.record.init).expect("init came through").logger;
+    logger.log(Level::Warn, NCCL_NET, c"a.rs", 1, c"%n%s%d 100%");
+    logger.log(Level::Info, NCCL_INIT | NCCL_NET, c"b.rs", 2, c"info");
+    logger.log(Level::Trace, NCCL_ALL, c"c.rs", 3, c"");
+    assert_eq!(
+        lines(),
+        [
+            line(2, 16, "a.rs", 1, "%n%s%d 100%"),
+            line(3, 17, "b.rs", 2, "info"),
+            line(5, c_ulong::MAX, "c.rs", 3, ""),
+        ]
+    );
+
+    // What the adapters refuse is by default one WARN that names plugin, call and fault.
+    let net = Net::of::<Least>(8);
+    let nil = ptr::null_mut();
+    let mut request = nil;
+    // Before init there is nowhere to log to.
+    assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
+    assert_eq!(lines(), []);
+    assert_eq!(net.init(nil.cast(), 0, None, nccl, None), ncclSuccess);
+    assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
+    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : isend: sendComm is NULL")]);
+    // What the plugin refuses is the plugin's to log.
     let mut n = 0;
-    let mut request = ptr::null_mut();
-    // SAFETY: the calls of a table in their order, with pointers that are ours or that must be refused.
-    unsafe {
-        let isend = table.isend.expect("always there");
-        let nil = ptr::null_mut();
-        // Before init there is nowhere to log to.
-        assert_eq!(isend(nil, nil, -1, 0, nil, &raw mut request), ncclInvalidArgument);
-        assert_eq!(table.init.expect("always there")(c_logger()), ncclSuccess);
-        assert_eq!(table.devices.expect("always there")(&raw mut n), ncclSuccess);
-        assert_eq!(
-            lines(),
-            [
-                line(2, 16, "a.rs", 1, "%n%s%d 100%"),
-                line(3, 17, "b.rs", 2, "info"),
-                line(5, c_ulong::MAX, "c.rs", 3, ""),
-            ]
-        );
-        // What the adapters refuse is a WARN that names plugin, call and fault.
-        assert_eq!(isend(nil, nil, -1, 0, nil, &raw mut request), ncclInvalidArgument);
-        let refusal = "NET/Talker : isend: sendComm is NULL";
-        assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, refusal)]);
-        // What the plugin refuses is the plugin's to log.
-        let get = table.getProperties.expect("always there");
-        let mut props = std::mem::MaybeUninit::uninit();
-        assert_eq!(get(0, props.as_mut_ptr()), ncclInvalidUsage);
-        assert_eq!(lines(), []);
-    }
+    assert_eq!(net.devices(&raw mut n), ncclInvalidUsage);
+    assert_eq!(lines(), []);
 }

@@ -189,15 +189,20 @@ pub(crate) unsafe fn test<P: NetPlugin>(
     let done = unsafe { Out::holding("done", done, 0) }?;
     // SAFETY: a request lives as long as its comm, which is not closed meanwhile.
     let request: &P::Request = unsafe { handle::tagged(Kind::Request, "request", request) }?;
-    if let Some(finished) = P::test(request)? {
-        if !sizes.is_null() {
-            for (i, &bytes) in finished.as_slice().iter().enumerate() {
-                let bytes = c_int::try_from(bytes).map_err(|_| Refusal::TooLarge(bytes))?;
-                // SAFETY: NCCL has room for one size per receive of the group.
-                unsafe { sizes.add(i).write(bytes) };
+    // By reference: moving the sizes out would copy all of them, just after they were written.
+    match &P::test(request) {
+        Err(failure) => return Err((*failure).into()),
+        Ok(None) => {}
+        Ok(Some(finished)) => {
+            if !sizes.is_null() {
+                for (i, &bytes) in finished.as_slice().iter().enumerate() {
+                    let bytes = c_int::try_from(bytes).map_err(|_| Refusal::TooLarge(bytes))?;
+                    // SAFETY: NCCL has room for one size per receive of the group.
+                    unsafe { sizes.add(i).write(bytes) };
+                }
             }
+            done.put(1);
         }
-        done.put(1);
     }
     Ok(())
 }

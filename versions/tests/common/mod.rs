@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, unused_macros, unused_imports, missing_docs)]
 
 pub mod fake;
+pub mod least;
 pub mod net;
 
 pub use fake::{Act, Fake, Record, record};
