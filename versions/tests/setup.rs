@@ -20,6 +20,7 @@ every_version! {
         let comm = rig.listen(ctx);
         assert_eq!(rig.record.calls()[1], "listen ctx=1 dev=0 dirt=0");
         assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+        assert_eq!(rig.net.finalize(ctx), ncclSuccess);
     }
 }
 

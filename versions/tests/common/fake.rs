@@ -1,8 +1,8 @@
 //! A plugin without a network: it writes down what it is asked and answers what a test told it to.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nccl_net_versions::*;
@@ -28,6 +28,8 @@ pub struct Record {
     pub profiler: Mutex<ProfilerHandle>,
     pub refusals: Mutex<Vec<(&'static str, Refusal)>>,
     pub panics: Mutex<Vec<&'static str>>,
+    /// Contexts to finalize when a test is through.
+    pub contexts: Mutex<Vec<AtomicPtr<c_void>>>,
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -48,6 +50,7 @@ pub fn record(id: u32) -> &'static Record {
             profiler: Mutex::default(),
             refusals: Mutex::default(),
             panics: Mutex::default(),
+            contexts: Mutex::default(),
         }))
     })
 }

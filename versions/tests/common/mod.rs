@@ -19,19 +19,19 @@ macro_rules! every_version {
             fn body<const ID: u32>($rig: common::Rig<ID>) $body
 
             #[test]
-            fn v6() { body::<{ line!() * 100 + 6 }>(common::Rig::new(6)); }
+            fn v6() { common::Rig::<{ line!() * 100 + 6 }>::new(6).run(body); }
             #[test]
-            fn v7() { body::<{ line!() * 100 + 7 }>(common::Rig::new(7)); }
+            fn v7() { common::Rig::<{ line!() * 100 + 7 }>::new(7).run(body); }
             #[test]
-            fn v8() { body::<{ line!() * 100 + 8 }>(common::Rig::new(8)); }
+            fn v8() { common::Rig::<{ line!() * 100 + 8 }>::new(8).run(body); }
             #[test]
-            fn v9() { body::<{ line!() * 100 + 9 }>(common::Rig::new(9)); }
+            fn v9() { common::Rig::<{ line!() * 100 + 9 }>::new(9).run(body); }
             #[test]
-            fn v10() { body::<{ line!() * 100 + 10 }>(common::Rig::new(10)); }
+            fn v10() { common::Rig::<{ line!() * 100 + 10 }>::new(10).run(body); }
             #[test]
-            fn v11() { body::<{ line!() * 100 + 11 }>(common::Rig::new(11)); }
+            fn v11() { common::Rig::<{ line!() * 100 + 11 }>::new(11).run(body); }
             #[test]
-            fn v12() { body::<{ line!() * 100 + 12 }>(common::Rig::new(12)); }
+            fn v12() { common::Rig::<{ line!() * 100 + 12 }>::new(12).run(body); }
         }
     };
 }

@@ -2,11 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::AtomicPtr;
 
 use nccl_net_versions::abi::{self, ncclResult_t, ncclSuccess};
 use nccl_net_versions::{NetPlugin, v6, v7, v8, v9, v10, v11, v12};
 
-use super::fake::{Fake, Record, record};
+use super::fake::{Fake, Record, lock, record};
 
 pub type Ptr = *mut c_void;
 
@@ -282,10 +283,19 @@ impl<const ID: u32> Rig<ID> {
         Self { version, net: Net::of::<Fake<ID>>(version), record: record(ID) }
     }
 
+    /// Runs a test, then finalizes the contexts that [`Rig::init`] made and the test did not: miri tells leaks.
+    pub fn run(self, test: impl FnOnce(Self)) {
+        test(self);
+        for ctx in std::mem::take(&mut *lock(&self.record.contexts)) {
+            let _ = self.net.finalize(ctx.into_inner());
+        }
+    }
+
     /// A context; NULL, since there is no such argument, before v11.
     pub fn init(&self) -> Ptr {
         let mut ctx = ptr::null_mut();
         assert_eq!(self.net.init(&raw mut ctx, 7, None, None, None), ncclSuccess);
+        lock(&self.record.contexts).push(AtomicPtr::new(ctx));
         ctx
     }
 
