@@ -282,6 +282,20 @@ pub(crate) fn to_wc(c: &Completion) -> sys::ibv_wc {
     }
 }
 
+/// What is polled for is done by a processor, not by a NIC: a thread that polls in vain leaves it to others now
+/// and then, or two programs that poll on one processor would each wait for the other's time slice to end.
+fn let_others_run(taken: usize) {
+    thread_local!(static IDLE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    const PATIENCE: u32 = 64;
+    IDLE.with(|idle| {
+        idle.set(if taken > 0 { 0 } else { idle.get() + 1 });
+        if idle.get() >= PATIENCE {
+            idle.set(0);
+            std::thread::yield_now();
+        }
+    });
+}
+
 /// Takes up to `n` completions.
 ///
 /// # Safety
@@ -306,6 +320,7 @@ pub(crate) unsafe fn poll(
         // SAFETY: as above.
         unsafe { Cq::arc_from_c(cq.cast()) }?.deliver();
     }
+    let_others_run(taken);
     Ok(taken)
 }
 

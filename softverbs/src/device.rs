@@ -222,7 +222,8 @@ extern "C" fn ibv_open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_con
     border::pointer("ibv_open_device", || Context::open(Device::from_ptr(device)?))
 }
 
-/// `ibv_close_device(3)`: fails with EBUSY while objects of the context exist.
+/// `ibv_close_device(3)`: as the man page has it, objects that still exist are not released; as in the kernel, the
+/// QPs among them end.
 ///
 /// # Safety
 /// `context` is open, and no other call uses it.

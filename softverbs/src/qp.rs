@@ -195,18 +195,22 @@ impl Qp {
         shared.sends_done.store(0, Release);
     }
 
+    /// From now on nobody reaches it, and it sends nothing.
+    fn disconnect(&self, process: &Process) -> Result<(), Errno> {
+        let mut sq = self.lock_sq();
+        let shared = self.shared(process)?;
+        let _guard = shared.lock.lock();
+        shared.state.store(RESET, Release);
+        shared.qpn.store(0, Release);
+        respond::give_back_taken(process, shared);
+        self.clear(shared, &mut sq);
+        self.note_waiting(process, false);
+        Ok(())
+    }
+
     fn destroy(&self, process: &Process) -> Result<(), Errno> {
         process.qps.hide(self.index);
-        {
-            let mut sq = self.lock_sq();
-            let shared = self.shared(process)?;
-            let _guard = shared.lock.lock();
-            shared.state.store(RESET, Release);
-            shared.qpn.store(0, Release);
-            respond::give_back_taken(process, shared);
-            self.clear(shared, &mut sq);
-            self.note_waiting(process, false);
-        }
+        self.disconnect(process)?;
         process.fabric.free_qpn(self.qpn);
         events::finish(&self.context, self.as_c().cast(), &self.acks);
         process.free(self.offset, recvq::bytes(self.cap.max_recv_wr, self.cap.max_recv_sge));
@@ -246,6 +250,17 @@ impl Qp {
         }
         init.cap = self.cap;
         init.sq_sig_all = c_int::from(self.sig_all);
+    }
+}
+
+/// Ends the QPs of a context that is closed under them.
+pub(crate) fn abandon(context: &Context) {
+    let Ok(process) = process::get() else { return };
+    for qp in process.qps.all() {
+        if std::ptr::eq(Arc::as_ptr(&qp.context), context) {
+            // Fails only if the entry is not in the table, and then nobody reaches it either.
+            let _ = qp.disconnect(process);
+        }
     }
 }
 
