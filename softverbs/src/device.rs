@@ -235,10 +235,10 @@ unsafe extern "C" fn ibv_close_device(context: *mut sys::ibv_context) -> std::ff
         let children = this.children.load(Ordering::Acquire);
         if children > 0 {
             fault!(
-                "ibv_close_device({}): {children} PDs, CQs or channels still exist",
+                "ibv_close_device({}): {children} PDs, CQs or channels still exist; destroy them first",
                 this.device.spec.name
             );
-            return Err(Errno(libc::EBUSY));
+            crate::qp::abandon(this);
         }
         // SAFETY: C's count, made by `open`; the caller gives up its pointer.
         drop(unsafe { Arc::from_raw(std::ptr::from_ref(this)) });

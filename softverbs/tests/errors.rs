@@ -316,3 +316,15 @@ fn only_rc_is_offered() {
         assert_eq!(errno(), libc::EINVAL);
     }
 }
+
+#[test]
+fn closing_a_device_ends_the_qps_on_it() {
+    let (a, b) = pair(Opts::default(), Opts::default());
+    let to = b.address();
+    // SAFETY: a living context; the objects on it are left to it, as programs do that just exit.
+    assert_eq!(unsafe { sys::ibv_close_device(b.ctx) }, 0);
+    let mut sges = [a.sge(0, 8)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
+    assert_eq!(a.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
+    std::mem::forget(b);
+}
