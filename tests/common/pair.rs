@@ -156,6 +156,11 @@ impl Pair {
         to.dereg();
     }
 
+    /// The sending and the receiving comm.
+    pub fn comms(&self) -> [Ptr; 2] {
+        [self.send, self.recv]
+    }
+
     pub fn close(self) {
         assert_eq!(self.table.close_send(self.send), 0, "closeSend");
         assert_eq!(self.table.close_recv(self.recv), 0, "closeRecv");

@@ -1,0 +1,137 @@
+//! The data path allocates nothing: isend, irecv and test on both ends, over thousands of messages of each kind.
+
+extern crate softverbs as _;
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::pair::{Buffer, Pair, until};
+use common::table::{Ptr, Table, newest};
+use common::{isolated, mpib};
+
+/// The system's allocator, counting what this thread does while it is told to.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+    static ARMED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count() {
+    // A thread that is ending has no cells; nothing that is counted runs there.
+    let _ = ARMED.try_with(|armed| {
+        if armed.get() {
+            COUNT.with(|count| count.set(count.get() + 1));
+        }
+    });
+}
+
+// SAFETY: hands everything to the system's allocator; the counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One call of the plugin, counted.
+fn counted<T>(call: impl FnOnce() -> T) -> T {
+    ARMED.set(true);
+    let result = call();
+    ARMED.set(false);
+    result
+}
+
+const MESSAGES: usize = 10_000;
+/// Messages under way at a time, so that queues fill and wrap.
+const WINDOW: usize = 20;
+
+fn wait(table: &dyn Table, request: Ptr) {
+    until("test", || {
+        let (rc, done, _) = counted(|| table.test(request));
+        assert_eq!(rc, 0);
+        done.then_some(())
+    });
+}
+
+/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given back.
+fn run(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize) -> usize {
+    let table = newest();
+    let group: Vec<_> = (0..n).map(|i| (to.addr(), len, i as i32, to.mr)).collect();
+    COUNT.set(0);
+    for _ in 0..MESSAGES / WINDOW {
+        let mut recvs = [Ptr::default(); WINDOW];
+        for recv in &mut recvs {
+            let (rc, request) = counted(|| table.irecv(pair.recv, &group));
+            assert!(rc == 0 && !request.is_null());
+            *recv = request;
+        }
+        let mut sends = [Ptr::default(); WINDOW * 8];
+        for (i, send) in sends[..WINDOW * n].iter_mut().enumerate() {
+            *send = until("isend", || {
+                let (rc, request) =
+                    counted(|| table.isend(pair.send, from.addr(), len, (i % n) as i32, from.mr));
+                assert_eq!(rc, 0);
+                (!request.is_null()).then_some(request)
+            });
+        }
+        sends[..WINDOW * n].iter().for_each(|s| wait(table, *s));
+        recvs.iter().for_each(|r| wait(table, *r));
+    }
+    COUNT.get()
+}
+
+#[test]
+fn the_counter_counts() {
+    COUNT.set(0);
+    counted(|| drop(std::hint::black_box(Vec::<u64>::with_capacity(100))));
+    assert_eq!(COUNT.get(), 2);
+}
+
+#[test]
+fn transfers_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let size = 4096;
+        let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
+        // What the first calls set up, in the library and the thread, is not the data path's.
+        pair.message(10, 10, 1);
+        for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
+            assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
+        }
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// The smallest size that the immediate of two rails cannot tell.
+#[test]
+fn records_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let size = (2 << 20) + 1;
+        let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
+        pair.message(size, size, 1);
+        assert_eq!(run(&pair, &from, &to, 1, size), 0);
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
