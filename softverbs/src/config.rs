@@ -110,13 +110,15 @@ pub fn configure(devices: Vec<DeviceSpec>) -> Result<(), ConfigError> {
 pub(crate) fn devices() -> &'static [DeviceSpec] {
     // Locked around the whole, so that `configure` is either before or after.
     let mut chosen = CHOSEN.lock().unwrap_or_else(|e| e.into_inner());
-    DEVICES.get_or_init(|| match chosen.take() {
-        Some(devices) => devices,
-        None => from_text(std::env::var_os(DEVICES_VAR).map(|v| v.to_string_lossy().into_owned()).as_deref())
-            .unwrap_or_else(|line| {
+    DEVICES.get_or_init(|| {
+        crate::report::arrange();
+        chosen.take().unwrap_or_else(|| {
+            let value = std::env::var_os(DEVICES_VAR).map(|v| v.to_string_lossy().into_owned());
+            from_text(value.as_deref()).unwrap_or_else(|line| {
                 fault!("{line}");
                 Vec::new()
-            }),
+            })
+        })
     })
 }
 

@@ -26,6 +26,7 @@ mod qp;
 mod query;
 mod rates;
 mod recvq;
+mod report;
 mod respond;
 mod send;
 mod service;

@@ -8,7 +8,7 @@ mod stand_in;
 use std::path::Path;
 
 use elf::Versioned;
-use softverbs::symbols::symbols;
+use softverbs::symbols::{OWN, OWN_VERSION, symbols};
 
 /// rdma-core's own library, where Debian and Ubuntu put it.
 const REAL: [&str; 2] =
@@ -27,6 +27,14 @@ fn assert_same(what: &str, found: &[Versioned], expected: &[Versioned]) {
     let missing: Vec<_> = expected.iter().filter(|s| !found.contains(s)).collect();
     let extra: Vec<_> = found.iter().filter(|s| !expected.contains(s)).collect();
     assert!(missing.is_empty() && extra.is_empty(), "{what}: missing {missing:#?}, too many {extra:#?}");
+}
+
+#[test]
+fn the_stand_in_exports_the_list_and_the_counters() {
+    let library = elf::dynamic(&stand_in::folder().join("libibverbs.so.1"));
+    let mut expected = listed();
+    expected.push(Versioned { name: OWN.to_owned(), version: OWN_VERSION.to_owned(), default: true });
+    assert_same("libibverbs.so.1", &library.exports, &expected);
 }
 
 #[test]

@@ -6,3 +6,6 @@ mod pair;
 mod stand_in;
 
 mod devices;
+mod isolation;
+mod perftest;
+mod pingpong;

@@ -1,8 +1,9 @@
 //! Runs a client and a server of an unchanged program on the stand-in library.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -83,6 +84,24 @@ impl Running {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Waits until `done`, which looks at the program, says so. Panics if the program ends first or hangs.
+    pub(crate) fn wait_until(&mut self, for_what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            let ended = self.child.try_wait().expect("our own child can be waited for");
+            // Looked at once more: it may have done it and ended since.
+            if let Some(status) = ended.filter(|_| !done(self)) {
+                panic!("{}: {status} before {for_what}:\n{}", self.what, self.text());
+            }
+            assert!(start.elapsed() < HANG, "{}: no {for_what}:\n{}", self.what, self.text());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    pub(crate) fn wait_listening(&mut self, port: &Port) {
+        self.wait_until("listening", |_| port.is_listened_on());
+    }
+
     /// Its end, and what it wrote.
     pub(crate) fn end(mut self) -> Ended {
         let start = Instant::now();
@@ -94,6 +113,12 @@ impl Running {
             std::thread::sleep(LOOK);
         }
     }
+
+    /// `kill -9`
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("our own child can be killed");
+        self.child.wait().expect("our own child can be waited for");
+    }
 }
 
 impl Drop for Running {
@@ -101,5 +126,149 @@ impl Drop for Running {
         // Fails only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A TCP port that is ours: a socket holds it without listening, and the program, which like every server sets
+/// SO_REUSEADDR, binds beside it.
+pub(crate) struct Port {
+    number: u16,
+    _held: OwnedFd,
+}
+
+impl Port {
+    pub(crate) fn new() -> Self {
+        // SAFETY: a plain system call; the result is checked.
+        let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+        assert!(fd >= 0, "socket: {}", std::io::Error::last_os_error());
+        // SAFETY: just opened, and nobody else's.
+        let held = unsafe { OwnedFd::from_raw_fd(fd) };
+        let on: libc::c_int = 1;
+        let size = libc::socklen_t::try_from(size_of_val(&on)).expect("four");
+        // SAFETY: an open socket and an option of that size.
+        let rc = unsafe {
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const on).cast(), size)
+        };
+        assert_eq!(rc, 0, "setsockopt: {}", std::io::Error::last_os_error());
+        let number = bind_any(&held);
+        Self { number, _held: held }
+    }
+
+    pub(crate) fn number(&self) -> String {
+        self.number.to_string()
+    }
+
+    /// Looks without connecting: a connection would be the one that the server waits for.
+    fn is_listened_on(&self) -> bool {
+        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|file| {
+            let table = fs::read_to_string(file).unwrap_or_default();
+            table.lines().skip(1).any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().and_then(|a| a.rsplit(':').next()).unwrap_or_default();
+                let state = words.nth(1).unwrap_or_default();
+                u16::from_str_radix(local, 16) == Ok(self.number) && state == "0A"
+            })
+        })
+    }
+}
+
+/// Binds to any address and a free port.
+fn bind_any(socket: &OwnedFd) -> u16 {
+    // SAFETY: integers and arrays of them may all be zero.
+    let mut addr: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+    addr.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+    let mut size = libc::socklen_t::try_from(size_of_val(&addr)).expect("28");
+    let fd = socket.as_raw_fd();
+    // SAFETY: an open socket and an address of that size.
+    let rc = unsafe { libc::bind(fd, (&raw const addr).cast(), size) };
+    assert_eq!(rc, 0, "bind: {}", std::io::Error::last_os_error());
+    // SAFETY: as above; the address is writable.
+    let rc = unsafe { libc::getsockname(fd, (&raw mut addr).cast(), &raw mut size) };
+    assert_eq!(rc, 0, "getsockname: {}", std::io::Error::last_os_error());
+    let bound = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, u16::from_be(addr.sin6_port), 0, 0));
+    bound.port()
+}
+
+/// Two hosts: the same device name, other addresses of one subnet.
+pub(crate) const HOSTS: [&str; 2] = ["soft0:addr=10.1.0.1/24", "soft0:addr=10.1.0.2/24"];
+
+/// A server and a client of one program.
+pub(crate) struct Pair {
+    name: &'static str,
+    args: Vec<String>,
+    env: [Vec<(&'static str, String)>; 2],
+}
+
+impl Pair {
+    pub(crate) fn new(name: &'static str, args: &str) -> Self {
+        let fabric = fabric();
+        let env = HOSTS.map(|devices| {
+            vec![("SOFTVERBS_FABRIC", fabric.clone()), ("SOFTVERBS_DEVICES", devices.to_owned())]
+        });
+        Self { name, args: args.split_whitespace().map(str::to_owned).collect(), env }
+    }
+
+    /// A variable of both sides.
+    pub(crate) fn env(mut self, name: &'static str, value: &str) -> Self {
+        self.env.iter_mut().for_each(|side| side.push((name, value.to_owned())));
+        self
+    }
+
+    /// A variable of the server (0) or the client (1).
+    pub(crate) fn env_of(mut self, side: usize, name: &'static str, value: &str) -> Self {
+        self.env[side].push((name, value.to_owned()));
+        self
+    }
+
+    fn command(&self, side: usize, port: &Port) -> Command {
+        let mut command = program(self.name);
+        command.args(["-p", &port.number()]).args(&self.args).envs(self.env[side].iter().cloned());
+        command
+    }
+
+    /// A listening server.
+    pub(crate) fn server(&self, port: &Port) -> Running {
+        let mut server = Running::start(self.command(0, port));
+        server.wait_listening(port);
+        server
+    }
+
+    /// A client of the server at that port, not yet started.
+    pub(crate) fn client_command(&self, port: &Port) -> Command {
+        let mut command = self.command(1, port);
+        command.arg("localhost");
+        command
+    }
+
+    /// A client of the server at that port.
+    pub(crate) fn client(&self, port: &Port) -> Running {
+        Running::start(self.client_command(port))
+    }
+
+    /// Another program in the same fabric, on the same devices.
+    pub(crate) fn again(&self, name: &'static str, args: &str) -> Self {
+        Self { env: self.env.clone(), ..Self::new(name, args) }
+    }
+
+    /// Both ends of a whole run.
+    pub(crate) fn run(&self) -> [Ended; 2] {
+        let port = Port::new();
+        let server = self.server(&port);
+        let client = self.client(&port).end();
+        if !client.status.success() {
+            // The server may wait for ever.
+            let text = server.text();
+            server.kill();
+            panic!(
+                "{} {:?}: client {}:\n{}\nserver:\n{text}",
+                self.name, self.args, client.status, client.text
+            );
+        }
+        [server.end(), client]
+    }
+
+    /// Both outputs of a run that must succeed.
+    pub(crate) fn outputs(&self) -> [String; 2] {
+        self.run().map(Ended::success)
     }
 }

@@ -1,0 +1,85 @@
+//! ibv_rc_pingpong and ibv_srq_pingpong: sends and receives, with the data compared (-c).
+
+use crate::pair::Pair;
+
+/// Runs one and compares what it says it did.
+#[track_caller]
+fn pingpong(name: &'static str, args: &str, bytes: u64, exchanges: u64) {
+    for text in Pair::new(name, args).outputs() {
+        // Both ends say: "N bytes in S seconds = ..." and "I iters in S seconds = ...".
+        assert!(text.contains(&format!("{bytes} bytes in ")), "{name} {args}: no {bytes} bytes in\n{text}");
+        assert!(
+            text.contains(&format!("{exchanges} iters in ")),
+            "{name} {args}: no {exchanges} iters in\n{text}"
+        );
+        assert!(!text.contains("softverbs["), "{name} {args} was told of a fault:\n{text}");
+        assert!(!text.contains("invalid data"), "{name} {args}:\n{text}");
+    }
+}
+
+/// (arguments, message size, exchanges); index 3 is the RoCE v2 entry of the IPv4 address.
+const RC: [(&str, u64, u64); 6] = [
+    ("-c -g 3", 4096, 1000),
+    ("-c -g 3 -e", 4096, 1000),
+    ("-c -g 1 -s 1 -n 300", 1, 300),
+    ("-c -g 3 -s 65536 -n 200 -m 4096", 65536, 200),
+    ("-c -g 3 -s 1048577 -n 50 -e", 1_048_577, 50),
+    ("-c -g 2 -r 1 -n 300", 4096, 300),
+];
+
+#[test]
+fn rc_pingpong() {
+    for (args, size, exchanges) in RC {
+        pingpong("ibv_rc_pingpong", args, size * exchanges * 2, exchanges);
+    }
+}
+
+#[test]
+fn rc_pingpong_in_one_host() {
+    // The same devices on both sides, one of them for each.
+    let pair = Pair::new("ibv_rc_pingpong", "-c -g 3 -n 200");
+    let default = "soft0:addr=10.2.0.1/24;soft1:addr=10.2.1.1/24";
+    for text in pair.env("SOFTVERBS_DEVICES", default).outputs() {
+        assert!(text.contains("200 iters in "), "{text}");
+    }
+}
+
+#[test]
+fn rc_pingpong_over_infiniband_needs_no_gid() {
+    let pair = Pair::new("ibv_rc_pingpong", "-c -n 200")
+        .env_of(0, "SOFTVERBS_DEVICES", "ib0:link=ib,lid=1")
+        .env_of(1, "SOFTVERBS_DEVICES", "ib0:link=ib,lid=2");
+    for text in pair.outputs() {
+        assert!(text.contains("200 iters in "), "{text}");
+        assert!(text.contains("local address:  LID 0x000"), "{text}");
+    }
+}
+
+#[test]
+fn rc_pingpong_without_a_gid_fails_on_roce() {
+    let pair = Pair::new("ibv_rc_pingpong", "-n 10");
+    let port = crate::pair::Port::new();
+    let server = pair.server(&port);
+    let client = pair.client(&port).end();
+    let server = server.end();
+    for side in [&client, &server] {
+        assert!(!side.status.success(), "{}", side.text);
+    }
+    // The server moves its queue pair first, so it is the one that finds out.
+    assert!(server.text.contains("Failed to modify QP to RTR"), "{}", server.text);
+    assert!(server.text.contains("softverbs["), "no line that says why:\n{}", server.text);
+}
+
+/// (arguments, message size, exchanges), over 16 queue pairs where nothing else is said.
+const SRQ: [(&str, u64, u64); 3] = [
+    ("-c -g 3 -n 800", 4096, 800),
+    ("-c -g 3 -n 800 -e", 4096, 800),
+    ("-c -g 3 -n 300 -q 3 -s 100 -r 20", 100, 300),
+];
+
+#[test]
+fn srq_pingpong() {
+    for (args, size, exchanges) in SRQ {
+        pingpong("ibv_srq_pingpong", args, size * exchanges * 2, exchanges);
+    }
+}
