@@ -23,7 +23,8 @@ case $profile in
     *) archive=$target/$profile/libsoftverbs.a ;;
 esac
 
-# The version script: a node per version, each depending on the one before; all else is local.
+# The version script: a node per version, each depending on the one before. All else is local; that stands in the
+# last node, since it would hide what the sources themselves give to a node, as the stubs below do.
 awk -v extra=softverbs_counters_json '
     /^#/ || NF == 0 { next }
     { split($1, part, /@+/); name = part[1]; version = part[2] }
@@ -32,10 +33,9 @@ awk -v extra=softverbs_counters_json '
     END {
         for (i = 1; i <= count; i++) {
             printf "%s {\n    global:%s\n", order[i], node[order[i]]
-            if (i == 1) print "    local:\n        *;"
             printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
         }
-        printf "SOFTVERBS {\n    global:\n        %s;\n};\n", extra
+        printf "SOFTVERBS {\n    global:\n        %s;\n    local:\n        *;\n};\n", extra
     }' "$list" > "$work/ibverbs.map"
 
 # Stubs for the versions that only old programs ask for.

@@ -25,7 +25,8 @@ fn fails(a: &End, b: &End, wr: Send<'_>, status: u32, event: Option<u32>) {
 #[test]
 fn remote_access_is_checked() {
     // The events of the first message's arrival are not what is looked for here: both ends are in RTS.
-    let cases: [(&str, fn(&mut Address), usize); 4] = [
+    type Case = (&'static str, fn(&mut Address), usize);
+    let cases: [Case; 4] = [
         ("no such key", |to| to.rkey ^= 0xffff, 8),
         ("another entry", |to| to.rkey ^= 0x7fff_0000, 8),
         ("before the start", |to| to.addr -= 1, 8),
