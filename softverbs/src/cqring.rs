@@ -362,3 +362,6 @@ fn read(entry: &CqEntry) -> Completion {
         },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,3 +72,35 @@ impl Drop for Guard<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_death_of_a_holder_is_told_once_and_the_lock_works_on() {
+        let len = size_of::<RobustMutex>();
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: fresh memory of the size of a lock, shared with the child and never unmapped.
+        let lock = unsafe {
+            let memory = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+            assert_ne!(memory, libc::MAP_FAILED);
+            let lock = &*memory.cast::<RobustMutex>();
+            lock.init();
+            lock
+        };
+        // SAFETY: the child only locks and ends.
+        unsafe {
+            match libc::fork() {
+                0 => {
+                    std::mem::forget(lock.lock());
+                    libc::_exit(0);
+                }
+                child => assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child),
+            }
+        }
+        assert!(lock.lock().died);
+        assert!(!lock.lock().died);
+    }
+}

@@ -1,0 +1,73 @@
+//! Rate and latency: what is modelled is arithmetic, so that it is compared exactly, not timed. A file of its own
+//! because the devices are the process's.
+extern crate softverbs as _;
+
+mod common;
+use common::*;
+
+const MIB: usize = 1 << 20;
+
+/// `fast` has twice the rate of `slow`; both are so slow that however this
+/// test is held up, the links are still busy with what it posted before.
+fn devices() {
+    let spec = |name: &str, third: u8, rate: u64| {
+        let mut spec = softverbs::DeviceSpec::new(name, &[([10, 0, third, 1].into(), 24)]);
+        spec.rate = Some(rate);
+        spec.latency_ns = 5_000;
+        spec
+    };
+    let devices = vec![spec("fast", 1, 2 << 14), spec("slow", 2, 1 << 14), spec("third", 3, 1 << 20)];
+    softverbs::configure(devices).expect("a good configuration, before first use");
+}
+
+/// Posts `n` writes of 1 MiB on device `index` and gives the times at which their completions are due.
+fn burst(index: usize, n: usize) -> Vec<u64> {
+    let opts = || Opts { device: index, len: MIB, ..Opts::default() };
+    let (a, b) = pair(opts(), opts());
+    let to = b.address();
+    for _ in 0..n {
+        let mut sges = [a.sge(0, MIB)];
+        assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
+    }
+    // SAFETY: a living CQ.
+    unsafe { softverbs::ready_times(a.scq) }
+}
+
+#[test]
+fn completions_are_due_when_the_link_has_carried_them() {
+    devices();
+    let (fast, slow) = (burst(0, 4), burst(1, 4));
+    let gaps = |times: &[u64]| times.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>();
+    assert_eq!(gaps(&fast), [32_000_000_000; 3]);
+    assert_eq!(gaps(&slow), [64_000_000_000; 3]);
+    let busy = |name| softverbs::link_times(name).expect("a device").tx_busy;
+    assert_eq!((busy("fast"), busy("slow")), (128_000_000_000, 256_000_000_000));
+
+    // Nothing is visible before its time, then each at its time and not before; an event comes with it.
+    let opts = |channel| Opts { device: 2, len: MIB, channel, ..Opts::default() };
+    let (a, b) = pair(opts(false), opts(true));
+    let to = b.address();
+    assert_eq!((b.recv(1, 0, 0), b.recv(2, 0, 0)), (0, 0));
+    // SAFETY: a living CQ.
+    assert_eq!(unsafe { sys::ibv_req_notify_cq(b.rcq, 0) }, 0);
+    for _ in 0..2 {
+        let mut sges = [a.sge(0, 1 << 18)];
+        assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
+    }
+    // SAFETY: living CQs.
+    let (sent, received) = unsafe { (softverbs::ready_times(a.scq), softverbs::ready_times(b.rcq)) };
+    assert_eq!((sent.len(), &sent), (2, &received));
+    assert!(sent[1] - sent[0] >= 250_000_000);
+    assert_eq!(wait_event(b.channel), b.rcq);
+    assert!(now() >= received[0]);
+    assert_eq!(b.poll_recv().wr_id, 1);
+    assert_eq!(b.poll_recv().wr_id, 2);
+    assert!(now() >= received[1]);
+}
+
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

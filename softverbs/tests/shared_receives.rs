@@ -1,0 +1,154 @@
+//! Shared receive queues.
+extern crate softverbs as _;
+
+mod common;
+use common::*;
+
+struct Shared {
+    srq: *mut sys::ibv_srq,
+    ctx: *mut sys::ibv_context,
+    pd: *mut sys::ibv_pd,
+}
+
+fn srq(max_wr: u32) -> Shared {
+    let ctx = open(0);
+    // SAFETY: plain libibverbs use; zero is a value of every attribute.
+    unsafe {
+        let pd = sys::ibv_alloc_pd(ctx);
+        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
+        (init.attr.max_wr, init.attr.max_sge) = (max_wr, 2);
+        let srq = sys::ibv_create_srq(pd, &raw mut init);
+        assert!(!srq.is_null());
+        Shared { srq, ctx, pd }
+    }
+}
+
+impl Shared {
+    fn end(&self) -> End {
+        End::on(self.ctx, self.pd, Opts { srq: self.srq, ..Opts::default() })
+    }
+
+    fn limit(&self, limit: u32) {
+        let mut attr = sys::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
+        // SAFETY: a living SRQ; 2 is IBV_SRQ_LIMIT.
+        assert_eq!(unsafe { sys::ibv_modify_srq(self.srq, &raw mut attr, 2) }, 0);
+    }
+
+    fn attr(&self) -> sys::ibv_srq_attr {
+        let mut attr = sys::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 0 };
+        // SAFETY: a living SRQ and a writable struct.
+        assert_eq!(unsafe { sys::ibv_query_srq(self.srq, &raw mut attr) }, 0);
+        attr
+    }
+}
+
+fn connected(to: &End) -> End {
+    let end = End::new(Opts::default());
+    end.connect(&to.address());
+    to.connect(&end.address());
+    end
+}
+
+fn notify(a: &End, b: &End) {
+    let (to, mut sges) = (b.address(), [a.sge(0, 8)]);
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
+}
+
+#[test]
+fn qps_take_from_one_queue_in_the_order_of_arrival() {
+    let shared = srq(8);
+    let (b1, b2) = (shared.end(), shared.end());
+    let (a1, a2) = (connected(&b1), connected(&b2));
+    for id in 1..5 {
+        assert_eq!(b1.recv(id, 0, 0), 0);
+    }
+    for (a, b, id) in [(&a1, &b1, 1), (&a2, &b2, 2), (&a2, &b2, 3), (&a1, &b1, 4)] {
+        notify(a, b);
+        let wc = b.poll_recv();
+        assert_eq!((wc.wr_id, wc.status, wc.qp_num), (id, 0, b.address().qpn));
+        assert_eq!(a.poll_send().status, 0);
+    }
+    // Empty: it waits, and goes on with the next.
+    notify(&a1, &b1);
+    assert!(poll(a1.scq).is_none());
+    assert_eq!(b2.recv(5, 0, 0), 0);
+    assert_eq!(a1.poll_send().status, 0);
+    assert_eq!(b1.poll_recv().wr_id, 5);
+}
+
+#[test]
+fn its_depth_is_freed_by_polling() {
+    let shared = srq(2);
+    let b = shared.end();
+    let a = connected(&b);
+    assert_eq!([b.recv(1, 0, 0), b.recv(2, 0, 0), b.recv(3, 0, 0)], [0, 0, libc::ENOMEM]);
+    notify(&a, &b);
+    assert_eq!(a.poll_send().status, 0);
+    assert_eq!(b.recv(3, 0, 0), libc::ENOMEM, "its completion was not polled");
+    assert_eq!(b.poll_recv().wr_id, 1);
+    assert_eq!([b.recv(3, 0, 0), b.recv(4, 0, 0)], [0, libc::ENOMEM]);
+}
+
+#[test]
+fn completions_that_go_with_their_qp_free_their_places() {
+    let shared = srq(1);
+    let b = shared.end();
+    let a = connected(&b);
+    assert_eq!(b.recv(1, 0, 0), 0);
+    notify(&a, &b);
+    assert_eq!(a.poll_send().status, 0);
+    drop(b);
+    assert_eq!(shared.end().recv(2, 0, 0), 0);
+}
+
+#[test]
+fn the_limit_fires_once() {
+    let shared = srq(8);
+    let b = shared.end();
+    let a = connected(&b);
+    for id in 0..4 {
+        assert_eq!(b.recv(id, 0, 0), 0);
+    }
+    shared.limit(3);
+    assert_eq!((shared.attr().srq_limit, shared.attr().max_wr), (3, 8));
+    notify(&a, &b);
+    assert_eq!(async_event(shared.ctx, false), None, "three are left");
+    notify(&a, &b);
+    assert_eq!(async_event(shared.ctx, true), Some(15));
+    assert_eq!(shared.attr().srq_limit, 0);
+    notify(&a, &b);
+    assert_eq!(async_event(shared.ctx, false), None);
+    // Armed below the mark it fires at once.
+    shared.limit(2);
+    assert_eq!(async_event(shared.ctx, true), Some(15));
+}
+
+#[test]
+fn an_error_leaves_the_receives_and_tells_that_no_more_come() {
+    let shared = srq(4);
+    let b = shared.end();
+    let _a = connected(&b);
+    assert_eq!(b.recv(1, 0, 0), 0);
+    assert_eq!(b.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
+    assert_eq!(async_event(shared.ctx, true), Some(16));
+    assert!(poll(b.rcq).is_none());
+    // The receive serves another QP.
+    let c = shared.end();
+    let a = connected(&c);
+    notify(&a, &c);
+    assert_eq!(c.poll_recv().wr_id, 1);
+}
+
+#[test]
+fn it_is_kept_while_qps_use_it() {
+    let shared = srq(4);
+    let b = shared.end();
+    // SAFETY: a living SRQ; the first call refuses, the second destroys.
+    unsafe {
+        assert_eq!(sys::ibv_destroy_srq(shared.srq), libc::EBUSY);
+        drop(b);
+        assert_eq!(sys::ibv_destroy_srq(shared.srq), 0);
+        assert_eq!(sys::ibv_dealloc_pd(shared.pd), 0);
+        assert_eq!(sys::ibv_close_device(shared.ctx), 0);
+    }
+}
