@@ -3,7 +3,7 @@
 //! An implementation fills in the trait [`NetPlugin`], which is shaped like v11 and speaks Rust types. One line
 //! then makes all the symbols that NCCL looks for:
 //!
-//! ```ignore
+//! ```text
 //! nccl_net_versions::export!(MyPlugin);
 //! ```
 //!

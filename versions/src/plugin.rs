@@ -18,7 +18,7 @@ pub struct Init {
     pub comm_id: u64,
     /// The communicator's settings (v11 and later; undefined before).
     pub config: CommConfig,
-    /// NCCL's logger.
+    /// NCCL's logger. A caller that gives none gets one that drops every line.
     pub logger: Logger,
     /// The profiler's callback (v10 and later, where one is loaded).
     pub profiler: Option<Profiler>,
@@ -89,11 +89,13 @@ pub struct Properties {
     pub device_type: c_int,
     /// `netDeviceVersion` (v7 and later).
     pub device_version: c_int,
-    /// Physical devices behind this one (v9 and later).
+    /// Physical devices behind this one (v9 and later); none means the device itself. Up to v11 NCCL is told
+    /// the first four.
     pub vdevs: VDevs,
-    /// Largest point-to-point message in bytes, in 1..=1<<40 (v9 and later).
+    /// Largest point-to-point message in bytes (v9 and later). NCCL is told at least 1 and at most 1 GiB: `test`
+    /// gives sizes as `int`.
     pub max_p2p_bytes: usize,
-    /// Largest collective message in bytes (v9 and later).
+    /// Largest collective message in bytes (v9 and later), within the same bounds.
     pub max_coll_bytes: usize,
     /// v11 and later.
     pub max_multi_request_size: c_int,
@@ -233,7 +235,8 @@ pub trait NetPlugin: Sized + 'static {
 
     /// `init`. After a failure NCCL may still call `finalize`; the adapters absorb that.
     fn init(args: &Init) -> Result<Self::Context, Failure>;
-    /// `finalize` (v11 and later): the context's comms are closed.
+    /// `finalize` (v11 and later): the context's comms are closed, but for those that NCCL never finished to
+    /// connect and therefore forgets.
     fn finalize(ctx: Self::Context) -> Result<(), Failure>;
     /// `devices`: how many, virtual ones included.
     fn devices() -> Result<usize, Failure>;
@@ -244,10 +247,10 @@ pub trait NetPlugin: Sized + 'static {
     /// `setNetAttr` (v11 and later).
     fn set_net_attr(ctx: &Self::Context, attr: &NetAttr) -> Result<(), Failure>;
 
-    /// `listen`: writes the handle that peers connect to.
+    /// `listen`: writes the handle that peers connect to; it is all zeros before. `dev` is any non-negative number.
     fn listen(ctx: &Self::Context, dev: usize, handle: &mut HandleBuf) -> Result<Self::Listen, Failure>;
     /// `connect`: called again with the same buffer until it gives a comm; state between the calls may be
-    /// kept in the buffer. Must not block.
+    /// kept in the buffer. Must not block. `dev` is any non-negative number.
     fn connect(
         ctx: &Self::Context,
         dev: usize,
@@ -294,7 +297,8 @@ pub trait NetPlugin: Sized + 'static {
         comm: &'a Self::Recv,
         buffers: &[(Buffer, Option<&Self::Mr>)],
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure>;
-    /// `test`: `Some` once, when the request is done; it goes back to its pool with that.
+    /// `test`: `Some` once, when the request is done; it goes back to its pool with that. Sizes above `int`'s
+    /// largest cannot come up: the adapters refuse such sends and receives.
     fn test(request: &Self::Request) -> Result<Option<Sizes>, Failure>;
 
     /// `closeSend`
