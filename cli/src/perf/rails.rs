@@ -71,19 +71,15 @@ fn softverbs() -> Option<Counters> {
     parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
 }
 
-/// What this file reads of softverbs' JSON.
+/// What this file reads of softverbs' JSON: `bytes` are those of finished work requests of the send queues.
 fn parse(text: &str) -> Option<Counters> {
     #[derive(Deserialize)]
-    struct All {
-        devices: Vec<Device>,
-    }
-    #[derive(Deserialize)]
     struct Device {
-        name: String,
-        tx_bytes: u64,
+        device: String,
+        bytes: u64,
     }
-    let all: All = serde_json::from_str(text).ok()?;
-    Some(all.devices.into_iter().map(|d| (d.name, d.tx_bytes)).collect())
+    let all: Vec<Device> = serde_json::from_str(text).ok()?;
+    Some(all.into_iter().map(|d| (d.device, d.bytes)).collect())
 }
 
 #[cfg(test)]
@@ -102,7 +98,7 @@ mod tests {
 
     #[test]
     fn softverbs_counters_are_read_by_device() {
-        let text = r#"{"devices":[{"name":"sout","tx_bytes":7,"tx_wrs":1},{"name":"sup","tx_bytes":0}]}"#;
+        let text = r#"[{"device":"sout","writes":1,"bytes":7,"qps":[]},{"device":"sup","writes":0,"bytes":0,"qps":[]}]"#;
         assert_eq!(parse(text), Some(Counters::from([("sout".into(), 7), ("sup".into(), 0)])));
     }
 }

@@ -128,6 +128,12 @@ fn decimal(bytes: u64) -> String {
     }
 }
 
+/// GB/s with three digits that say something.
+fn rate(value: f64) -> String {
+    let digits = if value >= 0.1 { 3 } else { 5 };
+    format!("{value:.digits$}")
+}
+
 /// The line over a table.
 pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -> String {
     let device = match device {
@@ -152,12 +158,12 @@ pub(super) fn head() -> String {
 pub(super) fn row(result: &SizeResult) -> String {
     let rails = shares(result.rails.as_deref());
     format!(
-        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8.3}  {rails}",
+        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  {rails}",
         human(result.size as u64),
         result.depth,
         duration(result.time_ns.median),
         duration(result.time_ns.p99),
-        result.gigabytes_per_second,
+        rate(result.gigabytes_per_second),
     )
 }
 
