@@ -2,6 +2,7 @@
 //! for each test, since settings and devices belong to the process.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod evil;
 pub mod pair;
 pub mod table;
 

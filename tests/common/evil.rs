@@ -1,0 +1,181 @@
+//! A peer that knows the protocol and breaks it: raw verbs and raw messages, joined by the same handshake.
+
+use std::sync::Arc;
+
+use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
+use nccl_net_mpib::config::Config;
+use nccl_net_mpib::device::{self, Device};
+use nccl_net_mpib::proto::{
+    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring, Wiring,
+};
+use nccl_net_mpib::verbs::{Chain, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing};
+
+use super::pair::until;
+
+/// What a test may change in what the peer is told.
+#[derive(Default)]
+pub struct Lies {
+    pub hello: Option<fn(&mut Hello)>,
+    pub wiring: Option<fn(&mut Wiring)>,
+    /// In place of READY.
+    pub ready: Option<Message>,
+    /// In place of PROBED.
+    pub probed: Option<Message>,
+}
+
+/// Joined to a comm of the plugin.
+pub struct Evil {
+    pub channel: Channel,
+    rails: Vec<(Qp<Ready>, Arc<Cq>)>,
+    pub region: Region,
+    peer: Memory,
+}
+
+pub fn config() -> Config {
+    Config::from_env().unwrap()
+}
+
+fn device() -> &'static Device {
+    &device::open(&config()).unwrap()[0]
+}
+
+fn hello() -> Hello {
+    let rail = |(role, nic): (usize, &Arc<device::Nic>)| {
+        let (port, gid) = nic.now().unwrap();
+        RailInfo {
+            name: nic.name().into(),
+            port: port.number,
+            link_layer: port.link,
+            mtu: nccl_net_mpib::proto::Mtu::B4096,
+            lid: port.lid,
+            gid: gid.raw,
+            gid_index: gid.index,
+            gid_kind: gid.kind,
+            prefix_len: 24,
+            speed_mbps: port.speed,
+            role: role as u8,
+        }
+    };
+    let rails = device().rails.iter().enumerate().map(rail).collect();
+    Hello { nonce: [0; 16], token: [0; 16], pid: 1, host: "evil".into(), rails }
+}
+
+/// The next message, whatever it is; the error's text where the channel ends.
+fn next(channel: &Channel) -> Result<Message, String> {
+    until("a message for the evil peer", || match channel.try_recv() {
+        Ok(message) => message.map(Ok),
+        Err(e) => Some(Err(e.to_string())),
+    })
+}
+
+impl Evil {
+    /// Connects to a listener of the plugin: the sender's part. The error is what the plugin said in place of going on.
+    pub fn connect(handle: &[u8; 128], lies: &Lies) -> Result<Self, String> {
+        let handle = Handle::decode(handle).unwrap();
+        let mut ours = hello();
+        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        let channel = Channel::connect(&handle, &ours, config().connect_timeout).unwrap();
+        Self::join(channel, lies)
+    }
+
+    /// Takes a connector of the plugin: the receiver's part.
+    pub fn accept(listener: &Listener, lies: &Lies) -> Result<Self, String> {
+        let channel = until("a connector", || listener.try_accept().unwrap());
+        let mut ours = hello();
+        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        channel.send(&Message::Hello(ours)).unwrap();
+        Self::join(channel, lies)
+    }
+
+    pub fn listen() -> Listener {
+        Listener::open(&Options::from(&config())).unwrap()
+    }
+
+    fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
+        let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
+        let device = device();
+        let pds: Vec<_> = device.rails.iter().map(|n| Arc::clone(n.pd())).collect();
+        let region = Region::new(&pds, (FIFO_BYTES + RECORDS_BYTES) / 8).unwrap();
+        let fresh: Vec<(Qp<Fresh>, Arc<Cq>)> = pds
+            .iter()
+            .map(|pd| {
+                let cq = Arc::new(Cq::new(pd.context(), 512).unwrap());
+                let qp = Qp::new(pd, &cq, None, QpOptions { send_depth: 256, inline: 0 }).unwrap();
+                (qp, cq)
+            })
+            .collect();
+        let route = |(i, (qp, _)): (usize, &(Qp<Fresh>, Arc<Cq>))| RouteWiring {
+            local_rail: i as u8,
+            remote_rail: i as u8,
+            qps: vec![QpWiring { qpn: qp.number(), psn: 0 }],
+        };
+        let rkeys = region.mrs().iter().map(|mr| mr.rkey()).collect();
+        let mut wiring = Wiring {
+            routes: fresh.iter().enumerate().map(route).collect(),
+            memory: Memory { addr: region.addr(0) as u64, len: FIFO_BYTES as u64, rkeys },
+        };
+        lies.wiring.iter().for_each(|lie| lie(&mut wiring));
+        let _ = channel.send(&Message::Wiring(wiring));
+        let theirs = match next(&channel)? {
+            Message::Wiring(wiring) => wiring,
+            other => return Err(format!("{other:?}")),
+        };
+        let mut rails = Vec::new();
+        for (i, ((qp, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
+            let (port, gid) = nic.now().unwrap();
+            let Some(route) = theirs.routes.get(i) else { break };
+            let path = Path {
+                port: port.number,
+                gid_index: gid.index,
+                pkey_index: 0,
+                mtu: 5,
+                lid: 0,
+                gid: Some(hello.rails[i].gid),
+                service_level: 0,
+                traffic_class: 0,
+                qpn: route.qps[0].qpn,
+                peer_psn: route.qps[0].psn,
+                psn: 0,
+            };
+            rails.push((qp.connect(&path, Timing { timeout: 14, retries: 7 }).unwrap(), cq));
+        }
+        let _ = channel.send(lies.ready.as_ref().unwrap_or(&Message::Ready));
+        match next(&channel)? {
+            Message::Ready => {}
+            other => return Err(format!("{other:?}")),
+        }
+        let probed = Message::Probed { mask: 0b11, reasons: Vec::new() };
+        let _ = channel.send(lies.probed.as_ref().unwrap_or(&probed));
+        match next(&channel)? {
+            Message::Probed { .. } => {}
+            other => return Err(format!("{other:?}")),
+        }
+        channel.settled();
+        Ok(Self { channel, rails, region, peer: theirs.memory })
+    }
+
+    fn write(&self, rail: usize, words: Option<(usize, usize)>, to: usize, imm: Option<u32>) {
+        let lkey = self.region.mrs()[rail].lkey();
+        let local = words.map(|(at, n)| Local { addr: self.region.addr(at) as u64, len: 8 * n as u32, lkey });
+        let remote = Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[rail] };
+        let mut chain = Chain::default();
+        assert!(chain.write(local, remote, imm, Some(1)));
+        self.rails[rail].0.post(&mut chain).unwrap();
+        until("a completion at the evil peer", || self.rails[rail].1.poll().unwrap().iter().next());
+    }
+
+    /// A zero-byte write with an immediate.
+    pub fn signal(&self, rail: usize, imm: u32) {
+        self.write(rail, None, 0, Some(imm));
+    }
+
+    /// Bytes (a multiple of 8) into the peer's control memory at `to`.
+    pub fn poke(&self, to: usize, bytes: &[u8]) {
+        // The end of our own memory is not the peer's to write.
+        let at = FIFO_BYTES / 8;
+        for (word, b) in self.region.words()[at..].iter().zip(bytes.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(b.try_into().unwrap()), std::sync::atomic::Ordering::Relaxed);
+        }
+        self.write(0, Some((at, bytes.len() / 8)), to, None);
+    }
+}
