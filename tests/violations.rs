@@ -12,6 +12,9 @@ use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequen
 
 const REMOTE: i32 = 6;
 
+/// Receives in the group, immediates as (rail, word), what is said of them.
+type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
+
 /// A comm of the plugin that receives from an evil sender.
 fn receiver(ctx: Ptr) -> (Ptr, Evil) {
     let table = newest();
@@ -67,7 +70,7 @@ fn immediates_that_contradict_each_other() {
         // The first receive of a comm is in slot 1; its room is 1000 bytes.
         let word = |slot, mask, size| layout.encode(slot, mask, layout.size(size));
         let record = |slot, mask| layout.encode(slot, mask, SizeQ::RECORD);
-        let cases: &[(usize, &[(usize, u32)], &str)] = &[
+        let cases: &[Case<'_>] = &[
             (1, &[(0, word(200, 1, 0))], "slot 200, where no receive waits"),
             (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "says mask 0b10 after an earlier one said 0b11"),

@@ -56,6 +56,7 @@ impl Handshake {
         let offers = offers(device, settings.config.strict)?;
         let ours = hello(&offers)?;
         let channel = Channel::connect(handle, &ours, settings.config.connect_timeout)?;
+        channel.expect("HELLO");
         Ok(Self::new(Role::Sender, settings, channel, offers, ours))
     }
 

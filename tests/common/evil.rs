@@ -91,6 +91,11 @@ impl Evil {
         Listener::open(&Options::from(&config())).unwrap()
     }
 
+    /// Of the two rails, in Mb/s, as the devices say.
+    pub fn rail_speeds() -> Vec<u32> {
+        device().rails.iter().map(|nic| nic.port().speed).collect()
+    }
+
     fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
         let device = device();

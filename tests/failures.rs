@@ -1,0 +1,388 @@
+//! What goes wrong between two honest ends: sizes that do not fit, peers that go, handles that are not what they seem.
+
+extern crate softverbs as _;
+
+mod common;
+
+use std::time::Instant;
+
+use common::evil::{Evil, Lies};
+use common::pair::{Buffer, LIMIT, Pair, connect, init, until};
+use common::table::{Ptr, newest, warnings};
+use common::{isolated, mpib};
+use nccl_net_mpib::proto::{Message, STATE_OFFSET};
+
+const ARGUMENT: i32 = 4;
+const USAGE: i32 = 5;
+const REMOTE: i32 = 6;
+
+/// Tests until it fails; gives the code.
+fn failure(request: Ptr) -> i32 {
+    until("a failure", || {
+        let (rc, done, _) = newest().test(request);
+        assert!(!done, "a request that must fail is done");
+        (rc != 0).then_some(rc)
+    })
+}
+
+fn warned(parts: &[&str]) {
+    let lines = warnings();
+    assert!(
+        lines.iter().any(|line| parts.iter().all(|p| line.contains(p))),
+        "no warning has all of {parts:?}: {lines:?}"
+    );
+}
+
+#[test]
+fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        for n in [1, 3] {
+            let pair = Pair::new(newest());
+            let to = pair.recv_buffer(4096);
+            let from = pair.send_buffer(vec![1; 4096]);
+            let group: Vec<_> = (0..n).map(|tag| (to.addr(), 1000, tag, to.mr)).collect();
+            let recv = pair.irecv(&group);
+            let first = (n > 1).then(|| pair.isend(from.addr(), 1000, 0, from.mr));
+            let code = until("isend", || {
+                let (rc, request) = newest().isend(pair.send, from.addr(), 1001, n - 1, from.mr);
+                assert!(request.is_null());
+                (rc != 0).then_some(rc)
+            });
+            assert_eq!(code, USAGE);
+            warned(&["isend", "1001 bytes", "receive of 1000"]);
+            assert_eq!(failure(recv), REMOTE);
+            warned(&["test", "gave the connection up", "1001 bytes", "receive of 1000"]);
+            // The send that waited for the rest of its group fails, too, and so does all that follows.
+            first.into_iter().for_each(|request| assert_eq!(failure(request), USAGE));
+            assert_eq!(newest().isend(pair.send, from.addr(), 10, 0, from.mr).0, USAGE);
+            assert_eq!(newest().irecv(pair.recv, &group).0, REMOTE);
+            assert!(to.bytes.iter().all(|b| *b == 0xEE), "something was written");
+            to.dereg();
+            from.dereg();
+            pair.close();
+        }
+    });
+}
+
+#[test]
+fn receives_fail_when_the_sender_closes() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let Pair { table, send, recv } = Pair::new(newest());
+        let to = Buffer::new(table, recv, vec![0; 100]);
+        let requests: Vec<_> = (0..5).map(|_| table.irecv(recv, &[(to.addr(), 100, 1, to.mr)]).1).collect();
+        assert_eq!(table.close_send(send), 0);
+        for request in requests {
+            assert_eq!(failure(request), REMOTE);
+        }
+        warned(&["closed the connection with receives outstanding"]);
+        to.dereg();
+        assert_eq!(table.close_recv(recv), 0);
+    });
+}
+
+#[test]
+fn what_was_sent_before_the_sender_closed_is_received() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let (to, from) = (pair.recv_buffer(100_000), pair.send_buffer(vec![7; 100_000]));
+        let recv = pair.irecv(&[(to.addr(), 100_000, 1, to.mr)]);
+        let send = pair.isend(from.addr(), 100_000, 1, from.mr);
+        pair.wait(send);
+        from.dereg();
+        let Pair { table, send, recv: comm } = pair;
+        assert_eq!(table.close_send(send), 0);
+        let size = until("test", || {
+            let (rc, done, sizes) = table.test(recv);
+            assert_eq!(rc, 0);
+            done.then_some(sizes[0])
+        });
+        assert_eq!(size, 100_000);
+        assert!(to.bytes.iter().all(|b| *b == 7));
+        to.dereg();
+        assert_eq!(table.close_recv(comm), 0);
+    });
+}
+
+#[test]
+fn sends_fail_when_the_receiver_closes() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let Pair { table, send, recv } = Pair::new(newest());
+        let from = Buffer::new(table, send, vec![0; 100]);
+        assert_eq!(table.close_recv(recv), 0);
+        let code = until("isend", || {
+            let (rc, request) = table.isend(send, from.addr(), 100, 1, from.mr);
+            assert!(request.is_null());
+            (rc != 0).then_some(rc)
+        });
+        assert_eq!(code, REMOTE);
+        warned(&["isend", "closed the connection with sends outstanding"]);
+        from.dereg();
+        assert_eq!(table.close_send(send), 0);
+    });
+}
+
+/// A peer that vanishes without a word, as a killed process does.
+#[test]
+fn receives_fail_when_the_sender_is_gone() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (_, listen) = table.listen(ctx, 0, &mut handle);
+        let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+        let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
+        let to = Buffer::new(table, comm, vec![0; 100]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
+        assert_eq!(rc, 0);
+        drop(evil.join().unwrap());
+        assert_eq!(failure(request), REMOTE);
+        warned(&["evil", "is gone with receives outstanding"]);
+        to.dereg();
+        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_listen(listen), 0);
+    });
+}
+
+#[test]
+fn comms_close_with_requests_under_way() {
+    isolated(here!(), &mpib("512", &[]), || {
+        for first in [true, false] {
+            let pair = Pair::new(newest());
+            let (to, from) = (pair.recv_buffer(1 << 20), pair.send_buffer(vec![7; 1 << 20]));
+            for _ in 0..100 {
+                pair.irecv(&[(to.addr(), 1 << 20, 1, to.mr)]);
+            }
+            for _ in 0..50 {
+                pair.isend(from.addr(), 1 << 20, 1, from.mr);
+            }
+            let Pair { table, send, recv } = pair;
+            let start = Instant::now();
+            to.dereg();
+            from.dereg();
+            if first {
+                assert_eq!((table.close_send(send), table.close_recv(recv)), (0, 0));
+            } else {
+                assert_eq!((table.close_recv(recv), table.close_send(send)), (0, 0));
+            }
+            assert!(start.elapsed() < LIMIT);
+        }
+    });
+}
+
+#[test]
+fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (_, listen) = table.listen(ctx, 0, &mut handle);
+        let probed = Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())] });
+        let evil =
+            std::thread::spawn(move || Evil::connect(&handle, &Lies { probed, ..Lies::default() }).unwrap());
+        let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
+        let evil = evil.join().unwrap();
+        let lines = warnings();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        warned(&["rails that do not work", "route 1", "cable cut"]);
+        // One rail is left: rail 1 is none of its masks.
+        let to = Buffer::new(table, comm, vec![0; 100]);
+        let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
+        let layout = nccl_net_mpib::proto::ImmLayout::new(1).unwrap();
+        evil.signal(0, layout.encode(1, 1, layout.size(0)));
+        until("test", || table.test(request).1.then_some(()));
+        to.dereg();
+        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (0, 0));
+    });
+}
+
+#[test]
+fn a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for() {
+    isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
+        let table = newest();
+        let ctx = init(table);
+        let listener = Evil::listen();
+        let mut handle = listener.handle().encode();
+        let probed = Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())] });
+        let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies { probed, ..Lies::default() }));
+        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
+        assert_eq!(code, USAGE);
+        warned(&["MPIB_STRICT=1", "cable cut"]);
+        drop(evil.join().unwrap());
+    });
+}
+
+#[test]
+fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
+    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
+        let table = newest();
+        let ctx = init(table);
+        let listener = Evil::listen();
+        let mut handle = listener.handle().encode();
+        // Its connection is taken, and then nobody says a word.
+        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
+        assert_eq!(code, REMOTE);
+        warned(&["connect", "MPIB_CONNECT_TIMEOUT_MS"]);
+        drop(listener);
+    });
+}
+
+#[test]
+fn handles_are_judged() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        warned(&["connect", "all zeroes"]);
+        handle = [0x5A; 128];
+        handle[STATE_OFFSET..].fill(0);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        warned(&["not an MPIB handle"]);
+        let (rc, listen) = table.listen(ctx, 0, &mut handle);
+        assert_eq!((rc, &handle[STATE_OFFSET..]), (0, &[0; 8][..]));
+        let fresh = handle;
+        // A number that no call of ours gave.
+        handle[STATE_OFFSET..].copy_from_slice(&77u64.to_le_bytes());
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        warned(&["connection attempt 77", "there is none"]);
+        // One of another handle.
+        let mut begun = fresh;
+        assert_eq!(table.connect(ctx, 0, &mut begun).0, 0);
+        let mut other = [0; 128];
+        let (_, second) = table.listen(ctx, 0, &mut other);
+        other[STATE_OFFSET..].copy_from_slice(&begun[STATE_OFFSET..]);
+        assert_eq!(table.connect(ctx, 0, &mut other).0, ARGUMENT);
+        // The rightful one goes on.
+        let mut send = Ptr::default();
+        let recv = until("accept", || {
+            if send.is_null() {
+                let (rc, comm) = table.connect(ctx, 0, &mut begun);
+                assert_eq!(rc, 0);
+                send = comm;
+            }
+            Some(table.accept(listen).1).filter(|comm| !comm.is_null())
+        });
+        until("connect", || {
+            if send.is_null() {
+                send = table.connect(ctx, 0, &mut begun).1;
+            }
+            (!send.is_null()).then_some(())
+        });
+        let pair = Pair { table, send, recv };
+        pair.message(10, 10, 1);
+        pair.close();
+        assert_eq!((table.close_listen(listen), table.close_listen(second)), (0, 0));
+    });
+}
+
+#[test]
+fn what_finalize_leaves_is_dropped() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (_, listen) = table.listen(ctx, 0, &mut handle);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, 0);
+        assert_ne!(handle[STATE_OFFSET..], [0; 8]);
+        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
+        let ctx = init(table);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        let pair = connect(table, ctx, 0);
+        pair.message(100, 100, 1);
+        pair.close();
+        assert_eq!(table.finalize(ctx), 0);
+    });
+}
+
+#[test]
+fn memory_is_judged() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let to = pair.recv_buffer(1000);
+        let from = pair.send_buffer(vec![0; 1000]);
+        let table = newest();
+        for kind in [2, 4] {
+            assert_eq!(table.reg_mr(pair.send, from.addr(), 10, kind).0, USAGE);
+        }
+        warned(&["regMr", "host memory only"]);
+        assert_eq!(table.reg_mr(pair.send, 0, 10, 1).0, ARGUMENT);
+        for (addr, len) in [(to.addr(), 1001), (to.addr() - 1, 10), (to.addr() + 1000, 1), (usize::MAX, 1)] {
+            assert_eq!(table.irecv(pair.recv, &[(addr, len, 1, to.mr)]).0, ARGUMENT, "{addr:#x} {len}");
+        }
+        assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, Ptr::default())]).0, ARGUMENT);
+        let recv = pair.irecv(&[(to.addr(), 1000, 1, to.mr)]);
+        for (addr, len) in [(from.addr() + 1, 1000), (from.addr() - 1, 10)] {
+            assert_eq!(table.isend(pair.send, addr, len, 1, from.mr).0, ARGUMENT);
+        }
+        // None of these failed the comm.
+        let send = pair.isend(from.addr(), 1000, 1, from.mr);
+        assert_eq!((pair.wait(send)[0], pair.wait(recv)[0]), (1000, 1000));
+        // A request is over when it is done.
+        assert_eq!(table.test(send).0, ARGUMENT);
+        assert_eq!(table.test(recv).0, ARGUMENT);
+        let (rc, flush) = table.iflush(pair.recv, &[(to.addr(), 1000, to.mr)]);
+        assert_eq!((rc, flush.is_null()), (0, true));
+        assert_eq!(table.iflush(pair.recv, &[(to.addr(), 1001, to.mr)]).0, ARGUMENT);
+        to.dereg();
+        from.dereg();
+        pair.close();
+    });
+}
+
+#[test]
+fn equal_tags_in_a_group_are_met_in_order() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let to = pair.recv_buffer(300);
+        let from = pair.send_buffer((0..=255).collect());
+        let group: Vec<_> = (0..3).map(|i| (to.addr() + 100 * i, 100, 5, to.mr)).collect();
+        let recv = pair.irecv(&group);
+        let sends: Vec<_> = (0..3).map(|i| pair.isend(from.addr() + i, 10 + i, 5, from.mr)).collect();
+        // A fourth is not of this group.
+        let (rc, none) = newest().isend(pair.send, from.addr(), 1, 5, from.mr);
+        assert_eq!((rc, none.is_null()), (0, true));
+        for send in sends {
+            pair.wait(send);
+        }
+        assert_eq!(pair.wait(recv)[..3], [10, 11, 12]);
+        assert_eq!([to.bytes[0], to.bytes[100], to.bytes[200]], [0, 1, 2]);
+        to.dereg();
+        from.dereg();
+        pair.close();
+    });
+}
+
+#[test]
+fn settings_that_cannot_be_used_fail_init() {
+    isolated(here!(), &[("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "nowhere")], || {
+        assert_eq!(newest().init().0, USAGE);
+        warned(&["init", "MPIB_HCA_SUP", "nowhere", "soft0:1, soft1:1"]);
+    });
+}
+
+/// A device's speed at a share.
+fn speed(share: &'static str, test: &str, expected: fn(i32) -> i32) {
+    isolated(test, &mpib(share, &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let (rc, props) = table.properties(0);
+        assert_eq!((rc, table.devices()), (0, (0, 1)));
+        let props = props.unwrap();
+        assert_eq!((props.name.as_str(), props.ptr_support, props.max_recvs), ("soft0+soft1", 1, 8));
+        assert!(props.max_comms > 0 && props.guid != 0 && props.port == 1);
+        let one = Evil::rail_speeds();
+        assert_eq!(props.speed, expected(one[0] as i32), "{one:?}");
+        assert_eq!(table.properties(1).0, ARGUMENT);
+        assert_eq!(table.finalize(ctx), 0);
+    });
+}
+
+#[test]
+fn a_device_that_uses_both_rails_has_the_speed_of_both() {
+    speed("512", here!(), |one| 2 * one);
+}
+
+#[test]
+fn a_device_that_uses_one_rail_has_the_speed_of_one() {
+    speed("0", here!(), |one| one);
+}
