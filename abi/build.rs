@@ -3,8 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// The structures that a table does not hold by itself: `Rust path, C name`. In `tables.rs` they stand for the
-/// header's, so that a slot's type is equal only if every structure behind a pointer is the right one.
+/// This crate's structures under the names that the headers give them. In `tables.rs` they stand for the headers'
+/// own, so that a slot's type is equal only if every structure behind a pointer is the right one.
 const PRELUDE: &str = "use crate::*;
 use crate::v6::{Props as ncclNetProperties_v6_t};
 use crate::v7::{DeviceHandle as ncclNetDeviceHandle_v7_t, Props as ncclNetProperties_v7_t};
@@ -24,7 +24,6 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo::rerun-if-changed={}", include.display());
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::metadata=include={}", include.parent().expect("has one").display());
 
     let all: String = (6..=12).map(|v| format!("#include \"net_v{v}.h\"\n")).collect();
     let headers = || {
