@@ -1,11 +1,27 @@
 //! Debian's perftest: RDMA writes, reads, atomics and sends, many in flight.
 
-use crate::pair::Pair;
+use crate::pair::{HOSTS, Pair};
+
+/// Both ends on two hosts without a limit of rate.
+fn pair(name: &'static str, args: &str) -> Pair {
+    Pair::new(name, &format!("-F -d soft0 -x 3 {args}"))
+}
+
+/// The same with a rate or latency.
+fn shaped(name: &'static str, args: &str, shape: &str) -> Pair {
+    let [server, client] = HOSTS.map(|host| format!("{host},{shape}"));
+    pair(name, args).env_of(0, "SOFTVERBS_DEVICES", &server).env_of(1, "SOFTVERBS_DEVICES", &client)
+}
 
 /// Runs one; gives the client's table: a row of numbers for each message size.
 #[track_caller]
 fn table(name: &'static str, args: &str) -> Vec<Vec<f64>> {
-    let [server, client] = Pair::new(name, &format!("-F -d soft0 -x 3 {args}")).outputs();
+    rows(name, args, &pair(name, args))
+}
+
+#[track_caller]
+fn rows(name: &'static str, args: &str, pair: &Pair) -> Vec<Vec<f64>> {
+    let [server, client] = pair.outputs();
     for text in [&server, &client] {
         // ib_send_bw's client leaves a completion queue behind, and is told so. Nothing else is its fault.
         let mut told = text.split("softverbs[").skip(1).filter(|line| !line.contains("ibv_close_device("));
@@ -47,6 +63,31 @@ fn write_bw() {
     bandwidth("ib_write_bw", "-n 500 -s 4096 -b", 4096.0, 500.0);
     bandwidth("ib_write_bw", "-n 500 -s 64 -I 64 -q 4", 64.0, 2000.0);
     bandwidth("ib_write_bw", "-n 512 -s 256 -Q 16 -l 16", 256.0, 512.0);
+}
+
+#[test]
+fn a_rate_is_a_limit() {
+    for (name, args) in
+        [("ib_write_bw", "-n 100"), ("ib_read_bw", "-n 100"), ("ib_send_bw", "-n 50 -s 131072")]
+    {
+        let rows = rows(name, args, &shaped(name, args, "rate=100MB"));
+        // perftest counts in MiB: 100 MB are 95.4. However slow this machine is, it cannot be more.
+        assert!(rows[0][3] > 0.0 && rows[0][3] < 95.4, "{name}: {rows:?}");
+    }
+}
+
+#[test]
+fn a_latency_is_the_least_there_is() {
+    let rows = rows("ib_send_lat", "-n 50", &shaped("ib_send_lat", "-n 50", "lat=300us"));
+    assert!(rows[0][2] >= 300.0, "{rows:?}");
+}
+
+#[test]
+fn through_shared_memory_where_the_kernel_refuses_to_copy() {
+    for (name, args) in [("ib_write_bw", "-n 300"), ("ib_read_bw", "-n 300"), ("ib_atomic_bw", "-n 300")] {
+        let rows = rows(name, args, &pair(name, args).env("SOFTVERBS_COPY", "bounce"));
+        assert_eq!(rows[0][1], 300.0, "{rows:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,12 @@ use crate::pair::Pair;
 /// Runs one and compares what it says it did.
 #[track_caller]
 fn pingpong(name: &'static str, args: &str, bytes: u64, exchanges: u64) {
-    for text in Pair::new(name, args).outputs() {
+    compare(name, args, &Pair::new(name, args), bytes, exchanges);
+}
+
+#[track_caller]
+fn compare(name: &'static str, args: &str, pair: &Pair, bytes: u64, exchanges: u64) {
+    for text in pair.outputs() {
         // Both ends say: "N bytes in S seconds = ..." and "I iters in S seconds = ...".
         assert!(text.contains(&format!("{bytes} bytes in ")), "{name} {args}: no {bytes} bytes in\n{text}");
         assert!(
@@ -31,6 +36,14 @@ const RC: [(&str, u64, u64); 6] = [
 fn rc_pingpong() {
     for (args, size, exchanges) in RC {
         pingpong("ibv_rc_pingpong", args, size * exchanges * 2, exchanges);
+    }
+}
+
+#[test]
+fn rc_pingpong_through_shared_memory() {
+    for (args, size, exchanges) in [RC[0], RC[4]] {
+        let pair = Pair::new("ibv_rc_pingpong", args).env("SOFTVERBS_COPY", "bounce");
+        compare("ibv_rc_pingpong", args, &pair, size * exchanges * 2, exchanges);
     }
 }
 
