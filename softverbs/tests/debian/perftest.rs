@@ -92,7 +92,7 @@ fn through_shared_memory_where_the_kernel_refuses_to_copy() {
 
 #[test]
 fn write_bw_of_all_sizes() {
-    let rows = table("ib_write_bw", "-a -n 100");
+    let rows = table("ib_write_bw", "-a -n 20");
     let sizes: Vec<f64> = rows.iter().map(|row| row[0]).collect();
     let expected: Vec<f64> = (1..=23).map(|i| f64::from(1_u32 << i)).collect();
     assert_eq!(sizes, expected);
