@@ -159,15 +159,33 @@ impl<'a> Ring<'a> {
             return Pushed::Overrun;
         };
         cq.free.store(get(&entry.next), Relaxed);
-        let announced = c.ready_at == 0 || c.ready_at <= now();
-        fill(entry, c, announced);
-        self.insert(link, entry, c.ready_at);
+        let ready_at = self.not_before_its_elders(c);
+        let announced = ready_at == 0 || ready_at <= now();
+        fill(entry, c, ready_at, announced);
+        self.insert(link, entry, ready_at);
         cq.count.store(get(&cq.count) + 1, Release);
         if announced {
             return if self.fires(c.status, c.solicited) { Pushed::Event } else { Pushed::Quiet };
         }
         cq.unannounced.store(get(&cq.unannounced) + 1, Relaxed);
-        if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(c.ready_at) }
+        if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(ready_at) }
+    }
+
+    /// When it becomes visible: completions of one QP stay in order, though a READ takes the other direction than a
+    /// WRITE after it, and a flush none at all.
+    fn not_before_its_elders(&self, c: &Completion) -> u64 {
+        let mut ready_at = c.ready_at;
+        if self.entry(get(&self.cq.last)).is_none_or(|last| last.ready_at.load(Relaxed) <= ready_at) {
+            return ready_at;
+        }
+        let mut link = get(&self.cq.head);
+        while let Some(entry) = self.entry(link) {
+            if get(&entry.qpn) == c.qpn {
+                ready_at = ready_at.max(entry.ready_at.load(Relaxed));
+            }
+            link = get(&entry.next);
+        }
+        ready_at
     }
 
     fn insert(&self, link: u32, entry: &CqEntry, ready_at: u64) {
@@ -318,14 +336,14 @@ impl<'a> Ring<'a> {
     }
 }
 
-fn fill(entry: &CqEntry, c: &Completion, announced: bool) {
+fn fill(entry: &CqEntry, c: &Completion, ready_at: u64, announced: bool) {
     let (queue, owner, done) = match c.queue {
         Queue::Send(qp, done) => (0, qp, done),
         Queue::Recv(qp) => (1, qp, 0),
         Queue::Srq(srq) => (2, srq, 0),
         Queue::None => (3, 0, 0),
     };
-    entry.ready_at.store(c.ready_at, Relaxed);
+    entry.ready_at.store(ready_at, Relaxed);
     entry.wr_id.store(c.wr_id, Relaxed);
     entry.announced.store(u32::from(announced), Relaxed);
     entry.status.store(c.status, Relaxed);

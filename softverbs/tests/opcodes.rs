@@ -161,3 +161,101 @@ fn registrations_with_another_base_address_are_addressed_by_it() {
     // SAFETY: ours, once.
     assert_eq!(unsafe { sys::ibv_dereg_mr(mr) }, 0);
 }
+
+#[test]
+fn a_qp_connected_to_itself_serves_itself() {
+    let mut a = End::new(Opts::default());
+    a.connect(&a.address());
+    a.buf[..4].copy_from_slice(b"self");
+    let to = a.address();
+    let mut sges = [a.sge(0, 4)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 100)), 0);
+    assert_eq!(a.poll_send().status, 0);
+    assert_eq!(&a.buf[100..104], b"self");
+    // And its faults are its own: one lock after the other.
+    let bad = Address { rkey: 0, ..to };
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_READ, &mut sges).to(&bad, 0)), 0);
+    assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
+}
+
+#[test]
+fn what_was_done_is_counted_per_qp_and_device() {
+    let (a, b) = pair(Opts::default(), Opts::default());
+    let to = b.address();
+    assert_eq!((b.recv(1, 0, 0), b.recv(2, 0, 8)), (0, 0));
+    let mut sges = [a.sge(0, 8)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0).flags(0)), 0);
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
+    assert_eq!(a.send(Send::new(op::IBV_WR_SEND, &mut sges)), 0);
+    (a.poll_send(), a.poll_send(), b.poll_recv(), b.poll_recv());
+    let devices = softverbs::counters();
+    let of = |end: &End| {
+        let qpn = end.address().qpn;
+        devices[0].qps.iter().find(|qp| qp.qpn == qpn).expect("counted").counters
+    };
+    let (mine, theirs) = (of(&a), of(&b));
+    assert_eq!((mine.writes, mine.writes_with_imm, mine.sends, mine.reads), (1, 1, 1, 0));
+    assert_eq!((mine.bytes, mine.doorbells, mine.send_cqes, mine.recv_cqes), (24, 3, 2, 0));
+    assert_eq!((theirs.receives, theirs.recv_cqes, theirs.errors), (2, 2, 0));
+    // Other tests of this process count too, so the device has at least as much.
+    assert!(devices[0].total.bytes >= 24 && devices[0].name == "soft0");
+    // As C reads them: the size first, then the text.
+    // SAFETY: no buffer, then one of the size that was asked for with room for what others count meanwhile.
+    let text = unsafe {
+        let size = softverbs::softverbs_counters_json(std::ptr::null_mut(), 0) + 4096;
+        let mut buffer = vec![0_u8; size];
+        softverbs::softverbs_counters_json(buffer.as_mut_ptr().cast(), size);
+        std::ffi::CStr::from_ptr(buffer.as_ptr().cast()).to_string_lossy().into_owned()
+    };
+    assert!(
+        text.contains(&format!("{{\"qpn\":{},\"writes\":1,\"writes_with_imm\":1,", to_qpn(&a))),
+        "{text}"
+    );
+}
+
+fn to_qpn(end: &End) -> u32 {
+    end.address().qpn
+}
+
+#[test]
+fn threads_that_send_both_ways_at_once_lose_nothing() {
+    let pairs: Vec<(End, End)> = (0..4).map(|_| pair(Opts::default(), Opts::default())).collect();
+    let ends: Vec<Shared> = pairs.iter().flat_map(|(a, b)| [(a, b), (b, a)]).map(Shared).collect();
+    std::thread::scope(|scope| {
+        for end in ends {
+            scope.spawn(move || end.exchange());
+        }
+    });
+}
+
+/// An end and its peer, used by one thread each; libibverbs allows what they do at the same time.
+struct Shared<'a>((&'a End, &'a End));
+// SAFETY: the raw pointers in an end are to verbs objects, which any thread may use.
+unsafe impl std::marker::Send for Shared<'_> {}
+
+impl Shared<'_> {
+    fn exchange(&self) {
+        let (a, b) = self.0;
+        let (to, mut sges) = (b.address(), [a.sge(0, 256)]);
+        for id in 0..8 {
+            assert_eq!(a.recv(id, 0, 0), 0);
+        }
+        let (mut sent, mut done, mut got) = (0, 0, 0);
+        while done < 2000 || got < 2000 {
+            if sent < 2000 && sent - done < 8 {
+                let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 512);
+                assert_eq!(a.send(wr.imm(sent)), 0);
+                sent += 1;
+            }
+            if let Some(wc) = poll(a.scq) {
+                assert_eq!(wc.status, 0);
+                done += 1;
+            }
+            if let Some(wc) = poll(a.rcq) {
+                assert_eq!((wc.status, imm(&wc)), (0, got));
+                got += 1;
+                assert_eq!(a.recv(8, 0, 0), 0);
+            }
+        }
+    }
+}

@@ -139,3 +139,65 @@ fn leftovers_of_a_killed_process_are_removed_by_the_next() {
     second.finish();
     assert!(!dir.exists(), "the last one removes the fabric");
 }
+
+#[test]
+fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
+    for _ in 0..3 {
+        let mut peer = Peer::start(&[("TEST_LEN", "67108864")]);
+        let here = End::new(Opts { len: 1 << 26, ..Opts::default() });
+        peer.connect(&here);
+        assert_eq!(here.recv(1, 0, 0), 0);
+        peer.ask(&format!("stream {}", 1 << 26));
+        // It writes without pause: each kill is in the middle of a write, with our QP's lock held.
+        peer.kill();
+        assert_eq!(here.recv(2, 0, 0), 0);
+        assert_eq!(here.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
+        assert_eq!((here.poll_recv().wr_id, here.poll_recv().wr_id), (1, 2));
+    }
+    all_opcodes(&[]);
+}
+
+#[test]
+fn a_forked_child_is_refused_and_harms_nobody() {
+    let here = End::new(Opts::default());
+    here.connect(&here.address());
+    let to = here.address();
+    // SAFETY: the child calls only libibverbs, which must refuse, and ends.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                let refused = here.recv(1, 0, 8) == libc::EIO
+                    && here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [here.sge(0, 8)])) == libc::EIO
+                    && sys::ibv_destroy_qp(here.qp) == libc::EIO
+                    && sys::ibv_alloc_pd(here.ctx).is_null();
+                // With the handlers of a normal end.
+                libc::exit(i32::from(!refused));
+            }
+            child => {
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+            }
+        }
+    }
+    // We are still there, for a new peer too.
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [here.sge(0, 8)]).to(&to, 8)), 0);
+    assert_eq!(here.poll_send().status, 0);
+    all_opcodes(&[]);
+}
+
+#[test]
+fn a_directory_that_others_can_reach_is_refused() {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    let fabric = format!("{}-open", fabric());
+    let dir = peer::base().join(&fabric);
+    setup();
+    let _end = End::new(Opts::default());
+    std::fs::DirBuilder::new().mode(0o777).create(&dir).expect("made");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).expect("set");
+    let mut command = peer::again("child");
+    let out = command.env("SOFTVERBS_FABRIC", &fabric).stdin(std::process::Stdio::null()).output();
+    std::fs::remove_dir(&dir).expect("still there and empty");
+    let text = String::from_utf8_lossy(&out.expect("it ran").stderr).into_owned();
+    assert!(text.contains("mode 0700"), "{text}");
+}
