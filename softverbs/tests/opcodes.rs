@@ -187,7 +187,9 @@ fn what_was_done_is_counted_per_qp_and_device() {
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0).flags(0)), 0);
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
     assert_eq!(a.send(Send::new(op::IBV_WR_SEND, &mut sges)), 0);
-    (a.poll_send(), a.poll_send(), b.poll_recv(), b.poll_recv());
+    for wc in [a.poll_send(), a.poll_send(), b.poll_recv(), b.poll_recv()] {
+        assert_eq!(wc.status, 0);
+    }
     let devices = softverbs::counters();
     let of = |end: &End| {
         let qpn = end.address().qpn;
