@@ -163,7 +163,10 @@ impl Session {
     pub(super) fn layout(&self, size: usize) -> (Layout, usize) {
         const MOST_GROUPS: usize = 4096;
         let receives = self.plan.receives;
-        let groups = (self.plan.memory / (size.max(1) * receives)).clamp(1, MOST_GROUPS);
+        let counted = self.plan.iterations.map_or(MOST_GROUPS, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        // Enough for one round, and for the warm-up.
+        let wanted = counted.div_ceil(receives).max(2 * self.plan.depth).min(MOST_GROUPS);
+        let groups = (self.plan.memory / (size.max(1) * receives)).clamp(1, wanted);
         let promised = if self.version == 6 { V6_REQUESTS } else { usize::MAX };
         (Layout { size, slots: groups * receives }, self.plan.depth.min(groups).min(promised))
     }

@@ -86,17 +86,16 @@ impl Sizes {
     }
 }
 
-/// 512 B, 4 KiB, 1.5 MiB.
+/// 512 B, 4 KiB, 1536 KiB, 4095 B: exact, in the largest unit that is.
 pub(crate) fn human(size: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
     let mut unit = 0;
-    let mut value = size as f64;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
+    let mut value = size;
+    while value >= 1024 && value.is_multiple_of(1024) && unit + 1 < UNITS.len() {
+        value /= 1024;
         unit += 1;
     }
-    let digits = usize::from(value.fract() != 0.0);
-    format!("{value:.digits$} {}", UNITS[unit])
+    format!("{value} {}", UNITS[unit])
 }
 
 #[cfg(test)]
@@ -131,6 +130,8 @@ mod tests {
     fn written_for_people() {
         assert_eq!(human(8), "8 B");
         assert_eq!(human(4096), "4 KiB");
-        assert_eq!(human(3 << 19), "1.5 MiB");
+        assert_eq!(human(3 << 19), "1536 KiB");
+        assert_eq!(human(4095), "4095 B");
+        assert_eq!(human(0), "0 B");
     }
 }
