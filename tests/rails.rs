@@ -72,7 +72,7 @@ fn with_cts(count: Count, entries: u64) -> Count {
 
 /// What SUP should carry of `size` bytes.
 fn sup_part(size: usize, share: usize) -> usize {
-    if share == 1024 { size } else { (size * share >> 10) & !127 }
+    if share == 1024 { size } else { ((size * share) >> 10) & !127 }
 }
 
 fn fast_path(share: usize) {
