@@ -1,5 +1,8 @@
 //! One NCCL network plugin for every interface version.
 
+#[cfg(test)]
+extern crate softverbs as _;
+
 #[forbid(unsafe_code)]
 pub mod bootstrap;
 #[forbid(unsafe_code)]

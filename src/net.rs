@@ -61,7 +61,7 @@ fn open(args: &Init) -> Result<Context> {
             env!("CARGO_PKG_VERSION"), args.version, devices.len(), all.join(", ")
         );
     }
-    let settings = Arc::new(Settings { config, comm_traffic_class: args.config.traffic_class });
+    let settings = Arc::new(Settings::new(config, args.config.traffic_class));
     Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings })
 }
 
@@ -178,8 +178,7 @@ impl NetPlugin for Plugin {
             // v10 tells the traffic class here, later versions at init.
             let settings = match config.traffic_class {
                 Some(class) if ctx.settings.comm_traffic_class != Some(class) => {
-                    let config = ctx.settings.config.clone();
-                    Arc::new(Settings { config, comm_traffic_class: Some(class) })
+                    Arc::new(Settings::new(ctx.settings.config.clone(), Some(class)))
                 }
                 _ => Arc::clone(&ctx.settings),
             };

@@ -386,3 +386,29 @@ fn a_device_that_uses_both_rails_has_the_speed_of_both() {
 fn a_device_that_uses_one_rail_has_the_speed_of_one() {
     speed("0", here!(), |one| one);
 }
+
+/// Files that this process has open.
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn connections_come_and_go_and_leave_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        // The first one brings up what lasts as long as any connection does.
+        let lasting = connect(table, ctx, 0);
+        let before = open_files();
+        for i in 0..200 {
+            let pair = connect(table, ctx, 0);
+            pair.message(3000, 3000, i);
+            pair.close();
+        }
+        // A closed connection lingers until its peer has closed, too.
+        until("closed sockets", || (open_files() <= before).then_some(()));
+        lasting.message(3000, 3000, 1);
+        lasting.close();
+        assert!(warnings().is_empty(), "{:?}", warnings());
+    });
+}

@@ -95,14 +95,22 @@ fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port,
 
 /// The process's devices, opened by the first call that succeeds.
 pub fn open(config: &Config) -> Result<&'static [Device]> {
-    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    static DEVICES: OnceLock<(Config, Vec<Device>)> = OnceLock::new();
     static OPENING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(devices) = DEVICES.get() {
+    if let Some((first, devices)) = DEVICES.get() {
+        let chosen = |c: &Config| (c.hca_sout.clone(), c.hca_sup.clone(), c.ib_hca.clone(), c.gid_index);
+        if chosen(first) != chosen(config) {
+            tracing::warn!(
+                target: "init",
+                "MPIB_HCA_SOUT, MPIB_HCA_SUP, NCCL_IB_HCA or NCCL_IB_GID_INDEX changed since the first init of this process: \
+                 its devices stay"
+            );
+        }
         return Ok(devices);
     }
     let devices = enumerate(config)?;
-    Ok(DEVICES.get_or_init(|| devices))
+    Ok(&DEVICES.get_or_init(|| (config.clone(), devices)).1)
 }
 
 fn enumerate(config: &Config) -> Result<Vec<Device>> {

@@ -10,6 +10,8 @@ mod rail;
 mod recv;
 mod request;
 mod send;
+#[cfg(test)]
+mod tests;
 mod wiring;
 
 pub use connect::{Listening, abandon, connect};
@@ -27,9 +29,16 @@ pub struct Settings {
     pub config: Config,
     /// What NCCL wants of this communicator's packets, where it says so.
     pub comm_traffic_class: Option<i32>,
+    /// Work requests in a send queue, at most. A device may have fewer.
+    queue_depth: u32,
 }
 
 impl Settings {
+    /// For one communicator.
+    pub fn new(config: Config, comm_traffic_class: Option<i32>) -> Self {
+        Self { config, comm_traffic_class, queue_depth: u32::MAX }
+    }
+
     /// Traffic class of RoCE packets.
     fn traffic_class(&self) -> u8 {
         self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok()).unwrap_or(0)

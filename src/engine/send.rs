@@ -189,9 +189,12 @@ impl State {
                 buffer.len, cts.size
             )));
         }
+        let split = self.policy.split(buffer.len);
+        if split.is_none() {
+            return Err(Error::Internal("the policy has no rail".into()));
+        }
         let Some(index) = self.free.pop() else { return Ok(None) };
         let lkeys = mr.map_or([0; MAX_RAILS], Mr::lkeys);
-        let split = self.policy.split(buffer.len);
         self.sends[index] = Send { state: SendState::UnderWay, buffer, lkeys, cts, split };
         self.group.sends[place] = Some(index);
         self.group.met += 1;

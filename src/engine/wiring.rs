@@ -19,7 +19,7 @@ const SEND_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes for 256 groups.
 const CTS_DEPTH: u32 = SLOTS as u32;
 /// The longest chain of a group must fit into a queue.
-const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
+pub(super) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 /// What a CTS entry takes.
 const INLINE: u32 = 64;
 
@@ -143,7 +143,10 @@ impl HalfRoute {
             Role::Receiver => settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2),
         };
         let wanted = if role == Role::Sender { SEND_DEPTH } else { CTS_DEPTH };
-        let depth = wanted.min(limits.max_qp_wr).min(limits.max_cqe.saturating_sub(srq_depth));
+        let depth = wanted
+            .min(settings.queue_depth)
+            .min(limits.max_qp_wr)
+            .min(limits.max_cqe.saturating_sub(srq_depth));
         if depth < MIN_DEPTH {
             return Err(too_small("a send or completion queue", depth, MIN_DEPTH));
         }

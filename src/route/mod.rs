@@ -35,7 +35,7 @@ pub struct Refused {
 }
 
 /// Joins rails: SOUT to SOUT and SUP to SUP where both ends have both, else those of a common subnet first,
-/// in order. Ends with unequal numbers of rails use as many as they can join.
+/// then those of one role, in order. Ends with unequal numbers of rails use as many as they can join.
 pub fn pair(connector: &[RailInfo], acceptor: &[RailInfo]) -> Pairing {
     let by_role = has_roles(connector) && has_roles(acceptor);
     let mut pairing = Pairing::default();
@@ -45,12 +45,12 @@ pub fn pair(connector: &[RailInfo], acceptor: &[RailInfo]) -> Pairing {
             let route = Route { connector: c, acceptor: a };
             match obstacle(ours, theirs, by_role) {
                 Some(why) => pairing.refused.push(Refused { route, why }),
-                None => possible.push((!one_subnet(ours, theirs), route)),
+                None => possible.push((!one_subnet(ours, theirs), ours.role != theirs.role, route)),
             }
         }
     }
-    possible.sort_by_key(|(far, r)| (*far, r.connector, r.acceptor));
-    for (_, route) in possible {
+    possible.sort_by_key(|(far, other, r)| (*far, *other, r.connector, r.acceptor));
+    for (_, _, route) in possible {
         let taken = |r: &Route| r.connector == route.connector || r.acceptor == route.acceptor;
         if let Some(other) = pairing.routes.iter().find(|r| taken(r)) {
             let (c, a) = (&connector[other.connector], &acceptor[other.acceptor]);
@@ -207,6 +207,14 @@ mod tests {
         let lost = pair(&ours, &theirs).left_out(&ours, &theirs);
         assert_eq!(lost.len(), 1);
         assert!(lost[0].contains("the acceptor's c"), "{lost:?}");
+    }
+
+    #[test]
+    fn a_lone_sup_meets_sup_where_no_subnet_tells() {
+        let ours = [roce("b", "10.0.1.1", 0, 1)];
+        let theirs = [roce("c", "10.0.0.2", 0, 0), roce("d", "10.0.1.2", 0, 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 1)]);
+        assert_eq!(routes(&theirs, &ours), [(1, 0)]);
     }
 
     #[test]

@@ -105,7 +105,8 @@ impl Chain {
         self.inline[..bytes.len()].copy_from_slice(bytes);
         self.inline_used = true;
         // The key of inline bytes is not looked at.
-        let local = Local { addr: self.inline.as_ptr().addr() as u64, len: bytes.len() as u32, lkey: 0 };
+        let local =
+            Local { addr: self.inline.as_ptr().expose_provenance() as u64, len: bytes.len() as u32, lkey: 0 };
         self.push(Some(local), remote, None, signal, sys::ibv_send_flags::IBV_SEND_INLINE.0)
     }
 

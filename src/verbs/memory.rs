@@ -164,7 +164,7 @@ impl Region {
         let memory = Memory::new(words).ok_or_else(|| {
             Error::io(format!("{words} words of control memory"), io::Error::from_raw_os_error(libc::ENOMEM))
         })?;
-        let addr = memory.start.as_ptr().addr();
+        let addr = memory.start.as_ptr().expose_provenance();
         // Control memory is polled: its order on the bus must hold, so never relaxed.
         let mrs = pds.iter().map(|pd| Mr::new(pd, addr, words * 8, false)).collect::<Result<_, _>>()?;
         Ok(Self { mrs, memory })
@@ -177,7 +177,8 @@ impl Region {
 
     /// Address of word `index`.
     pub fn addr(&self, index: usize) -> usize {
-        self.memory.start.as_ptr().addr() + index * 8
+        // Exposed: devices make pointers of it.
+        self.memory.start.as_ptr().expose_provenance() + index * 8
     }
 
     /// The registrations, in the order of the PDs.

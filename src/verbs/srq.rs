@@ -14,11 +14,11 @@ use super::{Pd, gone, non_null, zero};
 pub struct Srq {
     raw: NonNull<sys::ibv_srq>,
     /// Linked in order, so that the last `n` are a chain of `n`.
-    blanks: Box<[sys::ibv_recv_wr]>,
+    blanks: NonNull<[sys::ibv_recv_wr]>,
     pd: Arc<Pd>,
 }
 
-// SAFETY: providers lock the queue; `blanks` point only into their own boxed slice, which nobody writes.
+// SAFETY: providers lock the queue; `blanks` is ours, points only into itself, and nobody writes it.
 unsafe impl Send for Srq {}
 // SAFETY: as above.
 unsafe impl Sync for Srq {}
@@ -41,15 +41,11 @@ impl Srq {
         let raw = unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) };
         let raw =
             non_null("ibv_create_srq", || format!("{} for {depth} receives", pd.context().name()), raw)?;
-        let mut blanks: Box<[sys::ibv_recv_wr]> = (0..depth)
-            .map(|_| sys::ibv_recv_wr {
-                wr_id: 0,
-                next: ptr::null_mut(),
-                sg_list: ptr::null_mut(),
-                num_sge: 0,
-            })
-            .collect();
-        let start = blanks.as_mut_ptr();
+        let blank =
+            |_| sys::ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+        let blanks: Box<[sys::ibv_recv_wr]> = (0..depth).map(blank).collect();
+        let blanks = NonNull::from(Box::leak(blanks));
+        let start = blanks.cast::<sys::ibv_recv_wr>().as_ptr();
         for i in 1..blanks.len() {
             // SAFETY: both indices are below the length.
             unsafe { (*start.add(i - 1)).next = start.add(i) };
@@ -68,7 +64,8 @@ impl Srq {
         if n == 0 {
             return Ok(());
         }
-        let first = ptr::from_ref(&self.blanks[self.blanks.len() - n]).cast_mut();
+        // SAFETY: `n` is at least 1 and at most the length.
+        let first = unsafe { self.blanks.cast::<sys::ibv_recv_wr>().as_ptr().add(self.blanks.len() - n) };
         let mut bad = ptr::null_mut();
         // SAFETY: live SRQ; a chain of `n` receives that the provider reads and does not write.
         let rc = unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, &raw mut bad) };
@@ -84,5 +81,7 @@ impl Drop for Srq {
     fn drop(&mut self) {
         // SAFETY: ours alone; QPs hold an `Arc` to us.
         gone("ibv_destroy_srq", self.pd.context().name(), unsafe { sys::ibv_destroy_srq(self.raw.as_ptr()) });
+        // SAFETY: leaked by `new`, and given back once.
+        drop(unsafe { Box::from_raw(self.blanks.as_ptr()) });
     }
 }

@@ -1,0 +1,139 @@
+//! Queues as shallow as a device may have them, over software devices with a latency that keeps them full.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Tagged};
+
+use super::wiring::MIN_DEPTH;
+use super::{Listening, RecvComm, Request, SendComm, Settings, connect};
+use crate::config::Config;
+use crate::device;
+use crate::net::Plugin;
+
+/// Only a failing test waits so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = f() {
+            return value;
+        }
+        assert!(start.elapsed() < LIMIT, "nothing within {LIMIT:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// A connection with send queues of these depths at the sender and at the receiver.
+fn pair(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
+    let mut devices = softverbs::default_devices();
+    devices.iter_mut().for_each(|d| d.latency_ns = 2_000_000);
+    softverbs::configure(devices).unwrap();
+    let config = Config::default();
+    let device = &device::open(&config).unwrap()[0];
+    let with = |depth| Arc::new(Settings { queue_depth: depth, ..Settings::new(config.clone(), None) });
+    let mut handle = [0; 128];
+    let listening = Listening::open(&with(receiver), device, &mut handle).unwrap();
+    let settings = with(sender);
+    let (mut send, mut recv) = (None, None);
+    until(|| {
+        if send.is_none() {
+            send = connect(&settings, 0, device, &mut handle).unwrap();
+        }
+        if recv.is_none() {
+            recv = listening.accept().unwrap();
+        }
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    (send.unwrap(), recv.unwrap())
+}
+
+/// Sends `groups` groups of `n`; gives how often a send and a receive had to wait.
+fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) -> (usize, usize) {
+    let total = groups * n * len;
+    let from: Vec<u8> = (0..total).map(|i| (i / len) as u8 ^ (i % 251) as u8).collect();
+    let to = vec![0xEEu8; total];
+    let buffer = |bytes: &[u8]| Buffer { addr: bytes.as_ptr().expose_provenance(), len: bytes.len() };
+    let (from_mr, to_mr) = (
+        send.register(buffer(&from), MemKind::Host).unwrap(),
+        recv.register(buffer(&to), MemKind::Host).unwrap(),
+    );
+    let part = |bytes: &[u8], i: usize| Buffer { addr: bytes.as_ptr().addr() + i * len, len };
+
+    let (mut sends, mut recvs): (Vec<&Tagged<Request>>, Vec<&Tagged<Request>>) = (Vec::new(), Vec::new());
+    let (mut sent, mut received, mut done) = (0, 0, 0);
+    let (mut send_waits, mut recv_waits) = (0, 0);
+    until(|| {
+        if received < groups {
+            let group: Vec<RecvBuffer<'_, Plugin>> = (0..n)
+                .map(|i| RecvBuffer {
+                    buffer: part(&to, received * n + i),
+                    tag: i as i32,
+                    mr: Some(&to_mr),
+                    profiler: ProfilerHandle::default(),
+                })
+                .collect();
+            match recv.receive(&group).unwrap() {
+                Some(request) => {
+                    recvs.push(request);
+                    received += 1;
+                }
+                None => recv_waits += 1,
+            }
+        }
+        if sent < groups * n {
+            match send.send(part(&from, sent), (sent % n) as i32, Some(&from_mr)).unwrap() {
+                Some(request) => {
+                    sends.push(request);
+                    sent += 1;
+                }
+                // A CTS that has not come is no full queue.
+                None if sent / n + 2 < received => send_waits += 1,
+                None => {}
+            }
+        }
+        for requests in [&mut sends, &mut recvs] {
+            requests.retain(|r| {
+                let over = r.test().unwrap().is_some();
+                done += usize::from(over);
+                !over
+            });
+        }
+        (done == groups * n + groups).then_some(())
+    });
+    assert!(from == to);
+    drop((from_mr, to_mr));
+    send.close().unwrap();
+    recv.close().unwrap();
+    (send_waits, recv_waits)
+}
+
+#[test]
+fn full_queues_make_calls_wait_and_lose_nothing() {
+    // Single sends take one work request each, so nine are under way; a group of eight takes all nine at once.
+    for n in [1, 8] {
+        let (sends, _) = run(pair(MIN_DEPTH, u32::MAX), 60, n, 128);
+        assert!(sends > 0, "no send of a group of {n} waited");
+        let (_, recvs) = run(pair(u32::MAX, MIN_DEPTH), 60, n, 128);
+        assert!(recvs > 0, "no receive of a group of {n} waited");
+    }
+}
+
+#[test]
+fn a_queue_too_shallow_for_a_group_is_refused() {
+    let config = Config::default();
+    let mut handle = [0; 128];
+    let (send, recv) = pair(u32::MAX, u32::MAX);
+    let device = &device::open(&config).unwrap()[0];
+    let settings = Arc::new(Settings { queue_depth: MIN_DEPTH - 1, ..Settings::new(config, None) });
+    let listening = Listening::open(&settings, device, &mut handle).unwrap();
+    let e = until(|| {
+        let failed = connect(&settings, 0, device, &mut handle).err();
+        assert!(listening.accept().unwrap().is_none());
+        failed
+    });
+    assert!(e.to_string().contains("a connection needs 9") || e.to_string().contains("refuses"), "{e}");
+    send.close().unwrap();
+    recv.close().unwrap();
+}
