@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock};
 
 use crate::gid;
 use crate::limits::{MAX_DEVICES, MAX_GIDS};
-use crate::log::fault;
+use crate::log::write_always;
 
 /// The variable that lists the devices.
 pub const DEVICES_VAR: &str = "SOFTVERBS_DEVICES";
@@ -115,7 +115,7 @@ pub(crate) fn devices() -> &'static [DeviceSpec] {
         chosen.take().unwrap_or_else(|| {
             let value = std::env::var_os(DEVICES_VAR).map(|v| v.to_string_lossy().into_owned());
             from_text(value.as_deref()).unwrap_or_else(|line| {
-                fault!("{line}");
+                write_always(format_args!("{line}"));
                 Vec::new()
             })
         })

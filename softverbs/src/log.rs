@@ -1,4 +1,4 @@
-//! One line on stderr for each misuse, unless `SOFTVERBS_LOG=off`.
+//! One line on stderr for each misuse, unless `SOFTVERBS_LOG=off`, and for each setting that is wrong, always.
 
 use std::fmt;
 use std::io::Write;
@@ -13,10 +13,15 @@ pub(crate) fn enabled() -> bool {
 /// Writes the line; see [`fault!`].
 pub(crate) fn write(line: fmt::Arguments<'_>) {
     if enabled() {
-        let line = format!("softverbs[{}]: {line}\n", std::process::id());
-        // A closed stderr is no reason to fail a verb.
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        write_always(line);
     }
+}
+
+/// Writes a line that nothing silences: a setting is wrong, and what was asked for will not be.
+pub(crate) fn write_always(line: fmt::Arguments<'_>) {
+    let line = format!("softverbs[{}]: {line}\n", std::process::id());
+    // A closed stderr is no reason to fail a verb.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Tells a misuse: what was found, where, and what was expected.

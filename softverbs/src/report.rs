@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use crate::counters::{Counters, DeviceCounters, counters};
-use crate::log::fault;
+use crate::log::{fault, write_always};
 
 /// The variable that asks for a report.
 const REPORT_VAR: &str = "SOFTVERBS_REPORT";
@@ -33,7 +33,7 @@ pub(crate) fn arrange() {
                 );
             }
         }
-        Err(line) => fault!("{line}"),
+        Err(line) => write_always(format_args!("{line}")),
     }
 }
 

@@ -125,3 +125,11 @@ fn a_bad_list_is_one_line_and_no_devices() {
         }
     }
 }
+
+#[test]
+fn a_bad_list_is_told_even_where_misuse_is_not() {
+    let mut command = program("ibv_devices");
+    command.env("SOFTVERBS_DEVICES", "soft0").env("SOFTVERBS_LOG", "off");
+    let ended = Running::start(command).end();
+    assert!(ended.text.contains("SOFTVERBS_DEVICES=\"soft0\""), "{}", ended.text);
+}
