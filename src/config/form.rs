@@ -15,7 +15,7 @@ const SHOWN: usize = 120;
 pub(super) trait Form {
     /// What it gives.
     type Value;
-    /// `None` for a text that is not of this form; `text` has no space around it and is not empty.
+    /// `None` for a text that is not of this form; `text` has no space around it.
     fn parse(&self, text: &str) -> Option<Self::Value>;
     /// What may stand there.
     fn expected(&self) -> String;
@@ -25,7 +25,7 @@ pub(super) trait Form {
 
 /// Judges the text of one variable.
 pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
-    let value = text.to_str().map(str::trim).filter(|t| !t.is_empty()).and_then(|t| form.parse(t));
+    let value = text.to_str().map(str::trim).and_then(|t| form.parse(t));
     value.ok_or_else(|| {
         let mut found: String = text.to_string_lossy().chars().take(SHOWN).collect();
         if found.len() < text.len() {

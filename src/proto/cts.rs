@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
             addr: u64, size: u64, rkeys: [u32; 8], tag: i32, seq: u64,
-            count in 0u8..=10, index in 0u8..=10, padding in prop_oneof![4 => Just(0u16), 1 => any::<u16>()],
+            count in 0u8..=10, index in 0u8..=10, padding in prop_oneof![4 => Just(0u16), 1 => any::<u16>(), 1 => (0u32..16).prop_map(|bit| 1u16 << bit)],
         ) {
             let cts = Cts { addr, size, rkeys, tag, count, index, seq };
             let mut bytes = cts.encode();

@@ -124,7 +124,7 @@ fn refusals_name_the_field() {
 
 #[test]
 fn wiring_is_bounded() {
-    let qps = vec![QpWiring { qpn: 5, psn: 6 }];
+    let qps = vec![QpWiring { qpn: 0, psn: 0 }];
     let memory = Memory { addr: 1, len: 2, rkeys: vec![3] };
     let wiring = Wiring { routes: vec![RouteWiring { local_rail: 0, remote_rail: 1, qps }], memory };
     let message = Message::Wiring(wiring.clone());
@@ -132,7 +132,7 @@ fn wiring_is_bounded() {
     assert!(matches!(with(&message, 3, 8), Err(DecodeError::Range { what: "rail", .. })));
     assert!(matches!(
         with(&message, 8, 1),
-        Err(DecodeError::Range { what: "queue pair number", found: 0x0100_0005, .. })
+        Err(DecodeError::Range { what: "queue pair number", found: 0x0100_0000, .. })
     ));
     assert!(matches!(with(&message, 12, 1), Err(DecodeError::Range { what: "packet sequence number", .. })));
     let many = Wiring { routes: vec![wiring.routes[0].clone(); 9], ..wiring.clone() };

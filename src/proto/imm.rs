@@ -168,6 +168,23 @@ mod tests {
         }
     }
 
+    /// Around each edge of each layout: what is said is exact, and what can be said is said.
+    #[test]
+    fn edges_of_every_layout() {
+        for rails in 1..=8u8 {
+            let l = ImmLayout::new(rails).unwrap();
+            let limit = 1usize << (23 - if rails <= 2 { 2 } else { rails });
+            for (edge, step) in [(limit, 1), (limit, 128), ((limit - 1) * 128, 1), ((limit - 1) * 128, 128)] {
+                for bytes in [edge - step, edge, edge + step] {
+                    let exact = bytes < limit || bytes % 128 == 0 && bytes < (limit - 1) * 128;
+                    assert_eq!(l.size(bytes).bytes(), exact.then_some(bytes), "{rails} rails, {bytes} bytes");
+                    let imm = Imm { slot: 9, mask: 1, size: l.size(bytes) };
+                    assert_eq!(l.decode(l.encode(9, 1, imm.size)), Some(imm), "{rails} rails, {bytes} bytes");
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {

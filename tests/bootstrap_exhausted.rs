@@ -1,0 +1,41 @@
+//! A process without a free descriptor: the listener says so once, and takes up again. One test, since the limit is the process's.
+
+mod bootstrap_util;
+
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bootstrap_util::{connect, listen, recv, wait};
+use nccl_net_mpib::proto::Message;
+use nccl_net_versions::{Level, Logger};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+static WARNINGS: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn a_listener_without_descriptors_says_so_once_and_takes_up_again() {
+    nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
+        let text = text.to_string_lossy();
+        assert!(level != Level::Warn || text.contains("ulimit -n"), "{text}");
+        WARNINGS.fetch_add(usize::from(level == Level::Warn), Ordering::Relaxed);
+    }));
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 128, hard).unwrap();
+    let listener = listen();
+
+    // All descriptors but one, which goes to a stranger's own end.
+    let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    files.pop();
+    let stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
+    wait("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
+
+    // As soon as there is room, a peer gets in, and so has the stranger.
+    drop(files);
+    let connector = connect(&listener);
+    let acceptor = wait("the peer", || listener.try_accept().unwrap());
+    assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
+    wait("the connector to know", || connector.peer());
+    drop(stranger);
+    assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
+}
