@@ -1,4 +1,4 @@
-//! Control connections over real sockets: who comes in, who does not, and how a connection ends.
+//! Control connections over real sockets: how they come about, and how they end.
 
 mod bootstrap_util;
 
@@ -6,33 +6,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bootstrap_util::{connect, handle_with, hello, listen, options, patience, recv, wait};
+use bootstrap_util::{
+    a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options, patience, recv,
+    stranger, wait,
+};
 use nccl_net_mpib::bootstrap::{Channel, Listener, Options, State};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Hello, Memory, Message, Wiring};
-
-/// A stranger's connection to the listener.
-fn stranger(listener: &Listener) -> TcpStream {
-    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
-    stream.set_read_timeout(Some(patience())).unwrap();
-    stream
-}
-
-/// The bytes of a HELLO as this listener's peers send them.
-fn hello_bytes(listener: &Listener) -> Vec<u8> {
-    Message::Hello(Hello { nonce: *listener.handle().nonce(), ..hello("stranger") }).encode().unwrap()
-}
-
-/// Accepts one channel, and checks that it is the real peer's.
-fn accept(listener: &Listener) -> Channel {
-    let channel = wait("a channel to accept", || listener.try_accept().unwrap());
-    match recv(&channel) {
-        Message::Hello(hello) => assert_eq!(hello.host, "connector"),
-        other => panic!("first message {other:?}"),
-    }
-    channel
-}
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
 /// Both ends of a connection.
 fn pair() -> (Channel, Channel) {
@@ -41,23 +22,6 @@ fn pair() -> (Channel, Channel) {
     let acceptor = accept(&listener);
     wait("the connector to know", || connector.peer());
     (connector, acceptor)
-}
-
-/// The stranger sees the end of its connection, without a word.
-fn is_dropped(mut stream: TcpStream) {
-    let mut answer = Vec::new();
-    match stream.read_to_end(&mut answer) {
-        Ok(_) => assert_eq!(answer, b""),
-        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
-    }
-}
-
-fn a_real_peer_gets_in(listener: &Listener) {
-    let connector = connect(listener);
-    let acceptor = accept(listener);
-    acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
-    assert!(matches!(recv(&connector), Message::Hello(h) if h.host == "acceptor"));
-    assert!(listener.try_accept().unwrap().is_none(), "only one came in");
 }
 
 #[test]
@@ -80,110 +44,6 @@ fn addresses_and_names_are_told() {
 }
 
 #[test]
-fn garbage_is_dropped() {
-    let listener = listen();
-    for bytes in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 64], b"SSH-2.0-x\r\n", &[23, 0, 0, 0, 9]]
-    {
-        let mut stream = stranger(&listener);
-        stream.write_all(bytes).unwrap();
-        is_dropped(stream);
-    }
-    a_real_peer_gets_in(&listener);
-}
-
-#[test]
-fn a_wrong_nonce_is_dropped_before_the_hello_is_whole() {
-    let (listener, other) = (listen(), listen());
-    let mut bytes = hello_bytes(&listener);
-    bytes[HELLO_PREFIX_BYTES - 1] ^= 1;
-    let mut stream = stranger(&listener);
-    stream.write_all(&bytes[..HELLO_PREFIX_BYTES]).unwrap();
-    is_dropped(stream);
-    // Another listener's, whole.
-    let mut stream = stranger(&listener);
-    stream.write_all(&hello_bytes(&other)).unwrap();
-    is_dropped(stream);
-    a_real_peer_gets_in(&listener);
-}
-
-#[test]
-fn an_oversized_hello_is_dropped() {
-    let listener = listen();
-    let mut stream = stranger(&listener);
-    stream.write_all(&(1u32 << 17).to_le_bytes()).unwrap();
-    is_dropped(stream);
-    a_real_peer_gets_in(&listener);
-}
-
-#[test]
-fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(200), ..options() }).unwrap();
-    let silent = stranger(&listener);
-    let mut half = stranger(&listener);
-    let bytes = hello_bytes(&listener);
-    half.write_all(&bytes[..bytes.len() - 1]).unwrap();
-    a_real_peer_gets_in(&listener);
-    is_dropped(silent);
-    is_dropped(half);
-    // Half a HELLO, then the end.
-    let mut gone = stranger(&listener);
-    gone.write_all(&bytes[..30]).unwrap();
-    drop(gone);
-    a_real_peer_gets_in(&listener);
-}
-
-#[test]
-fn a_hello_that_drips_ends_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(300), ..options() }).unwrap();
-    let bytes = hello_bytes(&listener);
-    let mut slow = stranger(&listener);
-    slow.set_nodelay(true).unwrap();
-    let until = Instant::now() + patience();
-    // One byte after the other, and never the last: each comes soon after the one before.
-    let mut dripping = bytes[..bytes.len() - 1].iter();
-    let cut = loop {
-        let Some(byte) = dripping.next() else { break slow.read(&mut [0]).is_ok_and(|n| n == 0) };
-        if slow.write_all(&[*byte]).is_err() {
-            break true;
-        }
-        assert!(Instant::now() < until);
-        thread::sleep(Duration::from_millis(10));
-    };
-    assert!(cut);
-    a_real_peer_gets_in(&listener);
-}
-
-#[test]
-fn a_second_hello_with_the_same_token_is_dropped() {
-    let listener = listen();
-    let bytes = hello_bytes(&listener);
-    let mut first = stranger(&listener);
-    first.write_all(&bytes).unwrap();
-    let mut welcome = [0; 21];
-    first.read_exact(&mut welcome).unwrap();
-    assert_eq!(Message::decode(&welcome[4..]).unwrap(), Message::Welcome { token: hello("x").token });
-    let mut second = stranger(&listener);
-    second.write_all(&bytes).unwrap();
-    is_dropped(second);
-    let first = wait("the first", || listener.try_accept().unwrap());
-    assert!(matches!(recv(&first), Message::Hello(h) if h.host == "stranger"));
-    assert!(listener.try_accept().unwrap().is_none());
-}
-
-#[test]
-fn what_comes_right_behind_a_hello_is_read() {
-    let listener = listen();
-    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
-    let mut peer = stranger(&listener);
-    peer.write_all(&[hello_bytes(&listener), large.encode().unwrap().repeat(7)].concat()).unwrap();
-    let channel = wait("the peer", || listener.try_accept().unwrap());
-    assert!(matches!(recv(&channel), Message::Hello(_)));
-    for _ in 0..7 {
-        assert_eq!(recv(&channel), large);
-    }
-}
-
-#[test]
 fn each_address_of_a_handle_leads_to_the_listener() {
     let listener = listen();
     let handle = listener.handle();
@@ -195,22 +55,6 @@ fn each_address_of_a_handle_leads_to_the_listener() {
         assert_eq!(recv(&connector), Message::Ready);
         assert_eq!(connector.peer().unwrap().ip(), addr.ip());
     }
-}
-
-#[test]
-fn another_version_is_told_both_versions() {
-    let listener = listen();
-    let mut bytes = hello_bytes(&listener);
-    bytes[9] = 9;
-    let mut stream = stranger(&listener);
-    stream.write_all(&bytes).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    match Message::decode(&answer[4..]).unwrap() {
-        Message::Refuse { reason } => assert!(reason.contains("version 9, this plugin 1"), "{reason}"),
-        other => panic!("{other:?}"),
-    }
-    a_real_peer_gets_in(&listener);
 }
 
 #[test]
@@ -231,6 +75,55 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
     assert_eq!(channel.state(), State::Lost);
     answer.join().unwrap();
+}
+
+/// Accepts on `server` and gives the connection with the token of its HELLO.
+fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
+    let (mut stream, _) = server.accept().unwrap();
+    let mut start = [0; HELLO_PREFIX_BYTES + 16];
+    stream.read_exact(&mut start).unwrap();
+    (stream, start[HELLO_PREFIX_BYTES..].try_into().unwrap())
+}
+
+#[test]
+fn a_listener_that_closes_without_an_answer_is_tried_again() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    drop(accept_raw(&server));
+    let (mut stream, token) = accept_raw(&server);
+    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
+}
+
+#[test]
+fn a_silent_address_does_not_hold_up_the_next() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
+    let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let (mut stream, token) = accept_raw(&server);
+    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
+    assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
+}
+
+#[test]
+fn another_connectors_welcome_is_no_answer() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let (mut first, mut token) = accept_raw(&server);
+    token[0] ^= 1;
+    first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    // It gives this one up, and tries again.
+    let (mut second, token) = accept_raw(&server);
+    second.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    second.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
 }
 
 #[test]
@@ -261,16 +154,10 @@ fn a_port_that_accepts_and_says_nothing_ends_in_time() {
 }
 
 #[test]
-fn wrong_hosts_among_the_addresses_do_no_harm() {
+fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
-    let port = listener.handle().port();
-    // The first addresses lead to a host that closes, and to one that never answers; the others to the listener.
-    let closing = std::net::TcpListener::bind(("127.0.0.3", 0)).unwrap();
-    let addr = |ip: &str| Addr::new(ip.parse().unwrap(), 8).unwrap();
-    drop(closing);
-    let handle =
-        Handle::new(*listener.handle().nonce(), port, &["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(addr))
-            .unwrap();
+    let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
+    let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
     let connector = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
@@ -368,38 +255,6 @@ fn a_drop_without_close_is_a_loss() {
 }
 
 #[test]
-fn a_broken_frame_is_a_protocol_error() {
-    let listener = listen();
-    let mut peer = stranger(&listener);
-    peer.write_all(&hello_bytes(&listener)).unwrap();
-    peer.write_all(&Message::Ready.encode().unwrap()).unwrap();
-    peer.write_all(&[1, 0, 0, 0, 77]).unwrap();
-    let channel = wait("the peer", || listener.try_accept().unwrap());
-    assert!(matches!(recv(&channel), Message::Hello(_)));
-    assert_eq!(recv(&channel), Message::Ready);
-    let text = wait("the error", || channel.try_recv().err()).to_string();
-    assert!(
-        text.starts_with("protocol error: 127.0.0.1:") && text.ends_with("unknown message type 77"),
-        "{text}"
-    );
-    assert_eq!(channel.state(), State::Lost);
-}
-
-#[test]
-fn a_flood_of_messages_is_a_protocol_error() {
-    let listener = listen();
-    let mut peer = stranger(&listener);
-    peer.write_all(&hello_bytes(&listener)).unwrap();
-    // It may be cut off while it writes.
-    let _ = peer.write_all(&Message::Ready.encode().unwrap().repeat(1000));
-    let channel = wait("the peer", || listener.try_accept().unwrap());
-    wait("the end", || (channel.state() == State::Lost).then_some(()));
-    let messages = std::iter::from_fn(|| channel.try_recv().ok().flatten()).count();
-    assert_eq!(messages, 64);
-    assert!(channel.try_recv().unwrap_err().to_string().contains("more than 64 messages"));
-}
-
-#[test]
 fn a_step_that_takes_too_long_is_named() {
     let listener = Listener::open(&Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
     // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
@@ -413,23 +268,6 @@ fn a_step_that_takes_too_long_is_named() {
     acceptor.settled();
     assert_eq!(acceptor.try_recv().unwrap(), None);
     assert_eq!(acceptor.state(), State::Open);
-}
-
-#[test]
-fn a_closed_listener_takes_what_nobody_accepted_with_it() {
-    let listener = listen();
-    let port = listener.handle().port();
-    let silent = stranger(&listener);
-    let connector = connect(&listener);
-    let accepted = accept(&listener);
-    let waiting = connect(&listener);
-    wait("the second to be let in", || waiting.peer());
-    drop(listener);
-    is_dropped(silent);
-    wait("the second to be lost", || (waiting.state() == State::Lost).then_some(()));
-    wait("the port to be closed", || TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).err());
-    accepted.send(&Message::Ready).unwrap();
-    assert_eq!(recv(&connector), Message::Ready);
 }
 
 /// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.

@@ -104,7 +104,6 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
-            self.link.abort();
             self.leave(Command::Remove(self.token));
         }
     }

@@ -98,7 +98,7 @@ fn nothing(interfaces: &[Interface], options: &Options) -> Error {
 
 /// The order in which a connector tries a handle's addresses: those of networks that this host is in, the others, loopback.
 pub(super) fn in_order(handle: &Handle, local: &[Addr]) -> Vec<SocketAddr> {
-    let near = |ip: IpAddr| local.iter().any(|a| !a.ip().is_loopback() && a.same_subnet(ip));
+    let near = |ip: IpAddr| local.iter().any(|a| a.same_subnet(ip));
     let mut targets: Vec<_> =
         handle.addrs().iter().map(|a| (a.ip().is_loopback(), !near(a.ip()), a.ip())).collect();
     targets.sort_by_key(|(loopback, far, _)| (*loopback, *far));
@@ -120,6 +120,7 @@ mod tests {
             interface("lo", "127.0.0.1", 8),
             interface("lo", "::1", 128),
             interface("docker0", "172.17.0.1", 16),
+            interface("br-1", "10.0.0.1", 8),
             interface("eth0", "fe80::1", 64),
             interface("eth0", "fd00::1", 64),
             interface("eth0", "10.0.0.1", 24),
@@ -143,6 +144,8 @@ mod tests {
             ips(None, None),
             ["10.0.0.1", "192.168.1.1", "fd00::1", "169.254.3.4", "172.17.0.1", "127.0.0.1", "::1"]
         );
+        // The one of a network hides the same one of a bridge.
+        assert_eq!(reachable(&host(), &options(None, None)).unwrap()[0].prefix(), 24);
         assert_eq!(ips(None, Some(Family::V6)), ["fd00::1", "::1"]);
     }
 

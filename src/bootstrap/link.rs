@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -166,24 +166,15 @@ impl Link {
         }
     }
 
-    /// Says BYE and shuts the sending side as soon as everything is out.
+    /// Queues a BYE, and writes what the socket takes now.
     pub(super) fn say_bye(&self) {
-        if let Ok(bye) = Message::Bye.encode() {
-            let mut inner = self.lock();
-            inner.outbox.extend_from_slice(&bye);
-            self.flush(&mut inner);
-        }
-        self.shut_when_flushed();
+        // Its only errors: a BYE always encodes, and a peer that is gone needs none.
+        let _ = self.send(&Message::Bye);
     }
 
-    /// Ends the sending side once nothing waits to be sent; gives the bytes that still wait.
-    pub(super) fn shut_when_flushed(&self) -> usize {
-        let inner = self.lock();
-        if let (0, Some(stream)) = (inner.outbox.len(), &inner.stream) {
-            // It fails only where the peer is gone already.
-            let _ = stream.shutdown(Shutdown::Write);
-        }
-        inner.outbox.len()
+    /// Bytes that wait to be sent.
+    pub(super) fn unsent(&self) -> usize {
+        self.lock().outbox.len()
     }
 
     /// Closes the socket at once.

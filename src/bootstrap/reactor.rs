@@ -330,7 +330,7 @@ impl Lingering {
         if self.link.discard() == Watch::Done {
             return None;
         }
-        let left = self.link.shut_when_flushed();
+        let left = self.link.unsent();
         if left < self.left {
             self.left = left;
             self.until = Instant::now() + LINGER;

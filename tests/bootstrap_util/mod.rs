@@ -1,5 +1,9 @@
 //! What the tests of control connections share.
 
+#![allow(dead_code, reason = "each test file takes what it needs")]
+
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,8 +49,46 @@ pub(crate) fn connect(listener: &Listener) -> Channel {
 }
 
 /// A handle that nobody wrote, with these addresses.
-#[allow(dead_code, reason = "each test file takes what it needs")]
 pub(crate) fn handle_with(port: u16, ips: &[&str]) -> Handle {
     let addrs: Vec<Addr> = ips.iter().map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap()).collect();
     Handle::new([7; 16], port, &addrs).unwrap()
+}
+
+/// A stranger's connection to the listener.
+pub(crate) fn stranger(listener: &Listener) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
+    stream
+}
+
+/// The bytes of a HELLO as this listener's peers send them.
+pub(crate) fn hello_bytes(listener: &Listener) -> Vec<u8> {
+    Message::Hello(Hello { nonce: *listener.handle().nonce(), ..hello("stranger") }).encode().unwrap()
+}
+
+/// Accepts one channel, and checks that it is the real peer's.
+pub(crate) fn accept(listener: &Listener) -> Channel {
+    let channel = wait("a channel to accept", || listener.try_accept().unwrap());
+    match recv(&channel) {
+        Message::Hello(hello) => assert_eq!(hello.host, "connector"),
+        other => panic!("first message {other:?}"),
+    }
+    channel
+}
+
+/// The stranger sees the end of its connection, without a word.
+pub(crate) fn is_dropped(mut stream: TcpStream) {
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => assert_eq!(answer, b""),
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
+pub(crate) fn a_real_peer_gets_in(listener: &Listener) {
+    let connector = connect(listener);
+    let acceptor = accept(listener);
+    acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
+    assert!(matches!(recv(&connector), Message::Hello(h) if h.host == "acceptor"));
+    assert!(listener.try_accept().unwrap().is_none(), "only one came in");
 }
