@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -179,7 +179,7 @@ impl Link {
 
     /// Closes the socket at once.
     pub(super) fn abort(&self) {
-        self.lock().stream = None;
+        self.lock().hang_up();
     }
 
     /// The thread's turn: writes what waits, reads what has come.
@@ -312,7 +312,7 @@ impl Link {
 
     /// The first end counts, and closes the socket: after a BYE, too, nothing that we say matters.
     fn finish(&self, inner: &mut Inner, end: End) {
-        inner.stream = None;
+        inner.hang_up();
         if inner.end.is_none() {
             let state = if matches!(end, End::Bye) { State::ByePeer } else { State::Lost };
             inner.end = Some(end);
@@ -322,6 +322,14 @@ impl Link {
 }
 
 impl Inner {
+    /// Not only closed: a process that was forked from this one holds the socket as well, and would keep the peer waiting.
+    fn hang_up(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            // It fails only where the peer is gone already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
     /// "10.0.0.2:4711 (node7, pid 42)"
     fn label(&self) -> String {
         match self.peer {

@@ -328,6 +328,7 @@ impl Lingering {
     /// The time runs anew whenever the peer has taken something.
     fn advance(mut self, me: Token, core: &mut Core) -> Option<Entry> {
         if self.link.discard() == Watch::Done {
+            self.link.abort();
             return None;
         }
         let left = self.link.unsent();
@@ -336,7 +337,11 @@ impl Lingering {
             self.until = Instant::now() + LINGER;
             core.wake_at(self.until, me);
         }
-        (Instant::now() < self.until).then_some(Entry::Lingering(self))
+        if Instant::now() >= self.until {
+            self.link.abort();
+            return None;
+        }
+        Some(Entry::Lingering(self))
     }
 }
 
