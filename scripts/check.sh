@@ -33,7 +33,8 @@ case ${1:-} in
             exit 0
         fi
         # The parts without verbs, sockets and C: the border's adapters, and the protocol's arithmetic.
-        export PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
+        # A backtrace of each caught panic would take miri minutes.
+        export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         cargo +nightly miri test -p nccl-net-versions
         cargo +nightly miri test -p nccl-net-mpib --lib proto::
         ;;
