@@ -94,7 +94,7 @@ fn report(devices: &[DeviceCounters]) -> String {
         vec![["device", "qp"].into_iter().chain(COLUMNS.map(|c| c.0)).map(str::to_owned).collect()];
     for device in devices.iter().filter(|d| !d.qps.is_empty() || d.total != Counters::default()) {
         rows.push(row(&device.name, "all", &device.total));
-        rows.extend(device.qps.iter().map(|qp| row(&device.name, &qp.qpn.to_string(), &qp.counters)));
+        rows.extend(device.qps.iter().map(|qp| row(&device.name, &format!("{:#x}", qp.qpn), &qp.counters)));
     }
     if rows.len() == 1 {
         text += "nothing\n";
@@ -141,8 +141,8 @@ mod tests {
         let seen: Vec<_> = lines[1..].iter().map(|l| (l[0], l[1], l[send], l[bytes])).collect();
         let expected = [
             ("soft0", "all", "77", "315392"),
-            ("soft0", "17", "70", "286720"),
-            ("soft0", "18", "7", "28672"),
+            ("soft0", "0x11", "70", "286720"),
+            ("soft0", "0x12", "7", "28672"),
         ];
         assert_eq!(seen, expected, "{text}");
         let widths: Vec<_> = text.lines().skip(1).map(str::len).collect();
