@@ -168,7 +168,7 @@ unsafe extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     border::minus_one("ibv_get_cq_event", || {
         // SAFETY: alive, by the caller's promise.
-        let this = unsafe { Channel::from_c(channel) }?;
+        let this = unsafe { Channel::arc_from_c(channel) }?;
         process::get()?;
         let found = this.queue.pop()?;
         found.acks.delivered();

@@ -149,7 +149,7 @@ impl Context {
         verbs.context.ops.poll_cq = Some(crate::cq::poll_cq);
         verbs.context.ops.req_notify_cq = Some(crate::cq::req_notify_cq);
         verbs.context.ops.post_send = Some(crate::send::post_send);
-        verbs.context.ops.post_recv = Some(crate::qp::post_recv);
+        verbs.context.ops.post_recv = Some(crate::recv::post_recv);
         verbs.context.ops.post_srq_recv = Some(crate::srq::post_srq_recv);
         crate::query::fill_ops(&mut verbs);
         let verbs = UnsafeCell::new(verbs);

@@ -140,8 +140,9 @@ unsafe extern "C" fn ibv_get_async_event(
     event: *mut sys::ibv_async_event,
 ) -> c_int {
     border::minus_one("ibv_get_async_event", || {
+        // Counted, since a thread may still wait here when the device is closed.
         // SAFETY: open, by the caller's promise.
-        let context = unsafe { Context::from_ptr(context) }?;
+        let context = unsafe { Context::arc_from_ptr(context) }?;
         let found = context.events.pop()?;
         found.target.acks().delivered();
         let element = found.target.element();

@@ -15,7 +15,7 @@ use crate::process::{Process, same_link};
 use crate::qp::Qp;
 use crate::recvq::Sge;
 use crate::respond::{Arrival, Responder};
-use crate::send::{Connection, INLINE, SOLICITED, Wqe};
+use crate::sendqueue::{Connection, INLINE, SOLICITED, Wqe};
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 

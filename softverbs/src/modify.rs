@@ -15,7 +15,7 @@ use crate::log::fault;
 use crate::process::{self, Process, halves};
 use crate::qp::{ERR, INIT, Qp, RESET, RTR, RTS, SQD};
 use crate::respond;
-use crate::send::SendQueue;
+use crate::sendqueue::SendQueue;
 use crate::shm::layout::QpShared;
 
 macro_rules! masks {

@@ -1,4 +1,4 @@
-//! Queue pairs: creation, destruction, what `ibv_query_qp` says, and posting of receives.
+//! Queue pairs: creation, destruction and what `ibv_query_qp` says.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
-use crate::counters::{self, Live, QpLive};
+use crate::counters::{self, QpLive};
 use crate::cq::Cq;
 use crate::device::Context;
 use crate::events;
@@ -21,9 +21,9 @@ use crate::pd::Pd;
 use crate::process::{self, Process};
 use crate::recvq::{self, Receives};
 use crate::respond;
-use crate::send::SendQueue;
+use crate::sendqueue::SendQueue;
 use crate::shm::layout::{QPS, QpShared};
-use crate::srq::{self, Srq};
+use crate::srq::Srq;
 
 pub(crate) const RESET: u32 = sys::ibv_qp_state::IBV_QPS_RESET;
 pub(crate) const INIT: u32 = sys::ibv_qp_state::IBV_QPS_INIT;
@@ -40,7 +40,7 @@ pub(crate) struct Qp {
     pub(crate) pd: Arc<Pd>,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
-    srq: Option<Arc<Srq>>,
+    pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) index: u32,
     pub(crate) qpn: u32,
     pub(crate) cap: sys::ibv_qp_cap,
@@ -294,49 +294,6 @@ fn init_entry(
     Receives::reset(&shared.rq, offset, cap.max_recv_wr, cap.max_recv_sge);
     shared.qpn.store(qpn, Release);
     Ok(())
-}
-
-/// `ibv_post_recv(3)`, through the context's operations.
-///
-/// # Safety
-/// `qp` is alive, `wr` a list of work requests, `bad` writable.
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut sys::ibv_qp,
-    wr: *mut sys::ibv_recv_wr,
-    bad: *mut *mut sys::ibv_recv_wr,
-) -> c_int {
-    border::code("ibv_post_recv", || {
-        let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
-        let this = unsafe { Qp::from_c(qp) }?;
-        let shared = this.shared(process)?;
-        let refused = if this.srq.is_some() {
-            Some("the QP receives from an SRQ")
-        } else if shared.state.load(Acquire) == RESET {
-            Some("the QP is in state RESET")
-        } else {
-            None
-        };
-        let queue = Receives::new(&process.own, &shared.rq);
-        let (None, Some(queue)) = (refused, queue) else {
-            fault!("ibv_post_recv: QP {:#x}: {}", this.qpn, refused.unwrap_or("max_recv_wr is 0"));
-            // SAFETY: writable, by the caller's promise.
-            unsafe { bad.write(wr) };
-            return Err(Errno(libc::EINVAL));
-        };
-        let (depth, max_sge) = (this.cap.max_recv_wr, this.cap.max_recv_sge);
-        // SAFETY: a list of work requests and a writable pointer, by the caller's promise.
-        let (n, result) = unsafe { srq::post_list(&queue, wr, bad, "ibv_post_recv", depth, max_sge) };
-        Live::add(&this.counters.own.receives, n);
-        if let Some(device) = counters::of_device(this.context.device.index) {
-            Live::add(&device.receives, n);
-        }
-        // Checked after posting: whoever sets the state flushes what was posted before.
-        if shared.state.load(Acquire) == ERR {
-            respond::flush_receives(process, &process.own, this.index, shared);
-        }
-        result
-    })
 }
 
 /// `ibv_create_qp(3)`: RC only. What was granted is written back to `init.cap`.

@@ -14,7 +14,7 @@ use crate::mr::{self, Denied, LOCAL_WRITE};
 use crate::process::Process;
 use crate::qp::{ERR, RTR, RTS, SQD};
 use crate::recvq::{self, Receives, Sge, Taken};
-use crate::send::Connection;
+use crate::sendqueue::Connection;
 use crate::shm::layout::{DeviceShared, QpShared};
 use crate::shm::peer::Peer;
 
