@@ -79,7 +79,10 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
 
 /// Accepts on `server` and gives the connection with the token of its HELLO.
 fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
-    let (mut stream, _) = server.accept().unwrap();
+    server.set_nonblocking(true).unwrap();
+    let (mut stream, _) = wait("a connection", || server.accept().ok());
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     let mut start = [0; HELLO_PREFIX_BYTES + 16];
     stream.read_exact(&mut start).unwrap();
     (stream, start[HELLO_PREFIX_BYTES..].try_into().unwrap())
