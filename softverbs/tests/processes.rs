@@ -221,9 +221,26 @@ fn a_directory_that_others_can_reach_is_refused() {
     let _end = End::new(Opts::default());
     std::fs::DirBuilder::new().mode(0o777).create(&dir).expect("made");
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).expect("set");
+    std::fs::write(dir.join("fabric-kept"), b"").expect("written");
     let mut command = peer::again("child");
-    let out = command.env("SOFTVERBS_FABRIC", &fabric).stdin(std::process::Stdio::null()).output();
-    std::fs::remove_dir(&dir).expect("still there and empty");
+    command.env("SOFTVERBS_FABRIC", &fabric).env_remove("SOFTVERBS_LOG");
+    let out = command.stdin(std::process::Stdio::null()).output();
+    // The mark keeps it from being swept as one that nobody uses.
+    std::fs::remove_file(dir.join("fabric-kept"))
+        .and_then(|()| std::fs::remove_dir(&dir))
+        .expect("still there");
     let text = String::from_utf8_lossy(&out.expect("it ran").stderr).into_owned();
     assert!(text.contains("mode 0700"), "{text}");
+}
+
+#[test]
+fn orphans_are_swept_by_whoever_starts_next() {
+    use std::os::unix::fs::DirBuilderExt;
+    let _end = End::new(Opts::default());
+    let dir = peer::base().join(format!("{}-orphan", fabric()));
+    std::fs::DirBuilder::new().mode(0o700).create(&dir).expect("made");
+    // Another starter may sweep it before we have written: then there is nothing to see, and that is right too.
+    let _ = std::fs::write(dir.join("segment-0-1"), b"left");
+    Peer::start(&[]).finish();
+    assert!(!dir.exists());
 }

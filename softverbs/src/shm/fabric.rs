@@ -222,11 +222,29 @@ impl Fabric {
     }
 }
 
+/// Removes what lies in a directory without a fabric file, of this layout or another: nobody can reach it.
+fn remove_orphans(dir: &Locked) {
+    let Ok(entries) = fs::read_dir(&dir.path) else { return };
+    let files: Vec<_> =
+        entries.flatten().map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())).collect();
+    if files.iter().any(|(name, _)| name.starts_with("fabric-")) {
+        return;
+    }
+    for (_, path) in
+        files.iter().filter(|(name, _)| name.starts_with("segment-") || name.starts_with("wake-"))
+    {
+        // Whatever cannot be removed keeps the directory, too.
+        let _ = fs::remove_file(path);
+    }
+    dir.remove_if_empty();
+}
+
 /// Sweeps other fabrics in which nobody is left, such as those of killed tests.
 pub(crate) fn sweep_others(name: &str) {
     for path in dir::others(name) {
         let Ok(Some(dir)) = Locked::existing(&path) else { continue };
         if !fabric_file(&path).exists() {
+            remove_orphans(&dir);
             continue;
         }
         if let Ok(fabric) = Fabric::open(&dir) {
