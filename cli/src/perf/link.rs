@@ -1,6 +1,9 @@
 //! What the two workers of a run say to each other.
 
-use std::{rc::Rc, time::Duration};
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +137,24 @@ impl Link {
                 Ok(())
             }
         }
+    }
+
+    /// Whose fault a failed call is: a process that gives up says so here before it ends, and only then may its end show
+    /// as an error of the plugin at this end.
+    pub(super) fn blame(&mut self, failure: Failure) -> Failure {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if failure.kind != Kind::Call {
+            return failure;
+        }
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if !self.channel.readable() {
+                std::thread::sleep(PATIENCE / 100);
+            } else if let Err(theirs) = self.hear() {
+                return Failure::new(theirs.kind, format!("{theirs}; then here {failure}"));
+            }
+        }
+        failure
     }
 
     fn failed(&self, failure: &Failure) -> Failure {

@@ -124,6 +124,7 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     let Job { version, device, role, plan, .. } = job;
     let mut session = Session { net, link, watch: Rc::clone(&watch), role, version, device, plan };
     if let Err(failure) = session.run(&mut parent) {
+        let failure = session.link.blame(failure);
         give_up(&mut session.link, &parent, failure);
     }
     watch.set(Call::Exit);
