@@ -214,18 +214,19 @@ fn a_forked_child_is_refused_and_harms_nobody() {
 
 #[test]
 fn a_directory_that_others_can_reach_is_refused() {
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
     let fabric = format!("{}-open", fabric());
     let dir = peer::base().join(&fabric);
     setup();
     let _end = End::new(Opts::default());
-    std::fs::DirBuilder::new().mode(0o777).create(&dir).expect("made");
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).expect("set");
-    std::fs::write(dir.join("fabric-kept"), b"").expect("written");
+    // Made elsewhere and moved in whole: an empty one would be swept as one that nobody uses.
+    let making = tempfile::tempdir_in("/dev/shm").expect("made").keep();
+    std::fs::write(making.join("fabric-kept"), b"").expect("written");
+    std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o777)).expect("set");
+    std::fs::rename(&making, &dir).expect("moved");
     let mut command = peer::again("child");
     command.env("SOFTVERBS_FABRIC", &fabric).env_remove("SOFTVERBS_LOG");
     let out = command.stdin(std::process::Stdio::null()).output();
-    // The mark keeps it from being swept as one that nobody uses.
     std::fs::remove_file(dir.join("fabric-kept"))
         .and_then(|()| std::fs::remove_dir(&dir))
         .expect("still there");
