@@ -153,7 +153,7 @@ impl HalfRoute {
         if role == Role::Receiver && srq_depth == 0 {
             return Err(too_small("a shared receive queue", 0, 1));
         }
-        // The device may make the send queue deeper, but no more completions than this are ever due.
+        // Room for all at once: after a failure every request completes, signalled or not.
         let cq = Arc::new(Cq::new(nic.pd().context(), depth + srq_depth)?);
         let receives = match role {
             Role::Sender => None,

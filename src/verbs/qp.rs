@@ -20,7 +20,7 @@ pub struct Ready;
 /// How a queue pair is made.
 #[derive(Debug, Clone, Copy)]
 pub struct QpOptions {
-    /// Send queue depth asked for; the device may give more.
+    /// Send queue depth: no more than this is used, though the device may give more.
     pub send_depth: u32,
     /// Bytes that a work request may carry in itself; tried, then given up where the device has no room.
     pub inline: u32,
@@ -124,7 +124,8 @@ impl Qp<Fresh> {
         Ok(Self {
             raw,
             number,
-            send_depth: init.cap.max_send_wr,
+            // Where the device gives more, the CQ was made for what was asked.
+            send_depth: init.cap.max_send_wr.min(options.send_depth),
             inline: init.cap.max_inline_data,
             state: PhantomData,
         })
@@ -211,7 +212,7 @@ impl<S> Qp<S> {
         self.number
     }
 
-    /// Depth of the send queue that the device gave.
+    /// Work requests that the send queue takes.
     pub fn send_depth(&self) -> u32 {
         self.send_depth
     }
