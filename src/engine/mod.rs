@@ -2,6 +2,7 @@
 
 mod connect;
 mod core;
+mod fifo;
 mod handshake;
 mod mr;
 mod offer;

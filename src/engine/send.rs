@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, Weak};
 use nccl_net_versions::{Buffer, MemKind, Sizes, Tagged};
 
 use super::core::{BATCHES, Core, lock, rails_of};
+use super::fifo::{self, NO_CTS};
 use super::mr::{Mr, checked};
 use super::rail::Work;
 use super::request::{Pool, REQUESTS, Request, send_pool};
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::proto::{
-    CTS_BYTES, CTS_SEQ_OFFSET, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, Sequence,
-    SizeQ, Split,
+    Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, Split,
 };
 use crate::verbs::{Kind, Local, Pd, Remote};
 
@@ -82,7 +82,6 @@ struct Flight {
     sends: [usize; MAX_RECVS],
 }
 
-const NO_CTS: Cts = Cts { addr: 0, size: 0, rkeys: [0; MAX_RAILS], tag: 0, count: 0, index: 0, seq: 0 };
 const NO_GROUP: Group = Group { count: 0, cts: [NO_CTS; MAX_RECVS], sends: [None; MAX_RECVS], met: 0 };
 const NO_SEND: Send = Send {
     state: SendState::Free,
@@ -176,9 +175,12 @@ impl State {
     }
 
     fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<usize>> {
-        if self.group.count == 0 && !self.read_group()? {
-            self.core.peer.look("sends")?;
-            return Ok(None);
+        if self.group.count == 0 {
+            let Some((count, cts)) = fifo::group(self.core.region.words(), self.seq)? else {
+                self.core.peer.look("sends")?;
+                return Ok(None);
+            };
+            self.group = Group { count, cts, ..NO_GROUP };
         }
         let meets = |i: &usize| self.group.sends[*i].is_none() && self.group.cts[*i].tag == tag;
         let Some(place) = (0..self.group.count).find(meets) else { return Ok(None) };
@@ -207,47 +209,6 @@ impl State {
         self.sends[index].state = SendState::Free;
         self.free.push(index);
         Ok(None)
-    }
-
-    /// Reads the CTS entries of the group whose turn it is; `false` while one of them has not come.
-    fn read_group(&mut self) -> Result<bool> {
-        let Some(first) = self.entry(0)? else { return Ok(false) };
-        let count = usize::from(first.count);
-        self.group.cts[0] = first;
-        for i in 0..count {
-            let Some(cts) = self.entry(i)? else { return Ok(false) };
-            if usize::from(cts.count) != count || usize::from(cts.index) != i {
-                return Err(Error::Protocol(format!(
-                    "CTS entry {i} of a group of {count} says that it is number {} of {}",
-                    cts.index, cts.count
-                )));
-            }
-            self.group.cts[i] = cts;
-        }
-        self.group.count = count;
-        Ok(true)
-    }
-
-    /// CTS entry `index` of the group whose turn it is; `None` while it has not come.
-    fn entry(&self, index: usize) -> Result<Option<Cts>> {
-        let start = self.seq.cts_offset(index) / 8;
-        let words = &self.core.region.words()[start..start + CTS_BYTES / 8];
-        // The running number comes last, so what stands before it is there when it is.
-        let number = u64::from_le(words[CTS_SEQ_OFFSET / 8].load(std::sync::atomic::Ordering::Acquire));
-        if number < self.seq.number() {
-            return Ok(None);
-        }
-        if number > self.seq.number() {
-            return Err(Error::Protocol(format!(
-                "a CTS entry has running number {number}, expected {}",
-                self.seq.number()
-            )));
-        }
-        let mut bytes = [0; CTS_BYTES];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        }
-        Cts::decode(&bytes).map(Some).map_err(|e| Error::Protocol(e.to_string()))
     }
 
     /// Posts the group whose sends are all there; `false` where a queue has no room for it yet.
