@@ -53,7 +53,11 @@ impl Channel {
     /// The next message; `None` if none has come. All that came before the end of the connection is given first. Then an
     /// error that names the peer and the step: closed, lost, or the step's time is up.
     pub fn try_recv(&self) -> Result<Option<Message>> {
-        self.link.try_recv()
+        match self.link.try_recv()? {
+            Some(message) => Ok(Some(message)),
+            // Nothing will ever come from a thread that has ended.
+            None => self.reactor.alive().map(|()| None),
+        }
     }
 
     /// What the owner now waits for, in words, and for how long at most: from now on [`try_recv`](Self::try_recv) tells

@@ -39,7 +39,8 @@ fn device() -> &'static Device {
     &device::open(&config()).unwrap()[0]
 }
 
-fn hello() -> Hello {
+/// What an honest end says of the two rails.
+pub fn hello() -> Hello {
     let rail = |(role, nic): (usize, &Arc<device::Nic>)| {
         let (port, gid) = nic.now().unwrap();
         RailInfo {
@@ -57,7 +58,7 @@ fn hello() -> Hello {
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    Hello { nonce: [0; 16], token: [0; 16], pid: 1, host: "evil".into(), rails }
+    Hello { nonce: [0; 16], token: [0; 16], pid: std::process::id(), host: "evil".into(), rails }
 }
 
 /// The next message, whatever it is; the error's text where the channel ends.

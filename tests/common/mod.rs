@@ -4,6 +4,7 @@
 
 pub mod evil;
 pub mod pair;
+pub mod peer;
 pub mod table;
 
 use std::process::{Command, Stdio};
@@ -30,13 +31,18 @@ pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     }
     let fabric =
         format!("t{}-{}", std::process::id(), test.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
-    command.env(CHILD, test).env("SOFTVERBS_FABRIC", &fabric[..fabric.len().min(60)]);
+    let fabric = &fabric[..fabric.len().min(60)];
+    command.env(CHILD, test).env("SOFTVERBS_FABRIC", fabric);
     command.envs(env.iter().copied());
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{test} in its own process: {}\n{out}\n{err}", output.status);
     assert!(out.contains("1 passed"), "{test} did not run in its own process:\n{out}\n{err}");
+    // SAFETY: cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    let left = format!("/dev/shm/softverbs-{uid}/{fabric}");
+    assert!(!std::path::Path::new(&left).exists(), "{test} left {left} behind\n{err}");
 }
 
 /// The MPIB profile: two rails behind one device.

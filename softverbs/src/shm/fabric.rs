@@ -140,8 +140,9 @@ impl Fabric {
         slot.nonce.store(0, Release);
     }
 
-    /// Removes the fabric itself if no process is left in it. The directory is locked.
+    /// Removes the fabric itself if no living process is left in it. The directory is locked.
     pub(crate) fn remove_if_unused(&self, dir: &Locked) {
+        self.reap();
         if self.shared().processes.iter().all(|slot| slot.nonce.load(Relaxed) == 0) {
             // Nobody can be using it: whoever joins needs the directory's lock first.
             let _ = fs::remove_file(fabric_file(&self.path));

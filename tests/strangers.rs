@@ -1,0 +1,214 @@
+//! Strangers at a listener's port, all of them at once and none of them leaving: the real peer gets in and moves data.
+
+extern crate softverbs as _;
+
+mod common;
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+
+use common::evil::{Evil, Lies, hello};
+use common::pair::{Buffer, init, pattern, until};
+use common::peer::{Peer, accepted, obey, recv, wait, watchdog, word};
+use common::table::{Ptr, Table, newest, warnings};
+use common::{isolated, mpib};
+use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn other_process() {
+    obey();
+}
+
+fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dyn Table, Ptr, [u8; 128])) {
+    isolated(test, &mpib("512", env), || {
+        watchdog();
+        let table = newest();
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(init(table), 0, &mut handle);
+        assert_eq!(rc, 0);
+        body(table, listen, handle);
+        assert_eq!(table.close_listen(listen), 0);
+    });
+}
+
+/// `accept` gives nobody, and no error.
+fn none_yet(table: &dyn Table, listen: Ptr) {
+    let (rc, comm) = table.accept(listen);
+    assert_eq!((rc, comm.is_null()), (0, true), "accept");
+}
+
+/// A stranger that says `bytes` and stays.
+fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
+    let port = Handle::decode(handle).unwrap().port();
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    // It may be cut off while it speaks.
+    let _ = stream.write_all(bytes);
+    stream
+}
+
+/// A whole HELLO with the right nonce. `token` tells it from others.
+fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -> Vec<u8> {
+    let mut ours = Hello { nonce: *Handle::decode(handle).unwrap().nonce(), token: [token; 16], ..hello() };
+    change(&mut ours);
+    Message::Hello(ours).encode().unwrap()
+}
+
+/// A second process connects and sends, checked byte by byte.
+fn the_real_peer_gets_in(table: &'static dyn Table, listen: Ptr, handle: &[u8; 128]) {
+    let mut peer = Peer::start();
+    peer.say(&format!("connect {}", word(handle)));
+    let comm = accepted(table, listen);
+    assert_eq!(peer.answer(), "ok");
+    for len in [1, 70_000] {
+        let to = Buffer::new(table, comm, vec![0; len]);
+        let request = recv(table, comm, &to, len);
+        peer.must(&format!("send {len} 6"));
+        assert_eq!(wait(table, request), len);
+        assert!(to.bytes == pattern(len, 6));
+        to.dereg();
+    }
+    peer.must("close");
+    assert_eq!(table.close_recv(comm), 0);
+    peer.finish();
+}
+
+#[test]
+fn strangers_keep_nobody_out() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let whole = right_hello(&handle, 1, |_| ());
+        let mut wrong_nonce = whole.clone();
+        wrong_nonce[12] ^= 1;
+        let mut all: Vec<TcpStream> = [
+            &b""[..],
+            b"\0",
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            &pattern(5000, 1),
+            &[0; 64],
+            &[0xFF; 64],
+            &(1u32 << 31).to_le_bytes(),
+            // Longer than any frame, with the right beginning.
+            &[&100_000u32.to_le_bytes(), &whole[4..]].concat(),
+            &wrong_nonce,
+            &whole[..whole.len() / 2],
+            &whole[..whole.len() - 1],
+            // Its frame begins with another message.
+            &Message::Ready.encode().unwrap(),
+        ]
+        .iter()
+        .map(|bytes| stranger(&handle, bytes))
+        .collect();
+        all.extend((0..40).map(|_| stranger(&handle, b"")));
+        // Half a HELLO, and gone.
+        drop(stranger(&handle, &whole[..30]));
+        none_yet(table, listen);
+        the_real_peer_gets_in(table, listen, &handle);
+        the_real_peer_gets_in(table, listen, &handle);
+        none_yet(table, listen);
+        // They do not even cost a line.
+        assert!(warnings().is_empty(), "{:?}", warnings());
+        drop(all);
+    });
+}
+
+/// Those who know the nonce and then break the protocol fail their own handshake, each with one line.
+#[test]
+fn misled_connectors_fail_alone() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let with = |token, tail: &[u8]| [right_hello(&handle, token, |_| ()), tail.to_vec()].concat();
+        let frame = |message: Message| message.encode().unwrap();
+        let mut too_many = right_hello(&handle, 20, |h| h.rails.clear());
+        *too_many.last_mut().unwrap() = 255;
+        let mut other_version = with(21, b"");
+        other_version[9] = 77;
+        let cases: Vec<(Vec<u8>, &str)> = vec![
+            (with(1, b"GET / HTTP/1.1\r\n\r\n"), "a frame of"),
+            (with(2, &pattern(5000, 9)), "sent "),
+            (with(3, &[0; 4]), "a frame of 0 bytes"),
+            (with(4, &(1u32 << 30).to_le_bytes()), "at most"),
+            (with(5, &[1, 0, 0, 0, 99]), "unknown message type 99"),
+            (with(6, &frame(Message::Ready)), "READY while WIRING was due"),
+            (
+                with(7, &frame(Message::Probed { mask: 3, reasons: Vec::new() })),
+                "PROBED while WIRING was due",
+            ),
+            (with(8, &frame(Message::Bye)), "has closed the connection"),
+            (with(9, &frame(Message::Welcome { token: [0; 16] })), "WELCOME"),
+            (with(10, &frame(Message::Refuse { reason: "just so".into() })), "refuses: just so"),
+            (with(11, &right_hello(&handle, 11, |_| ())), "HELLO while WIRING was due"),
+            (right_hello(&handle, 12, |h| h.rails.clear()), "no rail reaches"),
+            (right_hello(&handle, 13, |h| h.rails.truncate(1)), "rails without a route"),
+            (
+                right_hello(&handle, 14, |h| {
+                    h.rails.iter_mut().for_each(|r| r.link_layer = LinkLayer::InfiniBand)
+                }),
+                "is InfiniBand",
+            ),
+            (
+                right_hello(&handle, 15, |h| h.rails.iter_mut().for_each(|r| r.gid = [0; 16])),
+                "no rail reaches",
+            ),
+            (too_many, "255 long, at most 8"),
+            (other_version, "version 77"),
+        ];
+        let mut all = Vec::new();
+        for (bytes, said) in &cases {
+            let before = warnings().len();
+            all.push(stranger(&handle, bytes));
+            until(said, || {
+                none_yet(table, listen);
+                (warnings().len() > before).then_some(())
+            });
+            let lines = warnings();
+            assert_eq!(lines.len(), before + 1, "{:?}", &lines[before..]);
+            let parts = [said, "127.0.0.1:"];
+            assert!(
+                parts.iter().all(|part| lines[before].contains(part)),
+                "{parts:?} in {:?}",
+                lines[before]
+            );
+        }
+        // Others that stay silent behind a right HELLO, more than the listener keeps in line.
+        for token in 100..200 {
+            all.push(stranger(&handle, &with(token, b"")));
+            none_yet(table, listen);
+        }
+        the_real_peer_gets_in(table, listen, &handle);
+        drop(all);
+    });
+}
+
+/// Queue pairs that are not there, or another's.
+#[test]
+fn wrong_queue_pairs_fail_alone() {
+    let short = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
+    with_listener(here!(), &short, |table, listen, handle| {
+        let cases: [fn(&mut Wiring); 4] = [
+            |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 0),
+            |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 1),
+            |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 0xFF_FFFF),
+            // Each rail's queue pair is the other's.
+            |w| {
+                let first = w.routes[0].qps[0].qpn;
+                w.routes[0].qps[0].qpn = w.routes[1].qps[0].qpn;
+                w.routes[1].qps[0].qpn = first;
+            },
+        ];
+        for (i, lie) in cases.into_iter().enumerate() {
+            let before = warnings().len();
+            let lies = Lies { wiring: Some(lie), ..Lies::default() };
+            let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
+            // The devices may have something to say of it, too.
+            let last = until("the handshake to fail", || {
+                none_yet(table, listen);
+                warnings().split_off(before).into_iter().find(|line| line.contains("accept"))
+            });
+            for part in ["no rail works to", "evil", "route 0", "route 1"] {
+                assert!(last.contains(part), "case {i}: {part:?} is not in {last:?}");
+            }
+            drop(evil.join().unwrap());
+        }
+        the_real_peer_gets_in(table, listen, &handle);
+    });
+}
