@@ -54,7 +54,7 @@ install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in 
 	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
 
 .PHONY: bench
-bench: build ## Measure the plugin over softverbs without a rate limit: latency, message rate, throughput
+bench: build ## Measure the plugin over softverbs without a rate limit, and the cost of its tables
 	@scripts/bench.sh
 
 .PHONY: clean

@@ -18,3 +18,6 @@ run "message rate: 32 in flight" --depth 32 --sizes 8,4K,64K
 run "groups of 8 receives" --receives 8 --sizes 8,4K,64K
 run "throughput, bytes not checked" --no-check --sizes 256K..64M
 run "both directions" --no-check --bidirectional --sizes 256K..64M
+
+echo "== adapters: nanoseconds per call through each table, beside a direct call"
+cargo bench -q -p nccl-net-versions
