@@ -141,7 +141,7 @@ pub fn counters() -> Vec<DeviceCounters> {
     device::all().iter().zip(live()).map(read).collect()
 }
 
-/// [`counters`] as JSON: `[{"device":NAME,"writes":N,…,"qps":[{"qpn":N,"writes":N,…},…]},…]`.
+/// [`counters()`] as JSON: `[{"device":NAME,"writes":N,…,"qps":[{"qpn":N,"writes":N,…},…]},…]`.
 pub(crate) fn json() -> String {
     let devices = counters().into_iter().map(|device| {
         let qps = device.qps.iter().map(|qp| format!("{{\"qpn\":{},{}}}", qp.qpn, qp.counters.json()));
