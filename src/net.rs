@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use nccl_net_versions::{
-    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, MAX_RECVS, MemKind, NetAttr, NetPlugin,
+    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MAX_RECVS, MemKind, NetAttr, NetPlugin,
     ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
 };
 
@@ -41,7 +41,10 @@ fn device(dev: usize) -> Result<(Config, &'static Device)> {
         opened.as_ref().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))?;
     match devices.get(dev) {
         Some(device) => Ok((config.clone(), device)),
-        None => Err(Error::Argument(format!("device {dev}: there are {}", devices.len()))),
+        None => Err(Error::Argument(format!(
+            "device {dev}: expected 0 to {}, which are the devices of this process",
+            devices.len().saturating_sub(1)
+        ))),
     }
 }
 
@@ -133,8 +136,11 @@ impl NetPlugin for Plugin {
         tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
     }
 
+    fn logger(logger: Logger) {
+        log::install(logger);
+    }
+
     fn init(args: &Init) -> Result<Context, Failure> {
-        log::install(args.logger);
         told("init", open(args))
     }
 

@@ -16,10 +16,11 @@ const CHILD: &str = "MPIB_TEST_CHILD";
 const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
 
 /// Runs `body` in a process of its own, with `env` on top of two soft devices and a fabric of its own. `test` is
-/// the path of the calling test.
-pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
+/// the path of the calling test. Gives what that process said on stderr, and nothing in that process itself.
+pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
     if std::env::var(CHILD).as_deref() == Ok(test) {
-        return body();
+        body();
+        return None;
     }
     assert!(std::env::var_os(CHILD).is_none(), "{test} does not match its own name");
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -43,6 +44,18 @@ pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     let uid = unsafe { libc::geteuid() };
     let left = format!("/dev/shm/softverbs-{uid}/{fabric}");
     assert!(!std::path::Path::new(&left).exists(), "{test} left {left} behind\n{err}");
+    Some(err)
+}
+
+/// Sets a variable of this process, or takes it away. For the body of [`isolated`] only, while no comm exists.
+pub fn set(name: &str, value: Option<impl AsRef<std::ffi::OsStr>>) {
+    match value {
+        // SAFETY: in a process of one test, whose only other threads wait: libtest's for this one, the plugin's in
+        // its event loop. Neither looks at the environment.
+        Some(value) => unsafe { std::env::set_var(name, value) },
+        // SAFETY: as above.
+        None => unsafe { std::env::remove_var(name) },
+    }
 }
 
 /// The MPIB profile: two rails behind one device.

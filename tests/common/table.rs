@@ -53,6 +53,15 @@ pub fn warnings() -> Vec<String> {
     LOG.lock().unwrap().iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
 }
 
+/// The lines at WARN since this was called last.
+pub fn take_warnings() -> Vec<String> {
+    std::mem::take(&mut *LOG.lock().unwrap())
+        .into_iter()
+        .filter(|(level, _)| *level == 2)
+        .map(|(_, text)| text)
+        .collect()
+}
+
 /// Stands in for NCCL's printf-like logger: the plugin always calls it with "%s" and one string, so that a fixed list
 /// of arguments fits.
 unsafe extern "C" fn logger(
@@ -71,11 +80,20 @@ unsafe extern "C" fn logger(
     LOG.lock().unwrap().push((level, text));
 }
 
-fn c_logger() -> abi::ncclDebugLogger_t {
-    type Fixed = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+/// A logger of the one form in which the plugin calls it.
+pub type FixedLogger =
+    unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+
+/// The logger that fills [`LOG`], as `init` takes it.
+pub fn c_logger() -> abi::ncclDebugLogger_t {
+    as_logger(logger)
+}
+
+/// A logger as `init` takes it.
+pub fn as_logger(logger: FixedLogger) -> abi::ncclDebugLogger_t {
     type Variadic = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
     // SAFETY: on this machine's C ABI a call with a variable argument list of one pointer passes it as a fixed one.
-    let logger = unsafe { std::mem::transmute::<Fixed, Variadic>(logger) };
+    let logger = unsafe { std::mem::transmute::<FixedLogger, Variadic>(logger) };
     // SAFETY: the crate's own type of the very same function pointer, optional or not.
     unsafe { std::mem::transmute_copy::<Variadic, abi::ncclDebugLogger_t>(&logger) }
 }

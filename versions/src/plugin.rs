@@ -233,6 +233,9 @@ pub trait NetPlugin: Sized + 'static {
         crate::state::warn::<Self>(call, why);
     }
 
+    /// Each `init` of every version brings a logger, to be used from then on: an earlier one may belong to a library
+    /// that is gone. Called before [`NetPlugin::init`], and alone where the process has its context (v6 to v10).
+    fn logger(_: Logger) {}
     /// `init`. After a failure NCCL may still call `finalize`; the adapters absorb that.
     fn init(args: &Init) -> Result<Self::Context, Failure>;
     /// `finalize` (v11 and later): the context's comms are closed, but for those that NCCL never finished to

@@ -5,6 +5,7 @@ mod common;
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use common::net::STALE;
 use common::{Act, Fake, Net, Rig, record};
@@ -37,6 +38,7 @@ every_version! {
             assert_eq!(rig.record.calls_of("init").len(), 2);
             assert_eq!(listens, ["listen ctx=1 dev=0 dirt=0", "listen ctx=2 dev=0 dirt=0"]);
         }
+        assert_eq!(rig.record.loggers.load(Ordering::Relaxed), 2, "each init brings a logger");
         for comm in [a, b] {
             assert_eq!(rig.net.close_listen(comm), ncclSuccess);
         }

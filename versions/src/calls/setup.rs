@@ -23,6 +23,7 @@ pub(crate) fn init_process<P: NetPlugin>(
 ) -> Outcome {
     let logger = Logger::new(logger);
     state::keep_logger::<P>(logger);
+    P::logger(logger);
     let profiler = Profiler::new(profiler);
     state::init_once::<P>(&Init { version, comm_id: 0, config: CommConfig::default(), logger, profiler })?;
     Ok(())
@@ -39,6 +40,7 @@ pub(crate) unsafe fn init_comm<P: NetPlugin>(
 ) -> Outcome {
     let logger = Logger::new(logger);
     state::keep_logger::<P>(logger);
+    P::logger(logger);
     // `*ctx` may hold the context of a plugin that NCCL tried before: it must not stay there after a failure.
     // SAFETY: NULL or writable.
     let ctx = unsafe { Out::null("ctx", ctx) }?;

@@ -25,6 +25,8 @@ pub struct Record {
     pub properties: Mutex<Properties>,
     pub sizes: Mutex<Sizes>,
     pub init: Mutex<Option<Init>>,
+    /// Loggers that came with an `init`.
+    pub loggers: AtomicU32,
     pub profiler: Mutex<ProfilerHandle>,
     pub refusals: Mutex<Vec<(&'static str, Refusal)>>,
     pub panics: Mutex<Vec<&'static str>>,
@@ -47,6 +49,7 @@ pub fn record(id: u32) -> &'static Record {
             properties: Mutex::new(properties()),
             sizes: Mutex::default(),
             init: Mutex::default(),
+            loggers: AtomicU32::new(0),
             profiler: Mutex::default(),
             refusals: Mutex::default(),
             panics: Mutex::default(),
@@ -166,6 +169,10 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
 
     fn refused(call: &'static str, why: &Refusal) {
         lock(&record(ID).refusals).push((call, *why));
+    }
+
+    fn logger(_: Logger) {
+        record(ID).loggers.fetch_add(1, Ordering::Relaxed);
     }
 
     fn init(args: &Init) -> Result<Thing, Failure> {

@@ -4,9 +4,11 @@
 pub mod fake;
 pub mod least;
 pub mod net;
+pub mod rig;
 
 pub use fake::{Act, Fake, Record, record};
-pub use net::{Net, Rig};
+pub use net::Net;
+pub use rig::Rig;
 
 /// Makes a test for each version from one body. The body gets a [`Rig`] with a plugin of its own.
 macro_rules! every_version {

@@ -1,13 +1,11 @@
 //! The seven tables behind one set of calls, in the widest form; what a version lacks is left out.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::AtomicPtr;
 
 use nccl_net_versions::abi::{self, ncclResult_t, ncclSuccess};
 use nccl_net_versions::{NetPlugin, v6, v7, v8, v9, v10, v11, v12};
-
-use super::fake::{Fake, Record, lock, record};
 
 pub type Ptr = *mut c_void;
 
@@ -85,6 +83,23 @@ impl Net {
 
     pub fn devices(&self, n: *mut c_int) -> ncclResult_t {
         any!(self, t => call!(t.devices(n)))
+    }
+
+    /// Into a struct of the version's own, or NULL; what was written is dropped.
+    pub fn get_properties(&self, dev: c_int, into_null: bool) -> ncclResult_t {
+        any!(self, t => {
+            let mut props = MaybeUninit::uninit();
+            call!(t.getProperties(dev, if into_null { ptr::null_mut() } else { props.as_mut_ptr() }))
+        })
+    }
+
+    /// `None` where the version has no `setNetAttr`.
+    pub fn set_net_attr(&self, ctx: Ptr, attr: *mut abi::v11::NetAttr) -> Option<ncclResult_t> {
+        match self {
+            V11(t) => Some(call!(t.setNetAttr(ctx, attr))),
+            V12(t) => Some(call!(t.setNetAttr(ctx, attr))),
+            _ => None,
+        }
     }
 
     /// Success without a call where the version has no `finalize`.
@@ -270,63 +285,5 @@ impl Net {
 /// Something else than NULL, to see whether it is overwritten.
 pub const STALE: Ptr = ptr::without_provenance_mut(0x5115);
 
-/// One version's table of a fake of its own.
-#[derive(Debug, Clone, Copy)]
-pub struct Rig<const ID: u32> {
-    pub version: u32,
-    pub net: Net,
-    pub record: &'static Record,
-}
-
-impl<const ID: u32> Rig<ID> {
-    pub fn new(version: u32) -> Self {
-        Self { version, net: Net::of::<Fake<ID>>(version), record: record(ID) }
-    }
-
-    /// Runs a test, then finalizes the contexts that [`Rig::init`] made and the test did not: miri tells leaks.
-    pub fn run(self, test: impl FnOnce(Self)) {
-        test(self);
-        for ctx in std::mem::take(&mut *lock(&self.record.contexts)) {
-            let _ = self.net.finalize(ctx.into_inner());
-        }
-    }
-
-    /// A context; NULL, since there is no such argument, before v11.
-    pub fn init(&self) -> Ptr {
-        let mut ctx = ptr::null_mut();
-        assert_eq!(self.net.init(&raw mut ctx, 7, None, None, None), ncclSuccess);
-        lock(&self.record.contexts).push(AtomicPtr::new(ctx));
-        ctx
-    }
-
-    pub fn listen(&self, ctx: Ptr) -> Ptr {
-        let (mut handle, mut comm) = ([0u8; 128], STALE);
-        assert_eq!(self.net.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut comm), ncclSuccess);
-        comm
-    }
-
-    pub fn send(&self, ctx: Ptr) -> Ptr {
-        let (mut handle, mut comm) = ([0u8; 128], STALE);
-        let rc = self.net.connect(ctx, 0, None, handle.as_mut_ptr().cast(), &raw mut comm, ptr::null_mut());
-        assert_eq!(rc, ncclSuccess);
-        comm
-    }
-
-    pub fn recv(&self, ctx: Ptr) -> Ptr {
-        let listener = self.listen(ctx);
-        let mut comm = STALE;
-        assert_eq!(self.net.accept(listener, &raw mut comm, ptr::null_mut()), ncclSuccess);
-        assert_eq!(self.net.close_listen(listener), ncclSuccess);
-        comm
-    }
-
-    pub fn mr(&self, comm: Ptr) -> Ptr {
-        let mut mhandle = STALE;
-        let rc = self.net.reg_mr(comm, DATA, 64, abi::NCCL_PTR_HOST, &raw mut mhandle);
-        assert_eq!(rc, ncclSuccess);
-        mhandle
-    }
-}
-
-/// An address that the fake only writes down.
+/// An address that nothing reads from.
 pub const DATA: Ptr = ptr::without_provenance_mut(4096);
