@@ -41,11 +41,36 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         let logger = *LOGGER.read().unwrap_or_else(PoisonError::into_inner);
         let Some(logger) = logger else { return };
         let meta = event.metadata();
-        let mut line = Line(String::from("NET/MPIB : "));
+        let mut line = Line(String::new());
         event.record(&mut line);
         let file = c_string(meta.file().unwrap_or("?"));
         let number = c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0);
-        logger.log(level(*meta.level()), flags(meta.target()), &file, number, &c_string(&line.0));
+        let (mut rest, mut before) = (line.0.as_str(), "");
+        loop {
+            let (piece, more) = cut(rest);
+            let after = if more.is_empty() { "" } else { " …" };
+            let text = c_string(&format!("NET/MPIB : {before}{piece}{after}"));
+            logger.log(level(*meta.level()), flags(meta.target()), &file, number, &text);
+            if more.is_empty() {
+                return;
+            }
+            (rest, before) = (more, "… ");
+        }
+    }
+}
+
+/// Most bytes of a message in one line: many releases of NCCL cut a line, with their own beginning, at 1023.
+const LINE: usize = 800;
+
+/// As much as one line has room for, where there is one up to a space, and what is left.
+fn cut(text: &str) -> (&str, &str) {
+    if text.len() <= LINE {
+        return (text, "");
+    }
+    let head = crate::proto::head(text, LINE);
+    match head.rfind(' ').filter(|at| *at > 0) {
+        Some(at) => (&text[..at], &text[at + 1..]),
+        None => text.split_at(head.len()),
     }
 }
 
@@ -100,6 +125,27 @@ mod tests {
         if line.3.contains("log test") {
             list.lock().unwrap().push(line);
         }
+    }
+
+    #[test]
+    fn long_messages_are_cut_at_spaces_and_nothing_is_lost() {
+        let words: Vec<String> = (0..1000).map(|i| format!("wörd{i}")).collect();
+        let text = words.join(" ");
+        let (mut rest, mut pieces) = (text.as_str(), Vec::new());
+        while !rest.is_empty() {
+            let (piece, more) = cut(rest);
+            assert!((1..=LINE).contains(&piece.len()), "{} bytes", piece.len());
+            pieces.push(piece);
+            rest = more;
+        }
+        assert_eq!(pieces.join(" "), text);
+        assert!(pieces.len() <= text.len() / LINE + 2);
+        // Without a space in reach: anywhere between two characters.
+        let accents = "é".repeat(1000);
+        let (piece, more) = cut(&accents);
+        assert_eq!((piece.len(), more.len()), (LINE, 2000 - LINE));
+        assert_eq!(cut("short"), ("short", ""));
+        assert_eq!(cut(&"x".repeat(LINE)), ("x".repeat(LINE).as_str(), ""));
     }
 
     #[test]

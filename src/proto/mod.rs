@@ -27,6 +27,7 @@ pub use record::{RECORD_BYTES, Record, RecordError};
 pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use status::{Blame, WcStatus, wc_status};
+pub(crate) use text::head;
 pub use text::printable;
 pub use wire::DecodeError;
 

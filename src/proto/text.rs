@@ -8,7 +8,7 @@ pub fn printable(text: &str) -> String {
 }
 
 /// The longest head of `text` with at most `limit` bytes.
-pub(super) fn head(text: &str, limit: usize) -> &str {
+pub(crate) fn head(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
