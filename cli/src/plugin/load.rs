@@ -74,7 +74,11 @@ pub(crate) fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dy
     let full = fs::canonicalize(path).map_err(|e| fail(e.to_string()))?;
     // SAFETY: this runs the plugin's constructors, which is what the user asked for; the process exists for it alone.
     let library = watch.during(Call::Load, || unsafe { Library::open(Some(&full), RTLD_NOW | RTLD_LOCAL) });
-    let library = library.map_err(|e| fail(format!("dlopen failed: {}", with_sources(&e))))?;
+    let library = library.map_err(|e| {
+        let said = with_sources(&e);
+        let advice = missing_library(&said).map_or(String::new(), |advice| format!("; {advice}"));
+        fail(format!("dlopen failed: {said}{advice}"))
+    })?;
     // SAFETY: the symbol is data; a pointer to it has the size of a pointer, whatever it points to.
     let table: Result<Symbol<*mut c_void>, _> = unsafe { library.get(symbol.as_bytes()) };
     let table = table.map_err(|e| fail(format!("no {symbol}: {}", with_sources(&e))))?.into_raw();
@@ -82,6 +86,23 @@ pub(crate) fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dy
     let table = NonNull::new(table).ok_or_else(|| fail(format!("{symbol} is NULL")))?;
     // SAFETY: the table of that version's symbol, in a library that is never closed.
     unsafe { tables::net(version, table, watch) }.ok_or_else(|| fail(format!("no driver for {symbol}")))
+}
+
+/// What to do where the dynamic linker did not find a library that the plugin needs.
+fn missing_library(said: &str) -> Option<String> {
+    let (before, _) = said.split_once(": cannot open shared object file")?;
+    let name = before.rsplit(": ").next()?;
+    // Its own file was there: it was read before.
+    let package = match name.split_once(".so")?.0 {
+        "libibverbs" => {
+            "install libibverbs (package libibverbs1 on Debian and Ubuntu, libibverbs on RHEL), or without RDMA hardware take \
+             build/softverbs"
+        }
+        _ => "install the package that has it",
+    };
+    Some(format!(
+        "the plugin needs {name}, which is not on this system: {package}; a folder of your own goes in LD_LIBRARY_PATH"
+    ))
 }
 
 /// An error and what caused it, in one line: libloading hides dlerror's text in the source.
@@ -105,6 +126,22 @@ mod tests {
         let failure = exported_versions(&exe).unwrap_err();
         assert_eq!(failure.kind, Kind::Load);
         assert!(failure.message.contains("exports none of ncclNetPlugin_v6"), "{failure}");
+    }
+
+    #[test]
+    fn a_missing_library_is_told_with_what_to_do() {
+        let said = "libibverbs.so.1: cannot open shared object file: No such file or directory";
+        let advice = missing_library(said).unwrap();
+        assert!(
+            advice.contains("needs libibverbs.so.1") && advice.contains("libibverbs1 on Debian"),
+            "{advice}"
+        );
+        let advice = missing_library(&format!("dlopen: {}", said.replace("ibverbs", "foo"))).unwrap();
+        assert!(
+            advice.contains("needs libfoo.so.1") && advice.contains("the package that has it"),
+            "{advice}"
+        );
+        assert_eq!(missing_library("/x.so: undefined symbol: ibv_foo"), None);
     }
 
     #[test]
