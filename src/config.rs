@@ -6,7 +6,7 @@
 mod filter;
 mod form;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 pub use filter::{Family, HcaFilter, HcaName, NameFilter};
@@ -34,7 +34,7 @@ macro_rules! settings {
             pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
                 let mut config = Self::default();
                 let mut bad = Vec::new();
-                $(if let Some(text) = var($var) {
+                $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
                         Ok(value) => config.$field = value,
                         Err(e) => bad.push(e),
@@ -112,6 +112,11 @@ settings! {
     srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
     /// Each n-th CTS write asks for a completion.
     cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+}
+
+/// NCCL takes an empty variable of its own for one that is not set, and so do scripts that clear one.
+fn is_unset(variable: &str, text: &OsStr) -> bool {
+    variable.starts_with("NCCL_") && text.is_empty()
 }
 
 impl Config {

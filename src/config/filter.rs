@@ -102,6 +102,11 @@ impl HcaFilter {
     pub fn matches(&self, name: &str, port: u8) -> bool {
         self.0.rank(|i| self.0.same(&i.name, name) && i.port.is_none_or(|p| p == port)).is_some()
     }
+
+    /// Whether it says what is wanted, rather than what is not.
+    pub fn names(&self) -> bool {
+        !self.0.exclude
+    }
 }
 
 impl Described for HcaFilter {
@@ -207,6 +212,7 @@ mod tests {
             ("^=mlx5_1:1, rxe0", "rxe0", 3, false),
         ] {
             assert_eq!(filter(text).matches(name, port), meant, "{text} {name}:{port}");
+            assert_eq!(filter(text).names(), !text.starts_with('^'), "{text}");
         }
     }
 

@@ -64,6 +64,10 @@ fn a_bad_value_of_any_variable_is_an_error_that_names_it() {
             if matches!(text, "-2" | "99999999999999999999999" | "0x" | "+1" | "1.5") && names(variable) {
                 continue;
             }
+            if text.is_empty() && variable.starts_with("NCCL_") {
+                assert_eq!(read(&[(variable, text)]).unwrap(), Config::default(), "{variable}");
+                continue;
+            }
             let bad = bad(&[(variable, text)]);
             assert_eq!(
                 (bad.len(), bad[0].variable, bad[0].found.as_str()),

@@ -10,8 +10,9 @@ use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
+use plan::{Found, Trouble};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ impl Nic {
     /// The port and its GID as they are now: tables are renumbered when a link flaps. The error is a reason
     /// to leave the port out.
     pub fn now(&self) -> Result<(Port, Gid), String> {
-        usable(self.pd.context(), self.port.number, self.gid_index)
+        usable(self.pd.context(), self.port.number, self.gid_index).map_err(|trouble| trouble.to_string())
     }
 }
 
@@ -82,14 +83,14 @@ impl Device {
 }
 
 /// The port and the GID that connections use, or why it cannot be used.
-fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port, Gid), String> {
-    let port = context.port(number).map_err(|e| e.to_string())?;
+fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port, Gid), Trouble> {
+    let port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
     if !port.active {
-        return Err("the port is not active".to_owned());
+        return Err(Trouble::Inactive);
     }
     let indices = 0..u8::try_from(port.gids).unwrap_or(u8::MAX);
     let gids: Vec<Gid> = indices.filter_map(|i| context.gid(number, i)).collect();
-    let gid = gid::choose(&gids, port.link, gid_index)?;
+    let gid = gid::choose(&gids, port.link, gid_index).map_err(Trouble::Fault)?;
     Ok((port, gid))
 }
 
@@ -99,41 +100,63 @@ pub fn open(config: &Config) -> Result<&'static [Device]> {
     static OPENING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((first, devices)) = DEVICES.get() {
-        let chosen = |c: &Config| (c.hca_sout.clone(), c.hca_sup.clone(), c.ib_hca.clone(), c.gid_index);
-        if chosen(first) != chosen(config) {
-            tracing::warn!(
-                target: "init",
-                "MPIB_HCA_SOUT, MPIB_HCA_SUP, NCCL_IB_HCA or NCCL_IB_GID_INDEX changed since the first init of this process: \
-                 its devices stay"
+        let changed = plan::changed(first, config);
+        if !changed.is_empty() {
+            let what = format!(
+                "changed since this process opened its devices, which stay as they are: {}",
+                changed.join(", ")
             );
+            lose(config, what)?;
         }
         return Ok(devices);
     }
     let devices = enumerate(config)?;
-    Ok(&DEVICES.get_or_init(|| (config.clone(), devices)).1)
+    let (_, devices) = DEVICES.get_or_init(|| (config.clone(), devices));
+    Ok(devices)
+}
+
+/// One warning for what the user asked for and does not get, or an error where that is not wanted.
+fn lose(config: &Config, what: String) -> Result<()> {
+    if config.strict {
+        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
+    }
+    tracing::warn!(target: "init", "{what}");
+    Ok(())
 }
 
 fn enumerate(config: &Config) -> Result<Vec<Device>> {
     let mut found = Vec::new();
     let mut ports = Vec::new();
-    for context in verbs::open_all()? {
-        let limits = context.limits()?;
-        for number in 1..=limits.ports {
-            let port = usable(&context, number, config.gid_index);
-            found.push(plan::Found {
-                hca: context.name().to_owned(),
-                port: number,
-                trouble: port.as_ref().err().cloned(),
-            });
-            ports.push((Arc::clone(&context), limits, port.ok()));
+    for (hca, context) in verbs::open_all()? {
+        match context.and_then(|context| Ok((context.limits()?, context))) {
+            Ok((limits, context)) => {
+                for number in 1..=limits.ports {
+                    let port = usable(&context, number, config.gid_index);
+                    let trouble = port.as_ref().err().cloned();
+                    found.push(Found { hca: hca.clone(), port: number, trouble });
+                    ports.push(port.ok().map(|(port, _)| (Arc::clone(&context), limits, port)));
+                }
+            }
+            Err(e) => {
+                // Its first port stands for all of it.
+                found.push(Found { hca, port: 1, trouble: Some(Trouble::Fault(e.to_string())) });
+                ports.push(None);
+            }
         }
     }
     let plans = plan::plan(config, &found)?;
+    let left_out = plan::left_out(config, &found);
+    if !left_out.lost.is_empty() {
+        lose(config, format!("ports that cannot be used: {}", left_out.lost.join("; ")))?;
+    }
+    if !left_out.idle.is_empty() {
+        tracing::info!(target: "init", "ports left out: {}", left_out.idle.join("; "));
+    }
     let mut devices = Vec::with_capacity(plans.len());
     for plan in plans {
         let mut rails = Vec::with_capacity(plan.rails.len());
         for &i in &plan.rails {
-            let (context, limits, Some((port, _))) = &ports[i] else { continue };
+            let Some((context, limits, port)) = &ports[i] else { continue };
             rails.push(Arc::new(Nic {
                 name: format!("{}:{}", context.name(), port.number),
                 pd: Arc::new(Pd::new(context)?),

@@ -1,8 +1,9 @@
 //! From the ports that exist to the devices that NCCL sees. Pure: no verbs.
 
+use std::fmt;
 use std::io;
 
-use crate::config::{Config, HcaName};
+use crate::config::{Config, HcaFilter, HcaName};
 use crate::error::{Error, Result};
 
 /// One port of one device, as found.
@@ -13,7 +14,32 @@ pub(super) struct Found {
     /// Port number.
     pub port: u8,
     /// Why it cannot be used; `None` where it can.
-    pub trouble: Option<String>,
+    pub trouble: Option<Trouble>,
+}
+
+/// Why a port cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// It is down. A port without a cable is, and nobody misses it.
+    Inactive,
+    /// Anything else, in words.
+    Fault(String),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inactive => f.write_str("the port is not active"),
+            Self::Fault(why) => f.write_str(why),
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.hca, self.port)?;
+        self.trouble.as_ref().map_or(Ok(()), |why| write!(f, " ({why})"))
+    }
 }
 
 /// One device for NCCL.
@@ -32,21 +58,77 @@ pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
         // One set without the other was refused with the settings.
         _ => one_per_port(config, found),
     };
-    if plans.is_empty() {
-        let filter = match &config.ib_hca {
-            Some(filter) => format!(" that NCCL_IB_HCA={filter} lets through"),
-            None => String::new(),
-        };
-        let what = format!("no usable RDMA port{filter}; this host has {}", list(found));
-        return Err(Error::io(what, io::Error::from_raw_os_error(libc::ENODEV)));
+    if plans.is_empty() { Err(nothing(config, found)) } else { Ok(plans) }
+}
+
+/// Why there is no device, and where to look.
+fn nothing(config: &Config, found: &[Found]) -> Error {
+    let usable = found.iter().any(|f| f.trouble.is_none());
+    if let Some(filter) = config.ib_hca.as_ref().filter(|_| usable) {
+        let expected = format!("a filter that leaves a port that can be used; this host has {}", list(found));
+        return Error::config("NCCL_IB_HCA", format!("\"{filter}\""), expected);
     }
-    Ok(plans)
+    let what = if found.is_empty() {
+        "no RDMA device found (does ibv_devices list one, is the adapter's driver loaded, does the container have \
+         /dev/infiniband?)"
+            .to_owned()
+    } else {
+        format!("no usable RDMA port (see ibv_devinfo -v); this host has {}", list(found))
+    };
+    Error::io(what, io::Error::from_raw_os_error(libc::ENODEV))
+}
+
+/// Ports that are not among the devices although nobody said so, in words.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    /// A fault, or a port that `NCCL_IB_HCA` names: somebody misses it.
+    pub lost: Vec<String>,
+    /// Down, as ports without a cable are.
+    pub idle: Vec<String>,
+}
+
+/// What a plan of one device per port leaves out. SOUT and SUP are both there, or there is no plan.
+pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
+    let mut out = LeftOut::default();
+    if config.hca_sout.is_some() {
+        return out;
+    }
+    let named = config.ib_hca.as_ref().is_some_and(HcaFilter::names);
+    for port in found.iter().filter(|f| meant(config, f)) {
+        match &port.trouble {
+            None => {}
+            Some(Trouble::Inactive) if !named => out.idle.push(port.to_string()),
+            Some(_) => out.lost.push(port.to_string()),
+        }
+    }
+    out
+}
+
+/// Settings that choose devices and are not what they were, with both values.
+pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
+    fn shown<T: ToString>(value: Option<&T>) -> String {
+        value.map_or("unset".into(), T::to_string)
+    }
+    fn row<T: PartialEq + ToString>(name: &str, then: Option<&T>, now: Option<&T>) -> Option<String> {
+        (then != now).then(|| format!("{name}={} (was {})", shown(now), shown(then)))
+    }
+    let rows = [
+        row("MPIB_HCA_SOUT", then.hca_sout.as_ref(), now.hca_sout.as_ref()),
+        row("MPIB_HCA_SUP", then.hca_sup.as_ref(), now.hca_sup.as_ref()),
+        row("NCCL_IB_HCA", then.ib_hca.as_ref(), now.ib_hca.as_ref()),
+        row("NCCL_IB_GID_INDEX", then.gid_index.as_ref(), now.gid_index.as_ref()),
+    ];
+    rows.into_iter().flatten().collect()
+}
+
+/// Whether `NCCL_IB_HCA` lets it through.
+fn meant(config: &Config, port: &Found) -> bool {
+    config.ib_hca.as_ref().is_none_or(|filter| filter.matches(&port.hca, port.port))
 }
 
 fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
-    let lets = |f: &Found| config.ib_hca.as_ref().is_none_or(|filter| filter.matches(&f.hca, f.port));
     let usable: Vec<usize> =
-        (0..found.len()).filter(|i| found[*i].trouble.is_none() && lets(&found[*i])).collect();
+        (0..found.len()).filter(|i| found[*i].trouble.is_none() && meant(config, &found[*i])).collect();
     let several = |hca: &str| usable.iter().filter(|i| found[**i].hca == hca).count() > 1;
     let plan = |i: usize| {
         let Found { hca, port, .. } = &found[i];
@@ -92,11 +174,7 @@ fn list(found: &[Found]) -> String {
     if found.is_empty() {
         return "no RDMA device".to_owned();
     }
-    let name = |f: &Found| match &f.trouble {
-        None => format!("{}:{}", f.hca, f.port),
-        Some(why) => format!("{}:{} ({why})", f.hca, f.port),
-    };
-    found.iter().map(name).collect::<Vec<_>>().join(", ")
+    found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -108,7 +186,7 @@ mod tests {
         let found = |&(hca, port, up): &(&str, u8, bool)| Found {
             hca: hca.to_owned(),
             port,
-            trouble: (!up).then(|| "down".to_owned()),
+            trouble: (!up).then_some(Trouble::Inactive),
         };
         ports.iter().map(found).collect()
     }
@@ -141,7 +219,7 @@ mod tests {
         ] {
             let e = plan(&mpib(sout, sup), &found).unwrap_err();
             let text = e.to_string();
-            assert!(text.contains(said) && text.contains("a:1, b:1 (down)"), "{text}");
+            assert!(text.contains(said) && text.contains("a:1, b:1 (the port is not active)"), "{text}");
             assert_eq!(e.failure(), Failure::InvalidUsage);
         }
     }
@@ -163,11 +241,49 @@ mod tests {
     #[test]
     fn nothing_usable_is_an_error_that_lists_what_is_there() {
         let e = plan(&Config::default(), &[]).unwrap_err();
-        assert!(e.to_string().contains("this host has no RDMA device"), "{e}");
+        assert!(e.to_string().contains("no RDMA device found (does ibv_devices list one"), "{e}");
         assert_eq!(e.failure(), Failure::System);
         let e = plan(&Config::default(), &host(&[("a", 1, false)])).unwrap_err();
-        assert!(e.to_string().contains("a:1 (down)"), "{e}");
+        assert!(e.to_string().contains("a:1 (the port is not active)"), "{e}");
         let e = plan(&config(&[("NCCL_IB_HCA", "mlx")]), &host(&[("a", 1, true)])).unwrap_err();
-        assert!(e.to_string().contains("NCCL_IB_HCA=mlx") && e.to_string().contains("a:1"), "{e}");
+        assert!(
+            e.to_string().starts_with("NCCL_IB_HCA=\"mlx\": expected a filter that leaves a port"),
+            "{e}"
+        );
+        assert!(e.to_string().ends_with("this host has a:1"), "{e}");
+        assert_eq!(e.failure(), Failure::InvalidUsage);
+        // Not the filter's fault.
+        let e = plan(&config(&[("NCCL_IB_HCA", "a")]), &host(&[("a", 1, false)])).unwrap_err();
+        assert!(e.to_string().starts_with("no usable RDMA port"), "{e}");
+    }
+
+    #[test]
+    fn what_is_missed_is_told_apart_from_what_is_idle() {
+        let mut found = host(&[("a", 1, true), ("a", 2, false), ("b", 1, false), ("c", 1, false)]);
+        found[3].trouble = Some(Trouble::Fault("no GID".into()));
+        let left = |vars: &[(&str, &str)]| {
+            let LeftOut { lost, idle } = left_out(&config(vars), &found);
+            (lost.join(" "), idle.join(" "))
+        };
+        let (a2, b1, c1) =
+            ("a:2 (the port is not active)", "b:1 (the port is not active)", "c:1 (no GID)".to_owned());
+        assert_eq!(left(&[]), (c1.clone(), format!("{a2} {b1}")));
+        assert_eq!(left(&[("NCCL_IB_HCA", "^a")]), (c1, b1.to_owned()));
+        assert_eq!(left(&[("NCCL_IB_HCA", "a,b:1")]), (format!("{a2} {b1}"), String::new()));
+        assert_eq!(left(&[("MPIB_HCA_SOUT", "a:1"), ("MPIB_HCA_SUP", "a:2")]), Default::default());
+    }
+
+    #[test]
+    fn settings_that_chose_other_devices_are_told_with_both_values() {
+        let then = config(&[("NCCL_IB_HCA", "a"), ("NCCL_IB_GID_INDEX", "3"), ("MPIB_SUP_SHARE", "1")]);
+        assert_eq!(changed(&then, &then), Vec::<String>::new());
+        assert_eq!(
+            changed(&then, &config(&[("NCCL_IB_HCA", "^b")])),
+            ["NCCL_IB_HCA=^b (was a)", "NCCL_IB_GID_INDEX=unset (was 3)"]
+        );
+        assert_eq!(
+            changed(&Config::default(), &mpib("a", "b")),
+            ["MPIB_HCA_SOUT=a (was unset)", "MPIB_HCA_SUP=b (was unset)"]
+        );
     }
 }

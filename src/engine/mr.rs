@@ -26,7 +26,7 @@ impl Mr {
         }
         if buffer.len == 0 || buffer.addr == 0 {
             return Err(Error::Argument(format!(
-                "registration of {} bytes at {:#x}",
+                "registration of {} bytes at {:#x}: expected at least one byte, and not at NULL",
                 buffer.len, buffer.addr
             )));
         }

@@ -34,8 +34,11 @@ pub(super) fn offers(device: &Device, strict: bool) -> Result<Vec<Offer>> {
         return Ok(offers);
     }
     let what = format!("rails that cannot be used: {}", lost.join("; "));
-    if strict || offers.is_empty() {
+    if offers.is_empty() {
         return Err(Error::Usage(what));
+    }
+    if strict {
+        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
     }
     tracing::warn!(target: "net", "{what}; the connection goes on without");
     Ok(offers)

@@ -98,9 +98,9 @@ impl Gid {
     }
 }
 
-/// Opens every device that can be opened. A device that cannot is skipped with a warning; the error is that
-/// there is no list at all.
-pub fn open_all() -> Result<Vec<Arc<Context>>> {
+/// Opens every device: its name, and the error where it cannot be opened. The error of the whole is that there
+/// is no list.
+pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
     let mut count = 0;
     // SAFETY: a writable count.
     let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
@@ -112,32 +112,28 @@ pub fn open_all() -> Result<Vec<Arc<Context>>> {
             _ => Err(Error::verbs("ibv_get_device_list", source, "")),
         };
     };
-    let mut contexts = Vec::new();
+    let mut devices = Vec::new();
     for i in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` entries.
         let device = unsafe { *list.as_ptr().add(i) };
-        match Context::open(device) {
-            Ok(context) => contexts.push(Arc::new(context)),
-            Err(e) => tracing::warn!(target: "net", "{e}; the device is left out"),
-        }
+        // SAFETY: an entry of a live list, whose name is an array in the struct that the library NUL-terminates.
+        let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned();
+        let context = Context::open(device, &name).map(Arc::new);
+        devices.push((name, context));
     }
     // SAFETY: the list from above; open contexts outlive it (man ibv_get_device_list).
     unsafe { sys::ibv_free_device_list(list.as_ptr()) };
-    Ok(contexts)
+    Ok(devices)
 }
 
 impl Context {
     /// `ibv_open_device`; `device` is in a list that is not yet freed.
-    fn open(device: *mut sys::ibv_device) -> Result<Self> {
-        // SAFETY: an entry of a live list; the library NUL-terminates its names.
-        let text = |p: *const std::ffi::c_char| unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned();
-        // SAFETY: as above; `name` is an array in the struct.
-        let name = text(unsafe { (*device).name.as_ptr() });
+    fn open(device: *mut sys::ibv_device, name: &str) -> Result<Self> {
+        // SAFETY: an entry of a live list, whose path is an array in the struct that the library NUL-terminates.
+        let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: as above.
-        let sysfs = text(unsafe { (*device).ibdev_path.as_ptr() });
-        // SAFETY: as above.
-        let raw = non_null("ibv_open_device", || name.clone(), unsafe { sys::ibv_open_device(device) })?;
-        let context = Self { raw, name, sysfs };
+        let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
+        let context = Self { raw, name: name.to_owned(), sysfs };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
