@@ -1,0 +1,162 @@
+//! Several inits in one process: of one table, of several, after one that failed, after settings that changed.
+
+extern crate softverbs as _;
+
+mod common;
+#[path = "../versions/tests/common/net.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the tests of the adapters use the rest")]
+mod net;
+
+use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::sync::Mutex;
+
+use common::pair::{connect, init};
+use common::table::{LOG, TABLES, Table, as_logger, newest, take_warnings};
+use common::{isolated, set};
+
+const SYSTEM: i32 = 2;
+const USAGE: i32 = 5;
+
+fn of(version: u32) -> &'static dyn Table {
+    *TABLES.iter().find(|t| t.version() == version).unwrap()
+}
+
+/// One connection of each table at the same time, and messages in turn.
+fn side_by_side(tables: &[&'static dyn Table]) {
+    let rigs: Vec<_> = tables.iter().map(|t| (init(*t), *t)).collect();
+    let pairs: Vec<_> = rigs.iter().map(|(ctx, t)| connect(*t, *ctx, 0)).collect();
+    for round in 0..3 {
+        pairs.iter().for_each(|pair| pair.message(5000, 5000, round));
+    }
+    for ((ctx, table), pair) in rigs.into_iter().zip(pairs) {
+        pair.close();
+        assert_eq!(table.finalize(ctx), 0);
+    }
+}
+
+#[test]
+fn every_table_may_be_initialised_twice() {
+    isolated(here!(), &common::TWO_RAILS, || {
+        for table in TABLES {
+            side_by_side(&[*table, *table]);
+        }
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn two_tables_work_side_by_side_in_one_process() {
+    isolated(here!(), &common::TWO_RAILS, || {
+        side_by_side(&[of(8), of(12)]);
+        side_by_side(&[of(11), of(6), of(12), of(10)]);
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn init_works_once_the_environment_is_repaired() {
+    isolated(here!(), &common::mpib("1025", &[]), || {
+        for table in TABLES {
+            // A new communicator, nothing repaired yet.
+            for _ in 0..2 {
+                let (rc, ctx) = table.init();
+                assert_eq!((rc, ctx.is_null()), (USAGE, true), "v{}", table.version());
+                assert_eq!(take_warnings().len(), 1);
+                // NCCL 2.28.3 to 2.29.3 do so after an init that failed.
+                assert_eq!(table.finalize(ctx), 0);
+                assert_eq!(table.devices(), (USAGE, 0));
+                assert_eq!(take_warnings().len(), 1);
+            }
+        }
+        set("MPIB_SUP_SHARE", Some("512"));
+        set("NCCL_IB_GID_INDEX", Some("200"));
+        assert_eq!(newest().init().0, USAGE, "the next fault of the same environment");
+        let said = take_warnings();
+        assert!(said.len() == 1 && said[0].contains("NCCL_IB_GID_INDEX says GID index 200"), "{said:?}");
+        set("NCCL_IB_GID_INDEX", None::<&str>);
+        TABLES.iter().for_each(|table| side_by_side(&[*table]));
+    });
+}
+
+#[test]
+fn init_works_once_there_are_devices_that_can_be_used() {
+    let env = [("NCCL_IB_GID_INDEX", "200")];
+    isolated(here!(), &env, || {
+        for table in [of(8), of(12)] {
+            assert_eq!(table.init().0, SYSTEM);
+            let said = take_warnings();
+            assert!(said[0].contains("no usable RDMA port") && said[0].contains("soft1:1"), "{said:?}");
+        }
+        set("NCCL_IB_GID_INDEX", None::<&str>);
+        side_by_side(&[of(8), of(12)]);
+    });
+}
+
+static SECOND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn second_logger(
+    _: c_int,
+    _: c_ulong,
+    _: *const c_char,
+    _: c_int,
+    _: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: the plugin's C string, alone behind "%s".
+    SECOND.lock().unwrap().push(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+}
+
+/// Two libnccl in one process, one of them unloaded later: lines go where the latest init says.
+#[test]
+fn lines_go_to_the_logger_of_the_latest_init() {
+    isolated(here!(), &[], || {
+        for version in [8, 10, 12] {
+            let table = of(version);
+            let first = init(table);
+            take_warnings();
+            let mut second = std::ptr::null_mut();
+            let rc = exported(version).init(&raw mut second, 1, None, as_logger(second_logger), None);
+            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
+            // Of the adapters, and of the plugin.
+            assert_ne!(table.properties(-1).0, 0);
+            assert_ne!(table.properties(99).0, 0);
+            let lines = std::mem::take(&mut *SECOND.lock().unwrap());
+            assert_eq!(LOG.lock().unwrap().len(), 0, "the first logger is done with");
+            assert!(lines.iter().any(|l| l.contains("-1")), "v{version}: {lines:?}");
+            assert!(lines.iter().any(|l| l.contains("99")), "v{version}: {lines:?}");
+            assert_eq!((table.finalize(second), table.finalize(first)), (0, 0));
+        }
+    });
+}
+
+fn exported(version: u32) -> net::Net {
+    match version {
+        8 => net::Net::V8(nccl_net_mpib::ncclNetPlugin_v8),
+        10 => net::Net::V10(nccl_net_mpib::ncclNetPlugin_v10),
+        12 => net::Net::V12(nccl_net_mpib::ncclNetPlugin_v12),
+        other => panic!("no version {other}"),
+    }
+}
+
+/// Devices are opened once: what a later environment says of them cannot come true, and that is told.
+#[test]
+fn settings_of_devices_that_change_between_inits_are_told_once() {
+    isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {
+        let ctx = init(newest());
+        set("NCCL_IB_HCA", Some("soft1"));
+        let second = init(newest());
+        let said = take_warnings();
+        assert!(said.len() == 1 && said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
+        assert_eq!(newest().properties(0).1.unwrap().name, "soft0");
+        set("MPIB_STRICT", Some("1"));
+        assert_eq!(newest().init().0, USAGE);
+        let said = take_warnings();
+        assert!(said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
+        assert!(said[0].contains("MPIB_STRICT=1"), "{said:?}");
+        // The communicators that are there go on.
+        let pair = connect(newest(), second, 0);
+        pair.message(1000, 1000, 1);
+        pair.close();
+        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (0, 0));
+    });
+}
