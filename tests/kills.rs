@@ -6,9 +6,10 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use common::obey::obey;
 use common::pair::{Buffer, init, pattern, until};
 use common::peer::{
-    Peer, accepted, connected, from_peer, handle_of, obey, recv, send, to_peer, wait, watchdog, word,
+    Peer, accepted, connected, from_peer, handle_of, recv, send, to_peer, wait, watchdog, word,
 };
 use common::table::{Ptr, Table, newest, warnings};
 use common::{isolated, mpib};

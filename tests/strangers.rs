@@ -8,8 +8,9 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 
 use common::evil::{Evil, Lies, hello};
+use common::obey::obey;
 use common::pair::{Buffer, init, pattern, until};
-use common::peer::{Peer, accepted, obey, recv, wait, watchdog, word};
+use common::peer::{Peer, accepted, recv, wait, watchdog, word};
 use common::table::{Ptr, Table, newest, warnings};
 use common::{isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};

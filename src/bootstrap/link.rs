@@ -271,7 +271,7 @@ impl Link {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
                 Err(e) => {
                     self.take_frames(inner);
-                    self.finish(inner, End::Lost(format!("the connection broke: {e}")));
+                    self.finish(inner, End::Lost(broken(&e)));
                     return true;
                 }
             }
@@ -325,6 +325,16 @@ impl Link {
             self.state.store(state as u8, Ordering::Release);
         }
     }
+}
+
+/// A process that ends with something unread resets its connections; a host that ends lets them time out.
+fn broken(e: &std::io::Error) -> String {
+    let cause = match e.kind() {
+        ErrorKind::ConnectionReset => "; did its process end?",
+        ErrorKind::TimedOut => "; is its host up, and the network between?",
+        _ => "",
+    };
+    format!("the connection broke: {e}{cause}")
 }
 
 impl Inner {

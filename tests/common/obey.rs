@@ -1,0 +1,224 @@
+//! The second process of a test: makes the ends that it is told to make, and moves data over them.
+
+use std::io::Write;
+
+use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
+use nccl_net_mpib::proto::{Handle, Message};
+
+use super::evil;
+use super::pair::{Buffer, HOST, init, pattern, until};
+use super::peer::{MARK, PEER, accepted, connected, handle_of, recv, send, wait, word};
+use super::table::{Ptr, Table, newest};
+
+fn tell(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{line}").and_then(|()| out.flush()).expect("the first process listens");
+}
+
+/// What the second process has made.
+struct Ends {
+    table: &'static dyn Table,
+    ctx: Ptr,
+    listen: Ptr,
+    send: Vec<Ptr>,
+    recv: Vec<Ptr>,
+    channels: Vec<Channel>,
+}
+
+/// The second process: does what it is told until its input ends.
+pub fn obey() {
+    if std::env::var_os(PEER).is_none() {
+        return;
+    }
+    // SAFETY: only sets which signal comes when the thread that started us has ended.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let table = newest();
+    let mut ends = Ends {
+        table,
+        ctx: init(table),
+        listen: Ptr::default(),
+        send: Vec::new(),
+        recv: Vec::new(),
+        channels: Vec::new(),
+    };
+    tell("ready");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        ends.do_(verb, rest);
+    }
+}
+
+impl Ends {
+    fn do_(&mut self, verb: &str, rest: &str) {
+        let Self { table, ctx, .. } = *self;
+        let numbers: Vec<usize> = rest.split(' ').filter_map(|word| word.parse().ok()).collect();
+        match verb {
+            "listen" => {
+                let mut handle = [0; 128];
+                let (rc, listen) = table.listen(ctx, 0, &mut handle);
+                assert_eq!(rc, 0, "listen");
+                self.listen = listen;
+                return tell(&word(&handle));
+            }
+            "accept" => {
+                self.recv.push(accepted(table, self.listen));
+                assert_eq!(table.close_listen(self.listen), 0);
+            }
+            "connect" => self.send.push(connected(table, ctx, &mut handle_of(rest))),
+            // As a connector that has come as far as the listener's HELLO.
+            "meet" => {
+                let listener = Handle::decode(&handle_of(rest)).unwrap();
+                let channel = Channel::connect(&listener, &evil::hello(), evil::config().connect_timeout);
+                let channel = channel.unwrap();
+                until("the listener's HELLO", || channel.try_recv().unwrap());
+                self.channels.push(channel);
+            }
+            // As a listener that has come as far as the connector's WIRING.
+            "greet" => {
+                let listener = Listener::open(&Options::from(&evil::config())).unwrap();
+                tell(&word(&listener.handle().encode()));
+                let channel = until("a connector", || listener.try_accept().unwrap());
+                channel.send(&Message::Hello(evil::hello())).unwrap();
+                let next = || until("a message", || channel.try_recv().unwrap());
+                assert!(matches!((next(), next()), (Message::Hello(_), Message::Wiring(_))));
+                self.channels.push(channel);
+            }
+            "post" => {
+                let buffer = self.buffer(self.recv[0], vec![0; numbers[1]]);
+                for _ in 0..numbers[0] {
+                    self.irecv(&buffer);
+                }
+                // Written to until the end of the process.
+                std::mem::forget(buffer);
+            }
+            "send" => self.send_checked(numbers[0], numbers[1] as u64),
+            "recv" => self.recv_checked(numbers[0], numbers[1] as u64),
+            "stream" => {
+                tell("ok");
+                let buffer = self.buffer(self.send[0], pattern(numbers[0], 1));
+                self.for_ever(|| self.isend(&buffer));
+            }
+            "drain" => {
+                tell("ok");
+                let buffer = self.buffer(self.recv[0], vec![0; numbers[0]]);
+                self.for_ever(|| self.irecv(&buffer));
+            }
+            // A send that must fail; its code.
+            "fail" => {
+                let from = self.buffer(self.send[0], pattern(numbers[0], 1));
+                let code = until("a failure", || {
+                    let (rc, request) = table.isend(self.send[0], from.addr(), numbers[0], 1, from.mr);
+                    assert!(request.is_null(), "it was taken");
+                    (rc != 0).then_some(rc)
+                });
+                from.dereg();
+                return tell(&code.to_string());
+            }
+            "echo" => self.echo(numbers[0], numbers[1]),
+            "close" => self.close(),
+            other => panic!("unknown command {other}"),
+        }
+        tell("ok");
+    }
+
+    fn buffer(&self, comm: Ptr, bytes: Vec<u8>) -> Buffer {
+        Buffer::new(self.table, comm, bytes)
+    }
+
+    fn isend(&self, buffer: &Buffer) -> Ptr {
+        send(self.table, self.send[0], buffer, buffer.bytes.len())
+    }
+
+    fn irecv(&self, buffer: &Buffer) -> Ptr {
+        recv(self.table, self.recv[0], buffer, buffer.bytes.len())
+    }
+
+    /// Eight under way, until the first process kills this one.
+    fn for_ever(&self, mut start: impl FnMut() -> Ptr) {
+        let mut under_way = std::collections::VecDeque::new();
+        loop {
+            if under_way.len() == 8 {
+                wait(self.table, under_way.pop_front().unwrap());
+            }
+            under_way.push_back(start());
+        }
+    }
+
+    fn send_checked(&self, len: usize, seed: u64) {
+        let from = self.buffer(self.send[0], pattern(len, seed));
+        assert_eq!(wait(self.table, self.isend(&from)), len);
+        from.dereg();
+    }
+
+    fn recv_checked(&self, len: usize, seed: u64) {
+        let to = self.buffer(self.recv[0], vec![0; len]);
+        assert_eq!(wait(self.table, self.irecv(&to)), len);
+        assert!(to.bytes == pattern(len, seed), "{len} bytes differ");
+        to.dereg();
+    }
+
+    /// Sends back what comes, `rounds` messages of each comm: the comms' turns come as their data does.
+    fn echo(&self, rounds: usize, len: usize) {
+        let ends: Vec<_> = self.recv.iter().zip(&self.send).collect();
+        let mut lanes: Vec<_> = ends
+            .iter()
+            .map(|(r, s)| {
+                let to = self.buffer(**r, vec![0; len]);
+                let from = self.table.reg_mr(**s, to.addr(), len, HOST);
+                assert_eq!(from.0, 0, "regMr");
+                let request = recv(self.table, **r, &to, len);
+                (to, from.1, request, Step::Receiving, rounds)
+            })
+            .collect();
+        until("all echoes", || {
+            for ((to, mr, request, step, left), (r, s)) in lanes.iter_mut().zip(&ends) {
+                let (rc, done, sizes) = match *step {
+                    Step::Over => continue,
+                    Step::Waiting => (0, true, [0; 8]),
+                    _ => self.table.test(*request),
+                };
+                assert_eq!(rc, 0, "test");
+                match (*step, done) {
+                    (Step::Receiving, true) => {
+                        assert_eq!(sizes[0] as usize, len);
+                        *step = Step::Waiting;
+                    }
+                    (Step::Waiting, _) => {
+                        let (rc, taken) = self.table.isend(**s, to.addr(), len, 1, *mr);
+                        assert_eq!(rc, 0, "isend");
+                        if !taken.is_null() {
+                            (*request, *step) = (taken, Step::Sending);
+                        }
+                    }
+                    (Step::Sending, true) => {
+                        *left -= 1;
+                        *step = if *left == 0 { Step::Over } else { Step::Receiving };
+                        if *left > 0 {
+                            *request = recv(self.table, **r, to, len);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            lanes.iter().all(|lane| lane.3 == Step::Over).then_some(())
+        });
+        for ((to, mr, ..), (_, s)) in lanes.into_iter().zip(&ends) {
+            assert_eq!(self.table.dereg_mr(**s, mr), 0);
+            to.dereg();
+        }
+    }
+
+    fn close(&mut self) {
+        self.send.drain(..).for_each(|comm| assert_eq!(self.table.close_send(comm), 0));
+        self.recv.drain(..).for_each(|comm| assert_eq!(self.table.close_recv(comm), 0));
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    Receiving,
+    Waiting,
+    Sending,
+    Over,
+}
