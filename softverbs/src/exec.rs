@@ -22,7 +22,7 @@ use crate::shm::peer::Peer;
 /// How it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Completes at this time, 0 for now.
+    /// Completes at this time, 0: at once.
     Done(u64),
     /// No receive is posted: try again after so many nanoseconds.
     NotReady(u64),
