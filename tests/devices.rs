@@ -56,6 +56,13 @@ fn no_device_is_an_error_that_says_where_to_look() {
 }
 
 #[test]
+fn no_device_is_the_same_error_where_rails_are_named() {
+    let mut env = common::TWO_RAILS.to_vec();
+    env.push(("SOFTVERBS_DEVICES", ""));
+    no_init(here!(), &env, SYSTEM, &["no RDMA device found", "does ibv_devices list one"]);
+}
+
+#[test]
 fn an_unusable_fabric_is_an_error_of_the_first_call_that_needs_it() {
     let said =
         no_init(here!(), &[("SOFTVERBS_FABRIC", "a b")], SYSTEM, &["ibv_alloc_pd failed", "EINVAL", "soft0"]);

@@ -53,6 +53,10 @@ pub(super) struct Plan {
 
 /// The devices that `config` asks for.
 pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
+    if found.is_empty() {
+        // Whatever the settings say, they are not what is wrong.
+        return Err(nothing(config, found));
+    }
     let plans = match (&config.hca_sout, &config.hca_sup) {
         (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
         // One set without the other was refused with the settings.
@@ -171,9 +175,6 @@ fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usi
 
 /// What exists, for a message.
 fn list(found: &[Found]) -> String {
-    if found.is_empty() {
-        return "no RDMA device".to_owned();
-    }
     found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -240,9 +241,11 @@ mod tests {
 
     #[test]
     fn nothing_usable_is_an_error_that_lists_what_is_there() {
-        let e = plan(&Config::default(), &[]).unwrap_err();
-        assert!(e.to_string().contains("no RDMA device found (does ibv_devices list one"), "{e}");
-        assert_eq!(e.failure(), Failure::System);
+        for config in [Config::default(), mpib("a", "b"), config(&[("NCCL_IB_HCA", "a")])] {
+            let e = plan(&config, &[]).unwrap_err();
+            assert!(e.to_string().contains("no RDMA device found (does ibv_devices list one"), "{e}");
+            assert_eq!(e.failure(), Failure::System);
+        }
         let e = plan(&Config::default(), &host(&[("a", 1, false)])).unwrap_err();
         assert!(e.to_string().contains("a:1 (the port is not active)"), "{e}");
         let e = plan(&config(&[("NCCL_IB_HCA", "mlx")]), &host(&[("a", 1, true)])).unwrap_err();
