@@ -129,6 +129,50 @@ fn lines_go_to_the_logger_of_the_latest_init() {
     });
 }
 
+/// A host that gives no logger: what cannot be told is dropped, and the codes say the rest.
+#[test]
+fn without_a_logger_failures_are_silent_and_the_same() {
+    isolated(here!(), &[], || {
+        for version in [8, 10, 12] {
+            let mut ctx = std::ptr::null_mut();
+            set("MPIB_STRICT", Some("2"));
+            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
+            set("MPIB_STRICT", None::<&str>);
+            // v10 finds the context that v8 has made, and reads nothing again.
+            assert_eq!(rc == nccl_net_versions::abi::ncclSuccess, version == 10, "v{version}");
+            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
+            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
+            let table = of(version);
+            assert_ne!(table.properties(-1).0, 0);
+            assert_ne!(table.properties(99).0, 0);
+            let pair = connect(table, ctx, 0);
+            pair.message(100, 100, 1);
+            pair.close();
+            assert_eq!(table.finalize(ctx), 0);
+        }
+        assert!(LOG.lock().unwrap().is_empty());
+    });
+}
+
+/// Communicators of one process are made by several threads at once.
+#[test]
+fn inits_at_the_same_time_open_devices_once() {
+    isolated(here!(), &common::TWO_RAILS, || {
+        std::thread::scope(|scope| {
+            for table in TABLES.iter().chain(TABLES) {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        side_by_side(&[*table]);
+                    }
+                });
+            }
+        });
+        let opened =
+            LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("device(s): soft0+soft1")).count();
+        assert_eq!((opened, take_warnings().len()), (1, 0));
+    });
+}
+
 fn exported(version: u32) -> net::Net {
     match version {
         8 => net::Net::V8(nccl_net_mpib::ncclNetPlugin_v8),

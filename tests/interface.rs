@@ -17,7 +17,7 @@ use common::table::{TABLES, Table, c_logger, take_warnings};
 use nccl_net_mpib as plugin;
 use nccl_net_versions::abi::{
     NCCL_PTR_CUDA, NCCL_PTR_DMABUF, NCCL_PTR_HOST, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t,
-    ncclSuccess,
+    ncclSuccess, ncclSystemError,
 };
 use net::{Net, Ptr, STALE};
 
@@ -423,6 +423,11 @@ fn memory_that_cannot_be_registered_is_named() {
                 rig.refuses(rc, ncclInvalidUsage, &["regMr", name, &at, "host memory only"]);
                 assert!(out.is_null());
             }
+            // Where nothing is mapped, as when it was freed.
+            let (nowhere, mut out) = (ptr::without_provenance_mut(4096), STALE);
+            let rc = net.reg_mr(comm, nowhere, 4096, NCCL_PTR_HOST, &raw mut out);
+            rig.refuses(rc, ncclSystemError, &["regMr", "4096 bytes at 0x1000", "EFAULT", "was it freed?"]);
+            assert!(out.is_null());
             // Memory that ends behind the end of all memory. v6 and v7 have no such size.
             if rig.table.version() >= 8 {
                 for (at, size) in [(rig.data(), -1), (rig.data(), isize::MAX), (ptr::dangling_mut(), -1)] {

@@ -255,9 +255,23 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
         isolated(here!(), &env, || {
             let ctx = init(newest());
             let pair = connect(newest(), ctx, 0);
-            for size in [0, 1, 100_000] {
+            for size in [0, 1, 100_000, 50, 7_000, 128] {
                 pair.message(size, size, 1);
             }
+            // As many at once as are taken, which is one at least.
+            let (to, from) = (pair.recv_buffer(100), pair.send_buffer(vec![1; 100]));
+            let mut receives = vec![pair.irecv(&[(to.addr(), 100, 1, to.mr)])];
+            while let (0, more) = newest().irecv(pair.recv, &[(to.addr(), 100, 1, to.mr)])
+                && !more.is_null()
+            {
+                receives.push(more);
+            }
+            let sends: Vec<_> = receives.iter().map(|_| pair.isend(from.addr(), 100, 1, from.mr)).collect();
+            for request in sends.into_iter().chain(receives) {
+                assert_eq!(pair.wait(request)[0], 100);
+            }
+            to.dereg();
+            from.dereg();
             pair.close();
             assert_eq!(newest().finalize(ctx), 0);
         });
