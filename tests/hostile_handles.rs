@@ -205,6 +205,10 @@ fn a_closed_listener_with_a_connector_in_its_line() {
             (rc != 0).then_some(rc)
         });
         assert_eq!(code, REMOTE);
+        // Whether it was in the line of the port or in that of the listener.
+        let last = warnings().pop().unwrap();
+        let ends = ["none of its addresses answers", "did its process end?"];
+        assert!(ends.iter().any(|end| last.contains(end)), "{last:?}");
         goes_on(table, ctx);
     });
 }

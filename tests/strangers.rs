@@ -4,12 +4,12 @@ extern crate softverbs as _;
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
 use common::evil::{Evil, Lies, hello};
 use common::obey::obey;
-use common::pair::{Buffer, init, pattern, until};
+use common::pair::{Buffer, LIMIT, init, pattern, until};
 use common::peer::{Peer, accepted, recv, wait, watchdog, word};
 use common::table::{Ptr, Table, newest, warnings};
 use common::{isolated, mpib};
@@ -48,6 +48,16 @@ fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     stream
 }
 
+/// The stranger sees the end of its connection, without a word.
+fn is_dropped(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => assert_eq!(answer, b""),
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
 /// A whole HELLO with the right nonce. `token` tells it from others.
 fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -> Vec<u8> {
     let mut ours = Hello { nonce: *Handle::decode(handle).unwrap().nonce(), token: [token; 16], ..hello() };
@@ -80,9 +90,13 @@ fn strangers_keep_nobody_out() {
         let whole = right_hello(&handle, 1, |_| ());
         let mut wrong_nonce = whole.clone();
         wrong_nonce[12] ^= 1;
-        let mut all: Vec<TcpStream> = [
-            &b""[..],
-            b"\0",
+        let all = |sayings: &[&[u8]]| -> Vec<TcpStream> {
+            sayings.iter().map(|bytes| stranger(&handle, bytes)).collect()
+        };
+        // Those who may still become peers wait beside the real one.
+        let mut waiting = all(&[b"", b"\0", &whole[..whole.len() / 2], &whole[..whole.len() - 1]]);
+        waiting.extend((0..40).map(|_| stranger(&handle, b"")));
+        let wrong = all(&[
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
             b"SSH-2.0-OpenSSH_9.6\r\n",
             &pattern(5000, 1),
@@ -92,24 +106,19 @@ fn strangers_keep_nobody_out() {
             // Longer than any frame, with the right beginning.
             &[&100_000u32.to_le_bytes(), &whole[4..]].concat(),
             &wrong_nonce,
-            &whole[..whole.len() / 2],
-            &whole[..whole.len() - 1],
-            // Its frame begins with another message.
+            // Its first frame is another message.
             &Message::Ready.encode().unwrap(),
-        ]
-        .iter()
-        .map(|bytes| stranger(&handle, bytes))
-        .collect();
-        all.extend((0..40).map(|_| stranger(&handle, b"")));
+        ]);
         // Half a HELLO, and gone.
         drop(stranger(&handle, &whole[..30]));
         none_yet(table, listen);
         the_real_peer_gets_in(table, listen, &handle);
         the_real_peer_gets_in(table, listen, &handle);
         none_yet(table, listen);
-        // They do not even cost a line.
+        // They do not even cost a line, and those who were wrong are not told why.
         assert!(warnings().is_empty(), "{:?}", warnings());
-        drop(all);
+        wrong.into_iter().for_each(is_dropped);
+        drop(waiting);
     });
 }
 
