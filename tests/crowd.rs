@@ -128,6 +128,7 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
                     over.fetch_add(1, Ordering::Relaxed);
                 });
             }
+            let _told = Told(&failed);
             let memory = vec![0u8; 1 << 20];
             while over.load(Ordering::Relaxed) < pairs.len() && !failed.load(Ordering::Relaxed) {
                 for comm in pairs.iter().flat_map(Pair::comms) {

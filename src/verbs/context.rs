@@ -217,10 +217,12 @@ impl Context {
         gid.is_set().then_some(gid)
     }
 
-    /// Asynchronous events pending on the device, acknowledged, in words. Never waits.
+    /// Asynchronous events pending on the device that may be the cause of something, acknowledged, in words.
+    /// Never waits.
     pub fn take_events(&self) -> Vec<String> {
         // SAFETY: open context whose descriptor does not block.
-        std::iter::from_fn(|| unsafe { shim::next_event(self.raw.as_ptr()) }).map(event_name).collect()
+        let events = std::iter::from_fn(|| unsafe { shim::next_event(self.raw.as_ptr()) });
+        events.filter(|event| !CONSEQUENCES.contains(event)).map(event_name).collect()
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_context {
@@ -260,6 +262,9 @@ fn lane_speed(speed: u8) -> u32 {
         _ => 0,
     }
 }
+
+/// COMM_EST, SQ_DRAINED and QP_LAST_WQE_REACHED follow from what a queue pair does anyway: they are no cause of anything.
+const CONSEQUENCES: [i32; 3] = [4, 5, 16];
 
 /// `enum ibv_event_type` by number, since newer libraries know more than older ones can name.
 fn event_name(event: i32) -> String {
