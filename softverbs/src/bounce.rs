@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::copy::{Direction, Pieces, Stopped, pointer};
 use crate::process;
 use crate::shm::layout::{BOUNCE, BOUNCE_AREA};
+use crate::shm::mutex::{Guard, RobustMutex};
 use crate::shm::peer::Peer;
 
 const IDLE: u32 = 0;
@@ -40,22 +41,34 @@ fn settle(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
         }
         futex(state, libc::FUTEX_WAIT, now, &raw const NAP);
         // The peer's service thread may be waiting for ours, and we may be it.
-        if let Ok(process) = process::get() {
-            serve(&process.own);
-        }
-        if !peer.is_dead() && peer_ended(peer) {
+        serve_own();
+        // Asked directly, since the thread that usually notices may be the one that waits.
+        if peer.has_ended() {
             return Err(Stopped::Ended);
         }
     }
 }
 
-/// Asked directly, since the thread that usually notices may be the one that waits.
-fn peer_ended(peer: &Peer) -> bool {
-    use std::os::fd::AsRawFd;
-    let Some(fd) = &peer.pidfd else { return false };
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+fn serve_own() {
+    if let Ok(process) = process::get() {
+        serve(&process.own);
+    }
+}
+
+/// Waits for a lock that is held over copies. The holder may be waiting for this process to do its half of one,
+/// and the service thread for a lock that this thread holds; so we serve meanwhile.
+pub(crate) fn lock(mutex: &RobustMutex) -> Guard<'_> {
+    mutex.lock_and(serve_own)
+}
+
+/// Returns when what a peer asked for before is done. A peer that was killed holds no lock any more, but what it
+/// asked for may still be under way here.
+pub(crate) fn finish(own: &Peer) {
+    serve(own);
+    let state = &own.header().bounce.state;
+    while state.load(Acquire) == BUSY {
+        futex(state, libc::FUTEX_WAIT, BUSY, &raw const NAP);
+    }
 }
 
 /// Copies `n` bytes between our pieces and the area.
@@ -87,7 +100,7 @@ pub(crate) fn run(
 ) -> Result<(), Stopped> {
     let bounce = &peer.header().bounce;
     let area = area(peer).ok_or(Stopped::Fault(libc::EIO))?;
-    let _guard = bounce.lock.lock();
+    let _guard = lock(&bounce.lock);
     // Whoever held the lock before may have died while the peer copied.
     settle(peer, &bounce.state)?;
     while let Some(theirs) = remote.as_slice().first().copied() {

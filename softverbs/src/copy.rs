@@ -219,7 +219,7 @@ pub(crate) fn atomic(
 ) -> Result<(), Stopped> {
     let mut old = 0_u64;
     {
-        let _guard = peer.header().atomics.lock();
+        let _guard = bounce::lock(&peer.header().atomics);
         if peer.own {
             let cell = pointer(addr).cast::<AtomicU64>();
             // SAFETY: eight aligned bytes of registered memory of this process.

@@ -111,9 +111,9 @@ impl Cq {
         Ring::new(&process.own, self.index).ok_or(Errno(libc::EIO))
     }
 
-    /// Puts the events that are due into the channel.
-    pub(crate) fn deliver(self: &Arc<Self>) {
-        let Ok(process) = process::get() else { return };
+    /// Puts the events that are due into the channel. The caller found us in the table and still holds its lock:
+    /// once `destroy` has taken us out, the ring is another CQ's, and the program must hear no more of us.
+    fn deliver(self: &Arc<Self>, process: &Process) {
         let Ok(ring) = self.ring(process) else { return };
         for _ in 0..ring.take_events() {
             if let Some(channel) = &self.channel {
@@ -122,17 +122,16 @@ impl Cq {
         }
     }
 
-    /// Looks for entries whose time has come.
-    pub(crate) fn announce(self: &Arc<Self>, now: u64) {
+    /// Looks for entries whose time has come. The table's lock is held as for `deliver`.
+    fn announce(self: &Arc<Self>, process: &Process, now: u64) {
         if self.channel.is_none() {
             return;
         }
-        let Ok(process) = process::get() else { return };
         let Ok(ring) = self.ring(process) else { return };
         if let (_, Some(later)) = ring.announce(now) {
             process.service.wake_at(later);
         }
-        self.deliver();
+        self.deliver(process);
     }
 
     /// Takes out what QP `qpn` left, and frees the places of its receives.
@@ -163,6 +162,14 @@ impl Cq {
         process.cqs.remove(self.index);
         self.context.children.fetch_sub(1, AcqRel);
         Ok(())
+    }
+}
+
+/// Looks in all CQs for entries whose time has come.
+pub(crate) fn announce_all(process: &Process) {
+    for cq in process.cqs.all() {
+        let now = clock::now();
+        process.cqs.with(cq.index, |current| current.announce(process, now));
     }
 }
 
@@ -233,10 +240,7 @@ pub(crate) fn complete(process: &Process, peer: &Peer, index: u32, completion: &
     match ring.push(completion, clock::now) {
         Pushed::Quiet => true,
         Pushed::Event if peer.own => {
-            // The table is let go first: what an event starts may need it.
-            if let Some(cq) = process.cqs.with(index, Arc::clone) {
-                cq.deliver();
-            }
+            process.cqs.with(index, |cq| cq.deliver(process));
             true
         }
         Pushed::Later(time) if peer.own => {
@@ -317,8 +321,7 @@ pub(crate) unsafe fn poll(
         done += 1;
     });
     if event {
-        // SAFETY: as above.
-        unsafe { Cq::arc_from_c(cq.cast()) }?.deliver();
+        process.cqs.with(this.index, |cq| cq.deliver(process));
     }
     let_others_run(taken);
     Ok(taken)

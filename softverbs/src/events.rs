@@ -91,14 +91,30 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     }
 }
 
-fn target(process: &Process, kind: u32, index: u32, id: u32) -> Option<Target> {
+/// Puts an event into the queue of its object's context, if it is still the same object. The table's lock is held
+/// over both, so that `finish`, which comes after the object was taken out of the table, finds all there will be.
+fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
+    let push = |target: Target| {
+        let context = Arc::clone(target.context());
+        context.events.push(Event { kind, target });
+    };
     match kind {
-        CQ_ERR => process.cqs.with(index, |cq| (cq.id == id).then(|| Target::Cq(Arc::clone(cq))))?,
-        SRQ_LIMIT_REACHED => {
-            process.srqs.with(index, |srq| (srq.id == id).then(|| Target::Srq(Arc::clone(srq))))?
-        }
-        _ => process.qps.with(index, |qp| (qp.qpn == id).then(|| Target::Qp(Arc::clone(qp))))?,
-    }
+        CQ_ERR => process.cqs.with(index, |cq| {
+            if cq.id == id {
+                push(Target::Cq(Arc::clone(cq)));
+            }
+        }),
+        SRQ_LIMIT_REACHED => process.srqs.with(index, |srq| {
+            if srq.id == id {
+                push(Target::Srq(Arc::clone(srq)));
+            }
+        }),
+        _ => process.qps.with(index, |qp| {
+            if qp.qpn == id {
+                push(Target::Qp(Arc::clone(qp)));
+            }
+        }),
+    };
 }
 
 /// Hands what was raised for us to the contexts.
@@ -115,11 +131,7 @@ pub(crate) fn dispatch(process: &Process) {
             header.event_head.store(head.wrapping_add(1), Relaxed);
             (slot.kind.load(Relaxed), slot.index.load(Relaxed), slot.id.load(Relaxed))
         };
-        // The object may be gone by now.
-        if let Some(target) = target(process, kind, index, id) {
-            let context = Arc::clone(target.context());
-            context.events.push(Event { kind, target });
-        }
+        hand_over(process, kind, index, id);
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
 
+use crate::bounce;
 use crate::copy::{self, Direction, Pieces, Stopped};
 use crate::link;
 use crate::log::fault;
@@ -120,7 +121,14 @@ fn has_address(device: &DeviceShared, connection: &Connection) -> bool {
 fn reach(process: &Process, qp: &Qp, connection: &Connection) -> Result<Reached, &'static str> {
     const GONE: &str = "there is no such QP (destroyed, or its process has ended)";
     let place = process.fabric.find(connection.dest_qpn).ok_or(GONE)?;
-    let peer = process.peer(place).map_err(|_| GONE)?;
+    let peer = process.peer(place).map_err(|errno| match errno.0 {
+        libc::ESRCH => GONE,
+        libc::EMFILE | libc::ENFILE => "its segment cannot be opened: no file descriptor is left (ulimit -n)",
+        libc::ENOMEM => "its segment cannot be mapped: no address space is left (ulimit -v)",
+        libc::EXDEV => "its process is in a PID namespace that cannot be seen from this one",
+        libc::EPROTO => "its segment is not one of this version of softverbs",
+        _ => "its segment cannot be opened",
+    })?;
     let shared = peer.qp(place.index).ok_or(GONE)?;
     let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(GONE)?;
     if !has_address(device, connection) {
@@ -145,10 +153,11 @@ fn arrive(
     let Some(to) = Responder::new(process, &found.peer, found.index) else {
         return Step::NoAnswer("the peer's segment is damaged");
     };
-    if found.peer.is_dead() {
+    // Where something is copied, the copy tells.
+    if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
         return Step::NoAnswer("its process has ended");
     }
-    let _guard = to.qp.lock.lock();
+    let _guard = bounce::lock(&to.qp.lock);
     if let Err(why) = to.answers(connection, qp.qpn, found.generation) {
         return Step::NoAnswer(why);
     }
@@ -168,9 +177,8 @@ impl Ends<'_> {
         Step::Failed(status)
     }
 
-    /// Checks that the rkey gives `access` to the remote range. A refusal puts the responder into error too.
-    fn remote(&self, len: u64, access: u32) -> Result<u64, Step> {
-        let Wqe { rkey, remote_addr, .. } = *self.wqe;
+    /// Checks that the peer's QP takes such requests, of whatever length. A refusal puts it into error too.
+    fn allowed(&self, access: u32) -> Result<(), Step> {
         if self.to.qp.access.load(Relaxed) & access == 0 {
             self.to.refuse(crate::events::QP_REQ_ERR);
             return Err(self.told(
@@ -178,6 +186,12 @@ impl Ends<'_> {
                 format_args!("the peer's QP does not allow access {access:#x} (qp_access_flags)"),
             ));
         }
+        Ok(())
+    }
+
+    /// Checks that the rkey gives `access` to the remote range. A refusal puts the responder into error too.
+    fn remote(&self, len: u64, access: u32) -> Result<u64, Step> {
+        let Wqe { rkey, remote_addr, .. } = *self.wqe;
         let pd = self.to.qp.pd.load(Relaxed);
         mr::check(self.to.peer, rkey, pd, remote_addr, len, access).map_err(|why| {
             self.to.refuse(crate::events::QP_ACCESS_ERR);
@@ -227,6 +241,9 @@ impl Ends<'_> {
     fn write(&self, local: &Pieces) -> Step {
         let len = self.wqe.len;
         let notify = self.wqe.opcode == op::IBV_WR_RDMA_WRITE_WITH_IMM;
+        if let Err(step) = self.allowed(REMOTE_WRITE) {
+            return step;
+        }
         if len > 0 {
             let addr = match self.remote(len, REMOTE_WRITE) {
                 Ok(addr) => addr,
@@ -307,6 +324,7 @@ impl Ends<'_> {
     fn read(&self, local: &Pieces, connection: &Connection) -> Step {
         let len = self.wqe.len;
         let run = || {
+            self.allowed(REMOTE_READ)?;
             self.check_depth(connection)?;
             if len > 0 {
                 let addr = self.remote(len, REMOTE_READ)?;
@@ -320,6 +338,7 @@ impl Ends<'_> {
     fn atomic(&self, local: &Pieces, connection: &Connection) -> Step {
         let Wqe { len, remote_addr, compare_add, swap, opcode, .. } = *self.wqe;
         let run = || {
+            self.allowed(REMOTE_ATOMIC)?;
             self.check_depth(connection)?;
             if len != 8 {
                 return Err(self.told(

@@ -19,7 +19,7 @@ fn duration(bytes: u64, rate: u64) -> u64 {
 /// Takes a link's direction for `busy` from `from` on; gives when that begins.
 fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
     total.fetch_add(busy, Relaxed);
-    let next = |free: u64| Some(free.max(from) + busy);
+    let next = |free: u64| Some(free.max(from).saturating_add(busy));
     free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
 }
 
@@ -36,7 +36,10 @@ pub(crate) fn arrival(fabric: &Fabric, from: &DeviceShared, to: &DeviceShared, b
     let (Some(tx), Some(rx)) = links else { return now };
     let (sending, receiving) = (duration(bytes, out_rate), duration(bytes, in_rate));
     let begin = if out_rate == 0 { now } else { occupy(&tx.tx_free, &tx.tx_busy, now, sending) };
-    let end =
-        if in_rate == 0 { begin } else { occupy(&rx.rx_free, &rx.rx_busy, begin, receiving) + receiving };
-    (begin + sending).max(end) + latency
+    let end = if in_rate == 0 {
+        begin
+    } else {
+        occupy(&rx.rx_free, &rx.rx_busy, begin, receiving).saturating_add(receiving)
+    };
+    begin.saturating_add(sending).max(end).saturating_add(latency)
 }

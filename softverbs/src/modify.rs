@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::bounce;
 use crate::config::LinkLayer;
 use crate::events;
 use crate::handle::Handle;
@@ -181,7 +182,7 @@ impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
-        let guard = shared.lock.lock();
+        let guard = bounce::lock(&shared.lock);
         let from = shared.state.load(Acquire);
         let to = if mask & STATE != 0 { attr.qp_state } else { from };
         let mut checked = check_mask(from, to, mask).and_then(|()| check_values(self, attr, mask));

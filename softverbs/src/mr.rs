@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::bounce;
 use crate::handle::Handle;
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
@@ -189,7 +190,9 @@ unsafe fn register(
     }
     check_mapped(addr.addr(), len)?;
     let (index, key) = process.keys.alloc()?;
-    let backed = process.back(MRS, index, size_of::<MrShared>());
+    let backed = process.back(MRS, index, size_of::<MrShared>()).inspect(|()| {
+        process.own.header().registrations.fetch_max(index + 1, AcqRel);
+    });
     let shared = backed.and_then(|()| process.own.mr(index).ok_or(Errno(libc::EIO)));
     let shared = shared.inspect_err(|_| process.keys.free(index))?;
     shared.pd.store(pd.id, Relaxed);
@@ -208,10 +211,12 @@ unsafe fn register(
 /// it arrives, or of the send queue from which it comes.
 fn quiesce(process: &Process, pd: &Pd) {
     for qp in process.qps.all() {
-        if qp.pd.id == pd.id {
+        // An SRQ may be in another PD than its QPs.
+        if qp.pd.id == pd.id || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == pd.id) {
             qp.wait_idle(process);
         }
     }
+    bounce::finish(&process.own);
 }
 
 /// `ibv_reg_mr(3)`

@@ -91,7 +91,7 @@ impl Process {
             cqs: Table::new(MAX_CQ),
             srqs: Table::new(MAX_SRQ),
             keys: Keys::new(nonce),
-            service: Service::new()?,
+            service: Service::new(&own)?,
             waiting: AtomicUsize::new(0),
             pds: AtomicUsize::new(0),
             own: Arc::new(own),

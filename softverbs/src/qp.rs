@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::bounce;
 use crate::counters::{self, QpLive};
 use crate::cq::Cq;
 use crate::device::Context;
@@ -108,9 +109,12 @@ impl Qp {
         let index = process.qps.reserve()?;
         let made = process
             .back(QPS, index, size_of::<QpShared>())
-            .and_then(|()| process.alloc(recvq::bytes(cap.max_recv_wr, cap.max_recv_sge)))
-            .and_then(|offset| process.fabric.alloc_qpn(process.own.process, index).map(|qpn| (offset, qpn)));
-        let (offset, qpn) = made.inspect_err(|_| process.qps.remove(index))?;
+            .and_then(|()| process.alloc(recvq::bytes(cap.max_recv_wr, cap.max_recv_sge)));
+        let offset = made.inspect_err(|_| process.qps.remove(index))?;
+        let qpn = process.fabric.alloc_qpn(process.own.process, index).inspect_err(|_| {
+            process.free(offset, recvq::bytes(cap.max_recv_wr, cap.max_recv_sge));
+            process.qps.remove(index);
+        })?;
         init_entry(process, index, offset, qpn, &parts, cap)?;
         let qp = Arc::new(Self::new(parts, init, index, offset, qpn));
         process.qps.put(index, Arc::clone(&qp));
@@ -180,7 +184,7 @@ impl Qp {
     pub(crate) fn wait_idle(&self, process: &Process) {
         drop(self.lock_sq());
         if let Ok(shared) = self.shared(process) {
-            drop(shared.lock.lock());
+            drop(bounce::lock(&shared.lock));
         }
     }
 
@@ -199,7 +203,7 @@ impl Qp {
     fn disconnect(&self, process: &Process) -> Result<(), Errno> {
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
-        let _guard = shared.lock.lock();
+        let _guard = bounce::lock(&shared.lock);
         shared.state.store(RESET, Release);
         shared.qpn.store(0, Release);
         respond::give_back_taken(process, shared);

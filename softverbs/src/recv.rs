@@ -25,7 +25,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
     border::code("ibv_post_recv", || {
-        let process = process::get()?;
+        // SAFETY: writable, by the caller's promise.
+        let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
         // SAFETY: alive, by the caller's promise.
         let this = unsafe { Qp::from_c(qp) }?;
         let shared = this.shared(process)?;

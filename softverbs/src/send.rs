@@ -8,6 +8,7 @@ use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::border::{self, Errno};
+use crate::bounce;
 use crate::clock;
 use crate::counters::{self, Live};
 use crate::cq;
@@ -164,7 +165,9 @@ impl Qp {
             }
         }
         self.note_waiting(process, sq.head != sq.tail);
-        if let Some(block) = sq.block.filter(|_| sq.head != sq.tail) {
+        // In another state the time is no reason to look again, and is over before the state changes.
+        let running = shared.state.load(Acquire) == RTS;
+        if let Some(block) = sq.block.filter(|_| running && sq.head != sq.tail) {
             process.service.wake_at(block.until);
         }
     }
@@ -209,7 +212,7 @@ impl Qp {
 
     fn enter_error(&self, process: &Process, event: Option<u32>) {
         let Ok(shared) = self.shared(process) else { return };
-        let _guard = shared.lock.lock();
+        let _guard = bounce::lock(&shared.lock);
         respond::to_error(process, &process.own, self.index, shared, event);
         self.show_state(ERR);
     }
@@ -319,7 +322,8 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut sys::ibv_send_wr,
 ) -> c_int {
     border::code("ibv_post_send", || {
-        let process = process::get()?;
+        // SAFETY: writable, by the caller's promise.
+        let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
         // SAFETY: alive, by the caller's promise.
         let this = unsafe { Qp::from_c(qp) }?;
         let mut sq = this.lock_sq();

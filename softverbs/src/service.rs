@@ -2,10 +2,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::border::{Errno, last_errno};
-use crate::clock;
 use crate::log::fault;
 use crate::process::{self, Process};
 use crate::shm::peer::Peer;
@@ -20,7 +19,8 @@ pub(crate) struct Service {
     timer: OwnedFd,
     /// The time for which `timer` is set.
     next: Mutex<u64>,
-    started: Once,
+    /// Whether the thread runs; it may have failed to start.
+    started: Mutex<bool>,
 }
 
 fn own(fd: i32) -> Result<OwnedFd, Errno> {
@@ -32,15 +32,16 @@ fn own(fd: i32) -> Result<OwnedFd, Errno> {
 }
 
 impl Service {
-    /// Not yet running.
-    pub(crate) fn new() -> Result<Self, Errno> {
+    /// Not yet running, for the process that `process` is.
+    pub(crate) fn new(process: &Peer) -> Result<Self, Errno> {
         // SAFETY: takes flags only.
         let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: takes a clock and flags.
         let timer = own(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
-        let this = Self { epoll, timer, next: Mutex::new(u64::MAX), started: Once::new() };
+        let this = Self { epoll, timer, next: Mutex::new(u64::MAX), started: Mutex::new(false) };
         this.add(this.timer.as_raw_fd(), TIME)?;
+        this.add(process.wake_fd(), WAKE)?;
         Ok(this)
     }
 
@@ -61,11 +62,12 @@ impl Service {
 
     /// Starts the thread if it does not run.
     pub(crate) fn ensure(&self, process: &'static Process) -> Result<(), Errno> {
-        let mut result = Ok(());
-        self.started.call_once(|| {
-            result = self.add(process.own.wake_fd(), WAKE).and_then(|()| spawn(process));
-        });
-        result
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*started {
+            spawn(process)?;
+            *started = true;
+        }
+        Ok(())
     }
 
     /// Makes the thread look at everything at this time or before.
@@ -119,13 +121,6 @@ fn drain(fd: i32) {
     while unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) } == 256 {}
 }
 
-fn ended(peer: &Peer) -> bool {
-    let Some(fd) = &peer.pidfd else { return false };
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
-}
-
 fn run(process: &'static Process) {
     loop {
         process.service.sleep();
@@ -144,14 +139,12 @@ fn round(process: &'static Process) {
     *service.next.lock().unwrap_or_else(PoisonError::into_inner) = u64::MAX;
     crate::bounce::serve(&process.own);
     for peer in process.peers() {
-        if !peer.is_dead() && ended(&peer) {
+        if !peer.is_dead() && peer.has_ended() {
             peer.dead.store(true, Release);
         }
     }
     crate::events::dispatch(process);
-    for cq in process.cqs.all() {
-        cq.announce(clock::now());
-    }
+    crate::cq::announce_all(process);
     for qp in process.qps.all() {
         qp.progress(process);
     }

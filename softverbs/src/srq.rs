@@ -29,7 +29,7 @@ const LIMIT: c_int = 2;
 pub(crate) struct Srq {
     ibv: UnsafeCell<sys::ibv_srq>,
     pub(crate) context: Arc<Context>,
-    pd: Arc<Pd>,
+    pub(crate) pd: Arc<Pd>,
     pub(crate) index: u32,
     pub(crate) id: u32,
     depth: u32,
@@ -174,7 +174,8 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
     border::code("ibv_post_srq_recv", || {
-        let process = process::get()?;
+        // SAFETY: writable, by the caller's promise.
+        let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
         // SAFETY: alive, by the caller's promise.
         let this = unsafe { Srq::from_c(srq) }?;
         let shared = this.shared(process)?;

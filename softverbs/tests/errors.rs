@@ -59,16 +59,14 @@ fn remote_access_needs_the_flag_on_the_qp() {
     for (opcode, flags) in
         [(op::IBV_WR_RDMA_WRITE, 4 | 8), (op::IBV_WR_RDMA_READ, 2), (op::IBV_WR_ATOMIC_FETCH_AND_ADD, 2 | 4)]
     {
-        let (a, b) = pair(Opts::default(), Opts { qp_access: flags, ..Opts::default() });
-        let to = b.address();
-        let mut sges = [a.sge(0, 8)];
-        fails(
-            &a,
-            &b,
-            Send::new(opcode, &mut sges).to(&to, 0),
-            status::IBV_WC_REM_INV_REQ_ERR,
-            Some(QP_REQ_ERR),
-        );
+        // Without a byte to move as well: only the key is not looked at then.
+        for pieces in [0, 1] {
+            let (a, b) = pair(Opts::default(), Opts { qp_access: flags, ..Opts::default() });
+            let to = b.address();
+            let mut sges = [a.sge(0, 8)];
+            let wr = Send::new(opcode, &mut sges[..pieces]).to(&to, 0);
+            fails(&a, &b, wr, status::IBV_WC_REM_INV_REQ_ERR, Some(QP_REQ_ERR));
+        }
     }
 }
 

@@ -139,13 +139,95 @@ fn the_death_of_a_peer_is_noticed_where_nothing_is_copied() {
     };
     assert_eq!(write(), 0);
     peer.kill();
-    // Some may still seem to arrive, as an answer may be on its way when a machine dies.
+    assert_eq!(write(), status::IBV_WC_RETRY_EXC_ERR);
+}
+
+#[test]
+fn a_queue_changes_state_while_a_peer_copies_through_shared_memory() {
+    let mut peer = Peer::start(&[("TEST_LEN", "67108864"), ("SOFTVERBS_COPY", "bounce")]);
+    let here = End::new(Opts { len: 1 << 26, ..Opts::default() });
+    peer.connect(&here);
+    peer.ask(&format!("set {} 1", 1 << 20));
+    peer.ask(&format!("stream {}", 1 << 26));
+    // Half of each copy is our service thread's, and the peer holds our QP's lock until all of it is done.
     let begin = std::time::Instant::now();
-    let mut last = 0;
-    while last == 0 && begin.elapsed() < PATIENCE {
-        last = write();
+    // SAFETY: inside the buffer; the peer's write is looked for.
+    while unsafe { here.buf.as_ptr().add(1 << 20).read_volatile() } == 0 {
+        assert!(begin.elapsed() < PATIENCE, "the peer does not write");
+        std::thread::yield_now();
     }
-    assert_eq!(last, status::IBV_WC_RETRY_EXC_ERR);
+    let (done, waiter) = std::sync::mpsc::channel();
+    let qp = here.qp.expose_provenance();
+    let thread = std::thread::spawn(move || {
+        // SAFETY: a living QP; zero is a value of every attribute.
+        let rc = unsafe {
+            let mut attr: sys::ibv_qp_attr = std::mem::zeroed();
+            attr.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+            sys::ibv_modify_qp(std::ptr::with_exposed_provenance_mut(qp), &raw mut attr, 1)
+        };
+        done.send(rc).expect("the test waits");
+    });
+    let changed = waiter.recv_timeout(PATIENCE);
+    peer.kill();
+    thread.join().expect("no panic");
+    assert_eq!(changed, Ok(0));
+}
+
+#[test]
+fn a_key_that_was_never_given_out_takes_no_memory() {
+    // In a fabric of its own, where nobody else's segment grows.
+    if std::env::var_os("TEST_ALONE").is_none() {
+        let fabric = format!("{}-keys", fabric());
+        let mut again = peer::again("a_key_that_was_never_given_out_takes_no_memory");
+        let status = again.env("TEST_ALONE", "1").env("SOFTVERBS_FABRIC", fabric).status();
+        return assert!(status.expect("this program can be started").success());
+    }
+    use std::os::unix::fs::MetadataExt;
+    let blocks = || {
+        let files = std::fs::read_dir(peer::base().join(fabric())).expect("the fabric exists").flatten();
+        files.map(|file| file.metadata().expect("it exists").blocks()).sum::<u64>()
+    };
+    let mut peer = Peer::start(&[]);
+    let here = End::new(Opts::default());
+    let there = peer.connect(&here);
+    let mut sges = [here.sge(0, 8)];
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&there, 0)), 0);
+    assert_eq!(here.poll_send().status, 0);
+    let before = blocks();
+    let wrong = Address { rkey: there.rkey ^ 0x7000_0000, ..there };
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&wrong, 0)), 0);
+    assert_eq!(here.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
+    assert_eq!(blocks(), before);
+    peer.finish();
+}
+
+#[test]
+fn a_stopped_queue_lets_the_service_thread_sleep() {
+    // In a process of its own, where nothing else wakes that thread.
+    if std::env::var_os("TEST_ALONE").is_none() {
+        let status =
+            peer::again("a_stopped_queue_lets_the_service_thread_sleep").env("TEST_ALONE", "1").status();
+        return assert!(status.expect("this program can be started").success());
+    }
+    let (a, b) = pair(Opts::default(), Opts::default());
+    let to = b.address();
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut []).to(&to, 0)), 0);
+    assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), 0);
+    // A thread that always finds something to do never does.
+    let sleeps = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("there is /proc").flatten();
+        let mut stats = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("stat")));
+        stats.any(|stat| stat.contains("(softverbs) S"))
+    };
+    let begin = std::time::Instant::now();
+    while !sleeps() {
+        assert!(begin.elapsed() < PATIENCE, "the service thread never sleeps");
+        std::thread::yield_now();
+    }
+    // It goes on once the queue does.
+    assert_eq!(b.recv(1, 0, 0), 0);
+    assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_RTS), 0);
+    assert_eq!(a.poll_send().status, 0);
 }
 
 #[test]

@@ -163,10 +163,11 @@ pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// Whether another living process holds the mark.
-pub(crate) fn claimed(file: &File) -> bool {
+/// The living process, other than this, that holds the mark, by the number that it has here: 0 if it has none,
+/// being in a PID namespace that cannot be seen from ours.
+pub(crate) fn claimant(file: &File) -> Option<libc::pid_t> {
     let mut lock = record(libc::F_WRLCK);
     // SAFETY: an open file and a writable `flock`.
     let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    rc == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+    (rc == 0 && i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid)
 }

@@ -102,7 +102,7 @@ impl Fabric {
             return true;
         }
         open_rw(&files(&self.path, index, slot.nonce.load(Relaxed)).0, false)
-            .is_ok_and(|file| dir::claimed(&file))
+            .is_ok_and(|file| dir::claimant(&file).is_some())
     }
 
     /// Takes a process slot. The directory is locked.
@@ -128,7 +128,8 @@ impl Fabric {
         let shared = self.shared();
         let Some(slot) = shared.processes.get(process as usize) else { return };
         for qpn in &shared.qpns {
-            if qpn.qpn.load(Relaxed) != 0 && qpn.process.load(Relaxed) == process {
+            // Acquire: a number that another process has just taken is seen with its new owner.
+            if qpn.qpn.load(Acquire) != 0 && qpn.process.load(Relaxed) == process {
                 qpn.qpn.store(0, Release);
             }
         }

@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Says that a file is ours and of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0001;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0002;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes that one bounce carries.
@@ -19,8 +19,9 @@ pub(crate) const BOUNCE: usize = 1 << 18;
 pub(crate) struct Header {
     /// Written last by the owner.
     pub(crate) magic: AtomicU64,
-    pub(crate) pid: AtomicU32,
     pub(crate) device_count: AtomicU32,
+    /// Entries of the table of registrations that were ever used, and so have memory.
+    pub(crate) registrations: AtomicU32,
     /// Makes remote atomics on this process's memory atomic among themselves.
     pub(crate) atomics: RobustMutex,
     /// Protects the event ring.

@@ -46,7 +46,30 @@ impl RobustMutex {
     /// [`Guard::died`] says when leftovers must be swept.
     pub(crate) fn lock(&self) -> Guard<'_> {
         // SAFETY: initialised when its table entry was first used.
-        let rc = unsafe { libc::pthread_mutex_lock(self.0.get()) };
+        self.guard(unsafe { libc::pthread_mutex_lock(self.0.get()) })
+    }
+
+    /// As [`RobustMutex::lock`]; calls `meanwhile` every other millisecond of waiting.
+    pub(crate) fn lock_and(&self, meanwhile: impl Fn()) -> Guard<'_> {
+        // SAFETY: as in `lock`.
+        let mut rc = unsafe { libc::pthread_mutex_trylock(self.0.get()) };
+        while matches!(rc, libc::EBUSY | libc::ETIMEDOUT) {
+            meanwhile();
+            let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: a writable timespec; the lock is as in `lock`. The clock is the one that the call knows.
+            rc = unsafe {
+                libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
+                until.tv_nsec += 2_000_000;
+                until.tv_sec += until.tv_nsec / 1_000_000_000;
+                until.tv_nsec %= 1_000_000_000;
+                libc::pthread_mutex_timedlock(self.0.get(), &raw const until)
+            };
+        }
+        self.guard(rc)
+    }
+
+    /// What the result of locking means.
+    fn guard(&self, rc: i32) -> Guard<'_> {
         match rc {
             0 => Guard { mutex: self, held: true, died: false },
             libc::EOWNERDEAD => {

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::dir;
 use super::fabric::{files, open_rw};
@@ -16,6 +16,7 @@ use super::layout::{
 use super::map::{Mapping, Shared};
 use crate::border::{Errno, last_errno};
 use crate::limits::{MAX_CQ, MAX_MR, MAX_QP, MAX_SRQ};
+use crate::log::fault;
 
 /// See the module.
 pub(crate) struct Peer {
@@ -72,8 +73,12 @@ impl Peer {
     /// Makes our own segment. The directory is locked, so nobody sees it half made.
     pub(crate) fn create(path: &Path, process: u32, nonce: u64) -> Result<Self, Errno> {
         let (segment, wake) = files(path, process, nonce);
-        let file = open_rw(&segment, true).map_err(|_| last_errno())?;
-        file.set_len(SEGMENT as u64).map_err(|_| last_errno())?;
+        let told = |e: std::io::Error| {
+            fault!("cannot make {} of {} MiB: {e}", segment.display(), SEGMENT >> 20);
+            Errno(e.raw_os_error().unwrap_or(libc::EIO))
+        };
+        let file = open_rw(&segment, true).map_err(told)?;
+        file.set_len(SEGMENT as u64).map_err(told)?;
         dir::claim(&file)?;
         super::heap::back(&file, 0, size_of::<Header>())?;
         super::heap::back(&file, BOUNCE_AREA, BOUNCE)?;
@@ -95,24 +100,32 @@ impl Peer {
             // SAFETY: nobody knows of the segment yet.
             unsafe { lock.init() };
         }
-        header.pid.store(std::process::id(), Relaxed);
         header.magic.store(MAGIC, Release);
         Ok(this)
     }
 
-    /// Maps another process's segment; ESRCH if that process has ended.
+    /// Maps another process's segment; ESRCH if that process has ended, EXDEV if it is in a PID namespace that
+    /// cannot be seen from here.
     pub(crate) fn map(path: &Path, process: u32, nonce: u64) -> Result<Self, Errno> {
         let (segment, wake) = files(path, process, nonce);
-        let file = open_rw(&segment, false).map_err(|_| Errno(libc::ESRCH))?;
+        let file = open_rw(&segment, false).map_err(|e| match e.raw_os_error() {
+            // Its owner, or who swept up after it, removed it.
+            None | Some(libc::ENOENT) => Errno(libc::ESRCH),
+            Some(errno) => Errno(errno),
+        })?;
         let map = Mapping::new(&file, SEGMENT)?;
         let header: &Header = map.at(0).ok_or(Errno(libc::EPROTO))?;
         if header.magic.load(Acquire) != MAGIC {
             return Err(Errno(libc::EPROTO));
         }
-        let pid = libc::pid_t::try_from(header.pid.load(Relaxed)).map_err(|_| Errno(libc::EPROTO))?;
+        // The number that it has here: in another PID namespace it knows itself by another.
+        let pid = dir::claimant(&file).ok_or(Errno(libc::ESRCH))?;
+        if pid <= 0 {
+            return Err(Errno(libc::EXDEV));
+        }
         let pidfd = pidfd(pid)?;
         // Asked after the pidfd was opened: if it lives now, the pidfd is its.
-        if !dir::claimed(&file) {
+        if dir::claimant(&file) != Some(pid) {
             return Err(Errno(libc::ESRCH));
         }
         Ok(Self {
@@ -154,6 +167,14 @@ impl Peer {
         self.dead.load(Acquire)
     }
 
+    /// Asks the kernel whether the process has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        let Some(fd) = &self.pidfd else { return false };
+        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+
     fn entry<T: Shared>(&self, table: usize, index: u32, len: u32) -> Option<&T> {
         if index >= len {
             return None;
@@ -176,9 +197,10 @@ impl Peer {
         self.entry(SRQS, index, MAX_SRQ)
     }
 
-    /// An entry of the table of registrations.
+    /// An entry of the table of registrations. None beyond those that were used: any key may be asked for, and to
+    /// look at an entry without memory would take some from /dev/shm, or end the process where that is full.
     pub(crate) fn mr(&self, index: u32) -> Option<&MrShared> {
-        self.entry(MRS, index, MAX_MR)
+        self.entry(MRS, index, self.header().registrations.load(Acquire).min(MAX_MR))
     }
 
     /// Values on the heap.
