@@ -3,9 +3,10 @@
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
 
-use crate::copy::{Direction, Pieces, Stopped, pointer};
+use crate::copy::{Direction, Pieces, Stopped, TAIL, pointer};
 use crate::process;
 use crate::shm::layout::{BOUNCE, BOUNCE_AREA};
 use crate::shm::mutex::{Guard, RobustMutex};
@@ -136,7 +137,12 @@ pub(crate) fn serve(own: &Peer) {
         // lock of the QP that keeps them from going away; the area is as long as `len` at least.
         unsafe {
             match bounce.read.load(Relaxed) {
-                0 => std::ptr::copy_nonoverlapping(area, ours, len),
+                0 => {
+                    let body = len.saturating_sub(TAIL);
+                    std::ptr::copy_nonoverlapping(area, ours, body);
+                    fence(SeqCst);
+                    std::ptr::copy_nonoverlapping(area.add(body), ours.wrapping_add(body), len - body);
+                }
                 _ => std::ptr::copy_nonoverlapping(ours, area, len),
             }
         }
