@@ -10,9 +10,10 @@ use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 pub use filter::{Family, HcaFilter, HcaName, NameFilter};
-use form::{Flag, Form, Millis, Parsed, Whole, WholeOrAuto};
+use form::{Flag, Form, Millis, ModeNumber, Optional, Parsed, Whole, WholeOrAuto};
 
 use crate::error::{BadSetting, Error, Result};
+use crate::proto::{MAX_RAIL_QPS, Mode};
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr;)*) => {
@@ -77,8 +78,21 @@ settings! {
     hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL;
     /// HCA (and port) of rail 1, the scale-up network.
     hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL;
-    /// Part of each transfer that goes on SUP, in parts per 1024: 0 is all on SOUT, 1024 all on SUP.
-    sup_share: u16 = 512, "MPIB_SUP_SHARE", Whole::<u16>::new(0, 1024);
+    /// Who decides which of the two rails carries a transfer. 0 (vanilla): the islands, SUP within one and SOUT
+    /// between two. 1 (advanced): the hint for the connection splits each transfer over both. See `docs/mpib.md`.
+    mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber;
+    /// Leading bits of SOUT's IPv4 address that the hosts of one island have in common; 0: all are in one.
+    island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32);
+    /// Fixes the split over both rails in either mode, islands or not: the part of each transfer that goes on SUP, in
+    /// parts per 1024. 0 is all on SOUT, 1024 all on SUP; unset: `MPIB_MODE` decides.
+    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
+    /// With `MPIB_MODE=1`: a transfer between islands of at most so many bytes goes on SOUT alone, whatever the hint
+    /// says. 0: off.
+    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// Queue pairs of a connection on SOUT; messages take them in turn.
+    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    /// Queue pairs of a connection on SUP.
+    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// 1: whatever would be lost with a warning (a rail, GPUDirect) is a failure of init or connect instead.
     strict: bool = false, "MPIB_STRICT", Flag;
     /// Which network interfaces the control connections use. Goes before `NCCL_SOCKET_IFNAME`.

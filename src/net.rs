@@ -94,11 +94,11 @@ fn properties(dev: usize) -> Result<Properties> {
         ptr_support: nccl_net_abi::NCCL_PTR_HOST,
         reg_is_global: false,
         force_flush: false,
-        speed: whole(device.speed(config.sup_share)),
+        speed: whole(device.speed(&config)),
         port: first.port().number.into(),
         // 0 leaves NCCL to its own table: nothing was measured.
         latency: 0.0,
-        max_comms: whole(rails().map(|n| n.limits().max_qp).min().unwrap_or(0)),
+        max_comms: whole(device.max_connections(&config)),
         max_recvs: MAX_RECVS as c_int,
         device_type: 0,
         device_version: 0,

@@ -1,42 +1,155 @@
 //! How much of a transfer goes on which rail: the only place that decides it.
+//!
+//! A [`Plan`] is made once per connection, the same on both ends: which rails get queue pairs, which one carries CTS
+//! writes. A [`Policy`] is the sender's, and is asked once per transfer.
 
-use crate::proto::{SHARE_ONE, Split};
+use std::fmt;
+
+use crate::config::Config;
+use crate::proto::{Mode, RailInfo, SHARE_ONE, Split, Terms};
+use crate::route::{self, Class};
+
+/// Rail index of SOUT in its device.
+const SOUT: u8 = 0;
+/// Rail index of SUP in its device.
+const SUP: u8 = 1;
+
+/// What an end of `rails` rails demands of its peer.
+pub fn terms(config: &Config, rails: usize) -> Terms {
+    Terms {
+        fused: rails > 1,
+        mode: config.mode,
+        fixed_share: config.sup_share.is_some(),
+        island_prefix_len: config.island_prefix_len,
+        qps: [config.sout_qp, config.sup_qp],
+    }
+}
+
+/// How a connection uses its rails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// An end is not SOUT and SUP: whatever can be joined is used.
+    Plain,
+    /// Vanilla: one rail carries all.
+    Isolated(Class),
+    /// Advanced, or a fixed share: both rails carry parts.
+    Shared(Class),
+}
+
+impl Plan {
+    /// From terms that do not differ, and both ends' rails.
+    pub fn new(ours: &Terms, theirs: &Terms, a: &[RailInfo], b: &[RailInfo]) -> Self {
+        if !(ours.fused && theirs.fused) {
+            return Self::Plain;
+        }
+        let class = route::class(ours.island_prefix_len, a, b);
+        match ours.mode {
+            Mode::Vanilla if !ours.fixed_share => Self::Isolated(class),
+            Mode::Vanilla | Mode::Advanced => Self::Shared(class),
+        }
+    }
+
+    /// Whether rails with this index in their device get queue pairs. Between islands SUP's would time out on
+    /// their way up, since SUP networks end at their island.
+    pub fn joins(self, role: u8) -> bool {
+        self != Self::Isolated(Class::Inter) || role == SOUT
+    }
+
+    /// The rail that must carry all data, where one must.
+    pub fn home(self) -> Option<u8> {
+        match self {
+            Self::Plain | Self::Shared(_) => None,
+            Self::Isolated(Class::Intra) => Some(SUP),
+            Self::Isolated(Class::Inter) => Some(SOUT),
+        }
+    }
+
+    /// The rail that carries CTS writes, where it is there.
+    pub fn cts(self) -> u8 {
+        self.home().unwrap_or(SOUT)
+    }
+
+    /// Queue pairs of a rail.
+    pub fn qps(self, terms: &Terms, role: u8) -> usize {
+        match self {
+            Self::Plain => 1,
+            Self::Isolated(_) | Self::Shared(_) => {
+                terms.qps.get(usize::from(role)).map_or(1, |n| (*n).into())
+            }
+        }
+    }
+}
+
+/// For the log.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain => f.write_str("one rail each"),
+            Self::Isolated(class) => write!(f, "{class}, all on one rail"),
+            Self::Shared(class) => write!(f, "{class}, split"),
+        }
+    }
+}
+
+/// What operators call rail `role` of a fused device.
+pub fn rail_name(role: u8) -> &'static str {
+    match role {
+        SOUT => "SOUT",
+        SUP => "SUP",
+        _ => "a further rail",
+    }
+}
+
+/// The newest hint for a connection.
+pub trait Flow: fmt::Debug + Send {
+    /// Parts per 1024 for SUP, 0 to 1024. Asked once per transfer: must not wait.
+    fn share(&self) -> u16;
+}
+
+/// Where a connection's share comes from.
+#[derive(Debug)]
+pub enum Source {
+    /// From a setting.
+    Fixed(u16),
+    /// From outside, and it may change from one transfer to the next.
+    Hint(Box<dyn Flow>),
+}
 
 /// A connection's policy. Rails are those of the connection: 0 is SOUT where there are two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Policy {
-    share: u16,
+    source: Source,
+    /// Transfers of at most so many bytes have no share for SUP.
+    threshold: usize,
+    /// Rails that may carry data.
     available: u8,
 }
 
 impl Policy {
-    /// `share` parts of 1024 go on rail 1; `rails` says how many there are, one or two.
-    pub fn new(share: u16, rails: usize) -> Self {
-        let available = if rails > 1 { 0b11 } else { 0b1 };
-        Self { share: share.min(SHARE_ONE), available }
+    /// For a connection whose rails have these indices in their device, in order. `threshold` is
+    /// `MPIB_BDP_THRESHOLD`, which counts for hints between islands.
+    pub fn new(plan: Plan, source: Source, threshold: u32, roles: &[u8]) -> Self {
+        let all = roles.iter().take(2).fold(0, |mask, _| mask << 1 | 1);
+        let home = plan.home().and_then(|home| roles.iter().position(|role| *role == home));
+        let counts = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
+        Self {
+            source,
+            threshold: if counts { usize::try_from(threshold).unwrap_or(usize::MAX) } else { 0 },
+            available: home.map_or(all, |rail| 1 << rail),
+        }
     }
 
-    /// The cut of one transfer of `size` bytes. An empty one goes on rail 0, whatever the share.
+    /// The cut of one transfer of `size` bytes. An empty one goes on SOUT where SOUT may carry data, whatever the share.
     pub fn split(&self, size: usize) -> Option<Split> {
-        let share = if size == 0 { 0 } else { self.share };
-        Split::by_share(size, share, self.available)
+        let share = match &self.source {
+            _ if size <= self.threshold => 0,
+            Source::Fixed(share) => *share,
+            Source::Hint(flow) => flow.share(),
+        };
+        Split::by_share(size, share.min(SHARE_ONE), self.available)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn masks(share: u16, rails: usize) -> [u8; 2] {
-        [0, 1 << 20].map(|size| Policy::new(share, rails).split(size).unwrap().mask())
-    }
-
-    #[test]
-    fn the_share_counts_where_there_are_two_rails_and_bytes() {
-        assert_eq!(masks(0, 2), [1, 1]);
-        assert_eq!(masks(512, 2), [1, 3]);
-        assert_eq!(masks(1024, 2), [1, 2]);
-        assert_eq!(masks(4000, 2), [1, 2]);
-        assert_eq!(masks(1024, 1), [1, 1]);
-    }
-}
+#[path = "policy_tests.rs"]
+mod tests;

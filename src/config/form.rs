@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::BadSetting;
+use crate::proto::Mode;
 
 /// Most characters of a value that an error repeats.
 const SHOWN: usize = 120;
@@ -96,6 +97,44 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
     }
     fn show(&self, value: &T) -> String {
         value.to_string()
+    }
+}
+
+/// A value that may be left open by not setting it.
+#[derive(Debug)]
+pub(super) struct Optional<F>(pub(super) F);
+
+impl<F: Form> Form for Optional<F> {
+    type Value = Option<F::Value>;
+    fn parse(&self, text: &str) -> Option<Self::Value> {
+        self.0.parse(text).map(Some)
+    }
+    fn expected(&self) -> String {
+        self.0.expected()
+    }
+    fn show(&self, value: &Self::Value) -> String {
+        value.as_ref().map_or("unset".into(), |value| self.0.show(value))
+    }
+}
+
+/// `MPIB_MODE`
+#[derive(Debug)]
+pub(super) struct ModeNumber;
+
+impl Form for ModeNumber {
+    type Value = Mode;
+    fn parse(&self, text: &str) -> Option<Mode> {
+        match text {
+            "0" => Some(Mode::Vanilla),
+            "1" => Some(Mode::Advanced),
+            _ => None,
+        }
+    }
+    fn expected(&self) -> String {
+        "0 or 1".into()
+    }
+    fn show(&self, value: &Mode) -> String {
+        (*value as u8).to_string()
     }
 }
 

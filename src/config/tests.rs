@@ -26,7 +26,12 @@ fn every_variable_is_read() {
     let settings = [
         ("MPIB_HCA_SOUT", "mlx5_0"),
         ("MPIB_HCA_SUP", "mlx5_1:2"),
+        ("MPIB_MODE", "1"),
+        ("MPIB_ISLAND_PREFIX_LEN", "0"),
         ("MPIB_SUP_SHARE", "1024"),
+        ("MPIB_BDP_THRESHOLD", "65536"),
+        ("MPIB_SOUT_QP", "32"),
+        ("MPIB_SUP_QP", "1"),
         ("MPIB_STRICT", "1"),
         ("MPIB_OOB_IF", "=eth0"),
         ("NCCL_SOCKET_IFNAME", "^lo"),
@@ -51,7 +56,7 @@ fn every_variable_is_read() {
     assert_eq!(config.hca_sup, Some(HcaName { name: "mlx5_1".into(), port: Some(2) }));
     assert_eq!(
         (config.sup_share, config.strict, config.gid_index, config.tc),
-        (1024, true, Some(3), Some(0))
+        (Some(1024), true, Some(3), Some(0))
     );
     assert_eq!((config.srq_low, config.srq_high, config.probe_timeout), (1, 2, Duration::from_millis(1)));
 }
@@ -89,7 +94,12 @@ fn names(variable: &str) -> bool {
 #[test]
 fn bounds_are_exact() {
     for (variable, below, above) in [
+        ("MPIB_MODE", "-1", "2"),
+        ("MPIB_ISLAND_PREFIX_LEN", "-1", "33"),
         ("MPIB_SUP_SHARE", "-1", "1025"),
+        ("MPIB_BDP_THRESHOLD", "-1", "1073741825"),
+        ("MPIB_SOUT_QP", "0", "33"),
+        ("MPIB_SUP_QP", "0", "33"),
         ("MPIB_STRICT", "-1", "2"),
         ("NCCL_IB_GID_INDEX", "-2", "256"),
         ("NCCL_IB_TIMEOUT", "0", "32"),
@@ -114,7 +124,7 @@ fn bounds_are_exact() {
 fn numbers_may_be_hexadecimal_and_have_space_around() {
     assert_eq!(read(&[("NCCL_IB_TC", " 0x6A\n")]).unwrap().tc, Some(106));
     assert_eq!(read(&[("NCCL_IB_TC", "-1")]).unwrap().tc, None);
-    assert_eq!(read(&[("MPIB_SUP_SHARE", "010")]).unwrap().sup_share, 10);
+    assert_eq!(read(&[("MPIB_SUP_SHARE", "010")]).unwrap().sup_share, Some(10));
 }
 
 #[test]

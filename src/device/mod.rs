@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::proto::Mode;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 use plan::{Found, Trouble};
 
@@ -69,16 +70,29 @@ impl Device {
         self.rails.len() > 1
     }
 
-    /// Mb/s that transfers will see: of both rails where `share` (of 1024 for SUP) uses both, else of the one
-    /// that it uses.
-    pub fn speed(&self, share: u16) -> u32 {
+    /// Mb/s that transfers can see: with a fixed share, of the rails that it uses; in vanilla mode of the faster rail,
+    /// since a connection uses one; in advanced mode of both.
+    pub fn speed(&self, config: &Config) -> u32 {
         let speed = |rail: usize| self.rails.get(rail).map_or(0, |n| n.port.speed);
-        match share {
-            0 => speed(0),
-            1..1024 => speed(0) + speed(1),
-            _ if self.is_fused() => speed(1),
-            _ => speed(0),
+        let both = speed(0).saturating_add(speed(1));
+        match (config.sup_share, config.mode) {
+            _ if !self.is_fused() => speed(0),
+            (Some(0), _) => speed(0),
+            (Some(1..1024), _) | (None, Mode::Advanced) => both,
+            (Some(_), _) => speed(1),
+            (None, Mode::Vanilla) => speed(0).max(speed(1)),
         }
+    }
+
+    /// Connections that the queue pairs of its HCAs suffice for.
+    pub fn max_connections(&self, config: &Config) -> u32 {
+        let each = |rail: usize| match rail {
+            _ if !self.is_fused() => 1,
+            0 => config.sout_qp,
+            _ => config.sup_qp,
+        };
+        let most = |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp / u32::from(each(rail).max(1));
+        self.rails.iter().enumerate().map(most).min().unwrap_or(0)
     }
 }
 

@@ -14,7 +14,7 @@ use super::send::SendComm;
 use crate::bootstrap::{Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::policy::Policy;
+use crate::policy::{Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 
 /// A connector between two calls of `connect`.
@@ -74,7 +74,9 @@ pub fn connect(
     handle[STATE_OFFSET..].fill(0);
     let core = polled?;
     Ok(core.map(|core| {
-        let policy = Policy::new(settings.config.sup_share, core.rails.len());
+        // Without a hint all is on SOUT.
+        let source = Source::Fixed(settings.config.sup_share.unwrap_or(0));
+        let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
         SendComm::new(core, policy)
     }))
 }

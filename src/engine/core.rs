@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::peer::Peer;
 use super::rail::Rail;
 use crate::error::{Error, Result};
+use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
 use crate::verbs::{Chain, Pd, Region};
 
@@ -21,6 +22,7 @@ pub(super) struct Core {
     pub(super) layout: ImmLayout,
     pub(super) chain: Chain,
     pub(super) peer: Peer,
+    pub(super) plan: Plan,
     failed: Option<Error>,
 }
 
@@ -39,8 +41,9 @@ impl Core {
         remote: RemoteMemory,
         layout: ImmLayout,
         peer: Peer,
+        plan: Plan,
     ) -> Self {
-        Self { rails, region, remote, layout, chain: Chain::default(), peer, failed: None }
+        Self { rails, region, remote, layout, chain: Chain::default(), peer, plan, failed: None }
     }
 
     /// An error where the comm has failed before.
@@ -63,6 +66,11 @@ impl Core {
             self.peer.refuse(&e);
         }
         e
+    }
+
+    /// Indices of the rails in their device, in order.
+    pub(super) fn roles(&self) -> Vec<u8> {
+        self.rails.iter().map(|r| r.role).collect()
     }
 
     pub(super) fn pds(&self) -> Vec<Arc<Pd>> {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
-use super::offer::{Offer, hello, offers};
+use super::lane::Lane;
+use super::offer::{Offers, hello, offers};
 use super::peer::Peer;
 use super::rail::{Rail, Work};
 use super::wiring::{Half, Joined};
@@ -12,8 +13,9 @@ use super::{Role, Settings};
 use crate::bootstrap::{Channel, State};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, ImmLayout, Message, RailInfo};
-use crate::route::pair;
+use crate::policy::{self, Plan, rail_name};
+use crate::proto::{Handle, Hello, ImmLayout, MAX_RAILS, Message, RailInfo};
+use crate::route::{Route, pair, pair_roles};
 use crate::verbs::{Chain, Remote};
 
 /// A connection under way.
@@ -23,10 +25,14 @@ pub(super) struct Handshake {
     settings: Arc<Settings>,
     /// `None` once it has failed.
     channel: Option<Channel>,
-    offers: Vec<Offer>,
+    offers: Offers,
     ours: Hello,
     /// The peer's rails, once its HELLO has come.
     theirs: Vec<RailInfo>,
+    /// What both HELLOs made of the connection.
+    plan: Plan,
+    /// Routes that the plan does without unless its own fail.
+    reserve: Vec<Route>,
     stage: Stage,
 }
 
@@ -45,16 +51,15 @@ enum Stage {
 #[derive(Debug)]
 struct Probing {
     joined: Joined,
-    /// Routes whose probe is under way.
-    pending: u8,
+    /// Probes under way on each route: one for each of its queue pairs.
+    pending: [usize; MAX_RAILS],
     until: Instant,
 }
 
 impl Handshake {
     /// The connecting end, which becomes the sender and speaks first.
     pub(super) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
-        let offers = offers(device, settings.config.strict)?;
-        let ours = hello(&offers)?;
+        let (offers, ours) = prepare(settings, device)?;
         let channel = Channel::connect(handle, &ours, settings.config.connect_timeout)?;
         channel.expect("HELLO");
         Ok(Self::new(Role::Sender, settings, channel, offers, ours))
@@ -62,8 +67,7 @@ impl Handshake {
 
     /// The listening end, for a channel that has shown its HELLO.
     pub(super) fn accept(settings: &Arc<Settings>, device: &Device, channel: Channel) -> Result<Self> {
-        let prepared = offers(device, settings.config.strict).and_then(|o| Ok((hello(&o)?, o)));
-        let (ours, offers) = match prepared {
+        let (offers, ours) = match prepare(settings, device) {
             Ok(prepared) => prepared,
             Err(e) => {
                 refuse(channel, &e);
@@ -76,9 +80,18 @@ impl Handshake {
         Ok(handshake)
     }
 
-    fn new(role: Role, settings: &Arc<Settings>, channel: Channel, offers: Vec<Offer>, ours: Hello) -> Self {
-        let settings = Arc::clone(settings);
-        Self { role, settings, channel: Some(channel), offers, ours, theirs: Vec::new(), stage: Stage::Hello }
+    fn new(role: Role, settings: &Arc<Settings>, channel: Channel, offers: Offers, ours: Hello) -> Self {
+        Self {
+            role,
+            settings: Arc::clone(settings),
+            channel: Some(channel),
+            offers,
+            ours,
+            theirs: Vec::new(),
+            plan: Plan::Plain,
+            reserve: Vec::new(),
+            stage: Stage::Hello,
+        }
     }
 
     /// One step further, if it can go one. The peer is told of a failure.
@@ -114,7 +127,7 @@ impl Handshake {
             (Stage::Wiring(half), Message::Wiring(wiring)) => {
                 let name = self.peer();
                 let joined =
-                    half.join(self.role, &self.settings, &self.offers, &self.theirs, &name, &wiring)?;
+                    half.join(self.role, &self.settings, &self.offers.usable, &self.theirs, &name, &wiring)?;
                 self.send(&Message::Ready)?;
                 self.expect("READY");
                 self.stage = Stage::Ready(joined);
@@ -126,7 +139,7 @@ impl Handshake {
                 self.stage = Stage::Probing(Probing::start(joined, Instant::now() + limit));
             }
             (Stage::Probed(probing), Message::Probed { mask, reasons }) => {
-                return self.finish(probing, mask, &reasons).map(|core| Progress::Connected(Box::new(core)));
+                return self.finish(probing, mask, &reasons);
             }
             (stage, message) => {
                 let due = stage.due();
@@ -142,29 +155,58 @@ impl Handshake {
 
     /// The peer's HELLO has come: both ends now know the routes.
     fn met(&mut self, peer: Hello) -> Result<()> {
+        let differences = self.ours.terms.differences(&peer.terms);
+        if !differences.is_empty() {
+            return Err(Error::Usage(format!(
+                "settings that both ends must have alike differ from those of {}: {}",
+                self.peer(),
+                differences.join("; ")
+            )));
+        }
         self.theirs = peer.rails;
         let (connector, acceptor) = match self.role {
             Role::Sender => (&self.ours.rails, &self.theirs),
             Role::Receiver => (&self.theirs, &self.ours.rails),
         };
-        let pairing = pair(connector, acceptor);
+        let plan = Plan::new(&self.ours.terms, &peer.terms, connector, acceptor);
+        let pairing = match plan {
+            Plan::Plain => pair(connector, acceptor),
+            _ => pair_roles(connector, acceptor),
+        };
         if pairing.routes.is_empty() {
             return Err(Error::Usage(format!("no rail reaches {}: {pairing}", self.peer())));
         }
-        let lost = pairing.left_out(connector, acceptor);
-        if !lost.is_empty() {
-            let what = format!("rails without a route to {}: {}", self.peer(), lost.join("; "));
-            self.lose(what)?;
+        let down = self.offers.lost.iter().filter(|(role, _)| plan.joins(*role)).map(|(_, why)| why.clone());
+        let lost: Vec<_> =
+            down.chain(pairing.left_out(connector, acceptor, |role| plan.joins(role))).collect();
+        let role = |route: &Route| connector[route.connector].role;
+        let (mut routes, mut reserve): (Vec<_>, Vec<_>) =
+            pairing.routes.iter().partition(|r| plan.joins(role(r)));
+        if routes.is_empty() {
+            std::mem::swap(&mut routes, &mut reserve);
         }
-        let half = Half::new(self.role, &self.settings, &self.offers, &pairing.routes)?;
-        self.send(&Message::Wiring(half.message(self.role, self.offers.len())))?;
+        let roles: Vec<u8> = routes.iter().map(role).collect();
+        (self.plan, self.reserve) = (plan, reserve);
+        if !lost.is_empty() {
+            self.lose("rails without a route to", &lost, &roles)?;
+        }
+        self.wire(routes)
+    }
+
+    /// Makes the queue pairs of these routes and tells the peer.
+    fn wire(&mut self, routes: Vec<Route>) -> Result<()> {
+        let qps = |r: &Route| self.plan.qps(&self.ours.terms, self.role_of(r));
+        let routes: Vec<_> = routes.into_iter().map(|r| (r, qps(&r))).collect();
+        let offers = &self.offers.usable;
+        let half = Half::new(self.role, &self.settings, offers, &routes)?;
+        self.send(&Message::Wiring(half.message(self.role, offers.len())))?;
         self.expect("WIRING");
         self.stage = Stage::Wiring(half);
         Ok(())
     }
 
     /// Both ends have probed: what works on both is the connection.
-    fn finish(&mut self, probing: Probing, mask: u8, reasons: &[(u8, String)]) -> Result<Core> {
+    fn finish(&mut self, probing: Probing, mask: u8, reasons: &[(u8, String)]) -> Result<Progress> {
         let Joined { rails, mut region, mut remote } = probing.joined;
         if rails.len() < 8 && mask >> rails.len() != 0 {
             let n = rails.len();
@@ -190,12 +232,20 @@ impl Handshake {
                 Err(e) => lost.push(format!("route {i}: {e}")),
             }
         }
+        if alive.is_empty() && !self.reserve.is_empty() {
+            // The peer has the same two masks, and comes to the same end.
+            let reserve = std::mem::take(&mut self.reserve);
+            let roles: Vec<u8> = reserve.iter().map(|r| self.role_of(r)).collect();
+            self.lose("rails that do not work to", &lost, &roles)?;
+            self.wire(reserve)?;
+            return Ok(Progress::Went);
+        }
         if alive.is_empty() {
             return Err(Error::Peer(format!("no rail works to {}: {}", self.peer(), lost.join("; "))));
         }
         if !lost.is_empty() {
-            let what = format!("rails that do not work to {}: {}", self.peer(), lost.join("; "));
-            self.lose(what)?;
+            let roles: Vec<u8> = alive.iter().map(|r: &Rail| r.role).collect();
+            self.lose("rails that do not work to", &lost, &roles)?;
         }
         region.retain(|i| kept.contains(&i));
         let layout = u8::try_from(alive.len()).ok().and_then(ImmLayout::new);
@@ -203,17 +253,38 @@ impl Handshake {
         let channel = self.channel.take().ok_or_else(|| Error::Internal("a channel was lost".into()))?;
         channel.settled();
         let routes: Vec<_> = alive.iter().map(|r: &Rail| r.nic.name()).collect();
-        tracing::info!(target: "net", "{} {}: rails {}", self.role.verb(), channel.describe(), routes.join(", "));
-        Ok(Core::new(alive, region, remote, layout, Peer::new(channel)))
+        tracing::info!(
+            target: "net",
+            "{} {} ({}): rails {}", self.role.verb(), channel.describe(), self.plan, routes.join(", ")
+        );
+        let core = Core::new(alive, region, remote, layout, Peer::new(channel), self.plan);
+        Ok(Progress::Connected(Box::new(core)))
     }
 
-    /// One warning for what a connection must do without, or an error where that is not wanted.
-    fn lose(&self, what: String) -> Result<()> {
+    /// One warning for what a connection must do without, or an error where that is not wanted. `left` are the
+    /// indices in their device of the rails that remain.
+    fn lose(&self, what: &str, lost: &[String], left: &[u8]) -> Result<()> {
+        let what = format!("{what} {}: {}", self.peer(), lost.join("; "));
+        let what = match (self.plan, self.plan.home().filter(|home| !left.contains(home))) {
+            (Plan::Isolated(class), Some(home)) => {
+                format!("{what}; {class} data belongs on {} (MPIB_MODE=0)", rail_name(home))
+            }
+            _ => what,
+        };
         if self.settings.config.strict {
             return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
         }
-        tracing::warn!(target: "net", "{what}; the connection goes on without them");
+        let left: Vec<_> = left.iter().map(|role| rail_name(*role)).collect();
+        tracing::warn!(target: "net", "{what}; the connection goes on with {} alone", left.join(", "));
         Ok(())
+    }
+
+    /// Index of a route's rails in their device.
+    fn role_of(&self, route: &Route) -> u8 {
+        match self.role {
+            Role::Sender => self.ours.rails[route.connector].role,
+            Role::Receiver => self.theirs[route.connector].role,
+        }
     }
 
     /// While probes are under way: has the peer given up?
@@ -259,6 +330,13 @@ impl Handshake {
     }
 }
 
+/// What this end brings.
+fn prepare(settings: &Settings, device: &Device) -> Result<(Offers, Hello)> {
+    let offers = offers(device)?;
+    let hello = hello(&offers.usable, policy::terms(&settings.config, device.rails.len()))?;
+    Ok((offers, hello))
+}
+
 /// Tells the peer why, and ends it.
 fn refuse(channel: Channel, why: &Error) {
     // Whether it still listens does not matter.
@@ -287,18 +365,20 @@ impl Stage {
 
 impl Probing {
     fn start(mut joined: Joined, until: Instant) -> Self {
-        let mut pending = 0;
+        let mut pending = [0; MAX_RAILS];
         let mut chain = Chain::default();
         for (i, place) in joined.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
             let to = Remote { addr: joined.remote.addr, rkey: joined.remote.rkeys[i] };
-            chain.clear();
-            let posted = match chain.write(None, to, None, Some(Work::Probe.id())) {
-                true => rail.post(&mut chain, true),
-                false => Err(Error::Internal("no room for a probe".into())),
+            let post = |lane: &mut Lane| {
+                chain.clear();
+                match chain.write(None, to, None, Some(Work::Probe.id())) {
+                    true => lane.post(&mut chain, true),
+                    false => Err(Error::Internal("no room for a probe".into())),
+                }
             };
-            match posted {
-                Ok(()) => pending |= 1 << i,
+            match rail.lanes.iter_mut().try_for_each(post) {
+                Ok(()) => pending[i] = rail.lanes.len(),
                 Err(e) => *place = Err(e),
             }
         }
@@ -309,28 +389,26 @@ impl Probing {
     fn over(&mut self) -> Result<bool> {
         for (i, place) in self.joined.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
-            if self.pending >> i & 1 == 0 {
+            if self.pending[i] == 0 {
                 continue;
             }
-            let batch = rail.cq.poll()?;
-            let Some(completion) = batch.iter().next() else { continue };
-            self.pending &= !(1 << i);
-            if completion.status != 0 {
-                *place = Err(rail.failed(i, &completion));
-            } else {
-                rail.sent()?;
+            match probed(i, rail) {
+                Ok(n) => self.pending[i] = self.pending[i].saturating_sub(n),
+                Err(e) => {
+                    self.pending[i] = 0;
+                    *place = Err(e);
+                }
             }
         }
-        if self.pending != 0 && Instant::now() < self.until {
+        if self.pending.iter().any(|n| *n > 0) && Instant::now() < self.until {
             return Ok(false);
         }
-        for (i, place) in self.joined.rails.iter_mut().enumerate() {
-            if self.pending >> i & 1 == 1 {
+        for (place, pending) in self.joined.rails.iter_mut().zip(&mut self.pending) {
+            if std::mem::take(pending) > 0 {
                 *place =
                     Err(Error::Peer("the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)".into()));
             }
         }
-        self.pending = 0;
         Ok(true)
     }
 
@@ -340,4 +418,25 @@ impl Probing {
         let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
         Message::Probed { mask, reasons }
     }
+}
+
+/// Takes what has completed of a rail's probes; how many have.
+fn probed(i: usize, rail: &mut Rail) -> Result<usize> {
+    let batch = rail.cq.poll()?;
+    let mut done = 0;
+    for completion in batch.iter() {
+        if completion.status != 0 {
+            return Err(rail.failed(i, &completion));
+        }
+        let lane = rail.lanes.iter_mut().find(|l| l.number() == completion.qpn);
+        let lane = lane.ok_or_else(|| {
+            Error::Internal(format!(
+                "a probe completed on queue pair {}, which is not of its rail",
+                completion.qpn
+            ))
+        })?;
+        lane.sent()?;
+        done += 1;
+    }
+    Ok(done)
 }

@@ -4,6 +4,7 @@ mod connect;
 mod core;
 mod fifo;
 mod handshake;
+mod lane;
 mod mr;
 mod offer;
 mod peer;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::bootstrap::interfaces;
 use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
-use crate::proto::{Hello, Mtu, Nonce, RailInfo};
+use crate::proto::{Hello, Mtu, Nonce, RailInfo, Terms};
 use crate::verbs::{Gid, Port};
 
 /// A port of the device that can be used now.
@@ -16,36 +16,37 @@ pub(super) struct Offer {
     pub(super) port: Port,
     pub(super) gid: Gid,
     /// Rail index in the device.
-    role: u8,
+    pub(super) role: u8,
 }
 
-/// The device's rails as they are now. One that cannot be used is left out with a warning; `strict` makes it
-/// an error.
-pub(super) fn offers(device: &Device, strict: bool) -> Result<Vec<Offer>> {
-    let mut offers = Vec::with_capacity(device.rails.len());
+/// The device's rails as they are now.
+#[derive(Debug)]
+pub(super) struct Offers {
+    /// At least one.
+    pub(super) usable: Vec<Offer>,
+    /// Index in the device of each rail that cannot be used, and why. Whether it is missed depends on the peer.
+    pub(super) lost: Vec<(u8, String)>,
+}
+
+/// An error where no rail can be used.
+pub(super) fn offers(device: &Device) -> Result<Offers> {
+    let mut usable = Vec::with_capacity(device.rails.len());
     let mut lost = Vec::new();
     for (role, nic) in (0u8..).zip(&device.rails) {
         match nic.now() {
-            Ok((port, gid)) => offers.push(Offer { nic: Arc::clone(nic), port, gid, role }),
-            Err(why) => lost.push(format!("rail {role} ({}): {why}", nic.name())),
+            Ok((port, gid)) => usable.push(Offer { nic: Arc::clone(nic), port, gid, role }),
+            Err(why) => lost.push((role, format!("our {}: {why}", nic.name()))),
         }
     }
-    if lost.is_empty() {
-        return Ok(offers);
+    if usable.is_empty() {
+        let why: Vec<_> = lost.into_iter().map(|(_, why)| why).collect();
+        return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
-    let what = format!("rails that cannot be used: {}", lost.join("; "));
-    if offers.is_empty() {
-        return Err(Error::Usage(what));
-    }
-    if strict {
-        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
-    }
-    tracing::warn!(target: "net", "{what}; the connection goes on without");
-    Ok(offers)
+    Ok(Offers { usable, lost })
 }
 
 /// What the peer is told of us.
-pub(super) fn hello(offers: &[Offer]) -> Result<Hello> {
+pub(super) fn hello(offers: &[Offer], terms: Terms) -> Result<Hello> {
     let networks = interfaces()?;
     let prefix = |ip: IpAddr| networks.iter().find(|i| i.addr.ip() == ip).map_or(0, |i| i.addr.prefix());
     let rail = |o: &Offer| {
@@ -70,6 +71,7 @@ pub(super) fn hello(offers: &[Offer]) -> Result<Hello> {
         token: Nonce::default(),
         pid: std::process::id(),
         host: host_name(),
+        terms,
         rails: offers.iter().map(rail).collect::<Result<_>>()?,
     })
 }

@@ -1,11 +1,12 @@
-//! One rail of a connection: its queues, and an account of what is in them.
+//! One rail of a connection: its queue pairs, and the queues that they share.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::lane::Lane;
 use crate::device::Nic;
 use crate::error::{Completion as Failed, Error, Result};
-use crate::verbs::{Chain, Completion, Cq, Qp, Ready, Srq};
+use crate::proto::lane;
+use crate::verbs::{Completion, Cq, Srq};
 
 /// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,17 +56,14 @@ impl Work {
 /// One rail, connected.
 #[derive(Debug)]
 pub(super) struct Rail {
-    // First, so that it goes before the memory that it writes.
-    qp: Qp<Ready>,
-    /// Work requests that each completion to come will account for, in order of posting.
-    covered: VecDeque<u32>,
-    /// Work requests posted after the last one that asks for a completion.
-    uncovered: u32,
-    /// Work requests in the send queue that are not known to be done.
-    outstanding: u32,
+    // First, so that they go before the memory that they write.
+    pub(super) lanes: Box<[Lane]>,
     pub(super) receives: Option<Receives>,
+    /// Of all lanes, both ways: what completes here is this rail's.
     pub(super) cq: Arc<Cq>,
     pub(super) nic: Arc<Nic>,
+    /// Rail index in the device: 0 SOUT, 1 SUP.
+    pub(super) role: u8,
     pub(super) names: Names,
 }
 
@@ -74,7 +72,6 @@ pub(super) struct Rail {
 pub(super) struct Names {
     pub(super) local_gid: [u8; 16],
     pub(super) remote_gid: [u8; 16],
-    pub(super) remote_qpn: u32,
     pub(super) peer: String,
 }
 
@@ -87,66 +84,14 @@ pub(super) struct Receives {
 }
 
 impl Rail {
-    pub(super) fn new(
-        qp: Qp<Ready>,
-        receives: Option<Receives>,
-        cq: Arc<Cq>,
-        nic: Arc<Nic>,
-        names: Names,
-    ) -> Self {
-        let depth = qp.send_depth() as usize;
-        // Never more entries than work requests, so that it never grows.
-        let covered = VecDeque::with_capacity(depth + 1);
-        Self { qp, covered, uncovered: 0, outstanding: 0, receives, cq, nic, names }
+    /// The lane whose turn a slot is.
+    pub(super) fn lane(&self, slot: u8) -> &Lane {
+        &self.lanes[lane(slot, self.lanes.len())]
     }
 
-    /// Work requests that still fit into the send queue.
-    pub(super) fn room(&self) -> usize {
-        (self.qp.send_depth() - self.outstanding) as usize
-    }
-
-    /// Work requests since the last one that asks for a completion.
-    pub(super) fn uncovered(&self) -> u32 {
-        self.uncovered
-    }
-
-    pub(super) fn send_depth(&self) -> u32 {
-        self.qp.send_depth()
-    }
-
-    pub(super) fn inline(&self) -> usize {
-        self.qp.inline() as usize
-    }
-
-    /// Posts the chain with one doorbell. `signalled`: its last request asks for a completion, no other does.
-    pub(super) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Result<()> {
-        let n = chain.len() as u32;
-        if n as usize > self.room() {
-            chain.clear();
-            return Err(Error::Internal(format!(
-                "{n} work requests for a send queue with room for {}",
-                self.room()
-            )));
-        }
-        self.qp.post(chain)?;
-        self.outstanding += n;
-        self.uncovered += n;
-        if signalled {
-            self.covered.push_back(self.uncovered);
-            self.uncovered = 0;
-        }
-        Ok(())
-    }
-
-    /// Takes a successful completion of a request that asked for it: it and all before it are done.
-    pub(super) fn sent(&mut self) -> Result<()> {
-        match self.covered.pop_front() {
-            Some(n) => {
-                self.outstanding -= n;
-                Ok(())
-            }
-            None => Err(Error::Internal("a completion for a work request that was never posted".into())),
-        }
+    /// As [`lane`](Self::lane).
+    pub(super) fn lane_mut(&mut self, slot: u8) -> &mut Lane {
+        &mut self.lanes[lane(slot, self.lanes.len())]
     }
 
     /// One receive was used up.
@@ -172,7 +117,7 @@ impl Rail {
             local_gid: self.names.local_gid,
             remote_gid: self.names.remote_gid,
             local_qpn: completion.qpn,
-            remote_qpn: self.names.remote_qpn,
+            remote_qpn: self.lanes.iter().find(|l| l.number() == completion.qpn).map_or(0, |l| l.remote_qpn),
             peer: self.names.peer.clone(),
         }))
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Sizes, Tagged};
 
 use super::core::{BATCHES, Core, lock};
+use super::lane::Lane;
 use super::mr::{Mr, checked};
 use super::rail::Work;
 use super::request::{Pool, Request, recv_pool};
@@ -19,8 +20,8 @@ use crate::verbs::{Completion, INLINE, Kind, Local, Pd, Remote};
 /// Bytes of a receiver's control memory: the records that the sender writes into, and CTS entries to send from.
 pub(super) const MEMORY_BYTES: usize = RECORDS_BYTES + FIFO_BYTES;
 
-/// The rail that carries CTS writes.
-const CTS_RAIL: usize = 0;
+/// The lane that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
+const CTS_LANE: usize = 0;
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ struct State {
     seq: Sequence,
     /// By slot; a request is its slot.
     slots: Box<[Slot]>,
+    /// The rail that carries CTS writes.
+    cts_rail: usize,
     /// Slots whose data has not come.
     outstanding: usize,
     /// Each n-th CTS write asks for a completion.
@@ -75,7 +78,8 @@ impl RecvComm {
             size: SizeQ::RECORD,
         };
         // At least twice per queue, so that it is never full of writes that nobody will account for.
-        let depth = core.rails.get(CTS_RAIL).map_or(2, |r| r.send_depth());
+        let cts_rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
+        let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
         let signal_interval = signal_interval.min(depth / 2).max(1);
         Self(Arc::new_cyclic(|me: &Weak<Receiver>| Receiver {
             pool: recv_pool(me),
@@ -84,6 +88,7 @@ impl RecvComm {
                 core,
                 seq: Sequence::FIRST,
                 slots: vec![slot; SLOTS].into(),
+                cts_rail,
                 outstanding: 0,
                 signal_interval,
             }),
@@ -170,13 +175,13 @@ impl State {
         if self.slots[index].state != SlotState::Free {
             return Ok(None);
         }
-        if self.core.rails[CTS_RAIL].room() == 0 {
+        if self.cts_lane().room() == 0 {
             self.poll()?;
         }
         self.refill()?;
         let ready =
             |r: &super::rail::Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
-        if self.core.rails[CTS_RAIL].room() == 0 || !self.core.rails.iter().all(ready) {
+        if self.cts_lane().room() == 0 || !self.core.rails.iter().all(ready) {
             return Ok(None);
         }
         let mut bytes = [0; MAX_RECVS];
@@ -207,6 +212,10 @@ impl State {
         Ok(Some(index))
     }
 
+    fn cts_lane(&self) -> &Lane {
+        &self.core.rails[self.cts_rail].lanes[CTS_LANE]
+    }
+
     /// Puts a CTS entry where the CTS write takes it from.
     fn stage(&self, index: usize, cts: &Cts) {
         let start = (RECORDS_BYTES + self.seq.cts_offset(index)) / 8;
@@ -223,14 +232,14 @@ impl State {
         let bytes = count * CTS_BYTES;
         let start = (RECORDS_BYTES + offset) / 8;
         let Core { rails, region, remote, chain, .. } = &mut self.core;
-        let rail = &mut rails[CTS_RAIL];
-        let local =
-            Local { addr: region.addr(start) as u64, len: bytes as u32, lkey: region.mrs()[CTS_RAIL].lkey() };
-        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[CTS_RAIL] };
-        let signalled = rail.uncovered() + 1 >= self.signal_interval;
+        let lane = &mut rails[self.cts_rail].lanes[CTS_LANE];
+        let lkey = region.mrs()[self.cts_rail].lkey();
+        let local = Local { addr: region.addr(start) as u64, len: bytes as u32, lkey };
+        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[self.cts_rail] };
+        let signalled = lane.uncovered() + 1 >= self.signal_interval;
         let signal = signalled.then_some(Work::Cts.id());
         chain.clear();
-        let fitted = if bytes <= rail.inline().min(INLINE) {
+        let fitted = if bytes <= lane.inline().min(INLINE) {
             let mut entry = [0; INLINE];
             copy_words(&mut entry[..bytes], &region.words()[start..]);
             chain.write_inline(&entry[..bytes], to, signal)
@@ -240,7 +249,7 @@ impl State {
         if !fitted {
             return Err(Error::Internal("a CTS write did not fit into its chain".into()));
         }
-        rail.post(chain, signalled)
+        lane.post(chain, signalled)
     }
 
     /// Keeps enough receives posted for every slot that is under way, and one more.
@@ -275,7 +284,7 @@ impl State {
                 on.arrived();
                 self.arrived(rail, word)
             }
-            (Kind::Sent, Work::Cts) => on.sent(),
+            (Kind::Sent, Work::Cts) => on.lanes[CTS_LANE].sent(),
             (kind, work) => {
                 Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
             }

@@ -248,22 +248,23 @@ impl State {
         for rail in rails_of(mask) {
             self.fill_chain(rail, &flight, fast, imm, mask.trailing_zeros() as usize == rail)?;
             let Core { rails, chain, .. } = &mut self.core;
-            rails[rail].post(chain, true)?;
+            rails[rail].lane_mut(slot).post(chain, true)?;
         }
         self.seq = self.seq.next();
         self.group = NO_GROUP;
         Ok(true)
     }
 
-    /// Whether the slot is free and every rail of `mask` has room for its part.
+    /// Whether the slot is free and its lane on every rail of `mask` has room for its part.
     fn fits(&self, mask: u8, fast: bool, flight: &Flight) -> bool {
-        if self.flights[usize::from(self.seq.slot())].pending != 0 {
+        let slot = self.seq.slot();
+        if self.flights[usize::from(slot)].pending != 0 {
             return false;
         }
         rails_of(mask).all(|rail| {
             let parts =
                 flight.sends[..flight.count].iter().filter(|i| self.sends[**i].bytes(rail) > 0).count();
-            self.core.rails[rail].room() >= if fast { 1 } else { parts + 1 }
+            self.core.rails[rail].lane(slot).room() >= if fast { 1 } else { parts + 1 }
         })
     }
 
@@ -343,7 +344,7 @@ impl State {
         }
         match (completion.kind, Work::of(completion.wr_id)) {
             (Kind::Sent, Work::Data { slot }) => {
-                on.sent()?;
+                on.lane_mut(slot).sent()?;
                 let flight = &mut self.flights[usize::from(slot)];
                 if flight.pending >> rail & 1 == 0 {
                     return Err(Error::Internal(format!("slot {slot} completed twice on rail {rail}")));

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use super::core::RemoteMemory;
+use super::lane::Lane;
 use super::offer::Offer;
 use super::rail::{Names, Rail, Receives};
 use super::{Role, Settings, recv, send};
+use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
     FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring,
@@ -34,10 +36,10 @@ pub(super) struct Half {
 struct HalfRoute {
     ours: usize,
     theirs: usize,
-    qp: Qp<Fresh>,
+    /// With the number of the first packet of each.
+    qps: Vec<(Qp<Fresh>, u32)>,
     receives: Option<Receives>,
     cq: Arc<Cq>,
-    psn: u32,
 }
 
 /// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
@@ -49,14 +51,20 @@ pub(super) struct Joined {
 }
 
 impl Half {
-    pub(super) fn new(role: Role, settings: &Settings, offers: &[Offer], routes: &[Route]) -> Result<Self> {
+    /// Each route with its number of queue pairs, at least 1.
+    pub(super) fn new(
+        role: Role,
+        settings: &Settings,
+        offers: &[Offer],
+        routes: &[(Route, usize)],
+    ) -> Result<Self> {
         let mut halves = Vec::with_capacity(routes.len());
-        for route in routes {
+        for (route, qps) in routes {
             let (ours, theirs) = match role {
                 Role::Sender => (route.connector, route.acceptor),
                 Role::Receiver => (route.acceptor, route.connector),
             };
-            halves.push(HalfRoute::new(role, settings, &offers[ours], ours, theirs)?);
+            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), *qps)?);
         }
         let pds: Vec<Arc<Pd>> = halves.iter().map(|h| Arc::clone(offers[h.ours].nic.pd())).collect();
         let bytes = match role {
@@ -75,7 +83,7 @@ impl Half {
         let route = |r: &HalfRoute| RouteWiring {
             local_rail: r.ours as u8,
             remote_rail: r.theirs as u8,
-            qps: vec![QpWiring { qpn: r.qp.number(), psn: r.psn }],
+            qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
         };
         let memory = Memory { addr: self.region.addr(0) as u64, len: written_bytes(role), rkeys };
         Wiring { routes: self.routes.iter().map(route).collect(), memory }
@@ -113,12 +121,13 @@ impl Half {
                 let ours = (half.ours, half.theirs);
                 return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {ours:?}"));
             }
-            let [qp] = theirs.qps[..] else {
-                return refuse(format!("{} queue pairs for route {i}, expected 1", theirs.qps.len()));
-            };
+            if theirs.qps.len() != half.qps.len() {
+                let (found, expected) = (theirs.qps.len(), half.qps.len());
+                return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
+            }
             remote.rkeys[i] = wiring.memory.rkeys[half.theirs];
             let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
-            rails.push(half.connect(settings, offer, rail, name, qp));
+            rails.push(half.connect(settings, offer, rail, name, &theirs.qps));
         }
         Ok(Joined { rails, region: self.region, remote })
     }
@@ -132,41 +141,84 @@ fn written_bytes(role: Role) -> u64 {
     }
 }
 
-impl HalfRoute {
-    fn new(role: Role, settings: &Settings, offer: &Offer, ours: usize, theirs: usize) -> Result<Self> {
-        let (nic, limits) = (&offer.nic, offer.nic.limits());
+/// Entries of the queues of one rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Depths {
+    srq: u32,
+    /// Send queue of the first queue pair.
+    first: u32,
+    /// Send queue of each other one.
+    others: u32,
+}
+
+impl Depths {
+    /// Of `n` queue pairs, within what the device allows. A sender's groups take turns on all of them. A receiver's
+    /// CTS writes are all on one, which is the first; the others carry a probe and nothing else.
+    fn new(role: Role, settings: &Settings, nic: &Nic, n: u32) -> Result<Self> {
+        let limits = nic.limits();
         let too_small = |what: &str, has: u32, needs: u32| {
             Error::Usage(format!("{}: {what} of {has} entries, and a connection needs {needs}", nic.name()))
         };
-        let srq_depth = match role {
-            Role::Sender => 0,
-            Role::Receiver => settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2),
+        let allowed = settings.queue_depth.min(limits.max_qp_wr);
+        let depths = match role {
+            Role::Sender => {
+                let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
+                let each = wanted.min(allowed).min(limits.max_cqe / n);
+                Self { srq: 0, first: each, others: each }
+            }
+            Role::Receiver => {
+                let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + n - 1));
+                Self { srq, first, others: 1 }
+            }
         };
-        let wanted = if role == Role::Sender { SEND_DEPTH } else { CTS_DEPTH };
-        let depth = wanted
-            .min(settings.queue_depth)
-            .min(limits.max_qp_wr)
-            .min(limits.max_cqe.saturating_sub(srq_depth));
-        if depth < MIN_DEPTH {
-            return Err(too_small("a send or completion queue", depth, MIN_DEPTH));
+        if depths.first < MIN_DEPTH {
+            return Err(too_small("a send or completion queue", depths.first, MIN_DEPTH));
         }
-        if role == Role::Receiver && srq_depth == 0 {
+        if role == Role::Receiver && depths.srq == 0 {
             return Err(too_small("a shared receive queue", 0, 1));
         }
-        // Room for all at once: after a failure every request completes, signalled or not.
-        let cq = Arc::new(Cq::new(nic.pd().context(), depth + srq_depth)?);
+        Ok(depths)
+    }
+
+    fn send(&self, lane: u32) -> u32 {
+        if lane == 0 { self.first } else { self.others }
+    }
+
+    /// Room for all at once: after a failure every request completes, signalled or not.
+    fn completions(&self, n: u32) -> u32 {
+        self.srq + self.first + (n - 1) * self.others
+    }
+}
+
+impl HalfRoute {
+    fn new(
+        role: Role,
+        settings: &Settings,
+        offer: &Offer,
+        (ours, theirs): (usize, usize),
+        qps: usize,
+    ) -> Result<Self> {
+        let nic = &offer.nic;
+        let n = u32::try_from(qps.max(1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
+        let depths = Depths::new(role, settings, nic, n)?;
+        let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
             Role::Sender => None,
             Role::Receiver => {
-                let low = settings.config.srq_low.min(srq_depth / 2) as usize;
-                Some(Receives::new(Srq::new(nic.pd(), srq_depth)?, low)?)
+                let low = settings.config.srq_low.min(depths.srq / 2) as usize;
+                Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
             }
         };
-        let options = QpOptions { send_depth: depth, inline: INLINE };
-        let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
-        let mut psn = [0; 4];
-        getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-        Ok(Self { ours, theirs, qp, receives, cq, psn: u32::from_le_bytes(psn) })
+        let qp = |lane| {
+            let options = QpOptions { send_depth: depths.send(lane), inline: INLINE };
+            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
+            let mut psn = [0; 4];
+            getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
+            Ok((qp, u32::from_le_bytes(psn)))
+        };
+        let qps = (0..n).map(qp).collect::<Result<_>>()?;
+        Ok(Self { ours, theirs, qps, receives, cq })
     }
 
     fn connect(
@@ -175,11 +227,11 @@ impl HalfRoute {
         offer: &Offer,
         peer: &RailInfo,
         name: &str,
-        theirs: QpWiring,
+        theirs: &[QpWiring],
     ) -> Result<Rail> {
         let roce = offer.port.link == LinkLayer::Ethernet;
         let routed = roce || offer.gid.raw[..8] != peer.gid[..8];
-        let path = Path {
+        let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index: offer.gid.index,
             pkey_index: settings.config.pkey_index,
@@ -190,16 +242,15 @@ impl HalfRoute {
             traffic_class: settings.traffic_class(),
             qpn: theirs.qpn,
             peer_psn: theirs.psn,
-            psn: self.psn,
+            psn,
         };
         let timing = Timing { timeout: settings.config.timeout, retries: settings.config.retry_cnt };
-        let qp = self.qp.connect(&path, timing)?;
-        let names = Names {
-            local_gid: offer.gid.raw,
-            remote_gid: peer.gid,
-            remote_qpn: theirs.qpn,
-            peer: name.to_owned(),
+        let lane = |((qp, psn), theirs): ((Qp<Fresh>, u32), &QpWiring)| {
+            Ok(Lane::new(qp.connect(&path(psn, theirs), timing)?, theirs.qpn))
         };
-        Ok(Rail::new(qp, self.receives, self.cq, Arc::clone(&offer.nic), names))
+        let lanes = self.qps.into_iter().zip(theirs).map(lane).collect::<Result<_>>()?;
+        let names = Names { local_gid: offer.gid.raw, remote_gid: peer.gid, peer: name.to_owned() };
+        let (receives, cq) = (self.receives, self.cq);
+        Ok(Rail { lanes, receives, cq, nic: Arc::clone(&offer.nic), role: offer.role, names })
     }
 }

@@ -48,14 +48,34 @@ fn wiring() -> impl Strategy<Value = Wiring> {
         .prop_map(|(routes, addr, len, rkeys)| Wiring { routes, memory: Memory { addr, len, rkeys } })
 }
 
+fn terms() -> impl Strategy<Value = Terms> {
+    (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=32, 1u8..=32, 1u8..=32).prop_map(
+        |(fused, advanced, fixed_share, island_prefix_len, sout, sup)| Terms {
+            fused,
+            mode: if advanced { Mode::Advanced } else { Mode::Vanilla },
+            fixed_share,
+            island_prefix_len,
+            qps: [sout, sup],
+        },
+    )
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
-        (any::<Nonce>(), any::<Nonce>(), any::<u32>(), text(255), prop::collection::vec(rail_info(), 0..=8))
-            .prop_map(|(nonce, token, pid, host, rails)| Message::Hello(Hello {
+        (
+            any::<Nonce>(),
+            any::<Nonce>(),
+            any::<u32>(),
+            text(255),
+            terms(),
+            prop::collection::vec(rail_info(), 0..=8)
+        )
+            .prop_map(|(nonce, token, pid, host, terms, rails)| Message::Hello(Hello {
                 nonce,
                 token,
                 pid,
                 host,
+                terms,
                 rails
             })),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
@@ -82,7 +102,9 @@ fn hello() -> Hello {
         speed_mbps: 400_000,
         role: 0,
     };
-    Hello { nonce: [1; 16], token: [2; 16], pid: 42, host: "node7".into(), rails: vec![rail] }
+    let terms =
+        Terms { fused: true, mode: Mode::Advanced, fixed_share: false, island_prefix_len: 24, qps: [2, 4] };
+    Hello { nonce: [1; 16], token: [2; 16], pid: 42, host: "node7".into(), terms, rails: vec![rail] }
 }
 
 /// Body of the message, with one byte changed.
@@ -95,7 +117,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 1, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 2, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -104,12 +126,20 @@ fn a_hello_begins_with_what_never_changes() {
 fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
-    assert_eq!(with(&hello, 5, 2), Err(DecodeError::Version { found: 2 }));
-    assert!(with(&hello, 5, 2).unwrap_err().to_string().contains("version 2, this plugin 1"));
+    assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 2"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", one rail, its name of six bytes, its port.
-    let port = 1 + 22 + 16 + 4 + 2 + 5 + 1 + 2 + 6;
+    // Behind type, prefix and token: pid, "node7", the terms, one rail, its name of six bytes, its port.
+    let terms = 1 + 22 + 16 + 4 + 2 + 5;
+    let port = terms + 6 + 1 + 2 + 6;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
+    for (at, what) in ["fused", "mode", "fixed share"].into_iter().enumerate() {
+        assert_eq!(with(&hello, terms + at, 2), range(what, 2, "0 or 1"));
+    }
+    assert_eq!(with(&hello, terms + 3, 33), range("island prefix length", 33, "0 to 32"));
+    for (at, found) in [(4, 0), (4, 33), (5, 0), (5, 255)] {
+        assert_eq!(with(&hello, terms + at, found as u8), range("queue pairs of a rail", found, "1 to 32"));
+    }
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));
@@ -193,7 +223,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 1, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 2, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

@@ -1,7 +1,7 @@
 //! The first message of each end: who it is and which rails it has.
 
 use super::wire::{DecodeError, Reader, Writer};
-use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION};
+use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
@@ -18,6 +18,8 @@ pub struct Hello {
     pub pid: u32,
     /// Host name, for logs.
     pub host: String,
+    /// What the other end must agree to.
+    pub terms: Terms,
     /// Rails of the sender of this message, at most [`MAX_RAILS`].
     pub rails: Vec<RailInfo>,
 }
@@ -124,6 +126,7 @@ impl Hello {
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
+        self.terms.write(out);
         out.list(&self.rails, MAX_RAILS, "rails", |out, rail| {
             rail.write(out);
             Ok(())
@@ -144,6 +147,7 @@ impl Hello {
             token: from.array("token")?,
             pid: from.u32("process id")?,
             host: from.text(HOST_BYTES, "host name")?,
+            terms: Terms::read(from)?,
             rails: from.list(MAX_RAILS, "rails", RailInfo::read)?,
         })
     }

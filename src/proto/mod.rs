@@ -13,6 +13,7 @@ mod record;
 mod slot;
 mod split;
 mod status;
+mod terms;
 mod text;
 mod wire;
 
@@ -24,9 +25,10 @@ pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation};
 pub use message::{Memory, Message, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
-pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence};
+pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use status::{Blame, WcStatus, wc_status};
+pub use terms::{MAX_RAIL_QPS, Mode, Terms};
 pub(crate) use text::head;
 pub use text::printable;
 pub use wire::DecodeError;
@@ -36,7 +38,7 @@ pub const MAX_RAILS: usize = 8;
 /// Most receives that share a slot; the CTS entry and the completion record have room for these.
 pub const MAX_RECVS: usize = 8;
 /// Says which rules both ends follow. Ends of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// First bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes that only those know who were given the handle.

@@ -46,10 +46,29 @@ impl Sequence {
     }
 }
 
+/// Which of a rail's `qps` queue pairs (at least 1) carries the group in `slot`: they take turns.
+pub const fn lane(slot: u8, qps: usize) -> usize {
+    slot as usize % qps
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    /// Two queue pairs on SOUT, three on SUP, numbered through by rail.
+    #[test]
+    fn queue_pairs_take_turns() {
+        let table = [(0, 2), (1, 3), (0, 4), (1, 2), (0, 3), (1, 4)];
+        for (slot, numbers) in (0u8..).zip(table) {
+            assert_eq!((lane(slot, 2), 2 + lane(slot, 3)), numbers, "slot {slot}");
+        }
+        for qps in 1..=32 {
+            let mut uses = vec![0; qps];
+            (0..=255).for_each(|slot| uses[lane(slot, qps)] += 1);
+            assert!(uses.iter().all(|n| (SLOTS / qps..=SLOTS.div_ceil(qps)).contains(n)), "{uses:?}");
+        }
+    }
 
     #[test]
     fn a_ring_of_receives_uses_every_place_once() {

@@ -2,9 +2,14 @@
 //!
 //! Both ends run [`pair`] on the same two lists and so come to the same routes without asking each other.
 
+mod island;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
+pub use island::{Class, class};
+
+use crate::policy::rail_name as role;
 use crate::proto::{Addr, GidKind, LinkLayer, RailInfo};
 
 /// A rail of the connector joined to one of the acceptor, as indices into their lists.
@@ -23,6 +28,8 @@ pub struct Pairing {
     pub routes: Vec<Route>,
     /// Every pair that was looked at and not taken.
     pub refused: Vec<Refused>,
+    /// SOUT was not to meet SUP.
+    by_role: bool,
 }
 
 /// A pair that is no route.
@@ -37,8 +44,17 @@ pub struct Refused {
 /// Joins rails: SOUT to SOUT and SUP to SUP where both ends have both, else those of a common subnet first,
 /// then those of one role, in order. Ends with unequal numbers of rails use as many as they can join.
 pub fn pair(connector: &[RailInfo], acceptor: &[RailInfo]) -> Pairing {
-    let by_role = has_roles(connector) && has_roles(acceptor);
-    let mut pairing = Pairing::default();
+    join(connector, acceptor, has_roles(connector) && has_roles(acceptor))
+}
+
+/// As [`pair`] for two devices that are SOUT and SUP: never joins one to the other, also where an end has but one of
+/// them to offer.
+pub fn pair_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Pairing {
+    join(connector, acceptor, true)
+}
+
+fn join(connector: &[RailInfo], acceptor: &[RailInfo], by_role: bool) -> Pairing {
+    let mut pairing = Pairing { by_role, ..Pairing::default() };
     let mut possible = Vec::new();
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
@@ -108,19 +124,19 @@ fn addr(rail: &RailInfo) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// What operators call rail `index` of a fused device.
-fn role(index: u8) -> &'static str {
-    match index {
-        0 => "SOUT",
-        1 => "SUP",
-        _ => "a further rail",
-    }
-}
-
 impl Pairing {
-    /// Rails that have no route, of either end, each with the reasons of its pairs.
-    pub fn left_out(&self, connector: &[RailInfo], acceptor: &[RailInfo]) -> Vec<String> {
-        let reasons = |mine: &dyn Fn(&Route) -> bool| {
+    /// Rails that have no route, of either end, each with the reasons of its pairs; only those whose index in their
+    /// device is `wanted`.
+    pub fn left_out(
+        &self,
+        connector: &[RailInfo],
+        acceptor: &[RailInfo],
+        wanted: impl Fn(u8) -> bool,
+    ) -> Vec<String> {
+        let reasons = |rail: &RailInfo, others: &[RailInfo], mine: &dyn Fn(&Route) -> bool| {
+            if self.by_role && !others.iter().any(|r| r.role == rail.role) {
+                return format!("the other end has no {} to offer", role(rail.role));
+            }
             let mut why: Vec<_> =
                 self.refused.iter().filter(|r| mine(&r.route)).map(|r| r.why.as_str()).collect();
             why.dedup();
@@ -128,13 +144,21 @@ impl Pairing {
         };
         let mut lost = Vec::new();
         for (i, rail) in connector.iter().enumerate() {
-            if !self.routes.iter().any(|r| r.connector == i) {
-                lost.push(format!("the connector's {}: {}", rail.name, reasons(&|r| r.connector == i)));
+            if wanted(rail.role) && !self.routes.iter().any(|r| r.connector == i) {
+                lost.push(format!(
+                    "the connector's {}: {}",
+                    rail.name,
+                    reasons(rail, acceptor, &|r| r.connector == i)
+                ));
             }
         }
         for (i, rail) in acceptor.iter().enumerate() {
-            if !self.routes.iter().any(|r| r.acceptor == i) {
-                lost.push(format!("the acceptor's {}: {}", rail.name, reasons(&|r| r.acceptor == i)));
+            if wanted(rail.role) && !self.routes.iter().any(|r| r.acceptor == i) {
+                lost.push(format!(
+                    "the acceptor's {}: {}",
+                    rail.name,
+                    reasons(rail, connector, &|r| r.acceptor == i)
+                ));
             }
         }
         lost
@@ -157,12 +181,12 @@ impl fmt::Display for Pairing {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::proto::Mtu;
     use proptest::prelude::*;
 
-    fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
+    pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
         let gid = match ip.parse::<IpAddr>().unwrap() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
@@ -182,7 +206,7 @@ mod tests {
         }
     }
 
-    fn ib(name: &str, role: u8) -> RailInfo {
+    pub(crate) fn ib(name: &str, role: u8) -> RailInfo {
         let base = roce(name, "fe80::1", 0, role);
         RailInfo { link_layer: LinkLayer::InfiniBand, gid_kind: GidKind::Ib, lid: 7, ..base }
     }
@@ -204,9 +228,20 @@ mod tests {
         let theirs = [roce("c", "10.0.0.2", 24, 0), roce("d", "10.0.1.2", 24, 1)];
         assert_eq!(routes(&ours, &theirs), [(0, 1)]);
         assert_eq!(routes(&theirs, &ours), [(1, 0)]);
-        let lost = pair(&ours, &theirs).left_out(&ours, &theirs);
+        let lost = pair(&ours, &theirs).left_out(&ours, &theirs, |_| true);
         assert_eq!(lost.len(), 1);
         assert!(lost[0].contains("the acceptor's c"), "{lost:?}");
+        assert!(pair(&ours, &theirs).left_out(&ours, &theirs, |role| role == 1).is_empty());
+    }
+
+    #[test]
+    fn sout_never_meets_sup_where_both_ends_have_both() {
+        let ours = [roce("a", "10.0.0.1", 24, 0)];
+        let theirs = [roce("d", "10.0.0.2", 24, 1)];
+        assert_eq!(routes(&ours, &theirs), [(0, 0)]);
+        let pairing = pair_roles(&ours, &theirs);
+        assert!(pairing.routes.is_empty());
+        assert_eq!(pairing.refused[0].why, "a is SOUT, d is SUP");
     }
 
     #[test]

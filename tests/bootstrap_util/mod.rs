@@ -41,7 +41,8 @@ pub(crate) fn listen() -> Listener {
 }
 
 pub(crate) fn hello(host: &str) -> Hello {
-    Hello { nonce: [0; 16], token: [5; 16], pid: 42, host: host.into(), rails: Vec::new() }
+    let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), 2);
+    Hello { nonce: [0; 16], token: [5; 16], pid: 42, host: host.into(), terms, rails: Vec::new() }
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {

@@ -26,7 +26,8 @@ pub struct Lies {
 /// Joined to a comm of the plugin.
 pub struct Evil {
     pub channel: Channel,
-    rails: Vec<(Qp<Ready>, Arc<Cq>)>,
+    /// A rail's queue pairs share a completion queue.
+    rails: Vec<(Vec<Qp<Ready>>, Arc<Cq>)>,
     pub region: Region,
     peer: Memory,
 }
@@ -58,7 +59,8 @@ pub fn hello() -> Hello {
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    Hello { nonce: [0; 16], token: [0; 16], pid: std::process::id(), host: "evil".into(), rails }
+    let terms = nccl_net_mpib::policy::terms(&config(), device().rails.len());
+    Hello { nonce: [0; 16], token: [0; 16], pid: std::process::id(), host: "evil".into(), terms, rails }
 }
 
 /// The next message, whatever it is; the error's text where the channel ends.
@@ -102,18 +104,19 @@ impl Evil {
         let device = device();
         let pds: Vec<_> = device.rails.iter().map(|n| Arc::clone(n.pd())).collect();
         let region = Region::new(&pds, (FIFO_BYTES + RECORDS_BYTES) / 8).unwrap();
-        let fresh: Vec<(Qp<Fresh>, Arc<Cq>)> = pds
+        let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds
             .iter()
-            .map(|pd| {
+            .zip(hello.terms.qps)
+            .map(|(pd, n)| {
                 let cq = Arc::new(Cq::new(pd.context(), 512).unwrap());
-                let qp = Qp::new(pd, &cq, None, QpOptions { send_depth: 256, inline: 0 }).unwrap();
-                (qp, cq)
+                let options = QpOptions { send_depth: 256, inline: 0 };
+                ((0..n).map(|_| Qp::new(pd, &cq, None, options).unwrap()).collect(), cq)
             })
             .collect();
-        let route = |(i, (qp, _)): (usize, &(Qp<Fresh>, Arc<Cq>))| RouteWiring {
+        let route = |(i, (qps, _)): (usize, &(Vec<Qp<Fresh>>, Arc<Cq>))| RouteWiring {
             local_rail: i as u8,
             remote_rail: i as u8,
-            qps: vec![QpWiring { qpn: qp.number(), psn: 0 }],
+            qps: qps.iter().map(|qp| QpWiring { qpn: qp.number(), psn: 0 }).collect(),
         };
         let rkeys = region.mrs().iter().map(|mr| mr.rkey()).collect();
         let mut wiring = Wiring {
@@ -127,10 +130,10 @@ impl Evil {
             other => return Err(format!("{other:?}")),
         };
         let mut rails = Vec::new();
-        for (i, ((qp, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
+        for (i, ((qps, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
             let (port, gid) = nic.now().unwrap();
             let Some(route) = theirs.routes.get(i) else { break };
-            let path = Path {
+            let path = |theirs: &QpWiring| Path {
                 port: port.number,
                 gid_index: gid.index,
                 pkey_index: 0,
@@ -139,11 +142,13 @@ impl Evil {
                 gid: Some(hello.rails[i].gid),
                 service_level: 0,
                 traffic_class: 0,
-                qpn: route.qps[0].qpn,
-                peer_psn: route.qps[0].psn,
+                qpn: theirs.qpn,
+                peer_psn: theirs.psn,
                 psn: 0,
             };
-            rails.push((qp.connect(&path, Timing { timeout: 14, retries: 7 }).unwrap(), cq));
+            let timing = Timing { timeout: 14, retries: 7 };
+            let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
+            rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }
         let _ = channel.send(lies.ready.as_ref().unwrap_or(&Message::Ready));
         match next(&channel)? {
@@ -166,7 +171,7 @@ impl Evil {
         let remote = Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[rail] };
         let mut chain = Chain::default();
         assert!(chain.write(local, remote, imm, Some(1)));
-        self.rails[rail].0.post(&mut chain).unwrap();
+        self.rails[rail].0[0].post(&mut chain).unwrap();
         until("a completion at the evil peer", || self.rails[rail].1.poll().unwrap().iter().next());
     }
 

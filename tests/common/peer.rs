@@ -46,9 +46,15 @@ pub struct Peer {
 impl Peer {
     /// Started by a thread that lives as long as it.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With variables of its own on top of this process's.
+    pub fn start_with(env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["other_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(PEER, "1")
+            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

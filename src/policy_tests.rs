@@ -1,0 +1,167 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::*;
+use proptest::prelude::*;
+
+const MIB: usize = 1 << 20;
+const BOTH: [u8; 2] = [SOUT, SUP];
+
+/// An agent's hint.
+#[derive(Debug, Clone, Default)]
+struct Hint(Arc<AtomicU16>);
+
+impl Flow for Hint {
+    fn share(&self) -> u16 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn hint(share: u16) -> Source {
+    Source::Hint(Box::new(Hint(Arc::new(share.into()))))
+}
+
+fn parts(policy: &Policy, size: usize) -> (usize, usize, u8) {
+    let split = policy.split(size).unwrap();
+    (split.bytes(0), split.bytes(1), split.mask())
+}
+
+fn masks(share: u16, roles: &[u8]) -> [u8; 2] {
+    let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), 0, roles);
+    [0, MIB].map(|size| policy.split(size).unwrap().mask())
+}
+
+#[test]
+fn the_share_counts_where_there_are_two_rails_and_bytes() {
+    assert_eq!(masks(0, &BOTH), [1, 1]);
+    assert_eq!(masks(512, &BOTH), [1, 3]);
+    assert_eq!(masks(1024, &BOTH), [1, 2]);
+    assert_eq!(masks(4000, &BOTH), [1, 2]);
+    assert_eq!(masks(1024, &[SOUT]), [1, 1]);
+    assert_eq!(masks(0, &[SUP]), [1, 1]);
+}
+
+/// The hints of an agent for a transfer of 1 MiB, and those that no agent should write.
+#[test]
+fn hints_split_one_mebibyte() {
+    for (share, sup, mask) in [
+        (0, 0, 1),
+        (256, 262_144, 3),
+        (512, 524_288, 3),
+        (768, 786_432, 3),
+        (1024, MIB, 2),
+        (1025, MIB, 2),
+        (u16::MAX, MIB, 2),
+    ] {
+        for class in [Class::Intra, Class::Inter] {
+            let policy = Policy::new(Plan::Shared(class), hint(share), 0, &BOTH);
+            assert_eq!(parts(&policy, MIB), (MIB - sup, sup, mask), "hint {share}, {class}");
+        }
+    }
+}
+
+#[test]
+fn a_new_hint_counts_for_the_next_transfer() {
+    let agent = Hint::default();
+    let policy = Policy::new(Plan::Shared(Class::Inter), Source::Hint(Box::new(agent.clone())), 0, &BOTH);
+    for (share, mask) in [(0, 1), (1024, 2), (512, 3), (0, 1)] {
+        agent.0.store(share, Ordering::Relaxed);
+        assert_eq!(policy.split(MIB).unwrap().mask(), mask, "hint {share}");
+    }
+}
+
+#[test]
+fn small_transfers_between_islands_stay_on_sout() {
+    let all_on_sup = |plan, source| Policy::new(plan, source, 4096, &BOTH);
+    let inter = all_on_sup(Plan::Shared(Class::Inter), hint(1024));
+    assert_eq!([1, 4096, 4097].map(|size| inter.split(size).unwrap().mask()), [1, 1, 2]);
+    // Within an island, and with a share that a person has fixed, the threshold does not count.
+    for policy in [
+        all_on_sup(Plan::Shared(Class::Intra), hint(1024)),
+        all_on_sup(Plan::Shared(Class::Inter), Source::Fixed(1024)),
+    ] {
+        assert_eq!([1, 4096, 4097].map(|size| policy.split(size).unwrap().mask()), [2, 2, 2]);
+    }
+    let off = Policy::new(Plan::Shared(Class::Inter), hint(1024), 0, &BOTH);
+    assert_eq!(off.split(1).unwrap().mask(), 2);
+}
+
+#[test]
+fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
+    for (class, roles, carrier) in [
+        (Class::Intra, &BOTH[..], 1),
+        (Class::Intra, &[SUP], 0),
+        (Class::Intra, &[SOUT], 0),
+        (Class::Inter, &[SOUT], 0),
+        (Class::Inter, &[SUP], 0),
+    ] {
+        // Neither a hint nor a threshold has a say.
+        let policy = Policy::new(Plan::Isolated(class), hint(512), 1 << 30, roles);
+        for size in [0, 1, 128, MIB] {
+            let split = policy.split(size).unwrap();
+            assert_eq!((split.mask(), split.bytes(carrier)), (1 << carrier, size), "{class} {roles:?}");
+        }
+    }
+}
+
+/// Mode, fixed share, class: which rails get queue pairs, which one is demanded, which one carries CTS writes.
+#[test]
+fn plans_follow_mode_and_class() {
+    use crate::route::tests::roce;
+    let table = [
+        (Mode::Vanilla, false, "10.0.0.2", [true, true], Some(SUP), SUP),
+        (Mode::Vanilla, false, "10.0.1.2", [true, false], Some(SOUT), SOUT),
+        (Mode::Advanced, false, "10.0.0.2", [true, true], None, SOUT),
+        (Mode::Advanced, false, "10.0.1.2", [true, true], None, SOUT),
+        (Mode::Vanilla, true, "10.0.0.2", [true, true], None, SOUT),
+        (Mode::Vanilla, true, "10.0.1.2", [true, true], None, SOUT),
+    ];
+    for (mode, fixed_share, peer, joins, home, cts) in table {
+        let terms = Terms { mode, fixed_share, ..terms(&Config::default(), 2) };
+        let plan = Plan::new(&terms, &terms, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
+        assert_eq!(BOTH.map(|role| plan.joins(role)), joins, "{mode:?} {peer}");
+        assert_eq!((plan.home(), plan.cts()), (home, cts), "{mode:?} {peer}");
+        assert_eq!(BOTH.map(|role| plan.qps(&terms, role)), [2, 4]);
+    }
+    let lone = terms(&Config::default(), 1);
+    let plan = Plan::new(&terms(&Config::default(), 2), &lone, &[], &[]);
+    assert_eq!((plan, plan.home(), plan.qps(&lone, 1)), (Plan::Plain, None, 1));
+    assert!(plan.joins(SOUT) && plan.joins(SUP));
+}
+
+proptest! {
+    /// Whatever is asked: every byte once, on rails that are there, aligned; and exactly the rule.
+    #[test]
+    fn every_decision_covers_the_transfer(
+        size in prop_oneof![0usize..5000, 0usize..1 << 40],
+        share in prop_oneof![0u16..=1024, any::<u16>()],
+        threshold in prop_oneof![Just(0u32), 0u32..5000, any::<u32>()],
+        hinted: bool,
+        plan in prop::sample::select(vec![
+            Plan::Plain,
+            Plan::Isolated(Class::Intra),
+            Plan::Isolated(Class::Inter),
+            Plan::Shared(Class::Intra),
+            Plan::Shared(Class::Inter),
+        ]),
+        roles in prop::sample::select(vec![&BOTH[..], &[SOUT], &[SUP]]),
+    ) {
+        let source = if hinted { hint(share) } else { Source::Fixed(share) };
+        let policy = Policy::new(plan, source, threshold, roles);
+        let split = policy.split(size).unwrap();
+        let sum: usize = split.parts().map(|p| p.len).sum();
+        prop_assert_eq!(sum, size);
+        prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << roles.len());
+        if roles.len() == 1 {
+            return Ok(());
+        }
+        let small = hinted && plan == Plan::Shared(Class::Inter) && size as u64 <= u64::from(threshold);
+        let sup = match plan.home() {
+            Some(home) => if home == SUP { size } else { 0 },
+            None if small => 0,
+            None if share >= 1024 => size,
+            None => (size * usize::from(share)) >> 10 & !127,
+        };
+        prop_assert_eq!((split.bytes(0), split.bytes(1)), (size - sup, sup));
+    }
+}

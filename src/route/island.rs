@@ -1,0 +1,120 @@
+//! Islands: groups of hosts whose SUP networks reach each other.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::addr;
+use crate::proto::{LinkLayer, RailInfo};
+
+/// Whether a connection stays within an island.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Both hosts are in one island.
+    Intra,
+    /// They are not, or nothing tells that they are.
+    Inter,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Intra => "intra-island",
+            Self::Inter => "inter-island",
+        })
+    }
+}
+
+/// The class of a connection between two hosts with these rails: the same on both ends, whichever list is whose.
+///
+/// Rail 0 (SOUT) tells the island. IPv4: the first `prefix_len` bits (0 to 32). Global IPv6: the first 64 bits.
+/// InfiniBand: the subnet's prefix. Where a SOUT is missing, or has a link-local address, or the two are not of one
+/// kind, nothing tells that the hosts share an island, and SOUT is what joins islands. A `prefix_len` of 0 puts all
+/// hosts into one island, whatever their addresses.
+pub fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
+    let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == 0).cloned();
+    let one = match (sout(a), sout(b)) {
+        _ if prefix_len == 0 => true,
+        (Some(a), Some(b)) => one_island(prefix_len, &a, &b),
+        _ => false,
+    };
+    if one { Class::Intra } else { Class::Inter }
+}
+
+fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
+    if a.link_layer != b.link_layer {
+        return false;
+    }
+    if a.link_layer == LinkLayer::InfiniBand {
+        return a.gid[..8] == b.gid[..8];
+    }
+    match (addr(a), addr(b)) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let differing = a.to_bits() ^ b.to_bits();
+            differing.leading_zeros() >= u32::from(prefix_len) && !a.is_link_local()
+        }
+        (IpAddr::V6(v6), IpAddr::V6(_)) => !v6.is_unicast_link_local() && a.gid[..8] == b.gid[..8],
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::tests::{ib, roce};
+    use proptest::prelude::*;
+
+    fn of(prefix_len: u8, a: &str, b: &str) -> Class {
+        class(prefix_len, &[roce("a", a, 24, 0)], &[roce("b", b, 24, 0)])
+    }
+
+    #[test]
+    fn ipv4_islands_share_the_prefix() {
+        for (len, a, b, expected) in [
+            (24, "10.0.0.1", "10.0.0.254", Class::Intra),
+            (24, "10.0.0.1", "10.0.1.1", Class::Inter),
+            (16, "10.0.0.1", "10.0.1.1", Class::Intra),
+            (23, "10.0.0.1", "10.0.1.1", Class::Intra),
+            (32, "10.0.0.1", "10.0.0.1", Class::Intra),
+            (32, "10.0.0.1", "10.0.0.0", Class::Inter),
+            (31, "10.0.0.1", "10.0.0.0", Class::Intra),
+            (1, "10.0.0.1", "192.0.0.1", Class::Inter),
+            (0, "10.0.0.1", "192.0.0.1", Class::Intra),
+            (24, "169.254.1.1", "169.254.1.2", Class::Inter),
+        ] {
+            assert_eq!(of(len, a, b), expected, "/{len} {a} {b}");
+        }
+    }
+
+    #[test]
+    fn other_addresses_have_rules_of_their_own() {
+        assert_eq!(of(24, "2001:db8::1", "2001:db8::2"), Class::Intra);
+        assert_eq!(of(24, "2001:db8::1", "2001:db8:0:1::1"), Class::Inter);
+        assert_eq!(of(24, "fe80::1", "fe80::2"), Class::Inter);
+        assert_eq!(of(24, "10.0.0.1", "2001:db8::1"), Class::Inter);
+        assert_eq!(of(0, "10.0.0.1", "2001:db8::1"), Class::Intra);
+        assert_eq!(class(24, &[ib("a", 0)], &[ib("b", 0)]), Class::Intra);
+        assert_eq!(class(24, &[ib("a", 0)], &[roce("b", "10.0.0.1", 24, 0)]), Class::Inter);
+    }
+
+    #[test]
+    fn a_sout_that_is_missing_tells_nothing() {
+        let (sout, sup) = (roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.0.2", 24, 1));
+        assert_eq!(class(24, &[sout.clone()], &[sup.clone()]), Class::Inter);
+        assert_eq!(class(24, &[], &[]), Class::Inter);
+        assert_eq!(class(0, &[sout], &[sup]), Class::Intra);
+    }
+
+    proptest! {
+        /// Whoever asks, and as a mask would say it.
+        #[test]
+        fn the_class_is_the_mask_and_symmetric(a: u32, flip in 0u32..32, noise: u32, len in 0u8..=32) {
+            let b = a ^ (1 << flip) ^ (noise & ((1 << flip) - 1));
+            let text = |bits: u32| std::net::Ipv4Addr::from_bits(bits);
+            prop_assume!(!text(a).is_link_local() && !text(b).is_link_local());
+            let mask = if len == 0 { 0 } else { u32::MAX << (32 - len) };
+            let expected = if a & mask == b & mask { Class::Intra } else { Class::Inter };
+            prop_assert_eq!(of(len, &text(a).to_string(), &text(b).to_string()), expected);
+            prop_assert_eq!(of(len, &text(b).to_string(), &text(a).to_string()), expected);
+        }
+    }
+}
