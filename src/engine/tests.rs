@@ -1,6 +1,6 @@
 //! Queues as shallow as a device may have them, over software devices with a latency that keeps them full.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Tagged};
@@ -8,7 +8,7 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Tagged};
 use super::wiring::MIN_DEPTH;
 use super::{Listening, RecvComm, Request, SendComm, Settings, connect};
 use crate::config::Config;
-use crate::device;
+use crate::device::{self, Device};
 use crate::net::Plugin;
 
 /// Only a failing test waits so long.
@@ -25,13 +25,32 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A connection with send queues of these depths at the sender and at the receiver.
-fn pair(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
+/// The two ports of the first two devices, opened once.
+fn ports() -> &'static [Device] {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
-    let config = Config::default();
-    let device = &device::open(&config).unwrap()[0];
+    device::open(&Config::default()).unwrap()
+}
+
+/// A connection with send queues of these depths at the sender and at the receiver.
+fn pair(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
+    join(sender, receiver, &ports()[0], &Config::default())
+}
+
+/// As [`pair`], over SOUT with two queue pairs and SUP with three.
+fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
+    static FUSED: OnceLock<Device> = OnceLock::new();
+    let fused = FUSED.get_or_init(|| {
+        let [sout, sup, ..] = ports() else { panic!("two devices") };
+        let rails = [&sout.rails[0], &sup.rails[0]].map(Arc::clone);
+        Device { name: c"fused", pci_path: None, rails: rails.into() }
+    });
+    let config = Config { sup_share: Some(512), sup_qp: 3, ..Config::default() };
+    join(sender, receiver, fused, &config)
+}
+
+fn join(sender: u32, receiver: u32, device: &'static Device, config: &Config) -> (SendComm, RecvComm) {
     let with = |depth| Arc::new(Settings { queue_depth: depth, ..Settings::new(config.clone(), None) });
     let mut handle = [0; 128];
     let listening = Listening::open(&with(receiver), device, &mut handle).unwrap();
@@ -116,6 +135,16 @@ fn full_queues_make_calls_wait_and_lose_nothing() {
         // On a busy machine a queue may drain before it is full; then it is tried again.
         until(|| (run(pair(MIN_DEPTH, u32::MAX), 20, n, 128).0 > 0).then_some(()));
         until(|| (run(pair(u32::MAX, MIN_DEPTH), 20, n, 128).1 > 0).then_some(()));
+    }
+}
+
+/// The least depth that a group of eight needs, on each of five queue pairs: a group waits for the one whose turn it
+/// is, though another may have room.
+#[test]
+fn full_queues_of_several_queue_pairs_make_calls_wait_and_lose_nothing() {
+    for n in [1, 8] {
+        until(|| (run(two_rails(MIN_DEPTH, u32::MAX), 100, n, 256).0 > 0).then_some(()));
+        until(|| (run(two_rails(u32::MAX, MIN_DEPTH), 100, n, 256).1 > 0).then_some(()));
     }
 }
 

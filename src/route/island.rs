@@ -62,6 +62,7 @@ mod tests {
     use super::*;
     use crate::route::tests::{ib, roce};
     use proptest::prelude::*;
+    use std::slice::from_ref;
 
     fn of(prefix_len: u8, a: &str, b: &str) -> Class {
         class(prefix_len, &[roce("a", a, 24, 0)], &[roce("b", b, 24, 0)])
@@ -99,7 +100,7 @@ mod tests {
     #[test]
     fn a_sout_that_is_missing_tells_nothing() {
         let (sout, sup) = (roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.0.2", 24, 1));
-        assert_eq!(class(24, &[sout.clone()], &[sup.clone()]), Class::Inter);
+        assert_eq!(class(24, from_ref(&sout), from_ref(&sup)), Class::Inter);
         assert_eq!(class(24, &[], &[]), Class::Inter);
         assert_eq!(class(0, &[sout], &[sup]), Class::Intra);
     }
