@@ -4,19 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
-use super::lane::Lane;
 use super::offer::{Offers, hello, offers};
 use super::peer::Peer;
-use super::rail::{Rail, Work};
+use super::probing::Probing;
+use super::rail::Rail;
 use super::wiring::{Half, Joined};
 use super::{Role, Settings};
 use crate::bootstrap::{Channel, State};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::policy::{self, Plan, rail_name};
-use crate::proto::{Handle, Hello, ImmLayout, MAX_RAILS, Message, RailInfo};
+use crate::proto::{Handle, Hello, ImmLayout, Message, RailInfo};
 use crate::route::{Route, pair, pair_roles};
-use crate::verbs::{Chain, Remote};
 
 /// A connection under way.
 #[derive(Debug)]
@@ -45,15 +44,6 @@ enum Stage {
     Probing(Probing),
     Probed(Probing),
     Over,
-}
-
-/// Zero-byte writes on every route.
-#[derive(Debug)]
-struct Probing {
-    joined: Joined,
-    /// Probes under way on each route: one for each of its queue pairs.
-    pending: [usize; MAX_RAILS],
-    until: Instant,
 }
 
 impl Handshake {
@@ -361,82 +351,4 @@ impl Stage {
             Self::Over => "nothing",
         }
     }
-}
-
-impl Probing {
-    fn start(mut joined: Joined, until: Instant) -> Self {
-        let mut pending = [0; MAX_RAILS];
-        let mut chain = Chain::default();
-        for (i, place) in joined.rails.iter_mut().enumerate() {
-            let Ok(rail) = place else { continue };
-            let to = Remote { addr: joined.remote.addr, rkey: joined.remote.rkeys[i] };
-            let post = |lane: &mut Lane| {
-                chain.clear();
-                match chain.write(None, to, None, Some(Work::Probe.id())) {
-                    true => lane.post(&mut chain, true),
-                    false => Err(Error::Internal("no room for a probe".into())),
-                }
-            };
-            match rail.lanes.iter_mut().try_for_each(post) {
-                Ok(()) => pending[i] = rail.lanes.len(),
-                Err(e) => *place = Err(e),
-            }
-        }
-        Self { joined, pending, until }
-    }
-
-    /// Takes what has completed; `true` when every probe has, or the time is up.
-    fn over(&mut self) -> Result<bool> {
-        for (i, place) in self.joined.rails.iter_mut().enumerate() {
-            let Ok(rail) = place else { continue };
-            if self.pending[i] == 0 {
-                continue;
-            }
-            match probed(i, rail) {
-                Ok(n) => self.pending[i] = self.pending[i].saturating_sub(n),
-                Err(e) => {
-                    self.pending[i] = 0;
-                    *place = Err(e);
-                }
-            }
-        }
-        if self.pending.iter().any(|n| *n > 0) && Instant::now() < self.until {
-            return Ok(false);
-        }
-        for (place, pending) in self.joined.rails.iter_mut().zip(&mut self.pending) {
-            if std::mem::take(pending) > 0 {
-                *place =
-                    Err(Error::Peer("the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)".into()));
-            }
-        }
-        Ok(true)
-    }
-
-    fn report(&self) -> Message {
-        let rails = || (0u8..).zip(&self.joined.rails);
-        let mask = rails().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
-        let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
-        Message::Probed { mask, reasons }
-    }
-}
-
-/// Takes what has completed of a rail's probes; how many have.
-fn probed(i: usize, rail: &mut Rail) -> Result<usize> {
-    let batch = rail.cq.poll()?;
-    let mut done = 0;
-    for completion in batch.iter() {
-        if completion.status != 0 {
-            return Err(rail.failed(i, &completion));
-        }
-        let lane = rail.lanes.iter_mut().find(|l| l.number() == completion.qpn);
-        let lane = lane.ok_or_else(|| {
-            Error::Internal(format!(
-                "a probe completed on queue pair {}, which is not of its rail",
-                completion.qpn
-            ))
-        })?;
-        lane.sent()?;
-        done += 1;
-    }
-    Ok(done)
 }

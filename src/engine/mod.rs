@@ -8,6 +8,7 @@ mod lane;
 mod mr;
 mod offer;
 mod peer;
+mod probing;
 mod rail;
 mod recv;
 mod request;
