@@ -111,8 +111,12 @@ mod tests {
         assert_eq!(HINTS_SIZE, 4112);
         assert_eq!(header(), *b"HIPM\x00\x01\x00\x00\0\0\0\0\0\0\0\0");
         assert_eq!((entry_offset(0), entry_offset(255)), (16, 4096));
-        let hint =
-            Hint { sup_bw: 0x0302_0100, seq: 0x0706_0504, src: [8, 9, 10, 11].into(), dst: [12, 13, 14, 15].into() };
+        let hint = Hint {
+            sup_bw: 0x0302_0100,
+            seq: 0x0706_0504,
+            src: [8, 9, 10, 11].into(),
+            dst: [12, 13, 14, 15].into(),
+        };
         assert_eq!(hint.encode(), std::array::from_fn(|i| i as u8));
     }
 

@@ -6,10 +6,10 @@
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use agent_iface::{Entry, Hint, Settled, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
+use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
 
 /// Schedules explored.
 fn explore(model: impl Fn() + Sync + Send + 'static) -> usize {

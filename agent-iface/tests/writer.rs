@@ -3,7 +3,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use agent_iface::{ENTRY_SIZE, HINTS_SIZE, Hint, HintsWriter, Settled, entry_offset, header, settle};
+use nccl_net_mpib_agent_iface::{
+    ENTRY_SIZE, HINTS_SIZE, Hint, HintsWriter, Settled, entry_offset, header, settle,
+};
 
 fn entry(file: &File, slot: u8) -> [u8; ENTRY_SIZE] {
     let mut bytes = [0; ENTRY_SIZE];
@@ -26,7 +28,8 @@ fn slots_are_written_where_the_interface_has_them() {
     writer.set(255, 768);
     writer.set(0, u16::MAX);
     let file = File::open(&path).unwrap();
-    let expected = |sup_bw, seq, last| Hint { sup_bw, seq, src: [10, 0, 0, 1].into(), dst: [10, 0, 0, last].into() };
+    let expected =
+        |sup_bw, seq, last| Hint { sup_bw, seq, src: [10, 0, 0, 1].into(), dst: [10, 0, 0, last].into() };
     assert_eq!(Hint::decode(&entry(&file, 0)), expected(1024, 4, 2));
     assert_eq!(Hint::decode(&entry(&file, 255)), expected(768, 4, 3));
     assert_eq!(writer.hint(255), expected(768, 4, 3));
