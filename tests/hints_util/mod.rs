@@ -200,13 +200,7 @@ struct State {
 /// The agent, if this process is one.
 pub(crate) fn run_agent() {
     let Some(dir) = std::env::var_os(VARIABLE) else { return };
-    let state = State {
-        dir: dir.into(),
-        hints: None,
-        pairs: HashMap::new(),
-        next: 0,
-        mode: "answer".into(),
-    };
+    let state = State { dir: dir.into(), hints: None, pairs: HashMap::new(), next: 0, mode: "answer".into() };
     let state = Arc::new(Mutex::new(state));
     for line in stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -245,10 +239,6 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
     println!("@connected");
     let mut input = Vec::new();
     let mut bytes = [0; 64];
-    if state.lock().unwrap().mode == "unasked" {
-        let (out, len) = Response::Deregistered { status: Status::SUCCESS }.encode();
-        let _ = stream.write_all(&out[..len]);
-    }
     while let Ok(n) = stream.read(&mut bytes) {
         if n == 0 {
             break;
@@ -283,8 +273,11 @@ impl State {
             "next" => self.next = number(1) as u8,
             // The share of the pair whose other end ends so.
             "set" => {
-                let (_, (slot, share)) =
-                    self.pairs.iter_mut().find(|(pair, _)| u16::from(pair.1.octets()[3]) == number(1)).unwrap();
+                let (_, (slot, share)) = self
+                    .pairs
+                    .iter_mut()
+                    .find(|(pair, _)| u16::from(pair.1.octets()[3]) == number(1))
+                    .unwrap();
                 *share = number(2);
                 let (slot, share) = (*slot, *share);
                 self.hints().set(slot, share);
@@ -336,8 +329,14 @@ impl State {
         match mode[0] {
             "answer" => {}
             "silent" => return Some(Vec::new()),
-            "half" => return bytes(Response::Registered { status: Status::SUCCESS, slot: 0 }).map(|b| b[..9].to_vec()),
+            "half" => {
+                return bytes(Response::Registered { status: Status::SUCCESS, slot: 0 })
+                    .map(|b| b[..9].to_vec());
+            }
             "garbage" => return Some(b"HTTP/1.1 400 Bad Request\r\n".to_vec()),
+            "twice" => {
+                return bytes(Response::Registered { status: Status::SUCCESS, slot: 0 }).map(|b| b.repeat(2));
+            }
             "wrong" => return bytes(Response::Deregistered { status: Status::SUCCESS }),
             "slot" => return bytes(Response::Registered { status: Status::SUCCESS, slot: number() }),
             "refuse" => return bytes(Response::Registered { status: Status(number() as u8), slot: 0 }),
