@@ -96,7 +96,7 @@ enum Fault {
 /// The protocol on two words, once more, with room for a fault.
 fn faulty(fault: Fault) -> usize {
     explore(move || {
-        let words = Arc::new([const { () }; 3].map(|()| AtomicU32::new(0)));
+        let words = Arc::new([0; 3].map(AtomicU32::new));
         let writer = {
             let words = Arc::clone(&words);
             thread::spawn(move || {

@@ -122,7 +122,7 @@ impl Worker {
             until: None,
             link_watch: Watch::new(gap),
             file_watch: Watch::new(gap),
-            trouble_watches: [const { () }; TROUBLES].map(|()| Watch::new(gap)),
+            trouble_watches: std::array::from_fn(|_| Watch::new(gap)),
             options,
         }
     }

@@ -72,7 +72,7 @@ impl HintFile {
     pub(super) fn new() -> Self {
         Self {
             open: None,
-            copies: [const { () }; 3].map(|()| Box::new([0; HINTS_SIZE])),
+            copies: std::array::from_fn(|_| Box::new([0; HINTS_SIZE])),
             slots: Box::new([Settled::Moved; ENTRIES]),
             known: false,
         }

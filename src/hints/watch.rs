@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     enum Fault {
-        A(u8),
+        A(#[expect(dead_code, reason = "only that it differs counts")] u8),
         B,
     }
 
