@@ -133,6 +133,26 @@ fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
 }
 
 #[test]
+fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again() {
+    let place = Place::new();
+    let (mut agent, flow) = hinted(&place);
+    let gone = place.flow(3);
+    agent.event("registered");
+    agent.tell("mode silent");
+    let gone_id = gone.conn_id();
+    drop(gone);
+    agent.event(&format!("deregistered {gone_id}"));
+    agent.kill();
+    let mut agent = place.agent();
+    assert_eq!(agent.event("registered"), format!("registered {} 10.1.0.2 0", flow.conn_id()));
+    let id = flow.conn_id();
+    drop(flow);
+    agent.event(&format!("deregistered {id}"));
+    agent.event("gone");
+    assert!(agent.so_far("registered").is_empty());
+}
+
+#[test]
 fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_found() {
     type Vandal = fn(&Path);
     let vandals: [(&str, Vandal); 9] = [
