@@ -30,10 +30,10 @@ test: build ## Build, then run all tests
 	@cargo test --workspace
 
 .PHONY: check
-check: setup check-fmt check-clippy check-doc check-deny ## Format, lints, documentation, dependencies
+check: setup check-fmt check-clippy check-doc check-deny check-loom ## Format, lints, documentation, dependencies, memory model
 
-.PHONY: check-fmt check-clippy check-doc check-deny
-check-fmt check-clippy check-doc check-deny:
+.PHONY: check-fmt check-clippy check-doc check-deny check-loom
+check-fmt check-clippy check-doc check-deny check-loom:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 

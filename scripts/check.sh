@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|miri
+# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -27,6 +27,10 @@ case ${1:-} in
         fi
         cargo_deny check --disable-fetch advisories
         ;;
+    loom)
+        # Every schedule of the hint file's writer and readers; with a target folder of its own, since the flag rebuilds everything.
+        RUSTFLAGS="--cfg loom" cargo test -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        ;;
     miri)
         if ! cargo +nightly miri --version >/dev/null 2>&1; then
             say "skipped: no miri (rustup +nightly component add miri)"
@@ -39,7 +43,7 @@ case ${1:-} in
         cargo +nightly miri test -p nccl-net-mpib --lib proto::
         ;;
     *)
-        echo "usage: $0 fmt|clippy|doc|deny|advisories|miri" >&2
+        echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

@@ -7,10 +7,15 @@ mod filter;
 mod form;
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use filter::{Family, HcaFilter, HcaName, NameFilter};
-use form::{Flag, Form, Millis, ModeNumber, Optional, Parsed, Whole, WholeOrAuto};
+use form::{
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Whole, WholeOrAuto, WholeOrUnset,
+};
+
+use nccl_net_mpib_agent_iface::{HINTS_PATH, SOCKET_PATH};
 
 use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_RAIL_QPS, Mode};
@@ -126,6 +131,14 @@ settings! {
     srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
     /// Each n-th CTS write asks for a completion.
     cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+    /// Unix socket on which the agent listens.
+    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107);
+    /// The agent's hint file.
+    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095);
+    /// How often the hint file is read, in µs.
+    hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
+    /// User id to whom the agent's socket and hint file may belong, besides root and the user of the process itself.
+    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
 }
 
 /// NCCL takes an empty variable of its own for one that is not set, and so do scripts that clear one.

@@ -12,6 +12,8 @@ pub mod device;
 #[forbid(unsafe_code)]
 pub mod engine;
 pub mod error;
+#[forbid(unsafe_code)]
+pub mod hints;
 pub mod log;
 #[forbid(unsafe_code)]
 pub mod net;

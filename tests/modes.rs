@@ -175,7 +175,9 @@ fn advanced_joins_both_rails_in_either_class() {
         for other in [NEAR, FAR] {
             with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });
         }
-        assert!(take_warnings().is_empty());
+        // No agent runs here, which is told; nothing else is wrong.
+        let others: Vec<_> = take_warnings().into_iter().filter(|w| !w.contains("agent")).collect();
+        assert!(others.is_empty(), "{others:?}");
     });
 }
 

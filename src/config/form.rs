@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -158,6 +159,53 @@ impl Form for WholeOrAuto {
     }
     fn show(&self, value: &Option<u8>) -> String {
         value.map_or("-1".into(), |n| n.to_string())
+    }
+}
+
+/// A whole number within bounds, or nothing.
+#[derive(Debug)]
+pub(super) struct WholeOrUnset<T>(Whole<T>);
+
+impl<T> WholeOrUnset<T> {
+    pub(super) const fn new(low: T, high: T) -> Self {
+        Self(Whole::new(low, high))
+    }
+}
+
+impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrUnset<T> {
+    type Value = Option<T>;
+    fn parse(&self, text: &str) -> Option<Option<T>> {
+        self.0.parse(text).map(Some)
+    }
+    fn expected(&self) -> String {
+        self.0.expected()
+    }
+    fn show(&self, value: &Option<T>) -> String {
+        value.as_ref().map_or("unset".into(), ToString::to_string)
+    }
+}
+
+/// An absolute path of at most so many bytes.
+#[derive(Debug)]
+pub(super) struct AbsolutePath(usize);
+
+impl AbsolutePath {
+    pub(super) const fn new(longest: usize) -> Self {
+        Self(longest)
+    }
+}
+
+impl Form for AbsolutePath {
+    type Value = PathBuf;
+    fn parse(&self, text: &str) -> Option<PathBuf> {
+        let good = text.starts_with('/') && !text.ends_with('/') && text.len() <= self.0;
+        good.then(|| text.into())
+    }
+    fn expected(&self) -> String {
+        format!("an absolute path of a file, at most {} bytes", self.0)
+    }
+    fn show(&self, value: &PathBuf) -> String {
+        value.display().to_string()
     }
 }
 

@@ -48,6 +48,10 @@ fn every_variable_is_read() {
         ("MPIB_SRQ_LOW", "1"),
         ("MPIB_SRQ_HIGH", "2"),
         ("MPIB_CTS_SIGNAL_INTERVAL", "256"),
+        ("MPIB_AGENT_SOCKET", "/run/mpib/agent"),
+        ("MPIB_HINTS", "/run/mpib/hints file"),
+        ("MPIB_HINT_POLL_US", "100"),
+        ("MPIB_AGENT_UID", "0"),
     ];
     assert_eq!(settings.map(|s| s.0), Config::VARIABLES, "the list above is the table");
     let config = read(&settings).unwrap();
@@ -112,12 +116,23 @@ fn bounds_are_exact() {
         ("MPIB_SRQ_LOW", "0", "32768"),
         ("MPIB_SRQ_HIGH", "1", "32769"),
         ("MPIB_CTS_SIGNAL_INTERVAL", "0", "257"),
+        ("MPIB_AGENT_SOCKET", "run/agent", "/run/"),
+        ("MPIB_HINTS", "hints", "/"),
+        ("MPIB_HINT_POLL_US", "99", "60000001"),
+        ("MPIB_AGENT_UID", "-1", "4294967295"),
         ("NCCL_SOCKET_FAMILY", "AF_INET4", "af_inet"),
     ] {
         for text in [below, above] {
             assert_eq!(bad(&[(variable, text)])[0].variable, variable, "{text}");
         }
     }
+}
+
+#[test]
+fn a_socket_has_a_short_name() {
+    let path = |n: usize| format!("/{}", "x".repeat(n - 1));
+    assert_eq!(read(&[("MPIB_AGENT_SOCKET", &path(107))]).unwrap().agent_socket.as_os_str().len(), 107);
+    assert_eq!(bad(&[("MPIB_AGENT_SOCKET", &path(108))])[0].variable, "MPIB_AGENT_SOCKET");
 }
 
 #[test]

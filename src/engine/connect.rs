@@ -7,13 +7,15 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use nccl_net_versions::HandleBuf;
 
 use super::Settings;
-use super::core::lock;
+use super::core::{Core, lock};
+use super::flow;
 use super::handshake::Handshake;
 use super::recv::RecvComm;
 use super::send::SendComm;
 use crate::bootstrap::{Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::hints::Flow;
 use crate::policy::{Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 
@@ -72,13 +74,19 @@ pub fn connect(
     }
     // Over: with the same handle another connection may begin.
     handle[STATE_OFFSET..].fill(0);
-    let core = polled?;
-    Ok(core.map(|core| {
+    let Some(mut core) = polled? else { return Ok(None) };
+    let source = match registered(&mut core, settings)? {
+        Some(flow) => Source::Hint(Box::new(flow)),
         // Without a hint all is on SOUT.
-        let source = Source::Fixed(settings.config.sup_share.unwrap_or(0));
-        let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
-        SendComm::new(core, policy)
-    }))
+        None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
+    };
+    let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
+    Ok(Some(SendComm::new(core, policy)))
+}
+
+/// What the agent will know the connection by. The peer is told of a failure.
+fn registered(core: &mut Core, settings: &Settings) -> Result<Option<Flow>> {
+    flow::open(core, &settings.config).inspect_err(|e| core.peer.refuse(e))
 }
 
 /// Drops what `context` has begun and NCCL will not continue.
@@ -120,9 +128,15 @@ impl Listening {
         while i < underway.len() {
             match underway[i].poll() {
                 Ok(None) => i += 1,
-                Ok(Some(core)) => {
+                Ok(Some(mut core)) => {
                     underway.swap_remove(i);
-                    return Ok(Some(RecvComm::new(core, self.settings.config.cts_signal_interval)));
+                    match registered(&mut core, &self.settings) {
+                        Ok(flow) => {
+                            let interval = self.settings.config.cts_signal_interval;
+                            return Ok(Some(RecvComm::new(core, interval, flow)));
+                        }
+                        Err(e) => warn(&e),
+                    }
                 }
                 Err(e) => {
                     underway.swap_remove(i);

@@ -3,6 +3,7 @@
 mod connect;
 mod core;
 mod fifo;
+mod flow;
 mod handshake;
 mod lane;
 mod mr;

@@ -11,6 +11,7 @@ use super::mr::{Mr, checked};
 use super::rail::Work;
 use super::request::{Pool, Request, recv_pool};
 use crate::error::{Error, Result};
+use crate::hints::Flow;
 use crate::proto::{
     Arrivals, CTS_BYTES, Cts, FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RECORDS_BYTES, Record, SLOTS, Sequence,
     SizeQ, Step,
@@ -32,6 +33,8 @@ pub struct RecvComm(Arc<Receiver>);
 pub(super) struct Receiver {
     pool: Pool,
     pds: Vec<Arc<Pd>>,
+    /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
+    _flow: Option<Flow>,
     // Only NCCL's progress thread takes it; registration does not.
     state: Mutex<State>,
 }
@@ -69,7 +72,7 @@ enum SlotState {
 }
 
 impl RecvComm {
-    pub(super) fn new(core: Core, signal_interval: u32) -> Self {
+    pub(super) fn new(core: Core, signal_interval: u32, flow: Option<Flow>) -> Self {
         let slot = Slot {
             state: SlotState::Free,
             count: 0,
@@ -84,6 +87,7 @@ impl RecvComm {
         Self(Arc::new_cyclic(|me: &Weak<Receiver>| Receiver {
             pool: recv_pool(me),
             pds: core.pds(),
+            _flow: flow,
             state: Mutex::new(State {
                 core,
                 seq: Sequence::FIRST,

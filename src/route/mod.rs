@@ -119,9 +119,13 @@ fn one_subnet(a: &RailInfo, b: &RailInfo) -> bool {
 }
 
 /// The IP address in a RoCE GID.
-fn addr(rail: &RailInfo) -> IpAddr {
-    let v6 = Ipv6Addr::from(rail.gid);
+pub fn gid_addr(gid: [u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(gid);
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+fn addr(rail: &RailInfo) -> IpAddr {
+    gid_addr(rail.gid)
 }
 
 impl Pairing {

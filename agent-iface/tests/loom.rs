@@ -1,0 +1,145 @@
+//! The entry's protocol under every schedule and every order that the memory model allows, in both ways of reading; and the
+//! same with a fault put in, which the model must find. Run with `make loom`.
+
+#![cfg(loom)]
+
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
+use loom::thread;
+use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
+
+/// Schedules explored.
+fn explore(model: impl Fn() + Sync + Send + 'static) -> usize {
+    let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    count.load(Ordering::Relaxed)
+}
+
+/// The n-th thing that the writer says: each field tells which one it is of.
+fn said(n: u8) -> Hint {
+    Hint { sup_bw: n.into(), seq: u32::from(n) * 2, src: [n; 4].into(), dst: [n; 4].into() }
+}
+
+fn write(entry: &Entry) {
+    let seq = entry.write(Hint { seq: 0, ..said(1) });
+    entry.write(Hint { seq, ..said(2) });
+}
+
+fn whole(hint: Hint) {
+    assert!((0..=2).any(|n| hint == said(n)), "{hint:?}");
+}
+
+#[test]
+fn a_mapped_entry_is_read_whole_or_not_at_all() {
+    let schedules = explore(|| {
+        let entry = Arc::new(Entry::default());
+        let writer = {
+            let entry = Arc::clone(&entry);
+            thread::spawn(move || write(&entry))
+        };
+        if let Some(hint) = entry.read() {
+            whole(hint);
+        }
+        writer.join().unwrap();
+        assert_eq!(entry.read(), Some(said(2)));
+    });
+    println!("{schedules} schedules");
+    assert!(schedules > 500, "{schedules}");
+}
+
+#[test]
+fn three_copies_give_an_entry_whole_or_not_at_all() {
+    let schedules = explore(|| {
+        let entry = Arc::new(Entry::default());
+        let writer = {
+            let entry = Arc::clone(&entry);
+            thread::spawn(move || {
+                entry.write(Hint { seq: 0, ..said(1) });
+            })
+        };
+        let copy = || {
+            let bytes = entry.copy();
+            fence(Acquire);
+            bytes
+        };
+        match settle(&copy(), &copy(), &copy()) {
+            Settled::Whole(hint) => whole(hint),
+            Settled::Odd(seq) => assert_eq!(seq, 1),
+            Settled::Moved => {}
+        }
+        writer.join().unwrap();
+    });
+    println!("{schedules} schedules");
+    assert!(schedules > 500, "{schedules}");
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    NeverOdd,
+    NoFenceInWriter,
+    EvenTooWeak,
+    NoFenceInReader,
+    FirstLoadTooWeak,
+    OddIsTaken,
+    NumberNotReadAgain,
+}
+
+/// The protocol on two words, once more, with room for a fault.
+fn faulty(fault: Fault) -> usize {
+    explore(move || {
+        let words = Arc::new([0; 3].map(AtomicU32::new));
+        let writer = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                for n in 1..=2 {
+                    if fault != Fault::NeverOdd {
+                        words[0].store(2 * n - 1, Relaxed);
+                    }
+                    if fault != Fault::NoFenceInWriter {
+                        fence(Release);
+                    }
+                    words[1].store(n, Relaxed);
+                    words[2].store(n, Relaxed);
+                    words[0].store(2 * n, if fault == Fault::EvenTooWeak { Relaxed } else { Release });
+                }
+            })
+        };
+        let seq = words[0].load(if fault == Fault::FirstLoadTooWeak { Relaxed } else { Acquire });
+        let pair = (words[1].load(Relaxed), words[2].load(Relaxed));
+        if fault != Fault::NoFenceInReader {
+            fence(Acquire);
+        }
+        let still = fault == Fault::NumberNotReadAgain || words[0].load(Relaxed) == seq;
+        if still && (seq % 2 == 0 || fault == Fault::OddIsTaken) {
+            assert_eq!((pair.0, pair.1), (seq / 2, seq / 2));
+        }
+        writer.join().unwrap();
+    })
+}
+
+#[test]
+fn the_model_finds_each_fault() {
+    let schedules = faulty(Fault::None);
+    println!("{schedules} schedules");
+    assert!(schedules > 200, "{schedules}");
+    for fault in [
+        Fault::NeverOdd,
+        Fault::NoFenceInWriter,
+        Fault::EvenTooWeak,
+        Fault::NoFenceInReader,
+        Fault::FirstLoadTooWeak,
+        Fault::OddIsTaken,
+        Fault::NumberNotReadAgain,
+    ] {
+        assert!(catch_unwind(|| faulty(fault)).is_err(), "{fault:?} went by");
+    }
+}

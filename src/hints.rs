@@ -1,0 +1,137 @@
+//! The agent's client: registers connections and keeps the last good hint of each where the send path finds it.
+//!
+//! One background thread talks to the agent's socket and reads its hint file. It starts with the first [`Flow`] and ends
+//! with the last. The agent is optional at every moment: whatever it does or does not do, [`Flow::share`] is the last good
+//! hint, or 0 (all on SOUT) if there never was one. What is wrong is told once when it begins, and once when it is over.
+//!
+//! The file is read with `pread`, never mapped: a mapped file that somebody truncates kills the process that reads it.
+
+mod client;
+mod conn_id;
+mod file;
+mod link;
+mod table;
+mod watch;
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::error::Result;
+use client::Client;
+use conn_id::ConnId;
+
+/// What the client needs to know of the settings. Flows with equal options share one thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Where the agent listens.
+    pub socket: PathBuf,
+    /// Where the hint file is.
+    pub file: PathBuf,
+    /// How often the file is read.
+    pub poll: Duration,
+    /// A user, besides root and that of this process, to whom socket and file may belong.
+    pub agent_uid: Option<u32>,
+    /// How long the agent may take for one answer.
+    pub answer_timeout: Duration,
+    /// How long an entry may be half-written, or have another pair's addresses, before that counts as a fault.
+    pub settle_timeout: Duration,
+    /// How soon a lost agent is looked for again; the time doubles with each failure, up to 20 times this.
+    pub reconnect: Duration,
+    /// How soon a refused connection is registered again.
+    pub refused_again: Duration,
+    /// Least time between two lines in the log on one subject.
+    pub report_gap: Duration,
+}
+
+impl From<&Config> for Options {
+    fn from(config: &Config) -> Self {
+        Self {
+            socket: config.agent_socket.clone(),
+            file: config.hints.clone(),
+            poll: Duration::from_micros(config.hint_poll_us.into()),
+            agent_uid: config.agent_uid,
+            answer_timeout: Duration::from_secs(5),
+            settle_timeout: Duration::from_secs(1),
+            reconnect: Duration::from_millis(100),
+            refused_again: Duration::from_secs(10),
+            report_gap: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Options {
+    /// Who may own socket and file: this process's user, root, and whom the settings name.
+    fn trusts(&self, uid: u32) -> bool {
+        uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.agent_uid == Some(uid)
+    }
+
+    /// What to say of somebody else.
+    fn distrust(&self, uid: u32) -> String {
+        format!(
+            "belongs to user {uid}, expected root or user {}; set MPIB_AGENT_UID={uid} if that is the agent's user",
+            nix::unistd::geteuid()
+        )
+    }
+}
+
+/// The two ends of a connection, as its agent is told them. Source is this end, whichever way the data goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// This end on SOUT.
+    pub sout_src: Ipv4Addr,
+    /// The other end on SOUT.
+    pub sout_dst: Ipv4Addr,
+    /// This end on SUP.
+    pub sup_src: Ipv4Addr,
+    /// The other end on SUP.
+    pub sup_dst: Ipv4Addr,
+}
+
+/// A registered connection. Dropping it deregisters it.
+#[derive(Debug)]
+pub struct Flow {
+    share: Arc<AtomicU16>,
+    id: Arc<ConnId>,
+    client: Arc<Client>,
+}
+
+impl Flow {
+    /// Has the connection registered, in the background; never waits for the agent.
+    ///
+    /// # Errors
+    /// The thread, or the descriptor that wakes it, cannot be made. The agent never makes this fail.
+    pub fn open(options: &Options, addresses: Addresses) -> Result<Self> {
+        let client = Client::get(options)?;
+        let id = Arc::new(ConnId::take());
+        let share = Arc::default();
+        client.open(Arc::clone(&id), addresses, Arc::clone(&share));
+        Ok(Self { share, id, client })
+    }
+
+    /// The last good hint: part of a transfer that goes on SUP, 0 to 1024; 0 if there never was a hint. One relaxed load.
+    #[inline]
+    pub fn share(&self) -> u16 {
+        self.share.load(Ordering::Relaxed)
+    }
+
+    /// What the agent knows this connection by.
+    pub fn conn_id(&self) -> u32 {
+        self.id.get()
+    }
+}
+
+impl crate::policy::Flow for Flow {
+    fn share(&self) -> u16 {
+        Self::share(self)
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.client.close(self.id.get());
+    }
+}

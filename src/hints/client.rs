@@ -1,0 +1,273 @@
+//! The background thread, and its users' side.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU16;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::conn_id::ConnId;
+use super::file::{self, HintFile};
+use super::link::{self, Link, State};
+use super::table::{Sum, TROUBLES, Table};
+use super::watch::{Change, Human, Watch};
+use super::{Addresses, Options};
+use crate::error::{Error, Result};
+
+/// How long the thread waits for the agent's answers to the last DEREGISTERs.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The thread as its users hold it: it ends when the last one is dropped.
+#[derive(Debug)]
+pub(super) struct Client {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    commands: Mutex<Vec<Command>>,
+    wake: EventFd,
+}
+
+#[derive(Debug)]
+enum Command {
+    Open(Arc<ConnId>, Addresses, Arc<AtomicU16>),
+    Close(u32),
+    Stop,
+}
+
+impl Client {
+    /// The running thread of these options, or a new one.
+    pub(super) fn get(options: &Options) -> Result<Arc<Self>> {
+        static RUNNING: Mutex<Vec<(Options, Weak<Client>)>> = Mutex::new(Vec::new());
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|(_, client)| client.strong_count() > 0);
+        if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
+            return Ok(client);
+        }
+        let client = Arc::new(Self::start(options.clone())?);
+        running.push((options.clone(), Arc::downgrade(&client)));
+        Ok(client)
+    }
+
+    fn start(options: Options) -> Result<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let wake =
+            EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
+        let shared = Arc::new(Shared { commands: Mutex::default(), wake });
+        let worker = Worker::new(Arc::clone(&shared), options);
+        thread::Builder::new()
+            .name("mpib-hints".into())
+            .spawn(move || worker.run())
+            .map_err(|e| Error::io("starting the thread of the agent's client", e))?;
+        Ok(Self { shared })
+    }
+
+    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, share: Arc<AtomicU16>) {
+        self.shared.tell(Command::Open(id, addresses, share));
+    }
+
+    pub(super) fn close(&self, id: u32) {
+        self.shared.tell(Command::Close(id));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Not joined: the agent may be slow, and the file is never unmapped.
+        self.shared.tell(Command::Stop);
+    }
+}
+
+impl Shared {
+    fn tell(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        // It fails only when so many are pending that the thread wakes anyway.
+        let _ = self.wake.write(1);
+    }
+
+    fn commands(&self) -> Vec<Command> {
+        std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// All that the thread has.
+struct Worker {
+    shared: Arc<Shared>,
+    options: Options,
+    table: Table,
+    link: Link,
+    file: HintFile,
+    read_at: Instant,
+    /// Set when the last user is gone.
+    until: Option<Instant>,
+    link_watch: Watch<link::Fault>,
+    file_watch: Watch<file::Fault>,
+    trouble_watches: [Watch<Sum>; TROUBLES],
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>, options: Options) -> Self {
+        let gap = options.report_gap;
+        Self {
+            shared,
+            table: Table::default(),
+            link: Link::new(&options),
+            file: HintFile::new(),
+            read_at: Instant::now(),
+            until: None,
+            link_watch: Watch::new(gap),
+            file_watch: Watch::new(gap),
+            trouble_watches: std::array::from_fn(|_| Watch::new(gap)),
+            options,
+        }
+    }
+
+    fn run(mut self) {
+        loop {
+            for command in self.shared.commands() {
+                match command {
+                    Command::Open(id, addresses, share) => self.table.open(id, addresses, share),
+                    Command::Close(id) => self.table.close(id),
+                    Command::Stop => self.until = Some(Instant::now() + LINGER),
+                }
+            }
+            let now = Instant::now();
+            if self.link.step(now, &mut self.table, &self.options) {
+                // A new slot is read at once.
+                self.read_at = now;
+            }
+            if let Some(until) = self.until {
+                if self.table.is_empty() || self.link.socket().is_none() || until <= now {
+                    return self.link.close();
+                }
+            } else {
+                self.report_link(now);
+                if self.read_at <= now {
+                    self.read_hints(now);
+                    self.read_at = now + self.options.poll;
+                }
+            }
+            if let Err(e) = self.wait() {
+                return tracing::warn!(
+                    target: "net",
+                    "the agent's client ends: poll: {e}; connections keep their last good hint"
+                );
+            }
+        }
+    }
+
+    /// Until there is something to do.
+    fn wait(&self) -> Result<(), Errno> {
+        let at = self.until.unwrap_or(self.read_at);
+        let at = self.link.deadline().map_or(at, |d| d.min(at));
+        let timeout = at.saturating_duration_since(Instant::now());
+        let wake = || PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN);
+        let mut fds = [wake(), wake()];
+        let used = match self.link.socket() {
+            Some((socket, more)) => {
+                let flags = if more { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+                fds[1] = PollFd::new(socket.as_fd(), flags);
+                2
+            }
+            None => 1,
+        };
+        match ppoll(&mut fds[..used], Some(timeout.into()), None) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+        // Empty is as good as not.
+        let _ = self.shared.wake.read();
+        Ok(())
+    }
+
+    fn read_hints(&mut self, now: Instant) {
+        let fault = match self.file.read(&self.options) {
+            Ok(slots) => {
+                self.table.publish(slots, now);
+                None
+            }
+            Err(fault) => {
+                self.table.unreadable(now);
+                Some(fault)
+            }
+        };
+        // While there is no agent, its file and its slots are not missed: that there is none has been told.
+        if !matches!(self.link.state(), State::Good) {
+            return;
+        }
+        let readable = fault.is_none();
+        self.report_file(now, fault);
+        if readable && self.table.settled() {
+            self.report_troubles(now);
+        }
+    }
+
+    fn report_link(&mut self, now: Instant) {
+        let fault = match self.link.state() {
+            State::Unknown => return,
+            State::Good => None,
+            State::Bad(fault, since) => Some((fault, *since)),
+        };
+        let Some(change) = self.link_watch.look(now, fault) else { return };
+        let what = fault.map(|(fault, _)| fault.to_string()).unwrap_or_default();
+        let socket = self.options.socket.display().to_string();
+        self.tell("agent", &socket, &what, "the agent answers", change);
+    }
+
+    fn report_file(&mut self, now: Instant, fault: Option<file::Fault>) {
+        let Some(change) = self.file_watch.look(now, fault.as_ref().map(|f| (f, now))) else { return };
+        let what = fault.map(|fault| fault.to_string()).unwrap_or_default();
+        let path = self.options.file.display().to_string();
+        self.tell("hint file", &path, &what, "the hint file is good", change);
+    }
+
+    fn report_troubles(&mut self, now: Instant) {
+        const GOOD: [&str; TROUBLES] = [
+            "every connection has a slot",
+            "no slot stays half-written",
+            "every slot has its connection's addresses",
+        ];
+        for (kind, sum) in self.table.troubles(now, &self.options).into_iter().enumerate() {
+            let change = self.trouble_watches[kind].look(now, sum.as_ref().map(|sum| (sum, sum.since)));
+            let Some(change) = change else { continue };
+            // That nothing is wrong in these ways is told only after something was.
+            if matches!(change, Change::Good { after: None }) {
+                continue;
+            }
+            let what = sum.map(|sum| sum.to_string()).unwrap_or_default();
+            let (name, path) = match kind {
+                0 => ("agent", &self.options.socket),
+                _ => ("hint file", &self.options.file),
+            };
+            self.tell(name, &path.display().to_string(), &what, GOOD[kind], change);
+        }
+    }
+
+    fn tell(&self, name: &str, path: &str, what: &str, good: &str, change: Change) {
+        let (all, hinted) = self.table.hinted();
+        match change {
+            Change::Fault { lasting, instead } => {
+                let time = Human(lasting);
+                let time = match (instead, lasting.as_millis()) {
+                    (true, _) => format!("something has been wrong for {time}, now this: "),
+                    (false, 0..100) => String::new(),
+                    (false, _) => format!("for {time}: "),
+                };
+                tracing::warn!(
+                    target: "net",
+                    "{name} {path}: {time}{what}. Transfers go on: {hinted} of {all} connections with their last good hint, \
+                     the others all on SOUT; this is tried again until it is good"
+                );
+            }
+            Change::Good { after: Some(time) } => {
+                tracing::info!(target: "net", "{name} {path}: {good} again, after {}", Human(time));
+            }
+            Change::Good { after: None } => tracing::info!(target: "net", "{name} {path}: {good}"),
+        }
+    }
+}

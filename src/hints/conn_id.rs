@@ -1,0 +1,86 @@
+//! Identifiers of connections.
+//!
+//! The field has 32 bits and a process id alone needs up to 22, so no rule makes identifiers unique on a host; within a process
+//! these are, always. The first 1024 of a process begin with its process id, which keeps those of two processes (of one PID
+//! namespace) apart as well, for agents that do not tell sockets apart.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// An identifier that no other connection of this process has until this is dropped.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ConnId(u32);
+
+/// How many begin with the process id.
+const OWN: u32 = 1 << 10;
+
+#[derive(Debug)]
+struct Taken {
+    ids: BTreeSet<u32>,
+    /// Where to look first: not where one was just given back, so that a late word about it finds nobody.
+    next: u32,
+}
+
+impl Taken {
+    fn take(&mut self, pid: u32) -> u32 {
+        let (first, next) = (pid.wrapping_mul(OWN), self.next);
+        let own = (0..OWN).map(|i| first.wrapping_add((next + i) % OWN));
+        // Behind these, those of process ids far from this one.
+        let others = (OWN..=u32::MAX).map(|i| first.wrapping_sub(i));
+        let id = own.chain(others).find(|id| !self.ids.contains(id)).unwrap_or(first);
+        self.ids.insert(id);
+        self.next = id.wrapping_sub(first).wrapping_add(1) % OWN;
+        id
+    }
+}
+
+fn taken() -> MutexGuard<'static, Taken> {
+    static TAKEN: Mutex<Taken> = Mutex::new(Taken { ids: BTreeSet::new(), next: 0 });
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ConnId {
+    pub(super) fn take() -> Self {
+        Self(taken().take(std::process::id()))
+    }
+
+    pub(super) fn get(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for ConnId {
+    fn drop(&mut self) {
+        taken().ids.remove(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_are_unique_while_they_live_and_begin_with_the_process_id() {
+        for pid in [1, 65_536, 4_194_303] {
+            let mut taken = Taken { ids: BTreeSet::new(), next: 0 };
+            let first = taken.take(pid);
+            taken.ids.remove(&first);
+            assert_ne!(first, taken.take(pid), "one that was given back is not the next");
+            let many: Vec<u32> = (1..3000).map(|_| taken.take(pid)).collect();
+            assert_eq!(taken.ids.len(), 3000, "no two are the same");
+            assert_eq!(taken.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
+            taken.ids.remove(&many[17]);
+            assert_eq!(taken.take(pid), many[17], "the only free one of its own");
+        }
+    }
+
+    #[test]
+    fn a_dropped_identifier_is_free() {
+        let id = ConnId::take();
+        let n = id.get();
+        assert!(taken().ids.contains(&n));
+        drop(id);
+        // Another test may have it by now, but not before a thousand others.
+        assert!(!taken().ids.contains(&n));
+    }
+}

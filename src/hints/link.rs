@@ -1,0 +1,225 @@
+//! The connection to the agent's socket. One request is under way at a time: agents need not expect more.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use nccl_net_mpib_agent_iface::{MESSAGE_MAX, Response};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::Options;
+use super::table::Table;
+
+/// Most steps of one turn, so that an agent that answers at once cannot keep the thread.
+const STEPS: usize = 256;
+
+/// Why there is no agent.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// Nobody listens, or it has closed.
+    Away(String),
+    /// It takes connections, and does not answer.
+    Silent(Duration, usize),
+    /// What it sends is not the protocol.
+    Garbage(String),
+    /// It is somebody else's process.
+    Stranger(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Away(why) => write!(f, "{why} (MPIB_AGENT_SOCKET says where the agent listens)"),
+            Self::Silent(time, 0) => write!(f, "no answer to a request within {time:?}"),
+            Self::Silent(time, n) => write!(f, "only {n} bytes of an answer to a request within {time:?}"),
+            Self::Garbage(what) => write!(f, "the process there does not speak the agent's protocol: {what}"),
+            Self::Stranger(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What is known of the agent.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Nothing yet.
+    Unknown,
+    /// It has answered, and is connected.
+    Good,
+    /// It is not of use.
+    Bad(Fault, Instant),
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    open: Option<Open>,
+    state: State,
+    retry_at: Option<Instant>,
+    backoff: Duration,
+}
+
+#[derive(Debug)]
+struct Open {
+    socket: Socket,
+    out: ([u8; MESSAGE_MAX], usize),
+    sent: usize,
+    input: Vec<u8>,
+    /// The connection that the request under way is about, and until when it may be unanswered.
+    asked: Option<(u32, Instant)>,
+}
+
+/// What one step of an open connection came to.
+enum Step {
+    Again,
+    Idle,
+    Answer,
+}
+
+impl Link {
+    pub(super) fn new(options: &Options) -> Self {
+        Self { open: None, state: State::Unknown, retry_at: None, backoff: options.reconnect }
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The open socket, and whether there is something to write.
+    pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
+        self.open.as_ref().map(|open| (&open.socket, open.sent < open.out.1))
+    }
+
+    /// When to step again even if nothing happens.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match &self.open {
+            Some(open) => open.asked.map(|(_, until)| until),
+            None => self.retry_at,
+        }
+    }
+
+    /// Goes on as far as it can without waiting; `true` if the agent has answered.
+    pub(super) fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> bool {
+        let mut answered = false;
+        if let Err(fault) = self.advance(now, table, options, &mut answered) {
+            self.lose(fault, now, table, options);
+        }
+        answered
+    }
+
+    fn advance(
+        &mut self,
+        now: Instant,
+        table: &mut Table,
+        options: &Options,
+        answered: &mut bool,
+    ) -> Result<(), Fault> {
+        let open = match &mut self.open {
+            Some(open) => open,
+            None if table.is_empty() || self.retry_at.is_some_and(|at| at > now) => return Ok(()),
+            None => self.open.insert(Open::new(connect(options)?)),
+        };
+        for _ in 0..STEPS {
+            match open.step(now, table, options)? {
+                Step::Again => {}
+                Step::Idle => break,
+                Step::Answer => {
+                    (self.state, self.backoff) = (State::Good, options.reconnect);
+                    *answered = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection. Told to the other end even where a forked process holds the descriptor, too.
+    pub(super) fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            let _ = open.socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn lose(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
+        self.close();
+        table.lost();
+        self.retry_at = Some(now + self.backoff);
+        self.backoff = (self.backoff * 2).min(options.reconnect * 20);
+        self.state = State::Bad(fault, now);
+    }
+}
+
+impl Open {
+    fn new(socket: Socket) -> Self {
+        Self { socket, out: ([0; MESSAGE_MAX], 0), sent: 0, input: Vec::new(), asked: None }
+    }
+
+    fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> Result<Step, Fault> {
+        if self.asked.is_none()
+            && let Some((id, request)) = table.next_request(now)
+        {
+            (self.out, self.sent) = (request.encode(), 0);
+            self.asked = Some((id, now + options.answer_timeout));
+        }
+        self.send()?;
+        let more = self.receive()?;
+        match Response::decode(&self.input).map_err(|bad| Fault::Garbage(bad.to_string()))? {
+            Some((response, len)) => {
+                let Some((id, _)) = self.asked.take() else {
+                    return Err(Fault::Garbage(format!("{response:?}, which nothing had asked for")));
+                };
+                if self.sent < self.out.1 {
+                    return Err(Fault::Garbage(format!("{response:?} before it had the whole request")));
+                }
+                self.input.drain(..len);
+                table.answered(id, response, now, options).map_err(Fault::Garbage)?;
+                Ok(Step::Answer)
+            }
+            None if more => Ok(Step::Again),
+            None => match self.asked {
+                Some((_, until)) if until <= now => {
+                    Err(Fault::Silent(options.answer_timeout, self.input.len()))
+                }
+                _ => Ok(Step::Idle),
+            },
+        }
+    }
+
+    /// `MSG_NOSIGNAL`: an agent that is gone must not kill the host program.
+    fn send(&mut self) -> Result<(), Fault> {
+        while self.sent < self.out.1 {
+            match self.socket.send_with_flags(&self.out.0[self.sent..self.out.1], libc::MSG_NOSIGNAL) {
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) => return Err(Fault::Away(format!("the agent is gone: {e}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// `true` if something came.
+    fn receive(&mut self) -> Result<bool, Fault> {
+        let mut bytes = [0; MESSAGE_MAX];
+        match (&self.socket).read(&mut bytes) {
+            Ok(0) => Err(Fault::Away("the agent has closed the connection".into())),
+            Ok(n) => {
+                self.input.extend_from_slice(&bytes[..n]);
+                Ok(true)
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(Fault::Away(format!("the agent is gone: {e}"))),
+        }
+    }
+}
+
+/// Connects to a socket of this host, which is done at once or not at all.
+fn connect(options: &Options) -> Result<Socket, Fault> {
+    let away = |what: &'static str| move |e: io::Error| Fault::Away(format!("{what}: {e}"));
+    let address = SockAddr::unix(&options.socket).map_err(away("no name for a Unix socket"))?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(away("socket"))?;
+    socket.set_nonblocking(true).map_err(away("socket"))?;
+    socket.connect(&address).map_err(away("nobody listens there"))?;
+    let uid = getsockopt(&socket, PeerCredentials).map_err(|e| Fault::Away(format!("its user: {e}")))?.uid();
+    if options.trusts(uid) { Ok(socket) } else { Err(Fault::Stranger(options.distrust(uid))) }
+}

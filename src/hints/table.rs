@@ -1,0 +1,281 @@
+//! All connections of one client: where each is in its registration, and what its slot says. No I/O, time as an argument.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Instant;
+
+use nccl_net_mpib_agent_iface::{ENTRIES, Hint, Register, Request, Response, Settled, Status};
+
+use super::conn_id::ConnId;
+use super::{Addresses, Options};
+
+/// Where a connection is with the agent that is connected now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// To be registered.
+    New,
+    /// Its REGISTER has no answer yet.
+    Asked,
+    /// It has a slot.
+    Registered,
+    /// It has none, and asks again after a while.
+    Refused(Status, Instant),
+    /// Its DEREGISTER has no answer yet.
+    Leaving,
+}
+
+/// What keeps one connection from new hints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The agent gave it no slot.
+    Refused(Status),
+    /// Its slot is being written, and written.
+    HalfWritten(u8, u32),
+    /// Its slot has other addresses.
+    Other(u8, Hint),
+}
+
+/// Kinds of [`Trouble`].
+pub(super) const TROUBLES: usize = 3;
+
+impl Trouble {
+    pub(super) fn kind(&self) -> usize {
+        match self {
+            Self::Refused(_) => 0,
+            Self::HalfWritten(..) => 1,
+            Self::Other(..) => 2,
+        }
+    }
+}
+
+/// The trouble of one kind, over all connections.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sum {
+    trouble: Trouble,
+    first: Addresses,
+    count: usize,
+    /// Since when the first of them has it.
+    pub(super) since: Instant,
+}
+
+impl fmt::Display for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Addresses { sout_src, sout_dst, .. } = self.first;
+        match self.trouble {
+            Trouble::Refused(status) => {
+                let meaning = status.meaning();
+                write!(
+                    f,
+                    "the agent gives {sout_src} -> {sout_dst} no slot: status {}, {meaning}",
+                    status.0
+                )?;
+            }
+            Trouble::HalfWritten(slot, seq) => {
+                write!(
+                    f,
+                    "slot {slot}, of {sout_src} -> {sout_dst}, stays half-written (sequence number {seq}): "
+                )?;
+                f.write_str("its writer has stopped in the middle")?;
+            }
+            Trouble::Other(slot, found) => {
+                let (src, dst) = (found.src, found.dst);
+                write!(f, "slot {slot} is of {src} -> {dst}, expected {sout_src} -> {sout_dst}")?;
+            }
+        }
+        match self.count {
+            1 => Ok(()),
+            n => write!(f, "; likewise {} more", n - 1),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Kept until the agent has forgotten it.
+    _id: Arc<ConnId>,
+    addresses: Addresses,
+    share: Arc<AtomicU16>,
+    stage: Stage,
+    /// Its user has dropped it.
+    closing: bool,
+    /// Where its hints stood last; stays through the agent's death.
+    slot: Option<u8>,
+    hinted: bool,
+    trouble: Option<(Trouble, Instant)>,
+}
+
+impl Entry {
+    fn note(&mut self, now: Instant, trouble: Option<Trouble>) {
+        self.trouble = trouble.map(|new| match self.trouble {
+            Some((old, since)) if old.kind() == new.kind() => (new, since),
+            _ => (new, now),
+        });
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: BTreeMap<u32, Entry>,
+}
+
+impl Table {
+    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, share: Arc<AtomicU16>) {
+        let entry = Entry {
+            addresses,
+            share,
+            stage: Stage::New,
+            closing: false,
+            slot: None,
+            hinted: false,
+            trouble: None,
+            _id: Arc::clone(&id),
+        };
+        self.entries.insert(id.get(), entry);
+    }
+
+    pub(super) fn close(&mut self, id: u32) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.closing = true;
+        entry.trouble = None;
+        if matches!(entry.stage, Stage::New | Stage::Refused(..)) {
+            self.entries.remove(&id);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Connections in use, and how many of them have had a hint.
+    pub(super) fn hinted(&self) -> (usize, usize) {
+        let used = || self.entries.values().filter(|e| !e.closing);
+        (used().count(), used().filter(|e| e.hinted).count())
+    }
+
+    /// What to tell the agent next; from then on it is asked. Leaving goes first: it frees slots.
+    pub(super) fn next_request(&mut self, now: Instant) -> Option<(u32, Request)> {
+        let leaving = |e: &Entry| e.closing && e.stage == Stage::Registered;
+        if let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| leaving(e)) {
+            entry.stage = Stage::Leaving;
+            return Some((id, Request::Deregister { conn_id: id }));
+        }
+        let due = |e: &Entry| match e.stage {
+            Stage::New => true,
+            Stage::Refused(_, again) => again <= now,
+            _ => false,
+        };
+        let (&id, entry) = self.entries.iter_mut().find(|(_, e)| due(e))?;
+        entry.stage = Stage::Asked;
+        let Addresses { sout_src, sout_dst, sup_src, sup_dst } = entry.addresses;
+        Some((id, Request::Register(Register { conn_id: id, sout_src, sout_dst, sup_src, sup_dst })))
+    }
+
+    /// Takes the answer to the last request about `id`. An error says what is wrong with it.
+    pub(super) fn answered(
+        &mut self,
+        id: u32,
+        response: Response,
+        now: Instant,
+        options: &Options,
+    ) -> Result<(), String> {
+        let Some(entry) = self.entries.get_mut(&id) else { return Ok(()) };
+        match (entry.stage, response) {
+            (Stage::Asked, Response::Registered { status: Status::SUCCESS, slot }) => {
+                let slot = u8::try_from(slot).map_err(|_| {
+                    format!("a slot {slot} for connection {id:#x}, expected 0 to {}", ENTRIES - 1)
+                })?;
+                (entry.stage, entry.slot) = (Stage::Registered, Some(slot));
+                entry.note(now, None);
+            }
+            (Stage::Asked, Response::Registered { status, .. } | Response::Deregistered { status })
+                if status != Status::SUCCESS =>
+            {
+                (entry.stage, entry.slot) = (Stage::Refused(status, now + options.refused_again), None);
+                entry.note(now, Some(Trouble::Refused(status)));
+                if entry.closing {
+                    self.entries.remove(&id);
+                }
+            }
+            // Whatever it says: an agent that does not know the connection has nothing to forget.
+            (Stage::Leaving, Response::Deregistered { .. }) => {
+                self.entries.remove(&id);
+            }
+            (Stage::Asked, _) => return Err(format!("an answer without a slot to REGISTER of {id:#x}")),
+            _ => return Err(format!("an answer with a slot to DEREGISTER of {id:#x}")),
+        }
+        Ok(())
+    }
+
+    /// The agent is gone, and with it all that it knew.
+    pub(super) fn lost(&mut self) {
+        self.entries.retain(|_, e| !e.closing);
+        for entry in self.entries.values_mut() {
+            (entry.stage, entry.trouble) = (Stage::New, None);
+        }
+    }
+
+    /// Publishes what the slots say.
+    pub(super) fn publish(&mut self, slots: &[Settled; ENTRIES], now: Instant) {
+        for entry in self.entries.values_mut().filter(|e| !e.closing) {
+            let Some(slot) = entry.slot else { continue };
+            let trouble = match slots[usize::from(slot)] {
+                Settled::Whole(hint) if same_pair(&hint, &entry.addresses) => {
+                    entry.share.store(hint.share(), Ordering::Relaxed);
+                    entry.hinted = true;
+                    None
+                }
+                Settled::Whole(hint) => Some(Trouble::Other(slot, hint)),
+                Settled::Odd(seq) => Some(Trouble::HalfWritten(slot, seq)),
+                Settled::Moved => None,
+            };
+            // An agent that is gone, or has not answered yet, gave no such slot.
+            let trouble = trouble.filter(|t| entry.stage == Stage::Registered || t.kind() == 1);
+            entry.note(now, trouble);
+        }
+    }
+
+    /// There are no hints to judge.
+    pub(super) fn unreadable(&mut self, now: Instant) {
+        for entry in self.entries.values_mut().filter(|e| !matches!(e.stage, Stage::Refused(..))) {
+            entry.note(now, None);
+        }
+    }
+
+    /// The agent has said something about every connection.
+    pub(super) fn settled(&self) -> bool {
+        let open = |e: &Entry| match e.stage {
+            Stage::New => true,
+            // One that was refused before, and asks again, is still refused.
+            Stage::Asked => !matches!(e.trouble, Some((Trouble::Refused(_), _))),
+            Stage::Registered | Stage::Refused(..) | Stage::Leaving => false,
+        };
+        !self.entries.values().any(|e| !e.closing && open(e))
+    }
+
+    /// What has lasted long enough to be a fault, by kind.
+    pub(super) fn troubles(&self, now: Instant, options: &Options) -> [Option<Sum>; TROUBLES] {
+        let mut sums: [Option<Sum>; TROUBLES] = [None; TROUBLES];
+        for entry in self.entries.values().filter(|e| !e.closing) {
+            let Some((trouble, since)) = entry.trouble else { continue };
+            let grace = if trouble.kind() == 0 { now } else { since + options.settle_timeout };
+            if grace > now {
+                continue;
+            }
+            let sum = &mut sums[trouble.kind()];
+            let (first, mut all) = (sum.is_none(), sum.take());
+            let all = all.get_or_insert(Sum { trouble, first: entry.addresses, count: 0, since });
+            all.count += 1;
+            if !first && since < all.since {
+                (all.trouble, all.first, all.since) = (trouble, entry.addresses, since);
+            }
+            *sum = Some(*all);
+        }
+        sums
+    }
+}
+
+fn same_pair(hint: &Hint, addresses: &Addresses) -> bool {
+    (hint.src, hint.dst) == (addresses.sout_src, addresses.sout_dst)
+}
