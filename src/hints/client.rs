@@ -180,8 +180,10 @@ impl Worker {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
-        // Empty is as good as not.
-        let _ = self.shared.wake.read();
+        if fds[0].any() == Some(true) {
+            // Empty is as good as not.
+            let _ = self.shared.wake.read();
+        }
         Ok(())
     }
 

@@ -92,9 +92,10 @@ impl HintFile {
         let meta = fs::metadata(&options.file).map_err(unreadable)?;
         if self.open.as_ref().is_none_or(|open| open.identity != identity(&meta)) {
             (self.open, self.known) = (Some(open(options)?), false);
+        } else {
+            judge(&meta, options)?;
         }
         let Some(Open { file, .. }) = &self.open else { return Err(Fault::Missing) };
-        judge(&file.metadata().map_err(unreadable)?, options)?;
         for _ in 0..TRIES {
             copy(file, &mut self.copies[0])?;
             if self.known && self.copies[0] == self.copies[2] {
@@ -125,6 +126,7 @@ fn open(options: &Options) -> Result<Open, Fault> {
     how.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
     let file = how.open(&options.file).map_err(unreadable)?;
     let meta = file.metadata().map_err(unreadable)?;
+    judge(&meta, options)?;
     Ok(Open { file, identity: identity(&meta) })
 }
 
