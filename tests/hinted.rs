@@ -3,6 +3,7 @@
 extern crate softverbs as _;
 
 mod common;
+#[allow(dead_code, reason = "each test file uses its own part")]
 mod hints_util;
 
 use common::pair::{Pair, until};
