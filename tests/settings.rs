@@ -68,6 +68,15 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
         _ if form.starts_with("`[^][=]interface,…`") => {
             own(&["^", "=", ",", "a,", "a,,b", "a b", "=^a", "a/b", &"n".repeat(64)])
         }
+        _ if form.starts_with("an absolute path of a file, at most ") => {
+            let limit: usize = form.split(' ').rev().nth(1).unwrap().parse().unwrap();
+            let mut texts = own(&["agent.sock", "./hints", "~/hints", "/", "/tmp/", HUGE, "-1"]);
+            // A longer one is not repeated whole.
+            if limit < 120 {
+                texts.push(format!("/{}", "n".repeat(limit)));
+            }
+            texts
+        }
         _ => panic!("{variable}: tell this test which values are not {form:?}"),
     }
 }
