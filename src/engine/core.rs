@@ -2,15 +2,17 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use nccl_net_versions::Sizes;
+
 use super::peer::Peer;
 use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
-use crate::verbs::{Chain, Pd, Region};
+use crate::verbs::{Chain, Completion, Pd, Region};
 
 /// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
-pub(super) const BATCHES: usize = 32;
+const BATCHES: usize = 32;
 
 /// What the handshake made.
 #[derive(Debug)]
@@ -81,6 +83,59 @@ impl Core {
     pub(super) fn max_message(&self) -> usize {
         self.rails.iter().map(|r| r.nic.port().max_message as usize).min().unwrap_or(0)
     }
+}
+
+/// The state of either end of a connection, as `test` drives it.
+pub(super) trait Progress {
+    /// What the peer owes this end, for messages.
+    const OWED: &'static str;
+
+    /// What both ends have in common.
+    fn core(&mut self) -> &mut Core;
+
+    /// The sizes of a request that is done; its place is free again.
+    fn take_done(&mut self, index: usize) -> Result<Option<Sizes>>;
+
+    /// Takes one completion of a rail.
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()>;
+
+    /// Takes what completed on every rail.
+    fn drain(&mut self) -> Result<()> {
+        for rail in 0..self.core().rails.len() {
+            for _ in 0..BATCHES {
+                let batch = self.core().rails[rail].cq.poll()?;
+                for completion in batch.iter() {
+                    self.completed(rail, &completion)?;
+                }
+                if !batch.is_full() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what completed, and does what has to follow.
+    fn poll(&mut self) -> Result<()> {
+        self.drain()
+    }
+}
+
+/// `test` of either end: what is done is told even on a comm that has failed since.
+pub(super) fn test<S: Progress>(state: &Mutex<S>, index: usize) -> Result<Option<Sizes>> {
+    let mut state = lock(state)?;
+    if let Some(sizes) = state.take_done(index)? {
+        return Ok(Some(sizes));
+    }
+    state.core().alive()?;
+    let polled = state.poll();
+    state.core().settle(polled)?;
+    if let Some(sizes) = state.take_done(index)? {
+        return Ok(Some(sizes));
+    }
+    let here = state.core().peer.look(S::OWED);
+    state.core().settle(here)?;
+    Ok(None)
 }
 
 /// Whoever has a comm's state. After a panic inside the comm it is not to be trusted.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Sizes, Tagged};
 
-use super::core::{BATCHES, Core, lock};
+use super::core::{Core, Progress, lock, test};
 use super::lane::Lane;
 use super::mr::{Mr, checked};
 use super::rail::Work;
@@ -142,23 +142,17 @@ impl RecvComm {
 
 impl Receiver {
     pub(super) fn test(&self, slot: usize) -> Result<Option<Sizes>> {
-        let mut state = lock(&self.state)?;
-        if let Some(sizes) = state.take_done(slot)? {
-            return Ok(Some(sizes));
-        }
-        state.core.alive()?;
-        let polled = state.poll();
-        state.core.settle(polled)?;
-        if let Some(sizes) = state.take_done(slot)? {
-            return Ok(Some(sizes));
-        }
-        let here = state.core.peer.look("receives");
-        state.core.settle(here)?;
-        Ok(None)
+        test(&self.state, slot)
     }
 }
 
-impl State {
+impl Progress for State {
+    const OWED: &'static str = "receives";
+
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
     /// The sizes of a group that is done; its slot is free again.
     fn take_done(&mut self, slot: usize) -> Result<Option<Sizes>> {
         let slot = &mut self.slots[slot];
@@ -174,6 +168,31 @@ impl State {
         }
     }
 
+    /// Takes what completed on every rail, and posts receives for what was used up.
+    fn poll(&mut self) -> Result<()> {
+        self.drain()?;
+        self.refill()
+    }
+
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()> {
+        let on = &mut self.core.rails[rail];
+        if completion.status != 0 {
+            return Err(on.failed(rail, completion));
+        }
+        match (completion.kind, Work::of(completion.wr_id)) {
+            (Kind::Arrived(word), _) => {
+                on.arrived();
+                self.arrived(rail, word)
+            }
+            (Kind::Sent, Work::Cts) => on.lanes[CTS_LANE].sent(),
+            (kind, work) => {
+                Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
+            }
+        }
+    }
+}
+
+impl State {
     fn start<P: NetPlugin<Mr = Mr>>(&mut self, buffers: &[RecvBuffer<'_, P>]) -> Result<Option<usize>> {
         let index = usize::from(self.seq.slot());
         if self.slots[index].state != SlotState::Free {
@@ -260,39 +279,6 @@ impl State {
     fn refill(&mut self) -> Result<()> {
         let needed = self.outstanding + 1;
         self.core.rails.iter_mut().filter_map(|r| r.receives.as_mut()).try_for_each(|r| r.refill(needed))
-    }
-
-    /// Takes what completed on every rail, and posts receives for what was used up.
-    fn poll(&mut self) -> Result<()> {
-        for rail in 0..self.core.rails.len() {
-            for _ in 0..BATCHES {
-                let batch = self.core.rails[rail].cq.poll()?;
-                for completion in batch.iter() {
-                    self.completed(rail, &completion)?;
-                }
-                if !batch.is_full() {
-                    break;
-                }
-            }
-        }
-        self.refill()
-    }
-
-    fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()> {
-        let on = &mut self.core.rails[rail];
-        if completion.status != 0 {
-            return Err(on.failed(rail, completion));
-        }
-        match (completion.kind, Work::of(completion.wr_id)) {
-            (Kind::Arrived(word), _) => {
-                on.arrived();
-                self.arrived(rail, word)
-            }
-            (Kind::Sent, Work::Cts) => on.lanes[CTS_LANE].sent(),
-            (kind, work) => {
-                Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
-            }
-        }
     }
 
     /// Takes one immediate of the peer. Whatever is wrong with it is the peer's doing.

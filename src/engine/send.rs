@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, Sizes, Tagged};
 
-use super::core::{BATCHES, Core, lock, rails_of};
+use super::core::{Core, Progress, lock, rails_of, test};
 use super::fifo::{self, NO_CTS};
 use super::mr::{Mr, checked};
 use super::rail::Work;
@@ -140,23 +140,17 @@ impl SendComm {
 
 impl Sender {
     pub(super) fn test(&self, index: usize) -> Result<Option<Sizes>> {
-        let mut state = lock(&self.state)?;
-        if let Some(sizes) = state.take_done(index)? {
-            return Ok(Some(sizes));
-        }
-        state.core.alive()?;
-        let polled = state.poll();
-        state.core.settle(polled)?;
-        if let Some(sizes) = state.take_done(index)? {
-            return Ok(Some(sizes));
-        }
-        let here = state.core.peer.look("sends");
-        state.core.settle(here)?;
-        Ok(None)
+        test(&self.state, index)
     }
 }
 
-impl State {
+impl Progress for State {
+    const OWED: &'static str = "sends";
+
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
     /// The size of a send that is done; its place is free again.
     fn take_done(&mut self, index: usize) -> Result<Option<Sizes>> {
         let send = &mut self.sends[index];
@@ -174,6 +168,32 @@ impl State {
         }
     }
 
+    fn completed(&mut self, rail: usize, completion: &crate::verbs::Completion) -> Result<()> {
+        let on = &mut self.core.rails[rail];
+        if completion.status != 0 {
+            return Err(on.failed(rail, completion));
+        }
+        match (completion.kind, Work::of(completion.wr_id)) {
+            (Kind::Sent, Work::Data { slot }) => {
+                on.lane_mut(slot).sent()?;
+                let flight = &mut self.flights[usize::from(slot)];
+                if flight.pending >> rail & 1 == 0 {
+                    return Err(Error::Internal(format!("slot {slot} completed twice on rail {rail}")));
+                }
+                flight.pending &= !(1 << rail);
+                if flight.pending == 0 {
+                    for index in &flight.sends[..flight.count] {
+                        self.sends[*index].state = SendState::Done;
+                    }
+                }
+                Ok(())
+            }
+            (kind, work) => Err(Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}"))),
+        }
+    }
+}
+
+impl State {
     fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<usize>> {
         if self.group.count == 0 {
             let Some((count, cts)) = fifo::group(self.core.region.words(), self.seq)? else {
@@ -319,46 +339,6 @@ impl State {
             word.store(u64::from_ne_bytes(number), std::sync::atomic::Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// Takes what completed on every rail.
-    fn poll(&mut self) -> Result<()> {
-        for rail in 0..self.core.rails.len() {
-            for _ in 0..BATCHES {
-                let batch = self.core.rails[rail].cq.poll()?;
-                for completion in batch.iter() {
-                    self.completed(rail, &completion)?;
-                }
-                if !batch.is_full() {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn completed(&mut self, rail: usize, completion: &crate::verbs::Completion) -> Result<()> {
-        let on = &mut self.core.rails[rail];
-        if completion.status != 0 {
-            return Err(on.failed(rail, completion));
-        }
-        match (completion.kind, Work::of(completion.wr_id)) {
-            (Kind::Sent, Work::Data { slot }) => {
-                on.lane_mut(slot).sent()?;
-                let flight = &mut self.flights[usize::from(slot)];
-                if flight.pending >> rail & 1 == 0 {
-                    return Err(Error::Internal(format!("slot {slot} completed twice on rail {rail}")));
-                }
-                flight.pending &= !(1 << rail);
-                if flight.pending == 0 {
-                    for index in &flight.sends[..flight.count] {
-                        self.sends[*index].state = SendState::Done;
-                    }
-                }
-                Ok(())
-            }
-            (kind, work) => Err(Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}"))),
-        }
     }
 }
 
