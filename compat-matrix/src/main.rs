@@ -1,0 +1,62 @@
+//! `compat-matrix`: every NCCL release from 2.18 on, with this project's plugin in it.
+
+mod failure;
+mod fetch;
+mod matrix;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::{failure::Result, fetch::Cache, matrix::Matrix};
+
+#[derive(Debug, Parser)]
+#[command(version, about = "Loads the plugin into every NCCL release and moves data through each core")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch libraries where they are not there yet, and print a path for each.
+    Fetch {
+        /// Releases of matrix.toml; all if none is named.
+        releases: Vec<String>,
+    },
+    /// Remove libraries from the cache.
+    Drop {
+        /// Releases of matrix.toml; all if none is named.
+        releases: Vec<String>,
+    },
+}
+
+fn fetch(releases: &[String]) -> Result<ExitCode> {
+    let matrix = Matrix::read()?;
+    let cache = Cache::of_user(&matrix.package)?;
+    for release in matrix.choose(releases)? {
+        println!("{}", cache.fetch(&release)?.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn remove(releases: &[String]) -> Result<ExitCode> {
+    let matrix = Matrix::read()?;
+    let cache = Cache::of_user(&matrix.package)?;
+    matrix.choose(releases)?.iter().try_for_each(|release| cache.drop(release))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Drop { releases } => remove(&releases),
+        Command::Fetch { releases } => fetch(&releases),
+    };
+    done.unwrap_or_else(|failure| {
+        eprintln!("compat-matrix: {failure}");
+        ExitCode::from(match failure.kind {
+            failure::Kind::Usage => 2,
+            _ => 1,
+        })
+    })
+}
