@@ -32,7 +32,7 @@ pub(crate) struct Release {
     pub(crate) looks_up: Vec<u32>,
     pub(crate) opens: Vec<String>,
     pub(crate) closes: Vec<String>,
-    pub(crate) names: Names,
+    pub(crate) names: NameRule,
     pub(crate) unloads: Unloads,
     #[serde(default)]
     pub(crate) quirks: Vec<Quirk>,
@@ -41,7 +41,7 @@ pub(crate) struct Release {
 /// How `NCCL_NET_PLUGIN=X` is understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Names {
+pub(crate) enum NameRule {
     Suffix,
     Either,
     FileNames,
