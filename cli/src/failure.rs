@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The kinds, each with its own exit code, so that a script can tell them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub enum Kind {
     /// The tool itself failed: no memory, no socket, no process.
     Tool,
     /// The options make no sense together, or with this plugin.
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// The process's exit code.
-    pub(crate) const fn exit_code(self) -> u8 {
+    pub const fn exit_code(self) -> u8 {
         match self {
             Self::Tool => 1,
             Self::Usage => 2,
@@ -42,7 +42,7 @@ impl Kind {
     }
 
     /// Where several ends fail for one cause, the lowest rank is the cause.
-    pub(crate) const fn rank(self) -> u8 {
+    pub const fn rank(self) -> u8 {
         match self {
             Self::Died => 0,
             Self::Data => 1,
@@ -56,7 +56,7 @@ impl Kind {
 }
 
 /// The table for `--help`.
-pub(crate) const EXIT_CODES: &str = "\
+pub const EXIT_CODES: &str = "\
 Exit codes:
   0  everything asked for was measured, and every checked byte was right
   1  the tool itself failed (memory, sockets, processes)
@@ -70,9 +70,11 @@ Exit codes:
 
 /// A failure with its sentence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub(crate) struct Failure {
-    pub(crate) kind: Kind,
-    pub(crate) message: String,
+pub struct Failure {
+    /// Decides the exit code.
+    pub kind: Kind,
+    /// What failed, why, and what to do.
+    pub message: String,
 }
 
 impl fmt::Display for Failure {
@@ -83,23 +85,24 @@ impl fmt::Display for Failure {
 
 impl Failure {
     /// A failure of this kind.
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
     /// The same with who or what it happened to in front.
-    pub(crate) fn at(mut self, place: impl fmt::Display) -> Self {
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.kind.exit_code())
     }
 }
 
 /// For I/O of the tool's own: adds what was being done.
-pub(crate) trait Context<T> {
+pub trait Context<T> {
     /// A [`Kind::Tool`] failure that says `what` could not be done.
     fn tool(self, what: impl fmt::Display) -> Result<T, Failure>;
 }

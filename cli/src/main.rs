@@ -1,12 +1,11 @@
 //! `mpib`, the operator's tool.
 
-mod failure;
 mod perf;
-mod plugin;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use mpib::{failure, plugin};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "Tools around NCCL network plugins, the one of this project and any other")]

@@ -23,7 +23,7 @@ use crate::failure::{Failure, Kind};
 const OURS: &str = "libnccl-net-mpib.so";
 
 /// Our own plugin: next to the executable, in `../lib` of it, or in `build/` of the working directory.
-pub(crate) fn default_path() -> Result<PathBuf, Failure> {
+pub fn default_path() -> Result<PathBuf, Failure> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let mut places: Vec<PathBuf> = Vec::new();
     if let Some(dir) = beside {
@@ -42,7 +42,7 @@ pub(crate) fn default_path() -> Result<PathBuf, Failure> {
 }
 
 /// The versions whose tables a file exports, newest first. Read from the file: no code of it runs.
-pub(crate) fn exported_versions(path: &Path) -> Result<Vec<u32>, Failure> {
+pub fn exported_versions(path: &Path) -> Result<Vec<u32>, Failure> {
     let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
     let meta = fs::metadata(path).map_err(|e| fail(e.to_string()))?;
     if !meta.is_file() {
@@ -65,7 +65,7 @@ pub(crate) fn exported_versions(path: &Path) -> Result<Vec<u32>, Failure> {
 
 /// Opens the file with the flags NCCL uses, and takes one table. The library stays until the process ends, as a
 /// plugin may have threads.
-pub(crate) fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dyn Net>, Failure> {
+pub fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dyn Net>, Failure> {
     let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
     let Some((_, symbol)) = tables::SYMBOLS.iter().find(|(v, _)| *v == version) else {
         return Err(fail(format!("v{version} is no version that this tool knows (v6 to v12)")));
@@ -85,7 +85,8 @@ pub(crate) fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dy
     std::mem::forget(library);
     let table = NonNull::new(table).ok_or_else(|| fail(format!("{symbol} is NULL")))?;
     // SAFETY: the table of that version's symbol, in a library that is never closed.
-    unsafe { tables::net(version, table, watch) }.ok_or_else(|| fail(format!("no driver for {symbol}")))
+    unsafe { tables::net(version, table, std::ptr::null_mut(), watch) }
+        .ok_or_else(|| fail(format!("no driver for {symbol}")))
 }
 
 /// What to do where the dynamic linker did not find a library that the plugin needs.

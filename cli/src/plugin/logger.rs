@@ -8,7 +8,7 @@ use std::{
 use nccl_net_abi::ncclDebugLogger_t;
 
 /// `NCCL_LOG_WARN`
-pub(crate) const WARN: c_int = 2;
+pub const WARN: c_int = 2;
 
 /// Takes a level of `ncclDebugLogLevel` and one line. Called from any thread of the plugin.
 type Sink = Box<dyn Fn(c_int, &str) + Send + Sync>;
@@ -22,20 +22,20 @@ unsafe extern "C" {
 }
 
 /// Directs all lines to `sink`, once in a process.
-pub(crate) fn install(sink: impl Fn(c_int, &str) + Send + Sync + 'static) {
+pub fn install(sink: impl Fn(c_int, &str) + Send + Sync + 'static) {
     // A second sink cannot be: a worker serves one job and ends.
     let _ = SINK.set(Box::new(sink));
 }
 
 /// What `init` is given.
-pub(crate) fn callback() -> ncclDebugLogger_t {
+pub fn callback() -> ncclDebugLogger_t {
     type Plain = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
     // SAFETY: the two types differ in that the level is a `repr(transparent)` c_int in one of them.
     unsafe { std::mem::transmute::<Plain, ncclDebugLogger_t>(mpib_logger) }
 }
 
 /// The plugin's last line of level WARN: what NCCL would show as the last error.
-pub(crate) fn last_warning() -> Option<String> {
+pub fn last_warning() -> Option<String> {
     LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 

@@ -12,19 +12,19 @@ use super::{logger, watch::Call};
 use crate::failure::{Failure, Kind};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
-pub(crate) const HANDLE_BYTES: usize = nccl_net_abi::NCCL_NET_HANDLE_MAXSIZE;
+pub const HANDLE_BYTES: usize = nccl_net_abi::NCCL_NET_HANDLE_MAXSIZE;
 /// Most receives that this tool puts into one `irecv`.
-pub(crate) const MAX_GROUP: usize = 8;
+pub const MAX_GROUP: usize = 8;
 
 /// The buffer that goes from `listen` to the peer's `connect`. Aligned as memory from malloc is.
 #[derive(Debug, Clone)]
 #[repr(C, align(16))]
-pub(crate) struct Handle(pub(crate) [u8; HANDLE_BYTES]);
+pub struct Handle(pub [u8; HANDLE_BYTES]);
 
 /// A non-NULL pointer that a plugin gave, of one of its kinds.
 macro_rules! opaque {
     ($($(#[$doc:meta])+ $name:ident;)+) => {
-        $($(#[$doc])+ #[derive(Debug, Clone, Copy, PartialEq, Eq)] pub(crate) struct $name(pub(super) NonNull<c_void>);)+
+        $($(#[$doc])+ #[derive(Debug, Clone, Copy, PartialEq, Eq)] pub struct $name(pub(super) NonNull<c_void>);)+
     };
 }
 
@@ -39,42 +39,46 @@ opaque! {
 
 /// The properties that a driver needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Device {
+pub struct Device {
     /// `name`
-    pub(crate) name: String,
+    pub name: String,
     /// `speed`, Mb/s.
-    pub(crate) speed: i32,
+    pub speed: i32,
     /// `maxRecvs`
-    pub(crate) max_recvs: i32,
+    pub max_recvs: i32,
     /// Bits of `NCCL_PTR_*`.
-    pub(crate) ptr_support: i32,
+    pub ptr_support: i32,
     /// `maxP2pBytes`; 1 GiB where the version has no such field, as NCCL's core takes it.
-    pub(crate) max_bytes: usize,
+    pub max_bytes: usize,
 }
 
 /// One receive of a group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Recv {
+pub struct Recv {
     /// Where the data goes.
-    pub(crate) addr: *mut u8,
+    pub addr: *mut u8,
     /// Room there, in bytes.
-    pub(crate) len: usize,
+    pub len: usize,
     /// Whose message is meant.
-    pub(crate) tag: c_int,
+    pub tag: c_int,
     /// Registration of the memory.
-    pub(crate) mr: Mr,
+    pub mr: Mr,
 }
 
 /// A plugin's table. Methods are its functions; errors say which one and what it returned.
 ///
 /// Addresses must be of memory that stays where it is until the request that uses it is done, and be within the
 /// registration given; handles must be of this table and not closed.
-pub(crate) trait Net {
+pub trait Net {
     /// The table's `name`.
     fn name(&self) -> String;
+    /// As NCCL does for a communicator.
     fn init(&mut self) -> Result<(), Failure>;
+    /// How many there are.
     fn devices(&self) -> Result<c_int, Failure>;
+    /// Of one device.
     fn properties(&self, dev: c_int) -> Result<Device, Failure>;
+    /// Fills the handle that the peer connects with.
     fn listen(&self, dev: c_int, handle: &mut Handle) -> Result<Comm, Failure>;
     /// `None`: not yet, call again with the same buffer.
     fn connect(&self, dev: c_int, handle: &mut Handle) -> Result<Option<Comm>, Failure>;
@@ -82,6 +86,7 @@ pub(crate) trait Net {
     fn accept(&self, listen: Comm) -> Result<Option<Comm>, Failure>;
     /// Host memory.
     fn reg_mr(&self, comm: Comm, addr: *mut u8, len: usize) -> Result<Mr, Failure>;
+    /// Ends a registration of this comm.
     fn dereg_mr(&self, comm: Comm, mr: Mr) -> Result<(), Failure>;
     /// `None`: not now, call again.
     fn isend(
@@ -94,19 +99,24 @@ pub(crate) trait Net {
     ) -> Result<Option<Request>, Failure>;
     /// At most [`MAX_GROUP`]; `None`: not now, call again.
     fn irecv(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure>;
+    /// Makes what a finished receive brought visible to a GPU; each `len` is the size that arrived. `None`: nothing to wait for.
+    fn iflush(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure>;
     /// Whether the request is done; `sizes` is filled when it is.
     fn test(&self, request: Request, sizes: &mut Sizes) -> Result<bool, Failure>;
     /// Tells that a finished receive's data was taken, to plugins that want to know.
     fn irecv_consumed(&self, comm: Comm, n: usize, request: Request) -> Result<(), Failure>;
+    /// Ends a sending comm.
     fn close_send(&self, comm: Comm) -> Result<(), Failure>;
+    /// Ends a receiving comm.
     fn close_recv(&self, comm: Comm) -> Result<(), Failure>;
+    /// Ends a listening comm.
     fn close_listen(&self, comm: Comm) -> Result<(), Failure>;
     /// Nothing before v11.
     fn finalize(&mut self) -> Result<(), Failure>;
 }
 
 /// What `test` writes sizes into: as many as NCCL's core offers.
-pub(crate) type Sizes = [c_int; 64];
+pub type Sizes = [c_int; 64];
 
 /// `ncclResult_t` as NCCL prints it.
 fn result_name(code: c_int) -> &'static str {

@@ -156,19 +156,25 @@ macro_rules! max_bytes {
 macro_rules! tables {
     ($($version:literal: $module:ident, $era:ident, regMr($reg:ty), sizes($size:ty), limit($limit:ident);)+) => {
         /// Every version that this tool can drive, newest first, with its symbol.
-        pub(super) const SYMBOLS: &[(u32, &str)] =
+        pub const SYMBOLS: &[(u32, &str)] =
             &[$(($version, concat!("ncclNetPlugin_v", $version))),+];
 
-        /// The table behind a symbol that [`SYMBOLS`] names; `None` for any other version.
+        /// A table of a version that [`SYMBOLS`] has; `None` for any other version. `ctx` is what an `init` that was called
+        /// already gave, else NULL.
         ///
         /// # Safety
-        /// `table` is that version's symbol in a library that is never unloaded.
-        pub(super) unsafe fn net(version: u32, table: NonNull<c_void>, watch: Rc<Watch>) -> Option<Box<dyn Net>> {
+        /// `table` is a table of that version in a library that is never unloaded.
+        pub unsafe fn net(
+            version: u32,
+            table: NonNull<c_void>,
+            ctx: *mut c_void,
+            watch: Rc<Watch>,
+        ) -> Option<Box<dyn Net>> {
             match version {
                 $($version => {
                     // SAFETY: the symbol is a table of this version, and stays (the caller's promise).
                     let table = unsafe { table.cast::<$module::Net>().as_ref() };
-                    Some(Box::new(Driver { table, watch, ctx: null_mut() }))
+                    Some(Box::new(Driver { table, watch, ctx }))
                 })+
                 _ => None,
             }
@@ -264,6 +270,22 @@ macro_rules! tables {
                 let mut request = null_mut();
                 era!(irecv $era self comm.0.as_ptr(), n, addrs.as_mut_ptr(), lens.as_mut_ptr(), tags.as_mut_ptr(),
                     mrs.as_mut_ptr(), &raw mut request)?;
+                Ok(NonNull::new(request).map(Request))
+            }
+
+            fn iflush(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure> {
+                let mut addrs = [null_mut::<c_void>(); MAX_GROUP];
+                let mut lens = [0; MAX_GROUP];
+                let mut mrs = [null_mut::<c_void>(); MAX_GROUP];
+                for (i, recv) in recvs.iter().enumerate().take(MAX_GROUP) {
+                    addrs[i] = recv.addr.cast();
+                    lens[i] = number::<c_int>(Call::Iflush, recv.len)?;
+                    mrs[i] = recv.mr.0.as_ptr();
+                }
+                let n = recvs.len().min(MAX_GROUP) as c_int;
+                let mut request = null_mut();
+                call!(self, iflush, Iflush, (comm.0.as_ptr(), n, addrs.as_mut_ptr(), lens.as_mut_ptr(),
+                    mrs.as_mut_ptr(), &raw mut request))?;
                 Ok(NonNull::new(request).map(Request))
             }
 

@@ -14,11 +14,11 @@ macro_rules! calls {
         /// What a worker is doing, as far as it matters to who watches it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
-        pub(crate) enum Call { $($name),+ }
+        pub enum Call { $(#[doc = $text] $name),+ }
 
         impl Call {
             /// The C name, or what else it is.
-            pub(crate) const fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
             fn from_u32(word: u32) -> Option<Self> {
@@ -41,6 +41,7 @@ calls! {
     DeregMr = "deregMr",
     Isend = "isend",
     Irecv = "irecv",
+    Iflush = "iflush",
     Test = "test",
     IrecvConsumed = "irecvConsumed",
     CloseSend = "closeSend",
@@ -58,14 +59,14 @@ struct Page {
 
 /// One end's view of the page.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     page: NonNull<Page>,
     fd: OwnedFd,
 }
 
 impl Watch {
     /// A new page of zeros; `fd` is what the worker opens it by.
-    pub(crate) fn new() -> Result<Self, Failure> {
+    pub fn new() -> Result<Self, Failure> {
         // SAFETY: a NUL-terminated name; the call takes no other pointer.
         let fd = unsafe { libc::memfd_create(c"mpib-watch".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -81,7 +82,7 @@ impl Watch {
     }
 
     /// The page behind a descriptor that [`Watch::new`] made in another process.
-    pub(crate) fn open(fd: OwnedFd) -> Result<Self, Failure> {
+    pub fn open(fd: OwnedFd) -> Result<Self, Failure> {
         // SAFETY: a fresh shared mapping of an open file; no address is asked for.
         let addr = unsafe {
             libc::mmap(
@@ -99,7 +100,8 @@ impl Watch {
         }
     }
 
-    pub(crate) fn fd(&self) -> &OwnedFd {
+    /// What another process opens the page by.
+    pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
@@ -109,7 +111,7 @@ impl Watch {
     }
 
     /// Runs `f`, a call of the plugin, marked as such.
-    pub(crate) fn during<T>(&self, call: Call, f: impl FnOnce() -> T) -> T {
+    pub fn during<T>(&self, call: Call, f: impl FnOnce() -> T) -> T {
         self.set(call);
         let out = f();
         self.set(Call::Outside);
@@ -117,20 +119,20 @@ impl Watch {
     }
 
     /// Says what comes next, for a state that is not left again.
-    pub(crate) fn set(&self, call: Call) {
+    pub fn set(&self, call: Call) {
         let page = self.page();
         page.call.store(call as u32, Relaxed);
         self.beat();
     }
 
     /// Still alive. There is one writer, so load and store will do.
-    pub(crate) fn beat(&self) {
+    pub fn beat(&self) {
         let beat = &self.page().beat;
         beat.store(beat.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
     /// What the worker is doing, and its counter.
-    pub(crate) fn read(&self) -> (Call, u64) {
+    pub fn read(&self) -> (Call, u64) {
         let page = self.page();
         // The worker shares its memory with a foreign plugin, which may have written here.
         let call = Call::from_u32(page.call.load(Relaxed)).unwrap_or(Call::Outside);
