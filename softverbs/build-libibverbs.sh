@@ -62,3 +62,5 @@ awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 } END
 
 # In one step, so that a program that starts meanwhile finds a whole library, old or new.
 mv -f "$work/libibverbs.so.1" "$out/libibverbs.so.1"
+# NCCL's own transport looks for this name first, and would find the system's.
+ln -sfn libibverbs.so.1 "$out/libibverbs.so"

@@ -121,6 +121,49 @@ fn the_devices_can_be_chosen() {
     fails("gpu-only", QUICK, 2, &["device 0 (\"fake0\") takes no host memory"]);
 }
 
+const HIDDEN: &[&str] = &["--table", "fakeTransport", "--abi", "v11"];
+
+#[test]
+fn a_table_that_is_not_exported_is_found_by_its_symbol() {
+    let output = perf(HIDDEN).args(QUICK).arg("--json").output().unwrap();
+    let report = json(&output);
+    assert_eq!(report["ok"], true, "{}", text(&output.stderr));
+    assert_eq!(report["tables"][0]["net"], "hidden");
+    assert_eq!(report["tables"][0]["results"][0]["messages"], 100);
+}
+
+#[test]
+fn a_symbol_that_is_no_table_of_the_version_is_refused() {
+    fails("", &["--table", "fakeTransport"], 2, &["--table fakeTransport needs --abi with the one version"]);
+    fails("", &["--table", "fakeTransport", "--abi", "v11,v8"], 2, &["the one version"]);
+    let words = ["fakeTransport has 176 bytes, a table of v10 has 160; so many has a table of v12 or v11"];
+    fails("", &["--table", "fakeTransport", "--abi", "v10"], 3, &words);
+    fails("", &["--table", "absent", "--abi", "v11"], 3, &["its symbol table has no data symbol absent"]);
+    // A function is no table.
+    fails("", &["--table", "merge", "--abi", "v11"], 3, &["has no data symbol merge"]);
+}
+
+#[test]
+fn a_stripped_file_has_no_hidden_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let stripped = dir.path().join("stripped.so");
+    let done = Command::new("strip").arg(fake()).arg("-o").arg(&stripped).status().expect("binutils");
+    assert!(done.success());
+    let output = Command::new(MPIB).args(["perf", "--plugin"]).arg(&stripped).args(HIDDEN).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("it is stripped"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn devices_can_be_merged() {
+    let merged = perf(HIDDEN).args(QUICK).args(["--merge", "0,1", "--json"]).output().unwrap();
+    assert_eq!(json(&merged)["tables"][0]["device"]["name"], "fake0+fake1", "{}", text(&merged.stderr));
+    fails("", &[HIDDEN, &["--merge", "0,2"]].concat(), 3, &["--merge 2: the plugin has 2, numbered from 0"]);
+    fails("", &["--merge", "0,1"], 3, &["the table has no makeVDevice (NULL)"]);
+    fails("", &["--merge", "0,1", "--abi", "v8"], 2, &["v8 has no makeVDevice; take a table of v9 or later"]);
+    fails("", &[HIDDEN, &["--merge", "0,1,0,1,0"]].concat(), 2, &["v11 takes at most 4"]);
+}
+
 #[test]
 fn a_wrong_byte_is_named() {
     fails("corrupt", QUICK, 5, &["receiver: message 20 of 1000 B: byte 500 is 0x", "(1 wrong in all)"]);

@@ -27,6 +27,11 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "VERSIONS", value_parser = parse_abi, default_value = "newest")]
     pub(crate) abi: Abi,
 
+    /// Take the table from this data symbol of the file, exported or not, such as ncclNetIb of libnccl.so.2. The symbol does
+    /// not say its version: --abi must
+    #[arg(long, value_name = "SYMBOL", conflicts_with_all = ["listen", "connect"])]
+    pub(crate) table: Option<String>,
+
     /// Message sizes in bytes: a list (8,4K,1M), a range (8..64M), or both. K, M and G are powers of 1024
     #[arg(long, value_name = "SIZES", default_value = "8..64M")]
     pub(crate) sizes: Sizes,
@@ -64,6 +69,11 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..),
           conflicts_with_all = ["listen", "connect"])]
     pub(crate) peer_device: Option<i32>,
+
+    /// Make one device of these with the plugin's makeVDevice (v9 and later) and use it, at both ends
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(i32).range(0..),
+          conflicts_with_all = ["device", "peer_device", "listen", "connect"])]
+    pub(crate) merge: Vec<i32>,
 
     /// Do not check what arrives (sizes are still checked)
     #[arg(long)]
@@ -120,6 +130,19 @@ fn parse_abi(text: &str) -> Result<Abi, String> {
 }
 
 impl Abi {
+    /// The one version that was named, for a table whose symbol does not say it.
+    pub(crate) fn single(&self, symbol: &str) -> Result<u32, Failure> {
+        match self {
+            Self::These(versions) if versions.len() == 1 => Ok(versions[0]),
+            _ => {
+                let text = format!(
+                    "--table {symbol} needs --abi with the one version that this table has, as --abi v12"
+                );
+                Err(Failure::new(Kind::Usage, text))
+            }
+        }
+    }
+
     /// The versions to run, in order, given what is exported (newest first).
     pub(crate) fn choose(&self, exported: &[u32], whose: &str) -> Result<Vec<u32>, Failure> {
         match self {

@@ -50,7 +50,14 @@ struct Setting {
 impl Setting {
     fn new(args: PerfArgs) -> Result<Self, Failure> {
         let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
-        let exported = plugin::exported_versions(&plugin)?;
+        let exported = match &args.table {
+            Some(symbol) => vec![
+                args.abi
+                    .single(symbol)
+                    .and_then(|version| plugin::hidden_table(&plugin, symbol, version).map(|()| version))?,
+            ],
+            None => plugin::exported_versions(&plugin)?,
+        };
         let ui = Ui::new(args.json);
         Ok(Self { args, plugin, exported, ui })
     }
@@ -61,7 +68,16 @@ impl Setting {
             _ => self.args.device,
         };
         let verbose = self.args.verbose;
-        Job { plugin: self.plugin.clone(), version, device, role, plan: plan.clone(), verbose }
+        Job {
+            plugin: self.plugin.clone(),
+            version,
+            table: self.args.table.clone(),
+            device,
+            merge: self.args.merge.clone(),
+            role,
+            plan: plan.clone(),
+            verbose,
+        }
     }
 }
 

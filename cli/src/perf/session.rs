@@ -28,6 +28,7 @@ pub(super) struct Session {
     pub(super) role: Role,
     pub(super) version: u32,
     pub(super) device: i32,
+    pub(super) merge: Vec<i32>,
     pub(super) plan: Plan,
 }
 
@@ -61,14 +62,21 @@ impl Session {
         self.close(comms)
     }
 
-    fn choose_device(&self) -> Result<Device, Failure> {
+    fn choose_device(&mut self) -> Result<Device, Failure> {
         let count = self.net.devices()?;
-        if self.device >= count {
+        let (option, last) = match self.merge.iter().max() {
+            Some(last) => ("--merge", *last),
+            None => ("--device", self.device),
+        };
+        if last >= count {
             let text = match count {
                 ..=0 => format!("the plugin has no devices (devices gives {count})"),
-                _ => format!("--device {}: the plugin has {count}, numbered from 0", self.device),
+                _ => format!("{option} {last}: the plugin has {count}, numbered from 0"),
             };
             return Err(Failure::new(Kind::Load, text));
+        }
+        if !self.merge.is_empty() {
+            self.device = self.net.make_vdevice(&self.merge)?;
         }
         let device = self.net.properties(self.device)?;
         self.fits(&device, &format!("device {}", self.device))?;

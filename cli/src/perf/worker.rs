@@ -46,7 +46,11 @@ pub(crate) struct WorkerArgs {
 pub(super) struct Job {
     pub(super) plugin: PathBuf,
     pub(super) version: u32,
+    /// The table's symbol, where it is not the exported one of its version.
+    pub(super) table: Option<String>,
     pub(super) device: i32,
+    /// Devices to make one of, instead of `device`.
+    pub(super) merge: Vec<i32>,
     pub(super) role: Role,
     pub(super) plan: Plan,
     /// Log lines of this level or more severe ones: WARN is 2, INFO 3.
@@ -117,12 +121,12 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     });
 
     let mut link = Link::new(peer, Rc::clone(&watch), &job.plan, job.role);
-    let net = match plugin::open(&job.plugin, job.version, Rc::clone(&watch)) {
+    let net = match plugin::open(&job.plugin, job.version, job.table.as_deref(), Rc::clone(&watch)) {
         Ok(net) => net,
         Err(failure) => give_up(&mut link, &parent, failure),
     };
-    let Job { version, device, role, plan, .. } = job;
-    let mut session = Session { net, link, watch: Rc::clone(&watch), role, version, device, plan };
+    let Job { version, device, merge, role, plan, .. } = job;
+    let mut session = Session { net, link, watch: Rc::clone(&watch), role, version, device, merge, plan };
     if let Err(failure) = session.run(&mut parent) {
         let failure = session.link.blame(failure);
         give_up(&mut session.link, &parent, failure);

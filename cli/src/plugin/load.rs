@@ -14,7 +14,7 @@ use object::{Object, ObjectSymbol};
 
 use super::{
     net::Net,
-    tables,
+    symtab, tables,
     watch::{Call, Watch},
 };
 use crate::failure::{Failure, Kind};
@@ -63,9 +63,20 @@ pub fn exported_versions(path: &Path) -> Result<Vec<u32>, Failure> {
     Ok(versions)
 }
 
-/// Opens the file with the flags NCCL uses, and takes one table. The library stays until the process ends, as a
-/// plugin may have threads.
-pub fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dyn Net>, Failure> {
+/// Checks that a file has a table under a symbol of its own choice, exported or not. Read from the file: no code of
+/// it runs.
+pub fn hidden_table(path: &Path, symbol: &str, version: u32) -> Result<(), Failure> {
+    symtab::find(path, symbol, version).map(drop)
+}
+
+/// Opens the file with the flags NCCL uses, and takes one table: the exported one of that version, or the one under
+/// the `hidden` symbol. The library stays until the process ends, as a plugin may have threads.
+pub fn open(
+    path: &Path,
+    version: u32,
+    hidden: Option<&str>,
+    watch: Rc<Watch>,
+) -> Result<Box<dyn Net>, Failure> {
     let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
     let Some((_, symbol)) = tables::SYMBOLS.iter().find(|(v, _)| *v == version) else {
         return Err(fail(format!("v{version} is no version that this tool knows (v6 to v12)")));
@@ -79,12 +90,26 @@ pub fn open(path: &Path, version: u32, watch: Rc<Watch>) -> Result<Box<dyn Net>,
         let advice = missing_library(&said).map_or(String::new(), |advice| format!("; {advice}"));
         fail(format!("dlopen failed: {said}{advice}"))
     })?;
-    // SAFETY: the symbol is data; a pointer to it has the size of a pointer, whatever it points to.
-    let table: Result<Symbol<*mut c_void>, _> = unsafe { library.get(symbol.as_bytes()) };
-    let table = table.map_err(|e| fail(format!("no {symbol}: {}", with_sources(&e))))?.into_raw();
-    std::mem::forget(library);
+    let (symbol, table) = match hidden {
+        Some(hidden) => {
+            let address = symtab::find(path, hidden, version)?;
+            let (base, library) = symtab::load_address(library).ok_or_else(|| {
+                fail("the dynamic linker does not say where it loaded the file (dlinfo failed)".into())
+            })?;
+            std::mem::forget(library);
+            (hidden, (base + address) as *mut c_void)
+        }
+        None => {
+            // SAFETY: the symbol is data; a pointer to it has the size of a pointer, whatever it points to.
+            let table: Result<Symbol<*mut c_void>, _> = unsafe { library.get(symbol.as_bytes()) };
+            let table = table.map_err(|e| fail(format!("no {symbol}: {}", with_sources(&e))))?.into_raw();
+            std::mem::forget(library);
+            (*symbol, table)
+        }
+    };
     let table = NonNull::new(table).ok_or_else(|| fail(format!("{symbol} is NULL")))?;
-    // SAFETY: the table of that version's symbol, in a library that is never closed.
+    // SAFETY: the table of that version's symbol, or an object of that table's size that the user named as one; the
+    // library is never closed.
     unsafe { tables::net(version, table, std::ptr::null_mut(), watch) }
         .ok_or_else(|| fail(format!("no driver for {symbol}")))
 }

@@ -78,6 +78,8 @@ pub trait Net {
     fn devices(&self) -> Result<c_int, Failure>;
     /// Of one device.
     fn properties(&self, dev: c_int) -> Result<Device, Failure>;
+    /// One device made of several; its index. A version or plugin that cannot is a failure.
+    fn make_vdevice(&self, devices: &[c_int]) -> Result<c_int, Failure>;
     /// Fills the handle that the peer connects with.
     fn listen(&self, dev: c_int, handle: &mut Handle) -> Result<Comm, Failure>;
     /// `None`: not yet, call again with the same buffer.

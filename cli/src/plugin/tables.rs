@@ -67,7 +67,7 @@ macro_rules! call {
     }};
 }
 
-/// The arguments that came or went between versions. The eras: v6; v7 to v9; v10; v11 on.
+/// The arguments that came or went between versions. The eras: v6; v7 and v8; v9; v10; v11 on.
 macro_rules! era {
     (init v11 $self:ident) => {{
         let mut config = v11::CommConfig { trafficClass: NCCL_NET_TRAFFIC_CLASS_UNDEF };
@@ -95,6 +95,7 @@ macro_rules! era {
         let mut device = null_mut();
         call!($self, connect, Connect, ($dev, &raw mut config, $handle, $out, &raw mut device))
     }};
+    (connect v9 $($args:tt)*) => { era!(connect v7 $($args)*) };
     (connect v7 $self:ident $dev:expr, $handle:expr, $out:expr) => {{
         let mut device = null_mut();
         call!($self, connect, Connect, ($dev, $handle, $out, &raw mut device))
@@ -111,6 +112,7 @@ macro_rules! era {
 
     (isend v6 $($args:tt)*) => { era!(isend_plain $($args)*) };
     (isend v7 $($args:tt)*) => { era!(isend_plain $($args)*) };
+    (isend v9 $($args:tt)*) => { era!(isend_plain $($args)*) };
     (isend_plain $self:ident $comm:expr, $addr:expr, $len:expr, $tag:expr, $mr:expr, $out:expr) => {
         call!($self, isend, Isend, ($comm, $addr, $len, $tag, $mr, $out))
     };
@@ -120,6 +122,7 @@ macro_rules! era {
 
     (irecv v6 $($args:tt)*) => { era!(irecv_plain $($args)*) };
     (irecv v7 $($args:tt)*) => { era!(irecv_plain $($args)*) };
+    (irecv v9 $($args:tt)*) => { era!(irecv_plain $($args)*) };
     (irecv_plain $self:ident $comm:expr, $n:expr, $addrs:expr, $lens:expr, $tags:expr, $mrs:expr, $out:expr) => {
         call!($self, irecv, Irecv, ($comm, $n, $addrs, $lens, $tags, $mrs, $out))
     };
@@ -138,6 +141,26 @@ macro_rules! era {
             None => Ok(()),
         }
     };
+
+    (merge v6 $self:ident $module:ident, $devices:expr) => { era!(merge_not $self $module, $devices) };
+    (merge v7 $self:ident $module:ident, $devices:expr) => { era!(merge_not $self $module, $devices) };
+    (merge_not $self:ident $module:ident, $devices:expr) => {{
+        let _ = $devices;
+        let text = concat!(stringify!($module), " has no makeVDevice; take a table of v9 or later");
+        Err(Failure::new(Kind::Usage, text))
+    }};
+    (merge $new:ident $self:ident $module:ident, $devices:expr) => {{
+        let mut props = $module::VDeviceProps { ndevs: $devices.len() as c_int, devs: Default::default() };
+        if $devices.len() > props.devs.len() {
+            let (asked, most) = ($devices.len(), props.devs.len());
+            let text = format!("{asked} devices cannot be merged: {} takes at most {most}", stringify!($module));
+            return Err(Failure::new(Kind::Usage, text));
+        }
+        props.devs[..$devices.len()].copy_from_slice($devices);
+        let mut index = -1;
+        call!($self, makeVDevice, MakeVDevice, (&raw mut index, &raw mut props))?;
+        Ok(index)
+    }};
 
     (finalize v11 $self:ident) => { call!($self, finalize, Finalize, (std::mem::replace(&mut $self.ctx, null_mut()))) };
     (finalize $old:ident $self:ident) => { Ok(()) };
@@ -158,6 +181,14 @@ macro_rules! tables {
         /// Every version that this tool can drive, newest first, with its symbol.
         pub const SYMBOLS: &[(u32, &str)] =
             &[$(($version, concat!("ncclNetPlugin_v", $version))),+];
+
+        /// Bytes of a version's table; `None` for a version that this tool does not know.
+        pub(super) const fn size(version: u32) -> Option<usize> {
+            match version {
+                $($version => Some(size_of::<$module::Net>()),)+
+                _ => None,
+            }
+        }
 
         /// A table of a version that [`SYMBOLS`] has; `None` for any other version. `ctx` is what an `init` that was called
         /// already gave, else NULL.
@@ -210,6 +241,10 @@ macro_rules! tables {
                     ptr_support: props.ptrSupport,
                     max_bytes: max_bytes!($limit props),
                 })
+            }
+
+            fn make_vdevice(&self, devices: &[c_int]) -> Result<c_int, Failure> {
+                era!(merge $era self $module, devices)
             }
 
             fn listen(&self, dev: c_int, handle: &mut Handle) -> Result<Comm, Failure> {
@@ -322,7 +357,7 @@ tables! {
     12: v12, v11, regMr(usize), sizes(usize), limit(said);
     11: v11, v11, regMr(usize), sizes(usize), limit(said);
     10: v10, v10, regMr(usize), sizes(usize), limit(said);
-    9: v9, v7, regMr(usize), sizes(usize), limit(said);
+    9: v9, v9, regMr(usize), sizes(usize), limit(said);
     8: v8, v7, regMr(usize), sizes(c_int), limit(assumed);
     7: v7, v7, regMr(c_int), sizes(c_int), limit(assumed);
     6: v6, v6, regMr(c_int), sizes(c_int), limit(assumed);

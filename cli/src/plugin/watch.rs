@@ -34,6 +34,7 @@ calls! {
     Init = "init",
     Devices = "devices",
     GetProperties = "getProperties",
+    MakeVDevice = "makeVDevice",
     Listen = "listen",
     Connect = "connect",
     Accept = "accept",

@@ -1,6 +1,6 @@
 /*
  * A small NCCL network plugin over TCP on one machine, for the tests of "mpib perf": somebody else's plugin, in C,
- * written against the headers alone, with tables v8 and v11. It checks its caller as well: whatever NCCL's core would
+ * written against the headers alone, with tables v8 and v11, and another of v11 that is not exported. It checks its caller as well: whatever NCCL's core would
  * never do is answered with ncclInvalidArgument and a warning.
  *
  * FAKE_FAULT names one thing to do wrong, from message FAKE_AT (default 20) on; see "fault" below.
@@ -35,6 +35,8 @@ static int objects; /* comms, listeners and registrations that are open */
             return ncclInvalidArgument;                                  \
         }                                                                \
     } while (0)
+
+static int last_dev = 1; /* 2 once both were merged */
 
 static int faulty(const char *name) { return strcmp(fault, name) == 0; }
 
@@ -102,7 +104,7 @@ static ncclResult_t fake_listen(int dev, void *opaque, void **listenComm)
     struct handle *handle = opaque;
     int *fd = malloc(sizeof *fd);
 
-    CHECK(dev == 0 || dev == 1, "no such device");
+    CHECK(dev >= 0 && dev <= last_dev, "no such device");
     *fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (bind(*fd, (struct sockaddr *)&addr, len) || listen(*fd, 4) || getsockname(*fd, (struct sockaddr *)&addr, &len))
         return ncclSystemError;
@@ -131,7 +133,7 @@ static ncclResult_t fake_connect(int dev, void *opaque, void **sendComm)
     struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct handle *handle = opaque;
 
-    CHECK(dev == 0 || dev == 1, "no such device");
+    CHECK(dev >= 0 && dev <= last_dev, "no such device");
     CHECK(handle->magic == MAGIC, "not a handle that listen made");
     *sendComm = NULL;
     if (faulty("connect")) return ncclSuccess;
@@ -366,9 +368,9 @@ static ncclResult_t fake_closeListen(void *listenComm)
 
 static ncclResult_t properties_v8(int dev, ncclNetProperties_v8_t *props)
 {
-    CHECK(dev == 0 || dev == 1, "no such device");
+    CHECK(dev >= 0 && dev <= last_dev, "no such device");
     *props = (ncclNetProperties_v8_t){
-        .name = dev ? "fake1" : "fake0", .guid = 1, .ptrSupport = faulty("gpu-only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST,
+        .name = dev == 2 ? "fake0+fake1" : dev ? "fake1" : "fake0", .guid = 1, .ptrSupport = faulty("gpu-only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST,
         .speed = 10000, .port = 1, .maxComms = MAX_COMMS, .maxRecvs = MAX_RECVS,
     };
     return ncclSuccess;
@@ -475,6 +477,21 @@ static ncclResult_t finalize_v11(void *ctx)
 __attribute__((visibility("default"))) const ncclNet_v11_t ncclNetPlugin_v11 = {
     "fake", init_v11, fake_devices, properties_v11, listen_v11, connect_v11, accept_v8, fake_regMr, NULL, fake_deregMr,
     isend_v11, irecv_v11, fake_iflush, fake_test, fake_close, fake_close, fake_closeListen, NULL, consumed, NULL,
+    finalize_v11, NULL,
+};
+
+static ncclResult_t merge(int *dev, ncclNetVDeviceProps_v11_t *props)
+{
+    CHECK(props->ndevs == 2 && props->devs[0] == 0 && props->devs[1] == 1, "not its two devices");
+    CHECK(last_dev == 1, "merged twice");
+    *dev = last_dev = 2;
+    return ncclSuccess;
+}
+
+/* Not exported: found in the symbol table only, as a library's own transports are. */
+ncclNet_v11_t fakeTransport = {
+    "hidden", init_v11, fake_devices, properties_v11, listen_v11, connect_v11, accept_v8, fake_regMr, NULL, fake_deregMr,
+    isend_v11, irecv_v11, fake_iflush, fake_test, fake_close, fake_close, fake_closeListen, NULL, consumed, merge,
     finalize_v11, NULL,
 };
 
