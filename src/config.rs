@@ -98,7 +98,7 @@ settings! {
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs of a connection on SUP.
     sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
-    /// 1: whatever would be lost with a warning (a rail, GPUDirect) is a failure of init or connect instead.
+    /// 1: whatever would be lost with a warning (a rail, GPUDirect, the agent) is a failure of init or connect instead.
     strict: bool = false, "MPIB_STRICT", Flag;
     /// Which network interfaces the control connections use. Goes before `NCCL_SOCKET_IFNAME`.
     oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;

@@ -16,7 +16,7 @@ mod watch;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
@@ -64,6 +64,11 @@ impl From<&Config> for Options {
 }
 
 impl Options {
+    /// How long a connection that must have a hint waits for it: one answer, and an entry that settles.
+    pub fn patience(&self) -> Duration {
+        self.answer_timeout + self.settle_timeout
+    }
+
     /// Who may own socket and file: this process's user, root, and whom the settings name.
     fn trusts(&self, uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.agent_uid == Some(uid)
@@ -91,10 +96,18 @@ pub struct Addresses {
     pub sup_dst: Ipv4Addr,
 }
 
+/// What the client tells a connection.
+#[derive(Debug, Default)]
+struct Told {
+    share: AtomicU16,
+    /// There was a good hint, which may say 0.
+    hinted: AtomicBool,
+}
+
 /// A registered connection. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct Flow {
-    share: Arc<AtomicU16>,
+    told: Arc<Told>,
     id: Arc<ConnId>,
     client: Arc<Client>,
 }
@@ -107,15 +120,25 @@ impl Flow {
     pub fn open(options: &Options, addresses: Addresses) -> Result<Self> {
         let client = Client::get(options)?;
         let id = Arc::new(ConnId::take());
-        let share = Arc::default();
-        client.open(Arc::clone(&id), addresses, Arc::clone(&share));
-        Ok(Self { share, id, client })
+        let told = Arc::default();
+        client.open(Arc::clone(&id), addresses, Arc::clone(&told));
+        Ok(Self { told, id, client })
     }
 
     /// The last good hint: part of a transfer that goes on SUP, 0 to 1024; 0 if there never was a hint. One relaxed load.
     #[inline]
     pub fn share(&self) -> u16 {
-        self.share.load(Ordering::Relaxed)
+        self.told.share.load(Ordering::Relaxed)
+    }
+
+    /// Whether there was a good hint: an agent has registered the connection, and its file says something of it.
+    pub fn hinted(&self) -> bool {
+        self.told.hinted.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with the agent or its file, as far as is known: which one, where, and what was found.
+    pub fn fault(&self) -> Option<String> {
+        self.client.fault()
     }
 
     /// What the agent knows this connection by.

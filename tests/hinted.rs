@@ -6,10 +6,10 @@ mod common;
 #[allow(dead_code, reason = "each test file uses its own part")]
 mod hints_util;
 
-use common::pair::{Pair, until};
-use common::table::{newest, take_warnings};
+use common::pair::{Pair, connect, init, until};
+use common::table::{Ptr, newest, take_warnings, warnings};
 use common::{TWO_RAILS, isolated, set};
-use hints_util::{Place, run_agent};
+use hints_util::{Agent, Place, run_agent};
 
 const MIB: usize = 1 << 20;
 
@@ -69,5 +69,125 @@ fn hints_move_data_between_the_rails() {
         for _ in 0..2 {
             agent.event("deregistered");
         }
+    });
+}
+
+/// Settings of a place, in a process that demands hints.
+fn strictly(test: &str, body: impl FnOnce(&Place)) {
+    isolated(test, &[&TWO_RAILS[..], &[("MPIB_MODE", "1"), ("MPIB_STRICT", "1")]].concat(), || {
+        let place = Place::new();
+        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
+        set("MPIB_HINTS", Some(&place.options.file));
+        body(&place);
+    });
+}
+
+/// Neither end gets a comm, and both name what is at `path`, why, and what to do.
+fn refused(path: &std::path::Path, why: &str) {
+    let (table, ctx) = (newest(), init(newest()));
+    let mut handle = [0; 128];
+    let (_, listen) = table.listen(ctx, 0, &mut handle);
+    let mut code = 0;
+    let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
+    until("both ends to refuse", || {
+        if code == 0 {
+            let (rc, comm) = table.connect(ctx, 0, &mut handle);
+            assert!(comm.is_null(), "connected without a hint");
+            code = rc;
+        }
+        let (rc, comm) = table.accept(listen);
+        assert_eq!((rc, comm), (0, Ptr::default()), "accepted without a hint");
+        (code != 0 && told(&warnings()) == 2).then_some(())
+    });
+    assert_eq!(code, 5, "ncclInvalidUsage");
+    let said = take_warnings();
+    for line in said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")) {
+        for part in [
+            "no hint for the connection with",
+            path.to_str().unwrap(),
+            why,
+            "Start the agent",
+            "MPIB_AGENT_SOCKET",
+        ] {
+            assert!(line.contains(part), "{part:?} is not in {line:?}");
+        }
+    }
+    assert_eq!(table.close_listen(listen), 0);
+}
+
+#[test]
+fn strict_refuses_a_connection_where_there_is_no_agent() {
+    strictly(here!(), |place| refused(&place.options.socket, "nobody listens there"));
+}
+
+#[test]
+fn strict_refuses_a_connection_where_the_agent_does_not_answer() {
+    strictly(here!(), |place| {
+        let mut agent = place.agent();
+        agent.tell("mode silent");
+        refused(&place.options.socket, "answer");
+    });
+}
+
+#[test]
+fn strict_refuses_a_connection_where_there_is_no_hint_file() {
+    strictly(here!(), |place| {
+        let _agent: Agent = place.agent();
+        std::fs::remove_file(&place.options.file).unwrap();
+        refused(&place.options.file, "no such file");
+    });
+}
+
+/// An agent that comes while a connection waits for it is in time; once it has said something, it may go.
+#[test]
+fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
+    strictly(here!(), |place| {
+        let mut agent = place.idle_agent();
+        agent.tell("hints");
+        let (table, ctx) = (newest(), init(newest()));
+        let mut handle = [0; 128];
+        let (_, listen) = table.listen(ctx, 0, &mut handle);
+        let mut comms = [Ptr::default(); 2];
+        let mut poll = |handle: &mut [u8; 128]| {
+            if comms[0].is_null() {
+                let (rc, comm) = table.connect(ctx, 0, handle);
+                assert_eq!(rc, 0, "connect");
+                comms[0] = comm;
+            }
+            if comms[1].is_null() {
+                comms[1] = table.accept(listen).1;
+            }
+            comms.iter().all(|comm| !comm.is_null()).then_some(comms)
+        };
+        until("a warning", || {
+            assert!(poll(&mut handle).is_none(), "connected without a hint");
+            take_warnings().iter().any(|w| w.contains("nobody listens there")).then_some(())
+        });
+        agent.tell("listen");
+        let [send, recv] = until("both ends", || poll(&mut handle));
+        assert_eq!(table.close_listen(listen), 0);
+        let pair = Pair { table, send, recv };
+        agent.tell("set 1 512");
+        until_sup_carries(&pair, 0, 524_288);
+        agent.kill();
+        for _ in 0..20 {
+            until_sup_carries(&pair, 524_288, 524_288);
+        }
+        pair.close();
+    });
+}
+
+/// Where no hint can count, strict or not, no agent is missed.
+#[test]
+fn strict_asks_no_agent_in_vanilla_mode_or_with_a_fixed_share() {
+    strictly(here!(), |_| {
+        for (variable, value) in [("MPIB_SUP_SHARE", "512"), ("MPIB_MODE", "0")] {
+            set(variable, Some(value));
+            let pair = connect(newest(), init(newest()), 0);
+            pair.message(MIB, MIB, 1);
+            pair.close();
+            set("MPIB_SUP_SHARE", None::<&str>);
+        }
+        assert_eq!(take_warnings(), [""; 0]);
     });
 }

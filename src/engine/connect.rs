@@ -7,21 +7,20 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use nccl_net_versions::HandleBuf;
 
 use super::Settings;
-use super::core::{Core, lock};
-use super::flow;
+use super::core::lock;
+use super::flow::Joining;
 use super::handshake::Handshake;
 use super::recv::RecvComm;
 use super::send::SendComm;
 use crate::bootstrap::{Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::hints::Flow;
 use crate::policy::{Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 
 /// A connector between two calls of `connect`.
 struct Pending {
-    handshake: Handshake,
+    joining: Joining,
     /// Who began it.
     context: u64,
     /// The handle without the connector's own bytes: the number in those must belong to it.
@@ -51,8 +50,8 @@ pub fn connect(
     let (id, mut entry) = match u64::from_le_bytes(state) {
         0 => {
             let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
-            let handshake = Handshake::connect(settings, device, &listener)?;
-            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { handshake, context, handle: address })
+            let joining = Joining::new(Handshake::connect(settings, device, &listener)?);
+            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { joining, context, handle: address })
         }
         id => {
             let mut table = pending();
@@ -66,7 +65,7 @@ pub fn connect(
             (id, entry)
         }
     };
-    let polled = entry.handshake.poll();
+    let polled = entry.joining.poll(&settings.config);
     if let Ok(None) = polled {
         handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
         pending().insert(id, entry);
@@ -74,19 +73,14 @@ pub fn connect(
     }
     // Over: with the same handle another connection may begin.
     handle[STATE_OFFSET..].fill(0);
-    let Some(mut core) = polled? else { return Ok(None) };
-    let source = match registered(&mut core, settings)? {
+    let Some((core, flow)) = polled? else { return Ok(None) };
+    let source = match flow {
         Some(flow) => Source::Hint(Box::new(flow)),
         // Without a hint all is on SOUT.
         None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
     };
     let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
     Ok(Some(SendComm::new(core, policy)))
-}
-
-/// What the agent will know the connection by. The peer is told of a failure.
-fn registered(core: &mut Core, settings: &Settings) -> Result<Option<Flow>> {
-    flow::open(core, &settings.config).inspect_err(|e| core.peer.refuse(e))
 }
 
 /// Drops what `context` has begun and NCCL will not continue.
@@ -103,7 +97,7 @@ pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    underway: Mutex<Vec<Handshake>>,
+    underway: Mutex<Vec<Joining>>,
 }
 
 impl Listening {
@@ -120,23 +114,18 @@ impl Listening {
         let mut underway = lock(&self.underway)?;
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
-                Ok(handshake) => underway.push(handshake),
+                Ok(handshake) => underway.push(Joining::new(handshake)),
                 Err(e) => warn(&e),
             }
         }
         let mut i = 0;
         while i < underway.len() {
-            match underway[i].poll() {
+            match underway[i].poll(&self.settings.config) {
                 Ok(None) => i += 1,
-                Ok(Some(mut core)) => {
+                Ok(Some((core, flow))) => {
                     underway.swap_remove(i);
-                    match registered(&mut core, &self.settings) {
-                        Ok(flow) => {
-                            let interval = self.settings.config.cts_signal_interval;
-                            return Ok(Some(RecvComm::new(core, interval, flow)));
-                        }
-                        Err(e) => warn(&e),
-                    }
+                    let interval = self.settings.config.cts_signal_interval;
+                    return Ok(Some(RecvComm::new(core, interval, flow)));
                 }
                 Err(e) => {
                     underway.swap_remove(i);

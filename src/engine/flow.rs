@@ -1,22 +1,83 @@
 //! A connection's registration with the agent, where its rails are split by hints.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
 
 use super::core::Core;
+use super::handshake::Handshake;
 use super::rail::Rail;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hints::{Addresses, Flow, Options};
 use crate::policy::Plan;
 use crate::proto::Mode;
 use crate::route::gid_addr;
+
+/// A connection on its way: the handshake, then its registration. Advanced by polling.
+#[derive(Debug)]
+pub(super) enum Joining {
+    Handshake(Box<Handshake>),
+    /// With `MPIB_STRICT=1`: connected, and used only once there is a hint for it.
+    Waiting {
+        core: Box<Core>,
+        flow: Flow,
+        until: Instant,
+    },
+    Over,
+}
+
+impl Joining {
+    pub(super) fn new(handshake: Handshake) -> Self {
+        Self::Handshake(Box::new(handshake))
+    }
+
+    /// One step further, if it can go one. The peer is told of a failure.
+    pub(super) fn poll(&mut self, config: &Config) -> Result<Option<(Core, Option<Flow>)>> {
+        if let Self::Handshake(handshake) = self {
+            let Some(mut core) = handshake.poll()? else { return Ok(None) };
+            match open(&core, config).inspect_err(|e| core.peer.refuse(e))? {
+                Some(flow) if config.strict => {
+                    let until = Instant::now() + Options::from(config).patience();
+                    *self = Self::Waiting { core: Box::new(core), flow, until };
+                }
+                flow => return Ok(Some((core, flow))),
+            }
+        }
+        let Self::Waiting { mut core, flow, until } = std::mem::replace(self, Self::Over) else {
+            return Err(Error::Internal("a connection is over and goes on".into()));
+        };
+        if flow.hinted() {
+            return Ok(Some((*core, Some(flow))));
+        }
+        core.peer.look("the rest of the handshake")?;
+        if Instant::now() < until {
+            *self = Self::Waiting { core, flow, until };
+            return Ok(None);
+        }
+        let e = unhinted(&core, &flow, config);
+        core.peer.refuse(&e);
+        Err(e)
+    }
+}
+
+/// Why a connection that must have a hint is not made.
+fn unhinted(core: &Core, flow: &Flow, config: &Config) -> Error {
+    let socket = config.agent_socket.display();
+    let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
+    Error::Usage(format!(
+        "no hint for the connection with {} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
+         MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until there is one (MPIB_STRICT=1)",
+        core.peer.name(),
+        Options::from(config).patience(),
+    ))
+}
 
 /// Registers the connection, in the background. `None` where no hint can count: the mode is not advanced, the share is
 /// fixed, one rail alone is left, or a rail has no IPv4 address, which is all that an agent's messages have room for.
 ///
 /// # Errors
 /// The client's thread cannot be made; and with `MPIB_STRICT=1` a connection that hints cannot be given for.
-pub(super) fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
+fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
     if config.mode != Mode::Advanced || config.sup_share.is_some() || !matches!(core.plan, Plan::Shared(_)) {
         return Ok(None);
     }
@@ -32,7 +93,7 @@ pub(super) fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
                 core.peer.name()
             );
             if config.strict {
-                return Err(crate::error::Error::Usage(format!("{what} (MPIB_STRICT=1)")));
+                return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
             }
             tracing::warn!(target: "net", "{what}; its data is all on SOUT");
             Ok(None)

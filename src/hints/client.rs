@@ -1,8 +1,7 @@
 //! The background thread, and its users' side.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU16;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::file::{self, HintFile};
 use super::link::{self, Link, State};
 use super::table::{Sum, TROUBLES, Table};
 use super::watch::{Change, Human, Watch};
-use super::{Addresses, Options};
+use super::{Addresses, Options, Told};
 use crate::error::{Error, Result};
 
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.
@@ -30,12 +29,14 @@ pub(super) struct Client {
 #[derive(Debug)]
 struct Shared {
     commands: Mutex<Vec<Command>>,
+    /// What is wrong now, as it was told.
+    fault: Mutex<Option<String>>,
     wake: EventFd,
 }
 
 #[derive(Debug)]
 enum Command {
-    Open(Arc<ConnId>, Addresses, Arc<AtomicU16>),
+    Open(Arc<ConnId>, Addresses, Arc<Told>),
     Close(u32),
     Stop,
 }
@@ -58,7 +59,7 @@ impl Client {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake =
             EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
-        let shared = Arc::new(Shared { commands: Mutex::default(), wake });
+        let shared = Arc::new(Shared { commands: Mutex::default(), fault: Mutex::default(), wake });
         let worker = Worker::new(Arc::clone(&shared), options);
         thread::Builder::new()
             .name("mpib-hints".into())
@@ -67,8 +68,12 @@ impl Client {
         Ok(Self { shared })
     }
 
-    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, share: Arc<AtomicU16>) {
-        self.shared.tell(Command::Open(id, addresses, share));
+    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
+        self.shared.tell(Command::Open(id, addresses, told));
+    }
+
+    pub(super) fn fault(&self) -> Option<String> {
+        self.shared.fault().clone()
     }
 
     pub(super) fn close(&self, id: u32) {
@@ -92,6 +97,10 @@ impl Shared {
 
     fn commands(&self) -> Vec<Command> {
         std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn fault(&self) -> MutexGuard<'_, Option<String>> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +140,7 @@ impl Worker {
         loop {
             for command in self.shared.commands() {
                 match command {
-                    Command::Open(id, addresses, share) => self.table.open(id, addresses, share),
+                    Command::Open(id, addresses, told) => self.table.open(id, addresses, told),
                     Command::Close(id) => self.table.close(id),
                     Command::Stop => self.until = Some(Instant::now() + LINGER),
                 }
@@ -252,6 +261,8 @@ impl Worker {
 
     fn tell(&self, name: &str, path: &str, what: &str, good: &str, change: Change) {
         let (all, hinted) = self.table.hinted();
+        let fault = matches!(change, Change::Fault { .. });
+        *self.shared.fault() = fault.then(|| format!("{name} {path}: {what}"));
         match change {
             Change::Fault { lasting, instead } => {
                 let time = Human(lasting);

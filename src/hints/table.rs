@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nccl_net_mpib_agent_iface::{ENTRIES, Hint, Register, Request, Response, Settled, Status};
 
 use super::conn_id::ConnId;
-use super::{Addresses, Options};
+use super::{Addresses, Options, Told};
 
 /// Where a connection is with the agent that is connected now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,13 +96,12 @@ struct Entry {
     /// Kept until the agent has forgotten it.
     _id: Arc<ConnId>,
     addresses: Addresses,
-    share: Arc<AtomicU16>,
+    told: Arc<Told>,
     stage: Stage,
     /// Its user has dropped it.
     closing: bool,
     /// Where its hints stood last; stays through the agent's death.
     slot: Option<u8>,
-    hinted: bool,
     trouble: Option<(Trouble, Instant)>,
 }
 
@@ -121,14 +120,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, share: Arc<AtomicU16>) {
+    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
         let entry = Entry {
             addresses,
-            share,
+            told,
             stage: Stage::New,
             closing: false,
             slot: None,
-            hinted: false,
             trouble: None,
             _id: Arc::clone(&id),
         };
@@ -151,7 +149,7 @@ impl Table {
     /// Connections in use, and how many of them have had a hint.
     pub(super) fn hinted(&self) -> (usize, usize) {
         let used = || self.entries.values().filter(|e| !e.closing);
-        (used().count(), used().filter(|e| e.hinted).count())
+        (used().count(), used().filter(|e| e.told.hinted.load(Ordering::Relaxed)).count())
     }
 
     /// What to tell the agent next; from then on it is asked. Leaving goes first: it frees slots.
@@ -222,8 +220,8 @@ impl Table {
             let Some(slot) = entry.slot else { continue };
             let trouble = match slots[usize::from(slot)] {
                 Settled::Whole(hint) if same_pair(&hint, &entry.addresses) => {
-                    entry.share.store(hint.share(), Ordering::Relaxed);
-                    entry.hinted = true;
+                    entry.told.share.store(hint.share(), Ordering::Relaxed);
+                    entry.told.hinted.store(true, Ordering::Relaxed);
                     None
                 }
                 Settled::Whole(hint) => Some(Trouble::Other(slot, hint)),

@@ -108,6 +108,22 @@ mod tests {
         assert_eq!(bytes[48..52], [0xff; 4]);
     }
 
+    #[test]
+    fn a_refusal_names_what_was_found() {
+        let cts = Cts { addr: 1, size: 2, rkeys: [0; 8], tag: 0, count: 2, index: 1, seq: 1 };
+        let refusal = |change: fn(&mut Cts)| {
+            let mut cts = cts;
+            change(&mut cts);
+            Cts::decode(&cts.encode()).unwrap_err()
+        };
+        assert_eq!(refusal(|c| c.count = 0), CtsError::Count(0));
+        assert_eq!(refusal(|c| c.count = 9), CtsError::Count(9));
+        assert_eq!(refusal(|c| c.index = 2), CtsError::Index { index: 2, count: 2 });
+        let mut bytes = cts.encode();
+        bytes[55] = 0x12;
+        assert_eq!(Cts::decode(&bytes), Err(CtsError::Padding(0x1200)));
+    }
+
     proptest! {
         #[test]
         fn decode_accepts_exactly_what_encode_makes(

@@ -185,11 +185,31 @@ mod tests {
         }
     }
 
+    /// The large unit begins where the small one ends: what the small one can say is refused in it.
+    #[test]
+    fn each_size_has_one_word() {
+        for rails in 1..=8u8 {
+            let l = ImmLayout::new(rails).unwrap();
+            let bits = 23 - u32::from(rails.max(2));
+            let (large, first) = (1u32 << bits, 1u32 << bits >> 7);
+            let word = |units: u32| 1 << 8 | (large | units) << (8 + u32::from(rails.max(2)));
+            for units in [0, 1, first - 1] {
+                assert_eq!(l.decode(word(units)), None, "{rails} rails, {units} units");
+            }
+            for units in [first, first + 1, large - 2] {
+                let size = l.decode(word(units)).unwrap().size;
+                assert_eq!(size.bytes(), Some(units as usize * 128), "{rails} rails, {units} units");
+            }
+            assert_eq!(l.decode(word(large - 1)).unwrap().size, SizeQ::RECORD);
+        }
+    }
+
     proptest! {
         #[test]
         fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
-            let mask = mask & l.all_rails();
             let word = l.encode(slot, mask, l.size(bytes));
+            // Rails that are not of the connection touch nothing else.
+            let mask = mask & l.all_rails();
             let want = Imm { slot, mask, size: l.size(bytes) };
             prop_assert_eq!(l.decode(word), (mask != 0).then_some(want));
             // A size is told exactly or not at all.

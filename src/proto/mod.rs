@@ -10,6 +10,8 @@ mod imm;
 mod mask;
 mod message;
 mod record;
+#[cfg(test)]
+mod rules_tests;
 mod slot;
 mod split;
 mod status;

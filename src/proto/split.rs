@@ -71,10 +71,9 @@ impl Split {
             }
             rail += 1;
         }
+        // Never nothing of something: the other parts are rounded down, and its own weight is not 0.
         split.bytes[first] = rest;
-        if rest > 0 || size == 0 {
-            split.mask |= 1 << first;
-        }
+        split.mask |= 1 << first;
         Some(split)
     }
 
