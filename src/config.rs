@@ -125,6 +125,12 @@ settings! {
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// How long the probe of each route may take, in ms.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    /// Relaxed ordering of the adapters' writes to NCCL's memory on PCIe. 0: off; 1: on; 2: on where the verbs library
+    /// can ask for it. Adapters that do not know it ignore it.
+    relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
+    /// 1: iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is
+    /// done. 0: iflush does nothing. See `docs/mpib.md`.
+    flush: bool = false, "MPIB_FLUSH", Flag;
     /// Receives posted on a rail fall to this number before they are refilled.
     srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
     /// Receives on a rail are refilled to this number.

@@ -101,6 +101,8 @@ pub struct Completion {
     pub remote_qpn: u32,
     /// Host or address of the peer.
     pub peer: String,
+    /// The queue pair is its own peer: no other end has a part in it.
+    pub loopback: bool,
 }
 
 impl fmt::Display for Completion {
@@ -175,6 +177,7 @@ impl Error {
         match self {
             Self::Verbs { .. } | Self::Io { .. } => Failure::System,
             Self::Completion(c) => match proto::wc_status(c.status).blame {
+                Blame::Peer | Blame::Path if c.loopback => Failure::System,
                 Blame::Peer | Blame::Path | Blame::Nobody => Failure::Remote,
                 Blame::Local => Failure::Internal,
                 Blame::Device => Failure::System,
@@ -227,6 +230,7 @@ mod tests {
             local_qpn: 77,
             remote_qpn: 78,
             peer: "node7".into(),
+            loopback: false,
         }
     }
 
@@ -267,6 +271,7 @@ mod tests {
     fn each_error_has_its_code() {
         let os = || io::Error::from_raw_os_error(libc::EIO);
         let done = |status| Error::Completion(Box::new(completion(status)));
+        let own = |status| Error::Completion(Box::new(Completion { loopback: true, ..completion(status) }));
         for (error, code) in [
             (Error::verbs("ibv_x", os(), ""), Failure::System),
             (Error::io("bind", os()), Failure::System),
@@ -275,6 +280,8 @@ mod tests {
             (done(5), Failure::Remote),
             (done(4), Failure::Internal),
             (done(19), Failure::System),
+            (own(10), Failure::System),
+            (own(4), Failure::Internal),
             (Error::config("MPIB_X", "\"y\"", "z"), Failure::InvalidUsage),
             (Error::Usage(String::new()), Failure::InvalidUsage),
             (Error::Argument(String::new()), Failure::InvalidArgument),

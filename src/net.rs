@@ -10,7 +10,7 @@ use nccl_net_versions::{
 };
 
 use crate::config::Config;
-use crate::device::{self, Device};
+use crate::device::{self, Device, Gpu};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
 use crate::log;
@@ -52,6 +52,10 @@ fn open(args: &Init) -> Result<Context> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let config = Config::from_env()?;
     let devices = device::open(&config)?;
+    let findings = device::findings(&config);
+    if let Some(lost) = findings.iter().find(|f| f.lost && config.strict) {
+        return Err(Error::Usage(format!("{} (MPIB_STRICT=1)", lost.text)));
+    }
     let first =
         OPENED.write().unwrap_or_else(PoisonError::into_inner).replace((config.clone(), devices)).is_none();
     if first {
@@ -63,6 +67,12 @@ fn open(args: &Init) -> Result<Context> {
             "version {}, table v{}, {} device(s): {}{set}",
             env!("CARGO_PKG_VERSION"), args.version, devices.len(), all.join(", ")
         );
+        for found in findings {
+            match found.lost {
+                true => tracing::warn!(target: "init", "{}", found.text),
+                false => tracing::info!(target: "init", "{}", found.text),
+            }
+        }
     }
     let settings = Arc::new(Settings::new(config, args.config.traffic_class));
     Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings })
@@ -91,9 +101,9 @@ fn properties(dev: usize) -> Result<Properties> {
         name: device.name,
         pci_path: device.pci_path,
         guid: first.limits().guid,
-        ptr_support: nccl_net_abi::NCCL_PTR_HOST,
+        ptr_support: ptr_support(),
         reg_is_global: false,
-        force_flush: false,
+        force_flush: config.flush,
         speed: whole(device.speed(&config)),
         port: first.port().number.into(),
         // 0 leaves NCCL to its own table: nothing was measured.
@@ -111,12 +121,17 @@ fn properties(dev: usize) -> Result<Properties> {
     })
 }
 
-fn host_only(kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<()> {
+/// Where memory may lie that adapters reach here.
+fn ptr_support() -> c_int {
+    let gpu = if Gpu::here().is_direct() { nccl_net_abi::NCCL_PTR_CUDA } else { 0 };
+    nccl_net_abi::NCCL_PTR_HOST | gpu
+}
+
+/// The tables have no `regMrDmaBuf`.
+fn no_dmabuf(dmabuf: Option<DmaBuf>) -> Result<()> {
     match dmabuf {
         None => Ok(()),
-        Some(_) => Err(Error::Usage(format!(
-            "registration of {kind:?} memory by DMA-BUF: this plugin takes host memory only"
-        ))),
+        Some(_) => Err(Error::Usage("this plugin registers no memory by DMA-BUF".into())),
     }
 }
 
@@ -203,7 +218,7 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        told("regMr", host_only(kind, dmabuf).and_then(|()| comm.register(buffer, kind)))
+        told("regMr", no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
     }
 
     fn reg_mr_recv(
@@ -212,7 +227,7 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        told("regMr", host_only(kind, dmabuf).and_then(|()| comm.register(buffer, kind)))
+        told("regMr", no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
     }
 
     fn dereg_mr(mr: Mr) -> Result<(), Failure> {
@@ -242,7 +257,7 @@ impl NetPlugin for Plugin {
         comm: &'a RecvComm,
         buffers: &[(Buffer, Option<&Mr>)],
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        told("iflush", comm.flush(buffers).map(|()| None))
+        told("iflush", comm.flush(buffers))
     }
 
     fn test(request: &Request) -> Result<Option<Sizes>, Failure> {

@@ -417,10 +417,13 @@ fn memory_that_cannot_be_registered_is_named() {
                 let said = format!("type is {kind}, expected NCCL_PTR_HOST (1)");
                 rig.leaves_null(&["regMr", &said], |o| net.reg_mr(comm, rig.data(), 10, kind, o));
             }
-            for (kind, name) in [(NCCL_PTR_CUDA, "Cuda"), (NCCL_PTR_DMABUF, "DmaBuf")] {
+            for (kind, name, why) in [
+                (NCCL_PTR_CUDA, "Cuda", "modprobe nvidia-peermem"),
+                (NCCL_PTR_DMABUF, "DmaBuf", "no memory by DMA-BUF"),
+            ] {
                 let mut out = STALE;
                 let rc = net.reg_mr(comm, rig.data(), 10, kind, &raw mut out);
-                rig.refuses(rc, ncclInvalidUsage, &["regMr", name, &at, "host memory only"]);
+                rig.refuses(rc, ncclInvalidUsage, &["regMr", name, &at, why]);
                 assert!(out.is_null());
             }
             // Where nothing is mapped, as when it was freed.

@@ -1,4 +1,4 @@
-//! The data path allocates nothing: isend, irecv and test on both ends, over thousands of messages of each kind.
+//! The data path allocates nothing: isend, irecv, iflush and test, over thousands of messages of each kind.
 
 extern crate softverbs as _;
 
@@ -131,6 +131,31 @@ fn records_allocate_nothing() {
         pair.message(size, size, 1);
         assert_eq!(run(&pair, &from, &to, 1, size), 0);
         from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+#[test]
+fn flushes_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+        let (pair, table) = (Pair::new(newest()), newest());
+        pair.message(1000, 1000, 1);
+        let to = pair.recv_buffer(4096);
+        let group: Vec<_> = (0..8).map(|_| (to.addr(), 4096, to.mr)).collect();
+        // As above: what the first one sets up in the library.
+        wait(table, table.iflush(pair.recv, &group[..1]).1);
+        COUNT.set(0);
+        for round in 0..MESSAGES / WINDOW {
+            let mut flushes = [Ptr::default(); WINDOW];
+            for flush in &mut flushes {
+                let (rc, request) = counted(|| table.iflush(pair.recv, &group[..1 + round % 8]));
+                assert!(rc == 0 && !request.is_null());
+                *flush = request;
+            }
+            flushes.iter().for_each(|f| wait(table, *f));
+        }
+        assert_eq!(COUNT.get(), 0);
         to.dereg();
         pair.close();
     });

@@ -298,3 +298,18 @@ fn a_lying_listener_fails_connect() {
         }
     });
 }
+
+/// Reads are for flushes, and those are between an adapter and itself.
+#[test]
+fn a_peer_may_write_and_not_read() {
+    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+        let ctx = init(newest());
+        for rail in [0, 1] {
+            // IBV_WC_REM_INV_REQ_ERR
+            let (comm, evil) = receiver(ctx);
+            assert_eq!((evil.read(rail), newest().close_recv(comm)), (9, 0));
+            let (comm, evil) = sender(ctx);
+            assert_eq!((evil.read(rail), newest().close_send(comm)), (9, 0));
+        }
+    });
+}

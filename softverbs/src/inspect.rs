@@ -1,6 +1,6 @@
-//! What tests may look at: the modelled times.
+//! What tests may look at, the modelled times and how memory is registered, and what they may take away.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rdma_sys as sys;
 
@@ -9,6 +9,7 @@ use crate::cqring::Ring;
 use crate::device;
 use crate::handle::Handle;
 use crate::process;
+use crate::shm::layout::MrShared;
 
 /// The clocks of a device's link, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,27 @@ pub fn link_times(device: &str) -> Option<LinkTimes> {
         tx_free: link.tx_free.load(Relaxed),
         rx_free: link.rx_free.load(Relaxed),
     })
+}
+
+/// The access bits (`enum ibv_access_flags`, optional ones included) of each registration of this process that begins
+/// at `addr`.
+pub fn access_at(addr: usize) -> Vec<u32> {
+    let mut found = Vec::new();
+    each_at(addr, |mr| found.push(mr.access.load(Relaxed)));
+    found
+}
+
+/// Makes the keys of the registrations that begin at `addr` good for nothing, as the kernel does when GPU memory is freed
+/// that is still registered. They are to be deregistered as ever.
+pub fn revoke_at(addr: usize) {
+    each_at(addr, |mr| mr.key.store(0, Release));
+}
+
+fn each_at(addr: usize, f: impl FnMut(&MrShared)) {
+    let Ok(process) = process::get() else { return };
+    let all = 0..process.own.header().registrations.load(Acquire);
+    let alive = all.filter_map(|index| process.own.mr(index)).filter(|mr| mr.key.load(Acquire) != 0);
+    alive.filter(|mr| mr.addr.load(Relaxed) == addr as u64).for_each(f);
 }
 
 /// The times (CLOCK_MONOTONIC nanoseconds; 0 for at once) at which the completions in a CQ become visible, in the

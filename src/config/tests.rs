@@ -45,6 +45,8 @@ fn every_variable_is_read() {
         ("NCCL_IB_TC", "0"),
         ("MPIB_CONNECT_TIMEOUT_MS", "3600000"),
         ("MPIB_PROBE_TIMEOUT_MS", "1"),
+        ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
+        ("MPIB_FLUSH", "1"),
         ("MPIB_SRQ_LOW", "1"),
         ("MPIB_SRQ_HIGH", "2"),
         ("MPIB_CTS_SIGNAL_INTERVAL", "256"),

@@ -4,6 +4,8 @@
 //! names, and a plugin that is closed and opened again finds them as they were.
 
 mod gid;
+mod gpu;
+mod memory;
 mod plan;
 
 use std::ffi::{CStr, CString};
@@ -14,6 +16,9 @@ use crate::error::{Error, Result};
 use crate::proto::Mode;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 use plan::{Found, Trouble};
+
+pub use gpu::Gpu;
+pub use memory::findings;
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -84,14 +89,16 @@ impl Device {
         }
     }
 
-    /// Connections that the queue pairs of its HCAs suffice for.
+    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each.
     pub fn max_connections(&self, config: &Config) -> u32 {
         let each = |rail: usize| match rail {
             _ if !self.is_fused() => 1,
             0 => config.sout_qp,
             _ => config.sup_qp,
         };
-        let most = |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp / u32::from(each(rail).max(1));
+        let flush = u32::from(config.flush);
+        let most =
+            |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp / (u32::from(each(rail).max(1)) + flush);
         self.rails.iter().enumerate().map(most).min().unwrap_or(0)
     }
 }

@@ -80,7 +80,7 @@ pub fn connect(
         None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
     };
     let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
-    Ok(Some(SendComm::new(core, policy)))
+    Ok(Some(SendComm::new(core, policy, &settings.config)))
 }
 
 /// Drops what `context` has begun and NCCL will not continue.
@@ -124,8 +124,7 @@ impl Listening {
                 Ok(None) => i += 1,
                 Ok(Some((core, flow))) => {
                     underway.swap_remove(i);
-                    let interval = self.settings.config.cts_signal_interval;
-                    return Ok(Some(RecvComm::new(core, interval, flow)));
+                    return Ok(Some(RecvComm::new(core, &self.settings.config, flow)));
                 }
                 Err(e) => {
                     underway.swap_remove(i);

@@ -4,6 +4,7 @@ mod connect;
 mod core;
 mod fifo;
 mod flow;
+mod flush;
 mod handshake;
 mod lane;
 mod mr;

@@ -4,39 +4,88 @@ use std::sync::Arc;
 
 use nccl_net_versions::{Buffer, MemKind};
 
+use crate::config::Config;
+use crate::device::Gpu;
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::verbs::{self, Pd};
+
+/// How one comm registers memory: alike on each of its rails.
+#[derive(Debug)]
+pub(super) struct Registrar {
+    pds: Vec<Arc<Pd>>,
+    /// Asks for relaxed ordering on PCIe.
+    relaxed: bool,
+}
 
 /// A buffer, registered on each rail of one comm.
 #[derive(Debug)]
 pub struct Mr {
     buffer: Buffer,
+    kind: MemKind,
     rails: Vec<verbs::Mr>,
 }
 
-impl Mr {
-    /// Registers `buffer` in each of `pds`. Takes no lock of the data path.
-    pub(super) fn new(pds: &[Arc<Pd>], buffer: Buffer, kind: MemKind) -> Result<Self> {
-        if kind != MemKind::Host {
-            return Err(Error::Usage(format!(
-                "registration of {kind:?} memory at {:#x}: this plugin takes host memory only (ptrSupport is NCCL_PTR_HOST)",
-                buffer.addr
-            )));
-        }
+impl Registrar {
+    pub(super) fn new(pds: Vec<Arc<Pd>>, config: &Config) -> Self {
+        Self { pds, relaxed: config.relaxed_ordering != 0 }
+    }
+
+    /// Registers `buffer` on each rail. Takes no lock of the data path.
+    pub(super) fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
+        supported(buffer, kind)?;
         if buffer.len == 0 || buffer.addr == 0 {
             return Err(Error::Argument(format!(
                 "registration of {} bytes at {:#x}: expected at least one byte, and not at NULL",
                 buffer.len, buffer.addr
             )));
         }
-        let rails =
-            pds.iter().map(|pd| verbs::Mr::new(pd, buffer.addr, buffer.len, true)).collect::<Result<_>>()?;
-        Ok(Self { buffer, rails })
+        let on = |pd| verbs::Mr::new(pd, buffer.addr, buffer.len, self.relaxed);
+        let rails = self.pds.iter().map(on).collect::<Result<_>>();
+        let rails = if kind == MemKind::Cuda { rails.map_err(gpu_causes)? } else { rails? };
+        Ok(Mr { buffer, kind, rails })
     }
 
-    /// Whether it covers `part` and belongs to the rails of `pds`.
-    pub(super) fn check(&self, pds: &[Arc<Pd>], part: Buffer) -> Result<()> {
+    /// Whether an optional registration covers `part` and was made for these rails; only an empty buffer needs none.
+    pub(super) fn check<'a>(&self, mr: Option<&'a Mr>, part: Buffer) -> Result<Option<&'a Mr>> {
+        match mr {
+            Some(mr) => mr.check(&self.pds, part).map(|()| Some(mr)),
+            None if part.len == 0 => Ok(None),
+            None => Err(Error::Argument(format!(
+                "{} bytes at {:#x} come without a registration",
+                part.len, part.addr
+            ))),
+        }
+    }
+}
+
+/// Whether such memory can be registered here at all.
+fn supported(buffer: Buffer, kind: MemKind) -> Result<()> {
+    let why = match (kind, Gpu::here()) {
+        (MemKind::Host, _) | (MemKind::Cuda, Gpu::Direct(_)) => return Ok(()),
+        (MemKind::Cuda, gpu) => gpu.to_string(),
+        (MemKind::DmaBuf, _) => "this plugin registers no memory by DMA-BUF".into(),
+    };
+    Err(Error::Usage(format!("registration of {kind:?} memory at {:#x}: {why}", buffer.addr)))
+}
+
+/// What to look at when GPU memory could not be registered.
+fn gpu_causes(e: Error) -> Error {
+    match e {
+        Error::Verbs { call, source, detail } => {
+            let detail = format!(
+                "{detail}. This is GPU memory: was it freed? Is it managed or stream-ordered (cudaMallocManaged, cudaMallocAsync), \
+                 which adapters cannot reach? Is the GPU's BAR1 full (nvidia-smi -q -d MEMORY)? Does dmesg tell of \
+                 nvidia_peermem, which must fit the running driver and RDMA core?"
+            );
+            Error::Verbs { call, source, detail }
+        }
+        e => e,
+    }
+}
+
+impl Mr {
+    fn check(&self, pds: &[Arc<Pd>], part: Buffer) -> Result<()> {
         let same = self.rails.len() == pds.len()
             && self.rails.iter().zip(pds).all(|(mr, pd)| Arc::ptr_eq(mr.pd(), pd));
         if !same {
@@ -51,6 +100,11 @@ impl Mr {
             "{} bytes at {:#x} are not inside of the registration of {} bytes at {:#x}",
             part.len, part.addr, self.buffer.len, self.buffer.addr
         )))
+    }
+
+    /// Where it lies.
+    pub(super) fn kind(&self) -> MemKind {
+        self.kind
     }
 
     /// Local key per rail.
@@ -69,17 +123,5 @@ impl Mr {
             *place = key(mr);
         }
         keys
-    }
-}
-
-/// `check`s an optional registration: only an empty buffer needs none.
-pub(super) fn checked<'a>(mr: Option<&'a Mr>, pds: &[Arc<Pd>], part: Buffer) -> Result<Option<&'a Mr>> {
-    match mr {
-        Some(mr) => mr.check(pds, part).map(|()| Some(mr)),
-        None if part.len == 0 => Ok(None),
-        None => Err(Error::Argument(format!(
-            "{} bytes at {:#x} come without a registration",
-            part.len, part.addr
-        ))),
     }
 }

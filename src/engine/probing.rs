@@ -1,15 +1,17 @@
-//! The handshake's probes: a route counts when a zero-byte write on each of its queue pairs has completed.
+//! The handshake's probes: a route counts when a zero-byte write on each of its queue pairs has completed, and the read
+//! of the one for flushes.
 
 use std::time::Instant;
 
 use super::lane::Lane;
 use super::rail::{Rail, Work};
+use super::recv;
 use super::wiring::Joined;
 use crate::error::{Error, Result};
 use crate::proto::{MAX_RAILS, Message};
-use crate::verbs::{Chain, Remote};
+use crate::verbs::{Chain, Local, Region, Remote};
 
-/// Zero-byte writes on every route.
+/// Probes on every route.
 #[derive(Debug)]
 pub(super) struct Probing {
     pub(super) joined: Joined,
@@ -32,8 +34,9 @@ impl Probing {
                     false => Err(Error::Internal("no room for a probe".into())),
                 }
             };
-            match rail.lanes.iter_mut().try_for_each(post) {
-                Ok(()) => pending[i] = rail.lanes.len(),
+            let written = rail.lanes.iter_mut().try_for_each(post);
+            match written.and_then(|()| read_own(rail, &joined.region, i, &mut chain)) {
+                Ok(()) => pending[i] = rail.lanes.iter().chain(&rail.flush).count(),
                 Err(e) => *place = Err(e),
             }
         }
@@ -75,6 +78,18 @@ impl Probing {
     }
 }
 
+/// The first read of the queue pair for flushes, where there is one.
+fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Result<()> {
+    let Some(lane) = &mut rail.flush else { return Ok(()) };
+    let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
+    chain.clear();
+    let local = Local { addr, len: 1, lkey: mr.lkey() };
+    match chain.read(local, Remote { addr, rkey: mr.rkey() }, Work::Probe.id()) {
+        true => lane.post(chain, true),
+        false => Err(Error::Internal("no room for a probe".into())),
+    }
+}
+
 /// Takes what has completed of a rail's probes; how many have.
 fn probed(i: usize, rail: &mut Rail) -> Result<usize> {
     let batch = rail.cq.poll()?;
@@ -83,7 +98,7 @@ fn probed(i: usize, rail: &mut Rail) -> Result<usize> {
         if completion.status != 0 {
             return Err(rail.failed(i, &completion));
         }
-        let lane = rail.lanes.iter_mut().find(|l| l.number() == completion.qpn);
+        let lane = rail.lanes.iter_mut().chain(&mut rail.flush).find(|l| l.number() == completion.qpn);
         let lane = lane.ok_or_else(|| {
             Error::Internal(format!(
                 "a probe completed on queue pair {}, which is not of its rail",

@@ -20,6 +20,11 @@ pub(super) enum Work {
     },
     /// A CTS write that asked for a completion.
     Cts,
+    /// The read of a flush.
+    Flush {
+        /// The flush's place.
+        index: u8,
+    },
     /// A receive: it has no number of its own. Also a number that we never give.
     Receive,
 }
@@ -31,6 +36,7 @@ impl Work {
             Self::Probe => 1 << 8,
             Self::Cts => 2 << 8,
             Self::Data { slot } => 3 << 8 | slot as u64,
+            Self::Flush { index } => 4 << 8 | index as u64,
         }
     }
 
@@ -39,6 +45,7 @@ impl Work {
             1 => Self::Probe,
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
+            4 => Self::Flush { index: id as u8 },
             _ => Self::Receive,
         }
     }
@@ -48,6 +55,7 @@ impl Work {
             Self::Probe => "probe",
             Self::Data { .. } => "data write",
             Self::Cts => "CTS write",
+            Self::Flush { .. } => "flush's read",
             Self::Receive => "receive",
         }
     }
@@ -58,6 +66,8 @@ impl Work {
 pub(super) struct Rail {
     // First, so that they go before the memory that they write.
     pub(super) lanes: Box<[Lane]>,
+    /// The queue pair that is its own peer, with `MPIB_FLUSH=1` at a receiver.
+    pub(super) flush: Option<Lane>,
     pub(super) receives: Option<Receives>,
     /// Of all lanes, both ways: what completes here is this rail's.
     pub(super) cq: Arc<Cq>,
@@ -108,17 +118,29 @@ impl Rail {
         if !events.is_empty() {
             tracing::warn!(target: "net", "{} reported before the failure: {}", self.nic.name(), events.join(", "));
         }
+        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn);
+        let (remote_gid, peer) = match loopback {
+            true => (self.names.local_gid, "this adapter, which is its own peer in that,"),
+            false => (self.names.remote_gid, self.names.peer.as_str()),
+        };
+        let remote_qpn = self
+            .lanes
+            .iter()
+            .chain(&self.flush)
+            .find(|l| l.number() == completion.qpn)
+            .map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(Failed {
+            loopback,
             status: completion.status,
             vendor_err: completion.vendor_err,
             operation: Work::of(completion.wr_id).name(),
             rail,
             device: self.nic.name().to_owned(),
             local_gid: self.names.local_gid,
-            remote_gid: self.names.remote_gid,
+            remote_gid,
             local_qpn: completion.qpn,
-            remote_qpn: self.lanes.iter().find(|l| l.number() == completion.qpn).map_or(0, |l| l.remote_qpn),
-            peer: self.names.peer.clone(),
+            remote_qpn,
+            peer: peer.to_owned(),
         }))
     }
 }
@@ -154,8 +176,8 @@ mod tests {
 
     #[test]
     fn work_is_told_by_its_number() {
-        for work in [Work::Probe, Work::Cts, Work::Receive, Work::Data { slot: 0 }, Work::Data { slot: 255 }]
-        {
+        let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
+        for work in [Work::Probe, Work::Cts, Work::Receive].into_iter().chain(numbered) {
             assert_eq!(Work::of(work.id()), work);
         }
         assert_eq!(Work::of(u64::MAX), Work::Receive);

@@ -6,20 +6,24 @@ use std::sync::{Arc, Mutex, Weak};
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Sizes, Tagged};
 
 use super::core::{Core, Progress, lock, test};
+use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
 use super::lane::Lane;
-use super::mr::{Mr, checked};
+use super::mr::{Mr, Registrar};
 use super::rail::Work;
 use super::request::{Pool, Request, recv_pool};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hints::Flow;
 use crate::proto::{
     Arrivals, CTS_BYTES, Cts, FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RECORDS_BYTES, Record, SLOTS, Sequence,
     SizeQ, Step,
 };
-use crate::verbs::{Completion, INLINE, Kind, Local, Pd, Remote};
+use crate::verbs::{Completion, INLINE, Kind, Local, Remote};
 
-/// Bytes of a receiver's control memory: the records that the sender writes into, and CTS entries to send from.
-pub(super) const MEMORY_BYTES: usize = RECORDS_BYTES + FIFO_BYTES;
+/// Bytes of a receiver's control memory: the records that the sender writes into, CTS entries to send from, and what a
+/// flush reads into.
+pub(super) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
+pub(super) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
 
 /// The lane that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
 const CTS_LANE: usize = 0;
@@ -31,8 +35,9 @@ pub struct RecvComm(Arc<Receiver>);
 /// What the comm and its requests share.
 #[derive(Debug)]
 pub(super) struct Receiver {
+    /// By slot, then those of the flushes, where there are any.
     pool: Pool,
-    pds: Vec<Arc<Pd>>,
+    memory: Registrar,
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
     _flow: Option<Flow>,
     // Only NCCL's progress thread takes it; registration does not.
@@ -51,6 +56,8 @@ struct State {
     outstanding: usize,
     /// Each n-th CTS write asks for a completion.
     signal_interval: u32,
+    /// With `MPIB_FLUSH=1`.
+    flushes: Option<Flushes>,
 }
 
 /// One group of receives. Its CTS entries stay in the control memory, so that they could be sent again.
@@ -72,7 +79,7 @@ enum SlotState {
 }
 
 impl RecvComm {
-    pub(super) fn new(core: Core, signal_interval: u32, flow: Option<Flow>) -> Self {
+    pub(super) fn new(core: Core, config: &Config, flow: Option<Flow>) -> Self {
         let slot = Slot {
             state: SlotState::Free,
             count: 0,
@@ -83,10 +90,10 @@ impl RecvComm {
         // At least twice per queue, so that it is never full of writes that nobody will account for.
         let cts_rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
         let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
-        let signal_interval = signal_interval.min(depth / 2).max(1);
+        let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
         Self(Arc::new_cyclic(|me: &Weak<Receiver>| Receiver {
-            pool: recv_pool(me),
-            pds: core.pds(),
+            pool: recv_pool(me, SLOTS + if config.flush { FLUSHES } else { 0 }),
+            memory: Registrar::new(core.pds(), config),
             _flow: flow,
             state: Mutex::new(State {
                 core,
@@ -95,13 +102,14 @@ impl RecvComm {
                 cts_rail,
                 outstanding: 0,
                 signal_interval,
+                flushes: config.flush.then(|| Flushes::new(SINK / 8)),
             }),
         }))
     }
 
     /// Registers memory for this comm's receives.
     pub fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
-        Mr::new(&self.0.pds, buffer, kind)
+        self.0.memory.register(buffer, kind)
     }
 
     /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way.
@@ -116,7 +124,7 @@ impl RecvComm {
             )));
         }
         for b in buffers {
-            checked(b.mr, &self.0.pds, b.buffer)?;
+            self.0.memory.check(b.mr, b.buffer)?;
         }
         let mut state = lock(&self.0.state)?;
         state.core.alive()?;
@@ -125,12 +133,23 @@ impl RecvComm {
         Ok(slot.map(|i| &self.0.pool[i]))
     }
 
-    /// Host memory needs no flush: the data was there before its completion. Only checks the arguments.
-    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Result<()> {
+    /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, which is
+    /// always so without `MPIB_FLUSH=1`.
+    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Result<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
-            checked(*mr, &self.0.pds, *buffer)?;
+            self.0.memory.check(*mr, *buffer)?;
         }
-        Ok(())
+        if self.0.pool.len() == SLOTS {
+            return Ok(None);
+        }
+        let Some(target) = flush::target(buffers) else { return Ok(None) };
+        let mut state = lock(&self.0.state)?;
+        let State { core, flushes: Some(flushes), .. } = &mut *state else { return Ok(None) };
+        core.alive()?;
+        let Some(index) = flushes.begin()? else { return Ok(None) };
+        let posted = flushes.post(core, index, target);
+        core.settle(posted)?;
+        Ok(Some(&self.0.pool[SLOTS + usize::from(index)]))
     }
 
     /// Takes leave of the peer.
@@ -141,8 +160,23 @@ impl RecvComm {
 }
 
 impl Receiver {
-    pub(super) fn test(&self, slot: usize) -> Result<Option<Sizes>> {
-        test(&self.state, slot)
+    pub(super) fn test(&self, index: usize) -> Result<Option<Sizes>> {
+        match index.checked_sub(SLOTS) {
+            None => test(&self.state, index),
+            Some(flush) => Ok(self.flushed(flush)?.then(Sizes::default)),
+        }
+    }
+
+    /// `test` of a flush. The peer has no part in it, so that it may be gone.
+    fn flushed(&self, index: usize) -> Result<bool> {
+        let mut state = lock(&self.state)?;
+        if state.take_flushed(index)? {
+            return Ok(true);
+        }
+        state.core.alive()?;
+        let polled = state.poll();
+        state.core.settle(polled)?;
+        state.take_flushed(index)
     }
 }
 
@@ -185,6 +219,10 @@ impl Progress for State {
                 self.arrived(rail, word)
             }
             (Kind::Sent, Work::Cts) => on.lanes[CTS_LANE].sent(),
+            (Kind::Sent, Work::Flush { index }) => {
+                self.flushes.iter_mut().for_each(|flushes| flushes.read(rail, index));
+                on.flush.as_mut().map_or(Ok(()), Lane::sent)
+            }
             (kind, work) => {
                 Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
             }
@@ -233,6 +271,10 @@ impl State {
         self.post_cts(buffers.len())?;
         self.seq = self.seq.next();
         Ok(Some(index))
+    }
+
+    fn take_flushed(&mut self, index: usize) -> Result<bool> {
+        self.flushes.as_mut().map_or(Ok(false), |flushes| flushes.take_done(index))
     }
 
     fn cts_lane(&self) -> &Lane {
@@ -304,6 +346,7 @@ impl State {
             return wrong(format!("slot {}: a group of {} receives was told one size", imm.slot, slot.count));
         }
         slot.size = imm.size;
+        self.flushes.iter_mut().for_each(|flushes| flushes.carried(rail));
         match slot.arrivals.on_arrival(imm.mask, rail as u8) {
             Step::Waiting => return Ok(()),
             Step::Violation(why) => return wrong(format!("slot {}: {why}", imm.slot)),

@@ -1,4 +1,4 @@
-//! What NCCL holds while a send or a receive is under way.
+//! What NCCL holds while a send, a receive or a flush is under way.
 
 use std::sync::{Arc, Weak};
 
@@ -32,8 +32,8 @@ pub(super) fn send_pool(owner: &Weak<Sender>) -> Pool {
     (0..REQUESTS).map(|index| Tagged::new(Request { owner: Owner::Send(owner.clone()), index })).collect()
 }
 
-pub(super) fn recv_pool(owner: &Weak<Receiver>) -> Pool {
-    (0..REQUESTS).map(|index| Tagged::new(Request { owner: Owner::Recv(owner.clone()), index })).collect()
+pub(super) fn recv_pool(owner: &Weak<Receiver>, requests: usize) -> Pool {
+    (0..requests).map(|index| Tagged::new(Request { owner: Owner::Recv(owner.clone()), index })).collect()
 }
 
 impl Request {

@@ -6,15 +6,16 @@ use nccl_net_versions::{Buffer, MemKind, Sizes, Tagged};
 
 use super::core::{Core, Progress, lock, rails_of, test};
 use super::fifo::{self, NO_CTS};
-use super::mr::{Mr, checked};
+use super::mr::{Mr, Registrar};
 use super::rail::Work;
 use super::request::{Pool, REQUESTS, Request, send_pool};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::proto::{
     Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, Split,
 };
-use crate::verbs::{Kind, Local, Pd, Remote};
+use crate::verbs::{Kind, Local, Remote};
 
 /// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
 pub(super) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
@@ -27,7 +28,7 @@ pub struct SendComm(Arc<Sender>);
 #[derive(Debug)]
 pub(super) struct Sender {
     pool: Pool,
-    pds: Vec<Arc<Pd>>,
+    memory: Registrar,
     max_message: usize,
     // Only NCCL's progress thread takes it; registration does not.
     state: Mutex<State>,
@@ -92,10 +93,10 @@ const NO_SEND: Send = Send {
 };
 
 impl SendComm {
-    pub(super) fn new(core: Core, policy: Policy) -> Self {
+    pub(super) fn new(core: Core, policy: Policy, config: &Config) -> Self {
         Self(Arc::new_cyclic(|me: &Weak<Sender>| Sender {
             pool: send_pool(me),
-            pds: core.pds(),
+            memory: Registrar::new(core.pds(), config),
             max_message: core.max_message(),
             state: Mutex::new(State {
                 core,
@@ -111,13 +112,13 @@ impl SendComm {
 
     /// Registers memory for this comm's sends.
     pub fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
-        Mr::new(&self.0.pds, buffer, kind)
+        self.0.memory.register(buffer, kind)
     }
 
     /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,
     /// or no room for more.
     pub fn send(&self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<&Tagged<Request>>> {
-        let mr = checked(mr, &self.0.pds, buffer)?;
+        let mr = self.0.memory.check(mr, buffer)?;
         if buffer.len > self.0.max_message {
             return Err(Error::Usage(format!(
                 "a send of {} bytes: the largest message of these ports is {}",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::core::RemoteMemory;
+use super::flush::FLUSHES;
 use super::lane::Lane;
 use super::offer::Offer;
 use super::rail::{Names, Rail, Receives};
@@ -14,12 +15,14 @@ use crate::proto::{
     SLOTS, Wiring,
 };
 use crate::route::Route;
-use crate::verbs::{Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq, Timing};
+use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq, Timing};
 
 /// Send requests for 256 groups: each has a write and the signalling one on a rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes for 256 groups.
 const CTS_DEPTH: u32 = SLOTS as u32;
+/// One read for each flush.
+const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group must fit into a queue.
 pub(super) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 /// What a CTS entry takes.
@@ -39,6 +42,8 @@ struct HalfRoute {
     /// With the number of the first packet of each.
     qps: Vec<(Qp<Fresh>, u32)>,
     receives: Option<Receives>,
+    /// To be its own peer.
+    flush: Option<Qp<Fresh>>,
     cq: Arc<Cq>,
 }
 
@@ -149,6 +154,8 @@ struct Depths {
     first: u32,
     /// Send queue of each other one.
     others: u32,
+    /// Send queue of the one for flushes; 0 where there is none.
+    flush: u32,
 }
 
 impl Depths {
@@ -164,16 +171,20 @@ impl Depths {
             Role::Sender => {
                 let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
                 let each = wanted.min(allowed).min(limits.max_cqe / n);
-                Self { srq: 0, first: each, others: each }
+                Self { srq: 0, first: each, others: each, flush: 0 }
             }
             Role::Receiver => {
                 let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
-                let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + n - 1));
-                Self { srq, first, others: 1 }
+                let flush = if settings.config.flush { FLUSH_DEPTH } else { 0 };
+                let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
+                Self { srq, first, others: 1, flush }
             }
         };
         if depths.first < MIN_DEPTH {
             return Err(too_small("a send or completion queue", depths.first, MIN_DEPTH));
+        }
+        if depths.flush > limits.max_qp_wr {
+            return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
         }
         if role == Role::Receiver && depths.srq == 0 {
             return Err(too_small("a shared receive queue", 0, 1));
@@ -187,7 +198,7 @@ impl Depths {
 
     /// Room for all at once: after a failure every request completes, signalled or not.
     fn completions(&self, n: u32) -> u32 {
-        self.srq + self.first + (n - 1) * self.others
+        self.srq + self.first + (n - 1) * self.others + self.flush
     }
 }
 
@@ -218,7 +229,9 @@ impl HalfRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        Ok(Self { ours, theirs, qps, receives, cq })
+        let options = QpOptions { send_depth: depths.flush, inline: 0 };
+        let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        Ok(Self { ours, theirs, qps, receives, flush, cq })
     }
 
     fn connect(
@@ -243,14 +256,27 @@ impl HalfRoute {
             qpn: theirs.qpn,
             peer_psn: theirs.psn,
             psn,
+            access: Access::Write,
         };
         let timing = Timing { timeout: settings.config.timeout, retries: settings.config.retry_cnt };
         let lane = |((qp, psn), theirs): ((Qp<Fresh>, u32), &QpWiring)| {
             Ok(Lane::new(qp.connect(&path(psn, theirs), timing)?, theirs.qpn))
         };
         let lanes = self.qps.into_iter().zip(theirs).map(lane).collect::<Result<_>>()?;
+        let flush = self.flush.map(|qp| {
+            let own = QpWiring { qpn: qp.number(), psn: 0 };
+            let path = Path {
+                mtu: offer.port.mtu,
+                lid: if roce { 0 } else { offer.port.lid },
+                gid: roce.then_some(offer.gid.raw),
+                access: Access::Read,
+                ..path(own.psn, &own)
+            };
+            Ok(Lane::new(qp.connect(&path, timing)?, own.qpn))
+        });
+        let flush = flush.transpose()?;
         let names = Names { local_gid: offer.gid.raw, remote_gid: peer.gid, peer: name.to_owned() };
         let (receives, cq) = (self.receives, self.cq);
-        Ok(Rail { lanes, receives, cq, nic: Arc::clone(&offer.nic), role: offer.role, names })
+        Ok(Rail { lanes, flush, receives, cq, nic: Arc::clone(&offer.nic), role: offer.role, names })
     }
 }

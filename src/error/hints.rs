@@ -12,10 +12,7 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
         (
             "ibv_reg_mr" | "ibv_reg_mr_iova2" | "ibv_reg_dmabuf_mr",
             Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP,
-        ) => {
-            "The memory cannot be registered: was it freed? For GPU memory, is nvidia_peermem loaded, or does the driver \
-             support DMA-BUF?"
-        }
+        ) => "The memory cannot be registered: was it freed?",
         ("ibv_modify_qp", Errno::ETIMEDOUT) => {
             "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
              rail's network to the peer's GID (ip route get, ping -I)?"

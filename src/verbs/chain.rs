@@ -31,7 +31,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// Up to nine RDMA writes. It is kept and refilled, so that posting allocates nothing.
+/// Up to nine RDMA writes and reads. It is kept and refilled, so that posting allocates nothing.
 pub struct Chain {
     wrs: Box<[sys::ibv_send_wr; MAX]>,
     sges: Box<[sys::ibv_sge; MAX]>,
@@ -83,7 +83,7 @@ impl Chain {
     }
 
     /// An RDMA write from registered memory; no memory is a write of no bytes. `imm` makes it a write with
-    /// immediate, `signal` asks for a completion with that `wr_id`. A tenth write is not taken: `false`.
+    /// immediate, `signal` asks for a completion with that `wr_id`. A tenth request is not taken: `false`.
     #[must_use]
     pub fn write(
         &mut self,
@@ -92,7 +92,11 @@ impl Chain {
         imm: Option<u32>,
         signal: Option<u64>,
     ) -> bool {
-        self.push(local, remote, imm, signal, 0)
+        let opcode = match imm {
+            Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+        };
+        self.push(opcode, local, remote, imm, signal)
     }
 
     /// As [`write`](Self::write), with bytes that the work request carries in itself (`IBV_SEND_INLINE`). One to a
@@ -107,28 +111,37 @@ impl Chain {
         // The key of inline bytes is not looked at.
         let local =
             Local { addr: self.inline.as_ptr().expose_provenance() as u64, len: bytes.len() as u32, lkey: 0 };
-        self.push(Some(local), remote, None, signal, sys::ibv_send_flags::IBV_SEND_INLINE.0)
+        let place = self.len;
+        let taken = self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, Some(local), remote, None, signal);
+        if taken {
+            self.wrs[place].send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        taken
+    }
+
+    /// An RDMA read into registered memory, which asks for a completion with that `wr_id`. `false` as for
+    /// [`write`](Self::write).
+    #[must_use]
+    pub fn read(&mut self, local: Local, remote: Remote, signal: u64) -> bool {
+        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal))
     }
 
     fn push(
         &mut self,
+        opcode: c_uint,
         local: Option<Local>,
         remote: Remote,
         imm: Option<u32>,
         signal: Option<u64>,
-        flags: c_uint,
     ) -> bool {
         let Some(wr) = self.wrs.get_mut(self.len) else { return false };
         if let Some(local) = local {
             self.sges[self.len] = sys::ibv_sge { addr: local.addr, length: local.len, lkey: local.lkey };
         }
         wr.num_sge = c_int::from(local.is_some());
-        wr.opcode = match imm {
-            Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-            None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-        };
+        wr.opcode = opcode;
         wr.imm_data_invalidated_rkey_union.imm_data = imm.unwrap_or(0).to_be();
-        wr.send_flags = flags;
+        wr.send_flags = 0;
         wr.wr_id = 0;
         if let Some(id) = signal {
             wr.wr_id = id;

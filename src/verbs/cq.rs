@@ -55,7 +55,7 @@ impl Completion {
                 // SAFETY: both views of the union are 32 plain bits.
                 Kind::Arrived(u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data }))
             }
-            sys::ibv_wc_opcode::IBV_WC_RDMA_WRITE => Kind::Sent,
+            sys::ibv_wc_opcode::IBV_WC_RDMA_WRITE | sys::ibv_wc_opcode::IBV_WC_RDMA_READ => Kind::Sent,
             other => Kind::Other(other),
         };
         Self { wr_id: wc.wr_id, status: wc.status, vendor_err: wc.vendor_err, qpn: wc.qp_num, kind }

@@ -21,7 +21,8 @@ pub use chain::{Chain, INLINE, Local, Remote};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Completion, Cq, Kind};
 pub use memory::{Mr, Pd, Region};
-pub use qp::{Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use shim::can_relax_ordering;
 pub use srq::Srq;
 
 /// Pointer-returning calls set `errno`.

@@ -26,6 +26,15 @@ pub struct QpOptions {
     pub inline: u32,
 }
 
+/// What the queue pair's peer may do with registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// RDMA writes.
+    Write,
+    /// RDMA reads.
+    Read,
+}
+
 /// The way from our port to the peer's queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
@@ -51,6 +60,8 @@ pub struct Path {
     pub peer_psn: u32,
     /// First packet number of ours.
     pub psn: u32,
+    /// What the peer may do.
+    pub access: Access,
 }
 
 /// How long a queue pair waits for its peer.
@@ -141,7 +152,10 @@ impl Qp<Fresh> {
         init.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
         init.port_num = path.port;
         init.pkey_index = path.pkey_index;
-        init.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        init.qp_access_flags = match path.access {
+            Access::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            Access::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        };
         let what =
             mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
         self.modify("INIT", &mut init, what.0, path)?;

@@ -143,6 +143,21 @@ type RegMrIova2 = unsafe extern "C" fn(*mut sys::ibv_pd, *mut c_void, usize, u64
 /// `IBV_ACCESS_RELAXED_ORDERING`, one of the optional bits: providers that do not know it ignore it.
 const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
+/// `ibv_reg_mr_iova2`, where the library has it.
+fn reg_mr_iova2() -> Option<RegMrIova2> {
+    static ENTRY: OnceLock<Option<RegMrIova2>> = OnceLock::new();
+    *ENTRY.get_or_init(|| {
+        let f = optional(c"ibv_reg_mr_iova2");
+        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegMrIova2>(f) })
+    })
+}
+
+/// Whether registrations can ask for relaxed ordering; whether the adapter does it is not known.
+pub fn can_relax_ordering() -> bool {
+    reg_mr_iova2().is_some()
+}
+
 /// `ibv_reg_mr` as the header's macro means it: optional bits go to `ibv_reg_mr_iova2`, where that is.
 ///
 /// # Safety
@@ -154,14 +169,8 @@ pub(super) unsafe fn reg_mr(
     access: c_uint,
     relaxed: bool,
 ) -> (&'static str, *mut sys::ibv_mr) {
-    static ENTRY: OnceLock<Option<RegMrIova2>> = OnceLock::new();
-    let entry = ENTRY.get_or_init(|| {
-        let f = optional(c"ibv_reg_mr_iova2");
-        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
-        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegMrIova2>(f) })
-    });
     let data = std::ptr::without_provenance_mut::<c_void>(addr);
-    match entry {
+    match reg_mr_iova2() {
         Some(f) if relaxed => {
             // SAFETY: live PD.
             let mr = unsafe { f(pd, data, len, addr as u64, access | ACCESS_RELAXED_ORDERING) };

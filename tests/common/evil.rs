@@ -8,7 +8,9 @@ use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::proto::{
     FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring, Wiring,
 };
-use nccl_net_mpib::verbs::{Chain, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing};
+use nccl_net_mpib::verbs::{
+    Access, Chain, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
+};
 
 use super::pair::until;
 
@@ -145,6 +147,7 @@ impl Evil {
                 qpn: theirs.qpn,
                 peer_psn: theirs.psn,
                 psn: 0,
+                access: Access::Write,
             };
             let timing = Timing { timeout: 14, retries: 7 };
             let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
@@ -173,6 +176,16 @@ impl Evil {
         assert!(chain.write(local, remote, imm, Some(1)));
         self.rails[rail].0[0].post(&mut chain).unwrap();
         until("a completion at the evil peer", || self.rails[rail].1.poll().unwrap().iter().next());
+    }
+
+    /// Tries to read the peer's control memory; the status that this ends with.
+    pub fn read(&self, rail: usize) -> u32 {
+        let local = Local { addr: self.region.addr(0) as u64, len: 8, lkey: self.region.mrs()[rail].lkey() };
+        let mut chain = Chain::default();
+        assert!(chain.read(local, Remote { addr: self.peer.addr, rkey: self.peer.rkeys[rail] }, 1));
+        self.rails[rail].0[0].post(&mut chain).unwrap();
+        let completion = || self.rails[rail].1.poll().unwrap().iter().next();
+        until("the end of a read", completion).status
     }
 
     /// A zero-byte write with an immediate.

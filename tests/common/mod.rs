@@ -9,10 +9,37 @@ pub mod peer;
 pub mod rng;
 pub mod table;
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Set in the child; its value is the test's name.
 const CHILD: &str = "MPIB_TEST_CHILD";
+
+/// Below /sys while the kernel's module for GPU memory is loaded.
+pub const PEERMEM: &str = "module/nvidia_peermem/version";
+
+/// Runs what follows it with a /sys of its own, which has the files named in [`SYS_FILES`], below /sys, and no others.
+const OWN_SYS: &[&str] = &[
+    "unshare",
+    "--user",
+    "--map-current-user",
+    "--keep-caps",
+    "--mount",
+    "sh",
+    "-ec",
+    "mount -t tmpfs none /sys
+    for f in ${TEST_SYS_FILES:-}; do mkdir -p \"/sys/${f%/*}\"; echo 1 >\"/sys/$f\"; done
+    exec \"$@\"",
+    "sh",
+];
+const SYS_FILES: &str = "TEST_SYS_FILES";
+
+/// Whether this kernel lets this user have a /sys of its own; what it says if not.
+fn own_sys() -> Result<(), String> {
+    let tried = Command::new(OWN_SYS[0]).args(&OWN_SYS[1..]).arg("true").output().unwrap();
+    if tried.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&tried.stderr).into_owned()) }
+}
 
 /// Variables that this project reads, which a test's process must not get from outside.
 const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
@@ -20,13 +47,28 @@ const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
 /// Runs `body` in a process of its own, with `env` on top of two soft devices and a fabric of its own. `test` is
 /// the path of the calling test. Gives what that process said on stderr, and nothing in that process itself.
 pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
+    isolated_under(&[], test, env, body)
+}
+
+/// As [`isolated`], in a process that `launcher` makes of the program and arguments behind its own.
+fn isolated_under(
+    launcher: &[&str],
+    test: &str,
+    env: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<String> {
     if std::env::var(CHILD).as_deref() == Ok(test) {
         body();
         return None;
     }
     assert!(std::env::var_os(CHILD).is_none(), "{test} does not match its own name");
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
+    let program = std::env::current_exe().unwrap();
+    // A machine with a GPU looks like one without, where it lets itself.
+    let gpu = Path::new("/sys/module/nvidia").exists() || Path::new("/sys/kernel/mm/memory_peers").exists();
+    let launcher = if launcher.is_empty() && gpu && own_sys().is_ok() { OWN_SYS } else { launcher };
+    let mut words = launcher.iter().map(OsStr::new).chain([program.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args([test, "--exact", "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         if OURS.iter().any(|ours| name.to_string_lossy().starts_with(ours)) {
             command.env_remove(name);
@@ -45,12 +87,27 @@ pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option
     // SAFETY: cannot fail.
     let uid = unsafe { libc::geteuid() };
     let left = format!("/dev/shm/softverbs-{uid}/{fabric}");
-    assert!(!std::path::Path::new(&left).exists(), "{test} left {left} behind\n{err}");
+    assert!(!Path::new(&left).exists(), "{test} left {left} behind\n{err}");
     Some(err)
 }
 
+/// Runs `body` in a process whose /sys has these files only.
+pub fn with_sys(test: &str, files: &[&str], env: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(SYS_FILES).is_none()
+        && let Err(why) = own_sys()
+    {
+        // SAFETY: cannot fail.
+        assert_ne!(unsafe { libc::geteuid() }, 0, "root may have no /sys of its own: {why}");
+        eprintln!("NOT TESTED: this kernel gives this user no /sys of its own: {why}");
+        return;
+    }
+    let files = files.join(" ");
+    let env = [env, &[(SYS_FILES, files.as_str())]].concat();
+    isolated_under(OWN_SYS, test, &env, body);
+}
+
 /// Sets a variable of this process, or takes it away. For the body of [`isolated`] only, while no comm exists.
-pub fn set(name: &str, value: Option<impl AsRef<std::ffi::OsStr>>) {
+pub fn set(name: &str, value: Option<impl AsRef<OsStr>>) {
     match value {
         // SAFETY: in a process of one test, whose only other threads wait: libtest's for this one, the plugin's in
         // its event loop. Neither looks at the environment.

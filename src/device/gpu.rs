@@ -1,0 +1,110 @@
+//! Whether adapters can reach GPU memory here: GPUDirect RDMA through a module of the kernel.
+//!
+//! Such a module tells the RDMA core the pages behind GPU addresses, so that `ibv_reg_mr` takes them as it takes host
+//! memory. Each leaves a file in sysfs while it is loaded; NCCL's own transport looks for the same ones.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Below sysfs: nvidia_peermem of the driver, and the two names that older modules registered.
+const FILES: [&str; 3] = [
+    "module/nvidia_peermem/version",
+    "kernel/mm/memory_peers/nv_mem/version",
+    "kernel/mm/memory_peers/nv_mem_nc/version",
+];
+
+/// Below sysfs: the NVIDIA driver itself.
+const DRIVER: &str = "module/nvidia";
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gpu {
+    /// This file below sysfs: adapters reach GPU memory.
+    Direct(&'static str),
+    /// The driver, and no module that joins it to the RDMA core.
+    NoModule,
+    /// Not even the driver: no GPU either.
+    NoDriver,
+}
+
+impl Gpu {
+    /// What this machine has; looked up once per process.
+    pub fn here() -> Self {
+        static FOUND: OnceLock<Gpu> = OnceLock::new();
+        *FOUND.get_or_init(|| Self::probe(Path::new("/sys")))
+    }
+
+    /// What is below `sys`.
+    pub fn probe(sys: &Path) -> Self {
+        match FILES.iter().find(|file| sys.join(file).exists()) {
+            Some(file) => Self::Direct(file),
+            None if sys.join(DRIVER).exists() => Self::NoModule,
+            None => Self::NoDriver,
+        }
+    }
+
+    /// Whether GPU memory can be registered.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Self::Direct(_))
+    }
+}
+
+/// What was found, and what to do where that is not enough.
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = match self {
+            Self::Direct(file) => return write!(f, "/sys/{file} is there"),
+            Self::NoModule => "the NVIDIA driver is loaded",
+            Self::NoDriver => "the NVIDIA driver is not loaded (no /sys/module/nvidia)",
+        };
+        let files = FILES.map(|file| format!("/sys/{file}")).join(", ");
+        write!(
+            f,
+            "{missing}, and none of the modules that give GPU memory to RDMA adapters is: looked for {files}. \
+             To load one, on the host before the job starts: modprobe nvidia-peermem"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(files: &[&str]) -> Gpu {
+        let sys = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = sys.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "1.0\n").unwrap();
+        }
+        Gpu::probe(sys.path())
+    }
+
+    #[test]
+    fn each_file_of_a_module_is_enough() {
+        for file in FILES {
+            assert_eq!(with(&[file]), Gpu::Direct(file));
+            assert_eq!(with(&[file, "module/nvidia/version"]), Gpu::Direct(file));
+        }
+    }
+
+    #[test]
+    fn without_a_module_the_driver_tells_whether_one_is_missed() {
+        assert_eq!(with(&[]), Gpu::NoDriver);
+        assert_eq!(with(&["module/nvidia/version"]), Gpu::NoModule);
+        // A folder without the file is what is left while a module goes, or another module's.
+        assert_eq!(with(&["module/nvidia_peermem/refcnt"]), Gpu::NoDriver);
+        assert_eq!(with(&["module/nvidia/version", "kernel/mm/memory_peers/other/version"]), Gpu::NoModule);
+        assert_eq!(Gpu::probe(Path::new("/nowhere")), Gpu::NoDriver);
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_what_to_do() {
+        for gpu in [Gpu::NoModule, Gpu::NoDriver] {
+            let text = gpu.to_string();
+            assert!(FILES.iter().all(|file| text.contains(file)), "{text}");
+            assert!(text.contains("modprobe nvidia-peermem"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Flush: makes what has arrived visible in GPU memory.
+//!
+//! A completion reaches the host's memory and data the GPU's, on two ways that need not be equally fast. An adapter's
+//! read cannot pass its earlier writes on PCIe: once it has read any of a GPU's memory, whatever it wrote there before
+//! the read is in place. So each rail that has carried data reads one byte, by a queue pair that is its own peer.
+
+use nccl_net_versions::{Buffer, MemKind};
+
+use super::core::{Core, rails_of};
+use super::mr::Mr;
+use super::rail::Work;
+use super::request::REQUESTS;
+use crate::error::{Error, Result};
+use crate::proto::MAX_RAILS;
+use crate::verbs::{Local, Remote};
+
+/// Flushes under way on one comm, at most, each with one read on a rail. NCCL has at most 32 operations under way.
+pub(super) const FLUSHES: usize = REQUESTS;
+
+/// Bytes of a receiver's control memory where reads end: eight for each rail. Nobody looks at them.
+pub(super) const SINK_BYTES: usize = 8 * MAX_RAILS;
+
+/// The flushes of one comm.
+#[derive(Debug)]
+pub(super) struct Flushes {
+    states: Box<[State]>,
+    free: Vec<u8>,
+    /// Rails on which data has come.
+    carried: u8,
+    /// Word of the control memory where the sink begins.
+    sink: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Rails whose read has not come back.
+    UnderWay(u8),
+    Done,
+}
+
+/// The buffer whose memory is read: of those with data the last one in a GPU, else the last one. A comm's buffers lie
+/// in one GPU, so one is enough.
+pub(super) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer, &'a Mr)> {
+    let filled = buffers.iter().filter(|(buffer, _)| buffer.len > 0);
+    filled.filter_map(|(buffer, mr)| Some((*buffer, (*mr)?))).max_by_key(|(_, mr)| mr.kind() == MemKind::Cuda)
+}
+
+impl Flushes {
+    pub(super) fn new(sink: usize) -> Self {
+        Self {
+            states: vec![State::Free; FLUSHES].into(),
+            free: (0..=u8::MAX).rev().collect(),
+            carried: 0,
+            sink,
+        }
+    }
+
+    /// Data has come on a rail.
+    pub(super) fn carried(&mut self, rail: usize) {
+        self.carried |= 1 << rail;
+    }
+
+    /// A place for a flush; `None` where no data has ever come. An error where no more fit: a flush cannot be put off,
+    /// since no request means that it is done.
+    pub(super) fn begin(&mut self) -> Result<Option<u8>> {
+        if self.carried == 0 {
+            return Ok(None);
+        }
+        let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
+        let index = self.free.pop().ok_or_else(full)?;
+        self.states[usize::from(index)] = State::UnderWay(self.carried);
+        Ok(Some(index))
+    }
+
+    /// Posts its reads.
+    pub(super) fn post(&self, core: &mut Core, index: u8, (buffer, mr): (Buffer, &Mr)) -> Result<()> {
+        let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
+        for rail in rails_of(self.carried) {
+            let Core { rails, chain, region, .. } = core;
+            let lane = rails[rail].flush.as_mut();
+            let lane =
+                lane.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
+            let sink =
+                Local { addr: region.addr(self.sink + rail) as u64, len: 1, lkey: region.mrs()[rail].lkey() };
+            chain.clear();
+            if !chain.read(sink, Remote { addr: last, rkey: rkeys[rail] }, Work::Flush { index }.id()) {
+                return Err(Error::Internal("a read did not fit into its chain".into()));
+            }
+            lane.post(chain, true)?;
+        }
+        Ok(())
+    }
+
+    /// A rail's read has come back.
+    pub(super) fn read(&mut self, rail: usize, index: u8) {
+        let state = &mut self.states[usize::from(index)];
+        if let State::UnderWay(rails) = *state {
+            let left = rails & !(1 << rail);
+            *state = if left == 0 { State::Done } else { State::UnderWay(left) };
+        }
+    }
+
+    /// Whether a flush is done; its place is free again.
+    pub(super) fn take_done(&mut self, index: usize) -> Result<bool> {
+        match self.states[index] {
+            State::UnderWay(_) => Ok(false),
+            State::Free => {
+                Err(Error::Argument("the flush was already done: its request is no longer valid".into()))
+            }
+            State::Done => {
+                self.states[index] = State::Free;
+                self.free.push(index as u8);
+                Ok(true)
+            }
+        }
+    }
+}
