@@ -29,6 +29,13 @@ demo: build ## Build, then move data over two simulated rails through every tabl
 test: build ## Build, then run all tests
 	@cargo test --workspace
 
+# Of make soak.
+SECONDS ?= 600
+
+.PHONY: soak
+soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
+	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v 'NET/MPIB'
+
 .PHONY: check
 check: setup check-fmt check-clippy check-doc check-deny check-loom ## Format, lints, documentation, dependencies, memory model
 

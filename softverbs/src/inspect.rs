@@ -1,4 +1,4 @@
-//! What tests may look at, the modelled times and how memory is registered, and what they may take away.
+//! What tests may look at, the modelled times, the objects that exist and how memory is registered, and what they may take away.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -69,4 +69,23 @@ pub unsafe fn ready_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
     let cq = unsafe { Cq::from_c(cq.cast()) };
     let (Ok(cq), Ok(process)) = (cq, process::get()) else { return Vec::new() };
     Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.ready_times())
+}
+
+/// Objects that this process has made and not destroyed, over all devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Objects {
+    /// Queue pairs.
+    pub qps: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// Registrations of memory.
+    pub mrs: usize,
+}
+
+/// `None` where this process has no place in a fabric.
+pub fn objects() -> Option<Objects> {
+    let p = process::get().ok()?;
+    Some(Objects { qps: p.qps.used(), cqs: p.cqs.used(), srqs: p.srqs.used(), mrs: p.keys.used() })
 }

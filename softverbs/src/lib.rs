@@ -41,5 +41,5 @@ mod unsupported;
 
 pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
-pub use inspect::{LinkTimes, access_at, link_times, ready_times, revoke_at};
+pub use inspect::{LinkTimes, Objects, access_at, link_times, objects, ready_times, revoke_at};
 pub use shm::dir::set_fabric;

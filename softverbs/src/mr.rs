@@ -44,6 +44,12 @@ impl Keys {
         Self(Mutex::new(Free { indices: Vec::new(), next: 0, random: seed }))
     }
 
+    /// Keys in use.
+    pub(crate) fn used(&self) -> usize {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.next as usize - free.indices.len()
+    }
+
     fn alloc(&self) -> Result<(u32, u32), Errno> {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = match free.indices.pop() {

@@ -189,6 +189,12 @@ impl<T> Table<T> {
         Self { slots: RwLock::default(), max }
     }
 
+    /// Indices that are not free.
+    pub(crate) fn used(&self) -> usize {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.iter().filter(|slot| !matches!(slot, Slot::Free)).count()
+    }
+
     /// A free index, for an object that is being made.
     pub(crate) fn reserve(&self) -> Result<u32, Errno> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);

@@ -79,6 +79,13 @@ fn isolated_under(
     let fabric = &fabric[..fabric.len().min(60)];
     command.env(CHILD, test).env("SOFTVERBS_FABRIC", fabric);
     command.envs(env.iter().copied());
+    if std::env::var_os("TEST_SHOW").is_some() {
+        // As it comes, for tests that take long.
+        command.stderr(Stdio::inherit()).stdout(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        assert!(output.status.success(), "{test} in its own process: {}", output.status);
+        return Some(String::new());
+    }
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));

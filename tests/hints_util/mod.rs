@@ -171,6 +171,12 @@ impl Agent {
         self.early.iter().filter(|e| e.starts_with(begin)).cloned().collect()
     }
 
+    /// Drops the events that nobody waits for.
+    pub(crate) fn forget(&mut self) {
+        self.events.try_iter().for_each(drop);
+        self.early.clear();
+    }
+
     pub(crate) fn kill(mut self) {
         self.end();
     }
