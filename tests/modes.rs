@@ -22,6 +22,9 @@ const FAR: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.1.3/16;soft1:ad
 /// Another host whose SOUT cannot be reached from here, since it is no RoCE port.
 const NO_SOUT: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:link=ib;soft1:addr=10.2.1.4/16");
 
+/// Another island's host whose SOUT is on a network that does not reach this one's.
+const CUT_OFF: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.9.1.3/24;soft1:addr=10.2.1.3/16");
+
 /// The second process.
 #[test]
 #[ignore = "the second process of the other tests"]
@@ -308,6 +311,24 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
         );
         assert!(said[0].contains("goes on with SUP alone"), "{said:?}");
         let _ = code;
+    });
+}
+
+/// The same with two honest ends: data and CTS writes move over the rail of the second round, and over it alone.
+#[test]
+fn data_moves_over_the_rail_that_was_held_in_reserve() {
+    isolated(here!(), &host(&[("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")]), || {
+        with_other_host(CUT_OFF, &Expected { qps: [2, 4], data: 1, cts: 1 });
+        // One for each connection.
+        let said = take_warnings();
+        assert_eq!(said.len(), 2, "{said:?}");
+        for line in said {
+            for part in
+                ["rails that do not work to", "inter-island data belongs on SOUT", "goes on with SUP alone"]
+            {
+                assert!(line.contains(part), "{part:?} is not in {line:?}");
+            }
+        }
     });
 }
 

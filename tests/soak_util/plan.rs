@@ -64,6 +64,8 @@ pub(crate) fn lives(seed: u64, round: u64, connection: usize) -> usize {
 pub(crate) struct Plan {
     rng: Rng,
     left: usize,
+    /// So many groups that slots are used again and again; their messages are small.
+    long: bool,
     /// Groups under way at the sender and at the receiver, at most.
     pub(crate) depths: [usize; 2],
 }
@@ -71,13 +73,16 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(seed: u64, round: u64, connection: usize, life: usize) -> Self {
         let mut rng = rng(seed, round, connection, life);
-        let left = rng.below(20);
+        let long = rng.below(4) == 0;
+        let left = if long { 200 + rng.below(600) } else { rng.below(20) };
         let depths = [1 + rng.below(16), 1 + rng.below(16)];
-        Self { rng, left, depths }
+        Self { rng, left, long, depths }
     }
 
     fn size(&mut self) -> usize {
         match self.rng.below(100) {
+            0..99 if self.long => self.rng.below(4200),
+            99.. if self.long => self.rng.below(1 << 20),
             0..10 => 0,
             10..40 => self.rng.below(4200),
             40..45 => self.rng.pick(&[1, 127, 128, 129, 255, 256, (2 << 20) - 1, 2 << 20, (2 << 20) + 1]),
