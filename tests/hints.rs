@@ -1,5 +1,6 @@
 //! The agent's client against a real agent process, in all the ways in which an agent can fail.
 
+#[allow(dead_code, reason = "each test file uses its own part")]
 mod hints_util;
 
 use std::fs;
