@@ -61,7 +61,7 @@ install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in 
 	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
 
 .PHONY: bench
-bench: build ## Measure the plugin over softverbs without a rate limit, and the cost of its tables
+bench: build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables
 	@scripts/bench.sh
 
 .PHONY: clean

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the plugin itself costs: two rails of software without a rate limit, so the processor is what is measured.
+# What the plugin itself costs: two rails of software without a rate limit, so the processor is what is measured. Then
+# how much of rails with a rate it reaches.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -18,6 +19,9 @@ run "message rate: 32 in flight" --depth 32 --sizes 8,4K,64K
 run "groups of 8 receives" --receives 8 --sizes 8,4K,64K
 run "throughput, bytes not checked" --no-check --sizes 256K..64M
 run "both directions" --no-check --bidirectional --sizes 256K..64M
+
+echo "== rails in proportion: what is reached of the sum of two rails of so many GB/s"
+scripts/bench-rails.sh
 
 echo "== adapters: nanoseconds per call through each table, beside a direct call"
 cargo bench -q -p nccl-net-versions

@@ -87,6 +87,21 @@ impl Pieces {
         }
     }
 
+    /// Keeps `n` bytes from `offset` on.
+    pub(crate) fn select(&mut self, offset: u64, n: u64) {
+        // Both are of a 64-bit machine's memory.
+        self.advance(offset as usize);
+        let mut left = n as usize;
+        for i in 0..self.count {
+            if left == 0 {
+                self.count = i;
+                break;
+            }
+            self.list[i].iov_len = self.list[i].iov_len.min(left);
+            left -= self.list[i].iov_len;
+        }
+    }
+
     /// Drops the first `n` bytes.
     pub(crate) fn advance(&mut self, mut n: usize) {
         let mut whole = 0;
@@ -271,5 +286,23 @@ mod tests {
         assert_eq!((remote.count, remote.len()), (3, 100));
         within(Direction::Write, &mut local, &mut remote);
         assert!(to.iter().copied().eq(0..100));
+    }
+
+    #[test]
+    fn every_stretch_of_a_list_is_found() {
+        let mut from: Vec<u8> = (0..100).collect();
+        let (a, rest) = from.split_at_mut(33);
+        let (b, c) = rest.split_at_mut(7);
+        let whole = pieces(&mut [a, b, c]);
+        for (offset, n) in [(0, 100), (0, 33), (0, 34), (33, 7), (32, 9), (40, 60), (99, 1), (5, 20)] {
+            let mut to = [255_u8; 100];
+            let mut part = whole;
+            part.select(offset, n);
+            assert_eq!(part.len() as u64, n);
+            within(Direction::Write, &mut part, &mut pieces(&mut [&mut to]));
+            let wanted = offset as u8..(offset + n) as u8;
+            assert!(to[..n as usize].iter().copied().eq(wanted), "{n} bytes from {offset}");
+            assert!(to[n as usize..].iter().all(|b| *b == 255));
+        }
     }
 }

@@ -1,30 +1,32 @@
 //! Execution of one work request, as the two NICs would do it together: everything that either would check, the
 //! copy, and the responder's completion. The requester's completion is the send queue's business.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::cell::Cell;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::bounce;
 use crate::copy::{self, Direction, Pieces, Stopped};
-use crate::link;
+use crate::limits::PIECE;
+use crate::link::{self, Passage};
 use crate::log::fault;
 use crate::mr::{self, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
-use crate::process::{Process, same_link};
+use crate::process::Process;
 use crate::qp::Qp;
+use crate::reach::{self, Reached, own_device};
 use crate::recvq::Sge;
 use crate::respond::{Arrival, Responder};
-use crate::sendqueue::{Connection, INLINE, SOLICITED, Wqe};
-use crate::shm::layout::DeviceShared;
-use crate::shm::peer::Peer;
+use crate::sendqueue::{Connection, INLINE, Partial, SOLICITED, SendQueue, Wqe};
 
 /// How it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Completes at this time, 0: at once.
     Done(u64),
+    /// A piece of it is through, and more is left.
+    Moved,
     /// No receive is posted: try again after so many nanoseconds.
     NotReady(u64),
     /// Nobody answers, and why.
@@ -33,43 +35,45 @@ pub(crate) enum Step {
     Failed(u32),
 }
 
-/// The responder as found at an earlier work request.
-pub(crate) struct Reached {
-    peer: Arc<Peer>,
-    index: u32,
-    generation: u32,
+/// The work request at the head of a send queue.
+struct Head {
+    wqe: Wqe,
+    connection: Connection,
+    /// Its memory here.
+    local: Pieces,
+    /// Before this time it cannot have begun.
+    since: u64,
+    partial: Cell<Option<Partial>>,
 }
 
 /// The two ends of a work request.
 struct Ends<'a> {
     process: &'a Process,
     qp: &'a Qp,
+    head: &'a Head,
     wqe: &'a Wqe,
     to: Responder<'a>,
 }
 
-/// Executes `wqe`. The send queue is locked.
-pub(crate) fn run(
-    process: &Process,
-    qp: &Qp,
-    connection: &Connection,
-    reached: &mut Option<Reached>,
-    wqe: &Wqe,
-    sges: &[Sge],
-    inline: &[u8],
-) -> Step {
-    let local = match gather(process, qp, wqe, sges, inline) {
+/// Executes the head of the send queue, which is locked: the whole of it, or of a large one the next piece.
+pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
+    let (wqe, sges, inline) = sq.first();
+    let local = match gather(process, qp, &wqe, sges, inline) {
         Ok(local) => local,
         Err(status) => return Step::Failed(status),
     };
-    let found = match reached.take().map_or_else(|| reach(process, qp, connection), Ok) {
+    let connection = sq.connection;
+    let since = wqe.posted_at.max(sq.not_before);
+    let found = match sq.reached.take().map_or_else(|| reach::find(process, qp, &connection), Ok) {
         Ok(found) => found,
         Err(why) => return Step::NoAnswer(why),
     };
-    let step = arrive(process, qp, connection, &found, wqe, &local);
+    let head = Head { wqe, connection, local, since, partial: Cell::new(sq.partial) };
+    let step = arrive(process, qp, &head, &found);
+    sq.partial = head.partial.get();
     // Looked up anew after a failure: the peer may have gone, or be another one.
     if !matches!(step, Step::NoAnswer(_)) {
-        *reached = Some(found);
+        sq.reached = Some(found);
     }
     step
 }
@@ -103,71 +107,27 @@ fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) ->
     Ok(pieces)
 }
 
-fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a DeviceShared> {
-    process.own.header().devices.get(qp.context.device.index)
-}
-
-/// Whether the device is the one that the address vector names.
-fn has_address(device: &DeviceShared, connection: &Connection) -> bool {
-    if !connection.global {
-        return device.lid.load(Relaxed) == u32::from(connection.dlid);
-    }
-    let [high, low] = crate::process::halves(connection.dgid);
-    let count = device.gid_count.load(Acquire) as usize;
-    device.gids.iter().take(count).any(|g| g.high.load(Relaxed) == high && g.low.load(Relaxed) == low)
-}
-
-/// Finds the responder.
-fn reach(process: &Process, qp: &Qp, connection: &Connection) -> Result<Reached, &'static str> {
-    const GONE: &str = "there is no such QP (destroyed, or its process has ended)";
-    let place = process.fabric.find(connection.dest_qpn).ok_or(GONE)?;
-    let peer = process.peer(place).map_err(|errno| match errno.0 {
-        libc::ESRCH => GONE,
-        libc::EMFILE | libc::ENFILE => "its segment cannot be opened: no file descriptor is left (ulimit -n)",
-        libc::ENOMEM => "its segment cannot be mapped: no address space is left (ulimit -v)",
-        libc::EXDEV => "its process is in a PID namespace that cannot be seen from this one",
-        libc::EPROTO => "its segment is not one of this version of softverbs",
-        _ => "its segment cannot be opened",
-    })?;
-    let shared = peer.qp(place.index).ok_or(GONE)?;
-    let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(GONE)?;
-    if !has_address(device, connection) {
-        return Err("that QP is on another device than the one that the destination address names");
-    }
-    if !own_device(process, qp).is_some_and(|own| same_link(own, device)) {
-        return Err("the two devices have no subnet in common");
-    }
-    let generation = shared.generation.load(Relaxed);
-    Ok(Reached { peer, index: place.index, generation })
-}
-
 /// Takes the responder's lock and executes.
-fn arrive(
-    process: &Process,
-    qp: &Qp,
-    connection: &Connection,
-    found: &Reached,
-    wqe: &Wqe,
-    local: &Pieces,
-) -> Step {
+fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
     let Some(to) = Responder::new(process, &found.peer, found.index) else {
         return Step::NoAnswer("the peer's segment is damaged");
     };
+    let wqe = &head.wqe;
     // Where something is copied, the copy tells.
     if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
         return Step::NoAnswer("its process has ended");
     }
     let _guard = bounce::lock(&to.qp.lock);
-    if let Err(why) = to.answers(connection, qp.qpn, found.generation) {
+    if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {
         return Step::NoAnswer(why);
     }
     to.establish();
-    let ends = Ends { process, qp, wqe, to };
+    let ends = Ends { process, qp, head, wqe, to };
     match wqe.opcode {
-        op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => ends.write(local),
-        op::IBV_WR_SEND | op::IBV_WR_SEND_WITH_IMM => ends.send(local),
-        op::IBV_WR_RDMA_READ => ends.read(local, connection),
-        _ => ends.atomic(local, connection),
+        op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => ends.write(),
+        op::IBV_WR_SEND | op::IBV_WR_SEND_WITH_IMM => ends.send(),
+        op::IBV_WR_RDMA_READ => ends.read(),
+        _ => ends.atomic(),
     }
 }
 
@@ -217,13 +177,36 @@ impl Ends<'_> {
         }
     }
 
-    /// When `bytes` are through, in the direction of the request or back.
-    fn through(&self, bytes: u64, back: bool) -> u64 {
+    /// The way of `bytes`, in the direction of the request or back.
+    fn through(&self, bytes: u64, back: bool) -> Passage {
         let here = own_device(self.process, self.qp);
         let there = self.to.device();
-        let (Some(here), Some(there)) = (here, there) else { return 0 };
+        let since = self.head.since;
+        let (Some(here), Some(there)) = (here, there) else { return Passage::at_once(since) };
         let (from, to) = if back { (there, here) } else { (here, there) };
-        link::arrival(&self.process.fabric, from, to, bytes)
+        link::pass(&self.process.fabric, from, to, bytes, since)
+    }
+
+    /// Copies to or from `addr` what comes next: the whole of a small message, a piece of a large one. Gives when all is
+    /// through; `None` where more is left.
+    fn carry(&self, direction: Direction, addr: u64) -> Result<Option<u64>, Step> {
+        let len = self.wqe.len;
+        let begun = self.head.partial.get();
+        let Partial { done, passage } = begun
+            .unwrap_or_else(|| Partial { done: 0, passage: self.through(len, direction == Direction::Read) });
+        let n = if self.wqe.is_large() { PIECE.min(len - done) } else { len - done };
+        if n > 0 {
+            let mut local = self.head.local;
+            local.select(done, n);
+            self.copied(copy::run(
+                self.to.peer,
+                direction,
+                &local,
+                &Pieces::one(addr.wrapping_add(done), n),
+            ))?;
+        }
+        self.head.partial.set(Some(Partial { done: done + n, passage }));
+        Ok((done + n == len).then_some(passage.ready_at))
     }
 
     fn arrival(&self, ready_at: u64) -> Arrival {
@@ -238,36 +221,32 @@ impl Ends<'_> {
         }
     }
 
-    fn write(&self, local: &Pieces) -> Step {
+    fn write(&self) -> Step {
         let len = self.wqe.len;
         let notify = self.wqe.opcode == op::IBV_WR_RDMA_WRITE_WITH_IMM;
-        if let Err(step) = self.allowed(REMOTE_WRITE) {
-            return step;
-        }
-        if len > 0 {
-            let addr = match self.remote(len, REMOTE_WRITE) {
-                Ok(addr) => addr,
-                Err(step) => return step,
-            };
-            if notify && !self.to.has_receive() {
-                return Step::NotReady(self.to.rnr_wait());
+        let run = || {
+            self.allowed(REMOTE_WRITE)?;
+            let addr = if len > 0 { self.remote(len, REMOTE_WRITE)? } else { 0 };
+            // Before anything is copied, so that nothing is copied twice.
+            if notify && self.head.partial.get().is_none() && !self.to.has_receive() {
+                return Err(Step::NotReady(self.to.rnr_wait()));
             }
-            let copied = copy::run(self.to.peer, Direction::Write, local, &Pieces::one(addr, len));
-            if let Err(step) = self.copied(copied) {
-                return step;
+            self.carry(Direction::Write, addr)
+        };
+        match run() {
+            Err(step) => step,
+            Ok(None) => Step::Moved,
+            Ok(Some(ready_at)) if notify => {
+                // Others take from an SRQ too: it may have become empty.
+                let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
+                self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
+                Step::Done(ready_at)
             }
+            Ok(Some(ready_at)) => Step::Done(ready_at),
         }
-        if !notify {
-            return Step::Done(self.through(len, false));
-        }
-        // Others take from an SRQ too: it may have become empty.
-        let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
-        let ready_at = self.through(len, false);
-        self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
-        Step::Done(ready_at)
     }
 
-    fn send(&self, local: &Pieces) -> Step {
+    fn send(&self) -> Step {
         let len = self.wqe.len;
         let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
         let room: u64 = taken.sges().iter().map(|sge| u64::from(sge.len)).sum();
@@ -295,17 +274,17 @@ impl Ends<'_> {
                 );
             }
         };
-        if let Err(step) = self.copied(copy::run(self.to.peer, Direction::Write, local, &into)) {
+        if let Err(step) = self.copied(copy::run(self.to.peer, Direction::Write, &self.head.local, &into)) {
             return step;
         }
-        let ready_at = self.through(len, false);
+        let ready_at = self.through(len, false).ready_at;
         self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
         Step::Done(ready_at)
     }
 
     /// READ and atomics need resources on both ends.
-    fn check_depth(&self, connection: &Connection) -> Result<(), Step> {
-        if connection.max_rd_atomic == 0 {
+    fn check_depth(&self) -> Result<(), Step> {
+        if self.head.connection.max_rd_atomic == 0 {
             return Err(self.told(
                 wc::IBV_WC_LOC_QP_OP_ERR,
                 format_args!("READ and atomics need max_rd_atomic above 0 (IBV_QP_MAX_QP_RD_ATOMIC)"),
@@ -321,25 +300,26 @@ impl Ends<'_> {
         Ok(())
     }
 
-    fn read(&self, local: &Pieces, connection: &Connection) -> Step {
+    fn read(&self) -> Step {
         let len = self.wqe.len;
         let run = || {
             self.allowed(REMOTE_READ)?;
-            self.check_depth(connection)?;
-            if len > 0 {
-                let addr = self.remote(len, REMOTE_READ)?;
-                self.copied(copy::run(self.to.peer, Direction::Read, local, &Pieces::one(addr, len)))?;
-            }
-            Ok(self.through(len, true))
+            self.check_depth()?;
+            let addr = if len > 0 { self.remote(len, REMOTE_READ)? } else { 0 };
+            self.carry(Direction::Read, addr)
         };
-        run().map_or_else(|step| step, Step::Done)
+        match run() {
+            Err(step) => step,
+            Ok(None) => Step::Moved,
+            Ok(Some(ready_at)) => Step::Done(ready_at),
+        }
     }
 
-    fn atomic(&self, local: &Pieces, connection: &Connection) -> Step {
+    fn atomic(&self) -> Step {
         let Wqe { len, remote_addr, compare_add, swap, opcode, .. } = *self.wqe;
         let run = || {
             self.allowed(REMOTE_ATOMIC)?;
-            self.check_depth(connection)?;
+            self.check_depth()?;
             if len != 8 {
                 return Err(self.told(
                     wc::IBV_WC_LOC_LEN_ERR,
@@ -358,8 +338,8 @@ impl Ends<'_> {
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD => Some(old.wrapping_add(compare_add)),
                 _ => (old == compare_add).then_some(swap),
             };
-            self.copied(copy::atomic(self.to.peer, addr, local, next))?;
-            Ok(self.through(8, true))
+            self.copied(copy::atomic(self.to.peer, addr, &self.head.local, next))?;
+            Ok(self.through(8, true).ready_at)
         };
         run().map_or_else(|step| step, Step::Done)
     }

@@ -35,3 +35,6 @@ pub(crate) const MAX_MSG: u64 = 1 << 31;
 pub(crate) const MAX_GIDS: usize = 32;
 /// Devices of one process.
 pub(crate) const MAX_DEVICES: usize = 32;
+/// Larger WRITEs and READs are carried out in pieces of so many bytes, not when they are posted but after it. Small enough
+/// that whoever waits for a queue that is at work on one does not wait long.
+pub(crate) const PIECE: u64 = 1 << 17;

@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::clock;
 use crate::shm::fabric::Fabric;
 use crate::shm::layout::DeviceShared;
 
@@ -23,23 +22,66 @@ fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
     free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
 }
 
-/// The time at which a message of `bytes` from one device is at the other: 0 (at once) where neither has a
-/// rate or a latency. The receiving link begins when the sending one does, if it is free (cut-through).
-pub(crate) fn arrival(fabric: &Fabric, from: &DeviceShared, to: &DeviceShared, bytes: u64) -> u64 {
+/// How a message passes through the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Passage {
+    /// When its first byte is sent.
+    pub(crate) begin: u64,
+    /// When its last byte is there; 0 for at once, where neither link has a rate or a latency.
+    pub(crate) ready_at: u64,
+}
+
+impl Passage {
+    /// Nothing slows it.
+    pub(crate) const fn at_once(begin: u64) -> Self {
+        Self { begin, ready_at: 0 }
+    }
+
+    /// When the byte at `offset` of `len` is sent.
+    pub(crate) fn sent_at(&self, offset: u64, len: u64) -> u64 {
+        let whole = u128::from(self.ready_at.saturating_sub(self.begin));
+        let part = whole * u128::from(offset) / u128::from(len.max(1));
+        self.begin.saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+    }
+}
+
+/// Takes the links for a message of `bytes` that could begin at `since`. The receiving link begins when the sending one
+/// does, if it is free (cut-through). `since` may be past: the NIC worked while nobody looked.
+pub(crate) fn pass(
+    fabric: &Fabric,
+    from: &DeviceShared,
+    to: &DeviceShared,
+    bytes: u64,
+    since: u64,
+) -> Passage {
     let (out_rate, in_rate) = (from.rate.load(Relaxed), to.rate.load(Relaxed));
     let latency = from.latency_ns.load(Relaxed).max(to.latency_ns.load(Relaxed));
-    if out_rate == 0 && in_rate == 0 && latency == 0 {
-        return 0;
-    }
-    let now = clock::now();
     let links = (fabric.link(from.link.load(Relaxed)), fabric.link(to.link.load(Relaxed)));
-    let (Some(tx), Some(rx)) = links else { return now };
+    let (Some(tx), Some(rx)) = links else { return Passage::at_once(since) };
+    if out_rate == 0 && in_rate == 0 && latency == 0 {
+        return Passage::at_once(since);
+    }
     let (sending, receiving) = (duration(bytes, out_rate), duration(bytes, in_rate));
-    let begin = if out_rate == 0 { now } else { occupy(&tx.tx_free, &tx.tx_busy, now, sending) };
+    let begin = if out_rate == 0 { since } else { occupy(&tx.tx_free, &tx.tx_busy, since, sending) };
     let end = if in_rate == 0 {
         begin
     } else {
         occupy(&rx.rx_free, &rx.rx_busy, begin, receiving).saturating_add(receiving)
     };
-    begin.saturating_add(sending).max(end).saturating_add(latency)
+    Passage { begin, ready_at: begin.saturating_add(sending).max(end).saturating_add(latency) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_sent_evenly_over_the_way_of_their_message() {
+        let passage = Passage { begin: 1_000, ready_at: 2_000 };
+        assert_eq!([0, 1, 5, 10].map(|at| passage.sent_at(at, 10)), [1_000, 1_100, 1_500, 2_000]);
+        // Where nothing slows it, all of it could be sent at its beginning.
+        assert_eq!(Passage::at_once(7).sent_at(1 << 40, 1 << 41), 7);
+        let long = Passage { begin: u64::MAX / 2, ready_at: u64::MAX };
+        assert_eq!(long.sent_at(1 << 30, 1 << 30), u64::MAX);
+    }
 }

@@ -182,6 +182,9 @@ impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
+        if mask & STATE != 0 && attr.qp_state == SQD && shared.state.load(Acquire) == RTS {
+            self.finish_begun(process, &mut sq);
+        }
         let guard = bounce::lock(&shared.lock);
         let from = shared.state.load(Acquire);
         let to = if mask & STATE != 0 { attr.qp_state } else { from };

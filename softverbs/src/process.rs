@@ -1,9 +1,8 @@
 //! What this process is in its fabric: its segment, its objects, the peers it has mapped.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use crate::border::Errno;
@@ -32,6 +31,10 @@ pub(crate) struct Process {
     pub(crate) service: Service,
     /// QPs whose head work request waits for something.
     pub(crate) waiting: AtomicUsize,
+    /// QPs at work on a large work request.
+    pub(crate) moving: AtomicUsize,
+    /// Polls while there were such.
+    pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
     heap: Mutex<Heap>,
     peers: Mutex<HashMap<(u32, u64), Weak<Peer>>>,
@@ -93,6 +96,8 @@ impl Process {
             keys: Keys::new(nonce),
             service: Service::new(&own)?,
             waiting: AtomicUsize::new(0),
+            moving: AtomicUsize::new(0),
+            polls: AtomicU64::new(0),
             pds: AtomicUsize::new(0),
             own: Arc::new(own),
             heap: Mutex::new(Heap::new()),
@@ -184,6 +189,15 @@ enum Slot<T> {
     Used(Arc<T>),
 }
 
+impl<T> Slot<T> {
+    const fn object(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Used(object) => Some(object),
+            Self::Free | Self::Reserved => None,
+        }
+    }
+}
+
 impl<T> Table<T> {
     fn new(max: u32) -> Self {
         Self { slots: RwLock::default(), max }
@@ -241,12 +255,17 @@ impl<T> Table<T> {
         }
     }
 
+    /// The object for which `key` is least.
+    pub(crate) fn least<K: Ord>(&self, key: impl Fn(&T) -> K) -> Option<Arc<T>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let used = slots.iter().filter_map(Slot::object);
+        used.min_by_key(|object| key(object)).map(Arc::clone)
+    }
+
     /// All objects.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        let used =
-            |slot: &Slot<T>| if let Slot::Used(object) = slot { Some(Arc::clone(object)) } else { None };
-        slots.iter().filter_map(used).collect()
+        slots.iter().filter_map(Slot::object).map(Arc::clone).collect()
     }
 }
 

@@ -18,6 +18,7 @@ use crate::events;
 use crate::handle::{Acks, Handle};
 use crate::limits::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use crate::log::fault;
+use crate::mover;
 use crate::pd::Pd;
 use crate::process::{self, Process};
 use crate::recvq::{self, Receives};
@@ -54,6 +55,9 @@ pub(crate) struct Qp {
     pub(crate) waits: AtomicBool,
     /// When a polling thread may try again, so that polling does not become hammering.
     pub(crate) probe_at: AtomicU64,
+    /// When the next piece of a large work request is to be carried out, `mover::NONE` if there is none. Counted in
+    /// `Process::moving`.
+    pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
     pub(crate) counters: Arc<QpLive>,
 }
@@ -160,6 +164,7 @@ impl Qp {
             sq: Mutex::new(SendQueue::new(&init.cap)),
             waits: AtomicBool::new(false),
             probe_at: AtomicU64::new(0),
+            due: AtomicU64::new(mover::NONE),
             acks: Acks::default(),
         }
     }
@@ -209,6 +214,7 @@ impl Qp {
         respond::give_back_taken(process, shared);
         self.clear(shared, &mut sq);
         self.note_waiting(process, false);
+        self.note_moving(process, None);
         Ok(())
     }
 

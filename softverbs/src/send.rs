@@ -102,7 +102,13 @@ impl Qp {
     ///
     /// # Safety
     /// `wr` is a work request with its pieces.
-    unsafe fn post(&self, process: &Process, sq: &mut SendQueue, wr: &sys::ibv_send_wr) -> Result<(), Errno> {
+    unsafe fn post(
+        &self,
+        process: &Process,
+        sq: &mut SendQueue,
+        wr: &sys::ibv_send_wr,
+        now: u64,
+    ) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         let (pieces, len) = match unsafe { check(self, wr) } {
             Ok(checked) => checked,
@@ -123,14 +129,19 @@ impl Qp {
             return Err(Errno(libc::ENOMEM));
         }
         // SAFETY: the caller's promise.
-        unsafe { sq.push(wr, pieces, len) };
+        unsafe { sq.push(wr, pieces, len, now) };
         count_posted(self, wr.opcode);
         Ok(())
     }
 
-    /// Executes what can be executed now. `due` says that the time of a blocked head counts as a try only if it
-    /// has come.
+    /// Executes what can be executed now, but nothing large. `due` says that the time of a blocked head counts as a try
+    /// only if it has come.
     pub(crate) fn drain(&self, process: &Process, sq: &mut SendQueue, due: bool) {
+        self.work(process, sq, due, 0);
+    }
+
+    /// As `drain`, with up to so many `pieces` of large work requests.
+    pub(crate) fn work(&self, process: &Process, sq: &mut SendQueue, due: bool, mut pieces: u32) {
         let Ok(shared) = self.shared(process) else { return };
         while sq.head != sq.tail {
             match shared.state.load(Acquire) {
@@ -141,22 +152,31 @@ impl Qp {
                 }
                 _ => break,
             }
-            if due && sq.block.is_some_and(|block| block.until > clock::now()) {
-                break;
+            if let Some(block) = sq.block {
+                let now = clock::now();
+                if due && block.until > now {
+                    break;
+                }
+                sq.not_before = now;
+            } else if sq.next_piece().is_some() {
+                if pieces == 0 {
+                    break;
+                }
+                pieces -= 1;
             }
-            let slot = sq.slot(sq.head);
-            let wqe = sq.wqes[slot];
-            let pieces = &sq.sges[slot * sq.max_sge..][..wqe.sges as usize];
-            let inline = &sq.inline[slot * sq.max_inline..][..sq.max_inline];
-            let step = exec::run(process, self, &sq.connection, &mut sq.reached, &wqe, pieces, inline);
+            let step = exec::run(process, self, sq);
+            let wqe = sq.first().0;
             match step {
                 Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
+                Step::Moved => sq.block = None,
                 Step::NotReady(wait) => {
                     if !self.not_ready(process, sq, &wqe, wait) {
                         break;
                     }
                 }
                 Step::NoAnswer(why) => {
+                    // What answers later may be another.
+                    sq.partial = None;
                     if !self.no_answer(process, sq, &wqe, why) {
                         break;
                     }
@@ -164,9 +184,11 @@ impl Qp {
                 Step::Failed(status) => self.failed(process, sq, &wqe, status),
             }
         }
-        self.note_waiting(process, sq.head != sq.tail);
         // In another state the time is no reason to look again, and is over before the state changes.
         let running = shared.state.load(Acquire) == RTS;
+        let moves = sq.next_piece().filter(|_| running);
+        self.note_waiting(process, sq.head != sq.tail && moves.is_none());
+        self.note_moving(process, moves);
         if let Some(block) = sq.block.filter(|_| running && sq.head != sq.tail) {
             process.service.wake_at(block.until);
         }
@@ -194,8 +216,7 @@ impl Qp {
         } else {
             true
         };
-        sq.head = sq.head.wrapping_add(1);
-        sq.block = None;
+        sq.advance();
         if !pushed {
             self.enter_error(process, Some(events::QP_FATAL));
         }
@@ -205,8 +226,7 @@ impl Qp {
     fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
         let completion = self.completion(sq, wqe, status, 0);
         cq::complete(process, &process.own, self.send_cq.index, &completion);
-        sq.head = sq.head.wrapping_add(1);
-        sq.block = None;
+        sq.advance();
         self.enter_error(process, None);
     }
 
@@ -223,9 +243,8 @@ impl Qp {
             let wqe = sq.wqes[sq.slot(sq.head)];
             let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR, 0);
             cq::complete(process, &process.own, self.send_cq.index, &completion);
-            sq.head = sq.head.wrapping_add(1);
+            sq.advance();
         }
-        sq.block = None;
         self.show_state(ERR);
     }
 
@@ -333,11 +352,12 @@ pub(crate) unsafe extern "C" fn post_send(
             fault!("ibv_post_send: QP {:#x} is in state {state}, expected RTS (3)", this.qpn);
             result = Err(Errno(libc::EINVAL));
         }
+        let now = clock::now();
         let mut posted = false;
         // SAFETY: null or a work request, by the caller's promise.
         while let (Ok(()), Some(request)) = (result, unsafe { wr.as_ref() }) {
             // SAFETY: as above, with its pieces.
-            result = unsafe { this.post(process, &mut sq, request) };
+            result = unsafe { this.post(process, &mut sq, request, now) };
             if result.is_ok() {
                 posted = true;
                 wr = request.next;

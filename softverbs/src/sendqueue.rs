@@ -3,7 +3,9 @@
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
 
-use crate::exec::Reached;
+use crate::limits::PIECE;
+use crate::link::Passage;
+use crate::reach::Reached;
 use crate::recvq::Sge;
 
 pub(crate) const SIGNALED: u32 = 1 << 1;
@@ -25,6 +27,27 @@ pub(crate) struct Wqe {
     /// Bytes in all.
     pub(crate) len: u64,
     pub(crate) sges: u32,
+    /// When the doorbell rang.
+    pub(crate) posted_at: u64,
+}
+
+impl Wqe {
+    /// Whether it is carried out in pieces. A SEND is not: its receive would have to be held over all of them.
+    pub(crate) fn is_large(&self) -> bool {
+        let by_address = matches!(
+            self.opcode,
+            op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM | op::IBV_WR_RDMA_READ
+        );
+        by_address && self.len > PIECE
+    }
+}
+
+/// How far the head has come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Partial {
+    /// Bytes that have landed.
+    pub(crate) done: u64,
+    pub(crate) passage: Passage,
 }
 
 /// What keeps the head from being done.
@@ -61,6 +84,10 @@ pub(crate) struct SendQueue {
     pub(crate) head: u32,
     pub(crate) tail: u32,
     pub(crate) block: Option<Block>,
+    /// Of a head that was begun.
+    pub(crate) partial: Option<Partial>,
+    /// When the queue was last kept from going on: nothing of it can have begun before.
+    pub(crate) not_before: u64,
     pub(crate) connection: Connection,
     pub(crate) reached: Option<Reached>,
 }
@@ -91,6 +118,8 @@ impl SendQueue {
             head: 0,
             tail: 0,
             block: None,
+            partial: None,
+            not_before: 0,
             connection,
             reached: None,
         }
@@ -99,6 +128,33 @@ impl SendQueue {
     /// Forgets all work requests and the peer.
     pub(crate) fn clear(&mut self) {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
+        (self.partial, self.not_before) = (None, 0);
+    }
+
+    /// The head is over, however it ended.
+    pub(crate) fn advance(&mut self) {
+        self.head = self.head.wrapping_add(1);
+        (self.block, self.partial) = (None, None);
+    }
+
+    /// The head, its pieces and its inline data. There is a head.
+    pub(crate) fn first(&self) -> (Wqe, &[Sge], &[u8]) {
+        let slot = self.slot(self.head);
+        let wqe = self.wqes[slot];
+        let sges = &self.sges[slot * self.max_sge..][..wqe.sges as usize];
+        (wqe, sges, &self.inline[slot * self.max_inline..][..self.max_inline])
+    }
+
+    /// When the next piece of a large head is to be carried out; `None` where something else has to be done first.
+    pub(crate) fn next_piece(&self) -> Option<u64> {
+        if self.head == self.tail || self.block.is_some() {
+            return None;
+        }
+        let wqe = &self.wqes[self.slot(self.head)];
+        wqe.is_large().then(|| match &self.partial {
+            Some(Partial { done, passage }) => passage.sent_at(*done, wqe.len),
+            None => wqe.posted_at.max(self.not_before),
+        })
     }
 
     /// Takes over attributes.
@@ -127,7 +183,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// `wr.sg_list` has `wr.num_sge` pieces, and with the inline flag they are readable memory.
-    pub(crate) unsafe fn push(&mut self, wr: &sys::ibv_send_wr, pieces: usize, len: u64) {
+    pub(crate) unsafe fn push(&mut self, wr: &sys::ibv_send_wr, pieces: usize, len: u64, posted_at: u64) {
         let slot = self.slot(self.tail);
         let inline = wr.send_flags & INLINE != 0;
         let mut at = slot * self.max_inline;
@@ -152,6 +208,7 @@ impl SendQueue {
             imm: unsafe { wr.imm_data_invalidated_rkey_union.imm_data },
             len,
             sges: if inline { 0 } else { pieces as u32 },
+            posted_at,
             ..Wqe::default()
         };
         // SAFETY: both fields of the union hold integers only, and every bit pattern of them is valid.

@@ -1,11 +1,14 @@
 //! The process's one background thread: it sleeps until a peer wakes it, a time comes, or a peer ends.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Mutex, PoisonError};
 
 use crate::border::{Errno, last_errno};
+use crate::clock;
 use crate::log::fault;
+use crate::mover;
 use crate::process::{self, Process};
 use crate::shm::peer::Peer;
 
@@ -21,6 +24,8 @@ pub(crate) struct Service {
     next: Mutex<u64>,
     /// Whether the thread runs; it may have failed to start.
     started: Mutex<bool>,
+    /// `Process::polls` as last seen.
+    polls: AtomicU64,
 }
 
 fn own(fd: i32) -> Result<OwnedFd, Errno> {
@@ -39,7 +44,13 @@ impl Service {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: takes a clock and flags.
         let timer = own(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
-        let this = Self { epoll, timer, next: Mutex::new(u64::MAX), started: Mutex::new(false) };
+        let this = Self {
+            epoll,
+            timer,
+            next: Mutex::new(u64::MAX),
+            started: Mutex::new(false),
+            polls: AtomicU64::new(0),
+        };
         this.add(this.timer.as_raw_fd(), TIME)?;
         this.add(process.wake_fd(), WAKE)?;
         Ok(this)
@@ -88,6 +99,17 @@ impl Service {
         let fd = self.timer.as_raw_fd();
         // SAFETY: an open timer and a valid time.
         unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &raw const spec, std::ptr::null_mut()) };
+    }
+
+    /// Whether the number of polls is what it was at the last call.
+    pub(crate) fn nobody_polled(&self, polls: u64) -> bool {
+        self.polls.swap(polls, Relaxed) == polls
+    }
+
+    /// Makes the thread look after large work requests: at once where the program has not polled since the last of
+    /// them, else after `grace` nanoseconds.
+    pub(crate) fn expect_pieces(&self, polls: u64, grace: u64) {
+        self.wake_at(clock::now() + if self.polls.load(Relaxed) == polls { 0 } else { grace });
     }
 
     fn sleep(&self) {
@@ -148,12 +170,14 @@ fn round(process: &'static Process) {
     for qp in process.qps.all() {
         qp.progress(process);
     }
+    mover::serve(process);
 }
 
-/// Retries what waits, from a polling thread. Cheap when nothing does.
+/// Retries what waits, and goes on with what is large, from a polling thread. Cheap when nothing does.
 pub(crate) fn help() {
     let Ok(process) = process::get() else { return };
-    if process.waiting.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+    mover::help(process);
+    if process.waiting.load(Relaxed) > 0 {
         for qp in process.qps.all() {
             qp.try_progress(process);
         }

@@ -5,7 +5,8 @@ extern crate softverbs as _;
 mod common;
 use common::*;
 
-const MIB: usize = 1 << 20;
+/// Small enough to be carried out whole when it is posted.
+const SMALL: usize = 1 << 16;
 
 /// `fast` has twice the rate of `slow`; both are so slow that however this
 /// test is held up, the links are still busy with what it posted before.
@@ -16,17 +17,17 @@ fn devices() {
         spec.latency_ns = 5_000;
         spec
     };
-    let devices = vec![spec("fast", 1, 2 << 14), spec("slow", 2, 1 << 14), spec("third", 3, 1 << 20)];
+    let devices = vec![spec("fast", 1, 2 << 10), spec("slow", 2, 1 << 10), spec("third", 3, 1 << 18)];
     softverbs::configure(devices).expect("a good configuration, before first use");
 }
 
-/// Posts `n` writes of 1 MiB on device `index` and gives the times at which their completions are due.
+/// Posts `n` writes of 64 KiB on device `index` and gives the times at which their completions are due.
 fn burst(index: usize, n: usize) -> Vec<u64> {
-    let opts = || Opts { device: index, len: MIB, ..Opts::default() };
+    let opts = || Opts { device: index, len: SMALL, ..Opts::default() };
     let (a, b) = pair(opts(), opts());
     let to = b.address();
     for _ in 0..n {
-        let mut sges = [a.sge(0, MIB)];
+        let mut sges = [a.sge(0, SMALL)];
         assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
     }
     // SAFETY: a living CQ.
@@ -44,14 +45,14 @@ fn completions_are_due_when_the_link_has_carried_them() {
     assert_eq!((busy("fast"), busy("slow")), (128_000_000_000, 256_000_000_000));
 
     // Nothing is visible before its time, then each at its time and not before; an event comes with it.
-    let opts = |channel| Opts { device: 2, len: MIB, channel, ..Opts::default() };
+    let opts = |channel| Opts { device: 2, len: SMALL, channel, ..Opts::default() };
     let (a, b) = pair(opts(false), opts(true));
     let to = b.address();
     assert_eq!((b.recv(1, 0, 0), b.recv(2, 0, 0)), (0, 0));
     // SAFETY: a living CQ.
     assert_eq!(unsafe { sys::ibv_req_notify_cq(b.rcq, 0) }, 0);
     for _ in 0..2 {
-        let mut sges = [a.sge(0, 1 << 18)];
+        let mut sges = [a.sge(0, 1 << 16)];
         assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
     }
     // SAFETY: living CQs.
