@@ -100,9 +100,11 @@ settings! {
     sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// 1: whatever would be lost with a warning (a rail, GPUDirect, the agent) is a failure of init or connect instead.
     strict: bool = false, "MPIB_STRICT", Flag;
-    /// Which network interfaces the control connections use. Goes before `NCCL_SOCKET_IFNAME`.
+    /// Which network interfaces a listener offers to its peers for the control connections. Goes before
+    /// `NCCL_SOCKET_IFNAME`.
     oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;
-    /// As `MPIB_OOB_IF`. With neither set, every interface that is up may be used, loopback and bridges last.
+    /// As `MPIB_OOB_IF`. With neither set, the interface that has the address of `MPIB_HCA_SOUT`; where there is none,
+    /// every interface that is up, loopback and bridges last.
     socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL;
     /// Address family of the control connections; unset: both.
     socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;

@@ -50,12 +50,22 @@ fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
 }
 
-/// The addresses that a handle should name, the most useful first: as the filter orders them; addresses of
+/// The addresses that a handle should name, the most useful first. Without a filter those of SOUT's own interface; where
+/// there is none, or it has no address of the family, and with a filter: as the filter orders them, addresses of
 /// networks before those of bridges inside of the host, loopback last, so that two processes of one host
 /// find each other without a network. Link-local IPv6 addresses mean nothing without an interface and are left out.
 pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr>> {
+    let own = options.sout.filter(|_| options.interfaces.is_none());
+    let own = own.and_then(|ip| interfaces.iter().find(|i| i.addr.ip() == ip));
+    let of_sout =
+        own.map_or(Vec::new(), |own| addrs(interfaces.iter().filter(|i| i.name == own.name), options));
+    let addrs = if of_sout.is_empty() { addrs(interfaces.iter(), options) } else { of_sout };
+    if addrs.is_empty() { Err(nothing(interfaces, options)) } else { Ok(addrs) }
+}
+
+/// Those of use among `interfaces`, in order.
+fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface>, options: &Options) -> Vec<Addr> {
     let mut ranked: Vec<_> = interfaces
-        .iter()
         .filter(|i| match (options.family, i.addr.ip()) {
             (Some(Family::V6), IpAddr::V4(_)) | (Some(Family::V4), IpAddr::V6(_)) => false,
             (_, IpAddr::V6(ip)) => !ip.is_unicast_link_local(),
@@ -75,7 +85,7 @@ pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr
             addrs.push(addr);
         }
     }
-    if addrs.is_empty() { Err(nothing(interfaces, options)) } else { Ok(addrs) }
+    addrs
 }
 
 fn nothing(interfaces: &[Interface], options: &Options) -> Error {
@@ -131,7 +141,7 @@ mod tests {
 
     fn options(filter: Option<&str>, family: Option<Family>) -> Options {
         let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
-        Options { interfaces, family, timeout: Duration::from_secs(1) }
+        Options { interfaces, sout: None, family, timeout: Duration::from_secs(1) }
     }
 
     fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {
@@ -154,6 +164,22 @@ mod tests {
         assert_eq!(ips(Some("ib0,eth0"), Some(Family::V4)), ["192.168.1.1", "169.254.3.4", "10.0.0.1"]);
         assert_eq!(ips(Some("^docker,lo,ib"), None), ["10.0.0.1", "fd00::1"]);
         assert_eq!(ips(Some("=lo"), Some(Family::V4)), ["127.0.0.1"]);
+    }
+
+    #[test]
+    fn without_a_filter_the_interface_of_sout_is_enough() {
+        let ips = |sout: &str, filter, family| {
+            let options = Options { sout: Some(sout.parse().unwrap()), ..options(filter, family) };
+            reachable(&host(), &options).unwrap().iter().map(|a| a.ip().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(ips("192.168.1.1", None, None), ["192.168.1.1", "169.254.3.4"]);
+        assert_eq!(
+            ips("192.168.1.1", Some("eth0,ib0"), Some(Family::V4)),
+            ["10.0.0.1", "192.168.1.1", "169.254.3.4"]
+        );
+        // It has none of this family, or is not there: all, as if it were unknown.
+        assert_eq!(ips("192.168.1.1", None, Some(Family::V6)), ["fd00::1", "::1"]);
+        assert_eq!(ips("192.168.9.9", None, Some(Family::V6)), ["fd00::1", "::1"]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod listener;
 mod reactor;
 mod socket;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 pub use channel::Channel;
@@ -35,6 +36,8 @@ use crate::config::{Config, Family, NameFilter};
 pub struct Options {
     /// Which interfaces a listener names in its handle, and the variable that says so.
     pub interfaces: Option<(&'static str, NameFilter)>,
+    /// SOUT's address: without `interfaces`, a listener names those of the interface that has it, where one has.
+    pub sout: Option<IpAddr>,
     /// Address family; `None` is both.
     pub family: Option<Family>,
     /// How long each step of the handshake may take.
@@ -45,6 +48,7 @@ impl From<&Config> for Options {
     fn from(config: &Config) -> Self {
         Self {
             interfaces: config.oob_filter().map(|(variable, filter)| (variable, filter.clone())),
+            sout: None,
             family: config.socket_family,
             timeout: config.connect_timeout,
         }

@@ -103,7 +103,9 @@ pub struct Listening {
 impl Listening {
     /// Opens it and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
-        let listener = Listener::open(&Options::from(&settings.config))?;
+        let sout = device.rails.first().filter(|_| device.is_fused());
+        let sout = sout.and_then(|nic| nic.now().ok()).map(|(_, gid)| gid.addr());
+        let listener = Listener::open(&Options { sout, ..Options::from(&settings.config) })?;
         *handle = listener.handle().encode();
         Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
     }

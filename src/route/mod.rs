@@ -70,7 +70,10 @@ fn join(connector: &[RailInfo], acceptor: &[RailInfo], by_role: bool) -> Pairing
         let taken = |r: &Route| r.connector == route.connector || r.acceptor == route.acceptor;
         if let Some(other) = pairing.routes.iter().find(|r| taken(r)) {
             let (c, a) = (&connector[other.connector], &acceptor[other.acceptor]);
-            let why = format!("{} is joined to {}, which fits as well or better", c.name, a.name);
+            let why = format!(
+                "the connector's {} and the acceptor's {} are a route as good or better",
+                c.name, a.name
+            );
             pairing.refused.push(Refused { route, why });
         } else {
             pairing.routes.push(route);
