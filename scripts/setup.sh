@@ -36,6 +36,7 @@ missing() {
     command -v pkg-config >/dev/null || echo "pkg-config      finds libraries"
     [ -n "${LIBCLANG_PATH:-}" ] || "$here/libclang.sh" >/dev/null || echo "libclang-14-dev libclang 14 or 15 for the verbs bindings"
     command -v ibv_rc_pingpong >/dev/null || echo "ibverbs-utils   programs that the tests run on softverbs"
+    command -v ip >/dev/null || echo "iproute2        network namespaces, which are the hosts of some tests"
     command -v ib_write_bw >/dev/null || echo "perftest        programs that the tests run on softverbs"
 }
 

@@ -50,14 +50,19 @@ pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option
     isolated_under(&[], test, env, body)
 }
 
+/// Whether this is the process of that test's own.
+pub fn is_child(test: &str) -> bool {
+    std::env::var(CHILD).as_deref() == Ok(test)
+}
+
 /// As [`isolated`], in a process that `launcher` makes of the program and arguments behind its own.
-fn isolated_under(
+pub fn isolated_under(
     launcher: &[&str],
     test: &str,
     env: &[(&str, &str)],
     body: impl FnOnce(),
 ) -> Option<String> {
-    if std::env::var(CHILD).as_deref() == Ok(test) {
+    if is_child(test) {
         body();
         return None;
     }

@@ -8,11 +8,21 @@ use nccl_net_mpib::proto::{Handle, Message};
 use super::evil;
 use super::pair::{Buffer, HOST, init, pattern, until};
 use super::peer::{MARK, PEER, accepted, connected, handle_of, recv, send, wait, word};
-use super::table::{Ptr, Table, newest};
+use super::table::{LOG, Ptr, Table, newest, warnings};
 
 fn tell(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{line}").and_then(|()| out.flush()).expect("the first process listens");
+}
+
+/// Of each device: name, queue pairs ever made, writes that tell the receiver, other writes, bytes. Commas between devices.
+fn counters() -> String {
+    let device = |device: softverbs::DeviceCounters| {
+        let sum = |f: fn(&softverbs::Counters) -> u64| device.qps.iter().map(|q| f(&q.counters)).sum::<u64>();
+        let (signals, writes) = (sum(|c| c.writes_with_imm), sum(|c| c.writes));
+        format!("{} {} {signals} {writes} {}", device.name, device.qps.len(), sum(|c| c.bytes))
+    };
+    softverbs::counters().into_iter().map(device).collect::<Vec<_>>().join(",")
 }
 
 /// What the second process has made.
@@ -53,6 +63,7 @@ impl Ends {
     fn do_(&mut self, verb: &str, rest: &str) {
         let Self { table, ctx, .. } = *self;
         let numbers: Vec<usize> = rest.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let at = |n: usize| numbers.get(n).copied().unwrap_or(0);
         match verb {
             "listen" => {
                 let mut handle = [0; 128];
@@ -66,6 +77,37 @@ impl Ends {
                 assert_eq!(table.close_listen(self.listen), 0);
             }
             "connect" => self.send.push(connected(table, ctx, &mut handle_of(rest))),
+            // What must fail; its code.
+            "listen-fails" => {
+                let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
+                assert!(rc != 0 && listen.is_null(), "it listens");
+                return tell(&rc.to_string());
+            }
+            "connect-fails" => {
+                let mut handle = handle_of(rest);
+                let code = until("a failure", || {
+                    let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                    assert!(comm.is_null(), "it has connected");
+                    (rc != 0).then_some(rc)
+                });
+                return tell(&code.to_string());
+            }
+            // The listener lives on when a peer fails, and says so.
+            "accept-fails" => {
+                until("a warning", || {
+                    assert_eq!(table.accept(self.listen), (0, Ptr::default()), "accept");
+                    warnings().iter().any(|line| line.contains("accept:")).then_some(())
+                });
+                assert_eq!(table.close_listen(self.listen), 0);
+            }
+            // The log since this was asked last: `level text`, tabs between the lines.
+            "log" => {
+                let lines = std::mem::take(&mut *LOG.lock().unwrap());
+                let line =
+                    |(level, text): (i32, String)| format!("{level} {}", text.replace(['\t', '\n'], " "));
+                return tell(&lines.into_iter().map(line).collect::<Vec<_>>().join("\t"));
+            }
+            "counters" => return tell(&counters()),
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {
                 let listener = Handle::decode(&handle_of(rest)).unwrap();
@@ -87,22 +129,25 @@ impl Ends {
             "post" => {
                 let buffer = self.buffer(self.recv[0], vec![0; numbers[1]]);
                 for _ in 0..numbers[0] {
-                    self.irecv(&buffer);
+                    self.irecv(self.recv[0], &buffer);
                 }
                 // Written to until the end of the process.
                 std::mem::forget(buffer);
             }
-            "send" => self.send_checked(numbers[0], numbers[1] as u64),
-            "recv" => self.recv_checked(numbers[0], numbers[1] as u64),
+            // Over the first comm, or the one of this number.
+            "send" => self.send_checked(self.send[at(2)], numbers[0], numbers[1] as u64),
+            "recv" => self.recv_checked(self.recv[at(2)], numbers[0], numbers[1] as u64),
+            // One message over every comm at once: its length, and the seeds of those sent and received.
+            "exchange" => self.exchange(numbers[0], &numbers[1..]),
             "stream" => {
                 tell("ok");
                 let buffer = self.buffer(self.send[0], pattern(numbers[0], 1));
-                self.for_ever(|| self.isend(&buffer));
+                self.for_ever(|| self.isend(self.send[0], &buffer));
             }
             "drain" => {
                 tell("ok");
                 let buffer = self.buffer(self.recv[0], vec![0; numbers[0]]);
-                self.for_ever(|| self.irecv(&buffer));
+                self.for_ever(|| self.irecv(self.recv[0], &buffer));
             }
             // A send that must fail; its code.
             "fail" => {
@@ -126,12 +171,12 @@ impl Ends {
         Buffer::new(self.table, comm, bytes)
     }
 
-    fn isend(&self, buffer: &Buffer) -> Ptr {
-        send(self.table, self.send[0], buffer, buffer.bytes.len())
+    fn isend(&self, comm: Ptr, buffer: &Buffer) -> Ptr {
+        send(self.table, comm, buffer, buffer.bytes.len())
     }
 
-    fn irecv(&self, buffer: &Buffer) -> Ptr {
-        recv(self.table, self.recv[0], buffer, buffer.bytes.len())
+    fn irecv(&self, comm: Ptr, buffer: &Buffer) -> Ptr {
+        recv(self.table, comm, buffer, buffer.bytes.len())
     }
 
     /// Eight under way, until the first process kills this one.
@@ -145,17 +190,41 @@ impl Ends {
         }
     }
 
-    fn send_checked(&self, len: usize, seed: u64) {
-        let from = self.buffer(self.send[0], pattern(len, seed));
-        assert_eq!(wait(self.table, self.isend(&from)), len);
+    fn send_checked(&self, comm: Ptr, len: usize, seed: u64) {
+        let from = self.buffer(comm, pattern(len, seed));
+        assert_eq!(wait(self.table, self.isend(comm, &from)), len);
         from.dereg();
     }
 
-    fn recv_checked(&self, len: usize, seed: u64) {
-        let to = self.buffer(self.recv[0], vec![0; len]);
-        assert_eq!(wait(self.table, self.irecv(&to)), len);
+    fn recv_checked(&self, comm: Ptr, len: usize, seed: u64) {
+        let to = self.buffer(comm, vec![0; len]);
+        assert_eq!(wait(self.table, self.irecv(comm, &to)), len);
         assert!(to.bytes == pattern(len, seed), "{len} bytes differ");
         to.dereg();
+    }
+
+    fn exchange(&self, len: usize, seeds: &[usize]) {
+        let data = |seed: &usize| pattern(len, *seed as u64);
+        let (sent, received) = seeds.split_at(self.send.len());
+        let posted = |comm: &Ptr| {
+            let to = self.buffer(*comm, vec![0; len]);
+            (self.irecv(*comm, &to), to)
+        };
+        let recvs: Vec<_> = self.recv.iter().map(posted).collect();
+        let begun = |(comm, seed): (&Ptr, &usize)| {
+            let from = self.buffer(*comm, data(seed));
+            (self.isend(*comm, &from), from)
+        };
+        let sends: Vec<_> = self.send.iter().zip(sent).map(begun).collect();
+        for (request, from) in sends {
+            assert_eq!(wait(self.table, request), len);
+            from.dereg();
+        }
+        for ((request, to), seed) in recvs.into_iter().zip(received) {
+            assert_eq!(wait(self.table, request), len);
+            assert!(to.bytes == data(seed), "{len} bytes of seed {seed} differ");
+            to.dereg();
+        }
     }
 
     /// Sends back what comes, `rounds` messages of each comm: the comms' turns come as their data does.

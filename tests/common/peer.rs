@@ -51,7 +51,12 @@ impl Peer {
 
     /// With variables of its own on top of this process's.
     pub fn start_with(env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), env)
+    }
+
+    /// By a command that lacks the arguments of this test program, which it becomes.
+    pub fn start_by(mut command: Command, env: &[(&str, &str)]) -> Self {
+        let mut child = command
             .args(["other_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(PEER, "1")
             .envs(env.iter().copied())

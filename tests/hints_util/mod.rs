@@ -98,7 +98,12 @@ impl Place {
 
     /// An agent that has made its file and listens.
     pub(crate) fn agent(&self) -> Agent {
-        let mut agent = self.idle_agent();
+        self.agent_by(Command::new(std::env::current_exe().unwrap()))
+    }
+
+    /// The same, by a command that lacks the arguments of this test program, which it becomes.
+    pub(crate) fn agent_by(&self, command: Command) -> Agent {
+        let mut agent = self.idle_agent_by(command);
         agent.tell("hints");
         agent.tell("listen");
         agent
@@ -106,7 +111,11 @@ impl Place {
 
     /// An agent process that does nothing yet.
     pub(crate) fn idle_agent(&self) -> Agent {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        self.idle_agent_by(Command::new(std::env::current_exe().unwrap()))
+    }
+
+    fn idle_agent_by(&self, mut command: Command) -> Agent {
+        let mut child = command
             .args(["--exact", "agent_process", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, self.dir.path())
             .stdin(Stdio::piped())
