@@ -145,6 +145,28 @@ fn infiniband_ports_read_back_as_well() {
     });
 }
 
+/// Done is what both rails have read.
+#[test]
+fn a_flush_waits_for_the_slower_rail() {
+    for slow in [
+        "soft0:addr=10.1.0.1/16,lat=100ms;soft1:addr=10.2.0.1/16",
+        "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16,lat=100ms",
+    ] {
+        isolated(here!(), &mpib("512", &[ON, ("SOFTVERBS_DEVICES", slow)]), || {
+            let pair = Pair::new(newest());
+            pair.message(100_000, 100_000, 1);
+            let to = pair.recv_buffer(1000);
+            let taken = || softverbs::counters().iter().map(|d| d.total.send_cqes).collect::<Vec<_>>();
+            let before = taken();
+            pair.wait(iflush(newest(), pair.recv, &[(to.addr(), 1000, to.mr)]));
+            let after = taken();
+            assert!(before.iter().zip(&after).all(|(b, a)| a - b == 1), "{before:?} {after:?}");
+            to.dereg();
+            pair.close();
+        });
+    }
+}
+
 /// The queue pair for flushes counts.
 #[test]
 fn fewer_connections_fit_with_flushes() {
@@ -228,7 +250,7 @@ fn as_many_flushes_as_receives_may_be_under_way() {
 
 /// Times such that a flush takes longer than a peer that is gone is waited for.
 const SLOW: (&str, &str) =
-    ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,lat=300ms;soft1:addr=10.2.0.1/16,lat=300ms");
+    ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,lat=600ms;soft1:addr=10.2.0.1/16,lat=600ms");
 
 #[test]
 fn closing_with_flushes_under_way() {
