@@ -1,6 +1,7 @@
 //! Every version's table behind one trait. The calls go through the C function pointers of the exported statics.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
+use std::io::Write as _;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Mutex;
 
@@ -76,7 +77,8 @@ unsafe extern "C" fn logger(
     let (format, text) = unsafe { (CStr::from_ptr(format), CStr::from_ptr(text)) };
     assert_eq!(format, c"%s");
     let text = text.to_string_lossy().into_owned();
-    eprintln!("[{level}] {text}");
+    // In one piece: several processes write to one stderr.
+    let _ = std::io::stderr().write_all(format!("[{level}] {text}\n").as_bytes());
     LOG.lock().unwrap().push((level, text));
 }
 
