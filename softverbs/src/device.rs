@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use rdma_sys as sys;
 
@@ -52,6 +52,13 @@ pub(crate) struct Context {
 unsafe impl Sync for Context {}
 // SAFETY: nothing of it is tied to a thread.
 unsafe impl Send for Context {}
+
+static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+
+/// The contexts that are open now, for events of a port.
+pub(crate) fn open_contexts() -> Vec<Arc<Context>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+}
 
 /// The devices in list order.
 pub(crate) fn all() -> &'static [Device] {
@@ -155,6 +162,9 @@ impl Context {
         let verbs = UnsafeCell::new(verbs);
         let context = Arc::new(Self { verbs, device, children: AtomicUsize::new(0), events });
         let ptr = context.as_ptr();
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|context| context.strong_count() > 0);
+        open.push(Arc::downgrade(&context));
         // C's count, taken back by `ibv_close_device`.
         let _ = Arc::into_raw(context);
         Ok(ptr)

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 
 use crate::border::{self, Errno};
 use crate::cq::Cq;
-use crate::device::Context;
+use crate::device::{self, Context};
 use crate::handle::{Acks, Handle};
 use crate::log::fault;
 use crate::process::{self, Process};
@@ -24,6 +24,8 @@ pub(crate) const QP_REQ_ERR: u32 = 2;
 pub(crate) const QP_ACCESS_ERR: u32 = 3;
 pub(crate) const COMM_EST: u32 = 4;
 pub(crate) const SQ_DRAINED: u32 = 5;
+pub(crate) const PORT_ACTIVE: u32 = 9;
+pub(crate) const PORT_ERR: u32 = 10;
 pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
 
@@ -35,6 +37,8 @@ pub(crate) enum Target {
     Cq(Arc<Cq>),
     /// An SRQ.
     Srq(Arc<Srq>),
+    /// The device's one port. Of the context in whose queue it is.
+    Port,
 }
 
 /// An event that the program has not fetched.
@@ -44,19 +48,21 @@ pub(crate) struct Event {
 }
 
 impl Target {
-    fn context(&self) -> &Arc<Context> {
+    fn context(&self) -> Option<&Arc<Context>> {
         match self {
-            Self::Qp(qp) => &qp.context,
-            Self::Cq(cq) => &cq.context,
-            Self::Srq(srq) => &srq.context,
+            Self::Qp(qp) => Some(&qp.context),
+            Self::Cq(cq) => Some(&cq.context),
+            Self::Srq(srq) => Some(&srq.context),
+            Self::Port => None,
         }
     }
 
-    fn acks(&self) -> &Acks {
+    fn acks(&self) -> Option<&Acks> {
         match self {
-            Self::Qp(qp) => &qp.acks,
-            Self::Cq(cq) => &cq.async_acks,
-            Self::Srq(srq) => &srq.acks,
+            Self::Qp(qp) => Some(&qp.acks),
+            Self::Cq(cq) => Some(&cq.async_acks),
+            Self::Srq(srq) => Some(&srq.acks),
+            Self::Port => None,
         }
     }
 
@@ -65,6 +71,7 @@ impl Target {
             Self::Qp(qp) => qp.as_c().cast(),
             Self::Cq(cq) => cq.as_c().cast(),
             Self::Srq(srq) => srq.as_c().cast(),
+            Self::Port => std::ptr::null_mut(),
         }
     }
 }
@@ -95,9 +102,19 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
 /// over both, so that `finish`, which comes after the object was taken out of the table, finds all there will be.
 fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
     let push = |target: Target| {
-        let context = Arc::clone(target.context());
-        context.events.push(Event { kind, target });
+        if let Some(context) = target.context().map(Arc::clone) {
+            context.events.push(Event { kind, target });
+        }
     };
+    if matches!(kind, PORT_ACTIVE | PORT_ERR) {
+        for context in device::open_contexts() {
+            let shared = process.own.header().devices.get(context.device.index);
+            if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
+                context.events.push(Event { kind, target: Target::Port });
+            }
+        }
+        return;
+    }
     match kind {
         CQ_ERR => process.cqs.with(index, |cq| {
             if cq.id == id {
@@ -156,11 +173,17 @@ unsafe extern "C" fn ibv_get_async_event(
         // SAFETY: open, by the caller's promise.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let found = context.events.pop()?;
-        found.target.acks().delivered();
+        if let Some(acks) = found.target.acks() {
+            acks.delivered();
+        }
         let element = found.target.element();
+        let is_port = matches!(found.target, Target::Port);
         // SAFETY: writable, by the caller's promise. The type is stored as an integer of the enum's size.
         unsafe {
             (&raw mut (*event).element).cast::<*mut c_void>().write(element);
+            if is_port {
+                (&raw mut (*event).element).cast::<c_int>().write(1);
+            }
             (&raw mut (*event).event_type).cast::<u32>().write(found.kind);
         }
         Ok(())
@@ -183,6 +206,7 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
     // SAFETY: the event says what its element is, and the object is alive by the caller's promise.
     let acks: Result<&Acks, Errno> = unsafe {
         match kind {
+            PORT_ACTIVE | PORT_ERR => return,
             CQ_ERR => Cq::from_c(element.cast()).map(|cq| &cq.async_acks),
             SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
             _ => Qp::from_c(element.cast()).map(|qp| &qp.acks),

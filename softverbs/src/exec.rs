@@ -117,6 +117,10 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
     if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
         return Step::NoAnswer("its process has ended");
     }
+    let mut ends = [own_device(process, qp), to.device()].into_iter().flatten();
+    if ends.any(|device| !link::is_up(&process.fabric, device)) {
+        return Step::NoAnswer("the link of one of the two devices is down");
+    }
     let _guard = bounce::lock(&to.qp.lock);
     if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {
         return Step::NoAnswer(why);

@@ -12,6 +12,7 @@ mod cqring;
 mod device;
 mod events;
 mod exec;
+mod faults;
 mod gid;
 mod handle;
 mod inspect;
@@ -43,5 +44,6 @@ mod unsupported;
 
 pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
+pub use faults::set_link;
 pub use inspect::{LinkTimes, Objects, access_at, link_times, objects, ready_times, revoke_at};
 pub use shm::dir::set_fabric;

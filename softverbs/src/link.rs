@@ -22,6 +22,11 @@ fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
     free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
 }
 
+/// Whether the link of a device carries anything.
+pub(crate) fn is_up(fabric: &Fabric, device: &DeviceShared) -> bool {
+    fabric.link(device.link.load(Relaxed)).is_none_or(|link| link.down.load(Acquire) == 0)
+}
+
 /// How a message passes through the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Passage {

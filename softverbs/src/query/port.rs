@@ -9,6 +9,7 @@ use super::{check_port, device_of, write_prefix};
 use crate::border::{self, Errno};
 use crate::config::LinkLayer;
 use crate::device::Device;
+use crate::faults;
 use crate::limits;
 
 /// `IBV_LINK_LAYER_INFINIBAND`
@@ -17,6 +18,8 @@ const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 /// `IBV_QPF_GRH_REQUIRED`: RoCE addresses by GID alone.
 const GRH_REQUIRED: u8 = 1;
+/// `Polling`: for another end.
+const PHYS_POLLING: u8 = 2;
 /// `LinkUp`
 const PHYS_LINK_UP: u8 = 5;
 /// `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`
@@ -74,8 +77,10 @@ fn mtu_code(bytes: u32) -> sys::ibv_mtu::Type {
 fn attributes(device: &Device) -> sys::ibv_port_attr {
     // SAFETY: integers may all be zero.
     let mut attr: sys::ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-    attr.state = sys::ibv_port_state::IBV_PORT_ACTIVE;
-    attr.phys_state = PHYS_LINK_UP;
+    (attr.state, attr.phys_state) = match faults::link_is_up(device) {
+        true => (sys::ibv_port_state::IBV_PORT_ACTIVE, PHYS_LINK_UP),
+        false => (sys::ibv_port_state::IBV_PORT_DOWN, PHYS_POLLING),
+    };
     attr.max_mtu = sys::ibv_mtu::IBV_MTU_4096;
     attr.active_mtu = mtu_code(device.spec.mtu);
     attr.gid_tbl_len = c_int::try_from(limits::MAX_GIDS).unwrap_or(c_int::MAX);

@@ -218,6 +218,12 @@ impl Fabric {
         Err(Errno(libc::ENOMEM))
     }
 
+    /// Index and nonce of the processes that are in it now.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (u32, u64)> {
+        let slots = (0..).zip(&self.shared().processes);
+        slots.map(|(i, slot)| (i, slot.nonce.load(Acquire))).filter(|(_, nonce)| *nonce != 0)
+    }
+
     /// A link by index.
     pub(crate) fn link(&self, index: u32) -> Option<&LinkSlot> {
         self.shared().links.get(index as usize)

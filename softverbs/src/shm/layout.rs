@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Says that a file is ours and of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0002;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0003;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes that one bounce carries.
@@ -291,4 +291,7 @@ pub(crate) struct LinkSlot {
     /// Nanoseconds for which each direction was busy, in all.
     pub(crate) tx_busy: AtomicU64,
     pub(crate) rx_busy: AtomicU64,
+    /// 1 while it carries nothing.
+    pub(crate) down: AtomicU32,
+    pub(crate) _pad: AtomicU32,
 }

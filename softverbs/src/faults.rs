@@ -1,0 +1,49 @@
+//! Faults on command.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use crate::config::ConfigError;
+use crate::device::{self, Device};
+use crate::events::{self, PORT_ACTIVE, PORT_ERR};
+use crate::process;
+use crate::shm::fabric::Place;
+use crate::shm::layout::LinkSlot;
+
+/// The link of a device of ours, and its index.
+fn link_of(device: &Device) -> Option<(&'static LinkSlot, u32)> {
+    let process = process::get().ok()?;
+    let index = process.own.header().devices.get(device.index)?.link.load(Relaxed);
+    Some((process.fabric.link(index)?, index))
+}
+
+/// Whether it carries anything.
+pub(crate) fn link_is_up(device: &Device) -> bool {
+    link_of(device).is_none_or(|(link, _)| link.down.load(Acquire) == 0)
+}
+
+/// Takes the link of the device with this name down or up, for every process of the fabric that has the device. While it is
+/// down its port's state is DOWN, and work requests from and to it get no answer: they end with
+/// `IBV_WC_RETRY_EXC_ERR` when their retries are over, or go on if the link comes back before. Each context on the device
+/// gets `IBV_EVENT_PORT_ERR` or `IBV_EVENT_PORT_ACTIVE`. Nothing happens if it is so already.
+///
+/// # Errors
+/// There is no such device, or the fabric cannot be joined.
+pub fn set_link(device: &str, up: bool) -> Result<(), ConfigError> {
+    let found = device::all().iter().find(|d| d.spec.name == device);
+    let found = found.ok_or_else(|| ConfigError(format!("there is no device {device:?}")))?;
+    let joined = process::get().ok().zip(link_of(found));
+    let Some((process, (link, index))) = joined else {
+        return Err(ConfigError(String::from("the fabric cannot be joined")));
+    };
+    if link.down.swap(u32::from(!up), AcqRel) == u32::from(!up) {
+        return Ok(());
+    }
+    let kind = if up { PORT_ACTIVE } else { PORT_ERR };
+    for (slot, nonce) in process.fabric.processes() {
+        // Whoever has ended meanwhile need not be told.
+        if let Ok(peer) = process.peer(Place { process: slot, nonce, index: 0 }) {
+            events::raise(&peer, kind, index, 0);
+        }
+    }
+    Ok(())
+}
