@@ -13,11 +13,14 @@ const LARGE: usize = 5 * PIECE + 1000;
 const FREE: usize = 0;
 /// A piece takes two minutes: however this test is held up, the second is not due in it.
 const SLOW: usize = 1;
+/// A piece takes an eighth of a second.
+const STEADY: usize = 2;
 
 fn devices() {
     let spec = |name: &str, third: u8| softverbs::DeviceSpec::new(name, &[([10, 1, third, 1].into(), 24)]);
-    let mut devices = vec![spec("free", 1), spec("slow", 2)];
+    let mut devices = vec![spec("free", 1), spec("slow", 2), spec("steady", 3)];
     devices[SLOW].rate = Some(1 << 10);
+    devices[STEADY].rate = Some(1 << 20);
     softverbs::configure(devices).expect("a good configuration, before first use");
 }
 
@@ -95,6 +98,24 @@ fn a_key_that_goes_away_ends_what_has_begun() {
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), libc::EINVAL);
     assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
     assert_eq!(byte(&b, PIECE), 0);
+}
+
+#[test]
+fn a_link_that_goes_down_in_the_middle_ends_it() {
+    devices();
+    // It would take two minutes.
+    let opts = || Opts { device: STEADY, len: 1 << 27, ..Opts::default() };
+    let (mut a, b) = pair(opts(), opts());
+    a.buf[0] = 1;
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, 1 << 27)]).to(&b.address(), 0)), 0);
+    let begun = std::time::Instant::now();
+    while byte(&b, 0) == 0 {
+        assert!(poll(a.scq).is_none() && begun.elapsed() < PATIENCE, "it does not begin");
+        std::thread::yield_now();
+    }
+    softverbs::set_link("steady", false).expect("there is such a device");
+    assert_eq!(a.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
+    softverbs::set_link("steady", true).expect("there is such a device");
 }
 
 #[test]
