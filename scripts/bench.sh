@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SOFTVERBS_DEVICES='sout:addr=192.168.200.1/24;sup:addr=192.168.201.1/24'
 export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup MPIB_SUP_SHARE=512
-unset MPIB_MODE MPIB_SOUT_QP MPIB_SUP_QP NCCL_IB_HCA NCCL_IB_GID_INDEX MPIB_OOB_IF NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY SOFTVERBS_FABRIC SOFTVERBS_REPORT
+unset MPIB_STATS MPIB_MODE MPIB_SOUT_QP MPIB_SUP_QP NCCL_IB_HCA NCCL_IB_GID_INDEX MPIB_OOB_IF NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY SOFTVERBS_FABRIC SOFTVERBS_REPORT
 
 run() {
     echo "== $1"
@@ -22,6 +22,22 @@ run "both directions" --no-check --bidirectional --sizes 256K..64M
 
 echo "== rails in proportion: what is reached of the sum of two rails of so many GB/s"
 scripts/bench-rails.sh
+
+echo "== statistics: a small message with MPIB_STATS=1 and with 0 (docs/stats.md)"
+cargo bench -q -p nccl-net-mpib --bench stats 2>/dev/null
+if command -v valgrind >/dev/null; then
+    # The file that was just run, whatever cargo calls it.
+    bench=$(cargo bench -p nccl-net-mpib --bench stats --no-run --message-format=json 2>/dev/null |
+        sed -n 's/.*"name":"stats".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    count() {
+        valgrind --tool=callgrind --callgrind-out-file=/dev/null --collect-atstart=no --toggle-collect=counted_messages \
+            "$bench" --bench --count 2000 "$1" 2>&1 | sed -n 's/.*Collected : *//p'
+    }
+    with=$(count 1) without=$(count 0)
+    awk -v with="$with" -v without="$without" 'BEGIN {
+        printf "instructions a message: %.0f counting, %.0f not counting, ratio %.4f\n", with / 2000, without / 2000, with / without
+    }'
+fi
 
 echo "== adapters: nanoseconds per call through each table, beside a direct call"
 cargo bench -q -p nccl-net-versions

@@ -145,6 +145,8 @@ settings! {
     hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095);
     /// How often the hint file is read, in µs.
     hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
+    /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/stats.md`.
+    stats: bool = true, "MPIB_STATS", Flag;
     /// User id to whom the agent's socket and hint file may belong, besides root and the user of the process itself.
     agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
 }

@@ -23,6 +23,8 @@ pub mod policy;
 pub mod proto;
 #[forbid(unsafe_code)]
 pub mod route;
+#[forbid(unsafe_code)]
+pub mod stats;
 pub mod verbs;
 
 pub use net::Plugin;

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::device::{self, Device, Gpu};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
-use crate::log;
+use crate::{log, stats};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -56,6 +56,7 @@ fn open(args: &Init) -> Result<Context> {
     if let Some(lost) = findings.iter().find(|f| f.lost && config.strict) {
         return Err(Error::Usage(format!("{} (MPIB_STRICT=1)", lost.text)));
     }
+    stats::init(&config)?;
     let first =
         OPENED.write().unwrap_or_else(PoisonError::into_inner).replace((config.clone(), devices)).is_none();
     if first {

@@ -141,12 +141,26 @@ impl Policy {
 
     /// The cut of one transfer of `size` bytes. An empty one goes on SOUT where SOUT may carry data, whatever the share.
     pub fn split(&self, size: usize) -> Option<Split> {
+        self.split_by(size, self.share(size))
+    }
+
+    /// The share of SUP for one transfer of `size` bytes, 0 to 1024; `None` where it decides nothing: only one rail may
+    /// carry data, or there is none.
+    pub fn share(&self, size: usize) -> Option<u16> {
+        if size == 0 || self.available & self.available.wrapping_sub(1) == 0 {
+            return None;
+        }
         let share = match &self.source {
             _ if size <= self.threshold => 0,
             Source::Fixed(share) => *share,
             Source::Hint(flow) => flow.share(),
         };
-        Split::by_share(size, share.min(SHARE_ONE), self.available)
+        Some(share.min(SHARE_ONE))
+    }
+
+    /// [`split`](Self::split) by what [`share`](Self::share) gave.
+    pub fn split_by(&self, size: usize, share: Option<u16>) -> Option<Split> {
+        Split::by_share(size, share.unwrap_or(0), self.available)
     }
 }
 

@@ -24,11 +24,16 @@
 //!
 //! A restarted agent does the same from the start. It owes nothing to slots given before: the plugin registers every connection again.
 //!
+//! # What tools read
+//!
+//! Each process with the plugin keeps counters in a page that other processes map: [`stats`].
+//!
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
 mod layout;
 mod message;
 mod seqlock;
+pub mod stats;
 #[cfg(not(loom))]
 mod writer;
 

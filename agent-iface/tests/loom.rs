@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
+use nccl_net_mpib_agent_iface::stats::Generation;
 use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
 
 /// Schedules explored.
@@ -142,4 +143,42 @@ fn the_model_finds_each_fault() {
     ] {
         assert!(catch_unwind(|| faulty(fault)).is_err(), "{fault:?} went by");
     }
+}
+
+/// An entry of the statistics page that is given from one connection to the next: of use `n`, both words are `n`.
+fn reuse(fault: bool) -> usize {
+    explore(move || {
+        let entry = Arc::new((Generation::default(), [0; 2].map(AtomicU32::new)));
+        let writer = {
+            let entry = Arc::clone(&entry);
+            thread::spawn(move || {
+                let (generation, words) = &*entry;
+                let mut even = 0;
+                for n in 1..=2 {
+                    // `free` alone is too weak to begin a new use with: the fault.
+                    let odd = if fault { even + 1 } else { generation.prepare(even) };
+                    words[0].store(n, Relaxed);
+                    words[1].store(n, Relaxed);
+                    generation.publish(odd);
+                    even = generation.free(odd);
+                }
+            })
+        };
+        let (generation, words) = &*entry;
+        if let Some(Some((odd, pair))) = generation.read(|| (words[0].load(Relaxed), words[1].load(Relaxed)))
+        {
+            let n = odd.div_ceil(2) as u32;
+            assert_eq!(pair, (n, n));
+        }
+        writer.join().unwrap();
+        assert_eq!(generation.read(|| ()), None);
+    })
+}
+
+#[test]
+fn an_entry_is_read_of_one_use_or_not_at_all() {
+    let schedules = reuse(false);
+    println!("{schedules} schedules");
+    assert!(schedules > 200, "{schedules}");
+    assert!(catch_unwind(|| reuse(true)).is_err(), "the fault went by");
 }

@@ -53,6 +53,7 @@ fn every_variable_is_read() {
         ("MPIB_AGENT_SOCKET", "/run/mpib/agent"),
         ("MPIB_HINTS", "/run/mpib/hints file"),
         ("MPIB_HINT_POLL_US", "100"),
+        ("MPIB_STATS", "0"),
         ("MPIB_AGENT_UID", "0"),
     ];
     assert_eq!(settings.map(|s| s.0), Config::VARIABLES, "the list above is the table");

@@ -9,6 +9,7 @@ use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
+use crate::stats::Counters;
 use crate::verbs::{Chain, Completion, Pd, Region};
 
 /// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
@@ -25,6 +26,7 @@ pub(super) struct Core {
     pub(super) chain: Chain,
     pub(super) peer: Peer,
     pub(super) plan: Plan,
+    pub(super) stats: Counters,
     failed: Option<Error>,
 }
 
@@ -44,8 +46,9 @@ impl Core {
         layout: ImmLayout,
         peer: Peer,
         plan: Plan,
+        stats: Counters,
     ) -> Self {
-        Self { rails, region, remote, layout, chain: Chain::default(), peer, plan, failed: None }
+        Self { rails, region, remote, layout, chain: Chain::default(), peer, plan, stats, failed: None }
     }
 
     /// An error where the comm has failed before.
@@ -63,11 +66,19 @@ impl Core {
 
     #[cold]
     fn fail(&mut self, e: Error) -> Error {
+        self.stats.failure(&e);
         if self.failed.is_none() {
             self.failed = Some(e.closed());
             self.peer.refuse(&e);
         }
         e
+    }
+
+    /// What a completion with an error means for the comm.
+    #[cold]
+    fn completed_badly(&self, rail: usize, completion: &Completion) -> Error {
+        self.stats.rail_error(rail);
+        self.rails[rail].failed(rail, completion)
     }
 
     /// Indices of the rails in their device, in order.
@@ -96,7 +107,7 @@ pub(super) trait Progress {
     /// The sizes of a request that is done; its place is free again.
     fn take_done(&mut self, index: usize) -> Result<Option<Sizes>>;
 
-    /// Takes one completion of a rail.
+    /// Takes one good completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()>;
 
     /// Takes what completed on every rail.
@@ -105,6 +116,9 @@ pub(super) trait Progress {
             for _ in 0..BATCHES {
                 let batch = self.core().rails[rail].cq.poll()?;
                 for completion in batch.iter() {
+                    if completion.status != 0 {
+                        return Err(self.core().completed_badly(rail, &completion));
+                    }
                     self.completed(rail, &completion)?;
                 }
                 if !batch.is_full() {

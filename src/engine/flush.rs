@@ -77,7 +77,7 @@ impl Flushes {
     pub(super) fn post(&self, core: &mut Core, index: u8, (buffer, mr): (Buffer, &Mr)) -> Result<()> {
         let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
         for rail in rails_of(self.carried) {
-            let Core { rails, chain, region, .. } = core;
+            let Core { rails, chain, region, stats, .. } = core;
             let lane = rails[rail].flush.as_mut();
             let lane =
                 lane.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
@@ -88,6 +88,7 @@ impl Flushes {
                 return Err(Error::Internal("a read did not fit into its chain".into()));
             }
             lane.post(chain, true)?;
+            stats.posted(rail, 1, 0, 0);
         }
         Ok(())
     }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use nccl_net_mpib_agent_iface::stats::Direction;
+
 use super::core::Core;
 use super::offer::{Offers, hello, offers};
 use super::peer::Peer;
@@ -16,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::policy::{self, Plan, rail_name};
 use crate::proto::{Handle, Hello, ImmLayout, Message, RailInfo};
 use crate::route::{Route, pair, pair_roles};
+use crate::stats::Counters;
 
 /// A connection under way.
 #[derive(Debug)]
@@ -247,7 +250,14 @@ impl Handshake {
             target: "net",
             "{} {} ({}): rails {}", self.role.verb(), channel.describe(), self.plan, routes.join(", ")
         );
-        let core = Core::new(alive, region, remote, layout, Peer::new(channel), self.plan);
+        let direction = match self.role {
+            Role::Sender => Direction::Send,
+            Role::Receiver => Direction::Receive,
+        };
+        let named: Vec<_> = alive.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
+        let peer = Peer::new(channel);
+        let stats = Counters::open(&self.settings.config, direction, self.plan, peer.name(), &named);
+        let core = Core::new(alive, region, remote, layout, peer, self.plan, stats);
         Ok(Progress::Connected(Box::new(core)))
     }
 

@@ -70,12 +70,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes a successful completion of a request that asked for it: it and all before it are done.
-    pub(super) fn sent(&mut self) -> Result<()> {
+    /// Takes a successful completion of a request that asked for it: it and all before it are done. Gives how many these are.
+    pub(super) fn sent(&mut self) -> Result<u32> {
         match self.covered.pop_front() {
             Some(n) => {
                 self.outstanding -= n;
-                Ok(())
+                Ok(n)
             }
             None => Err(Error::Internal("a completion for a work request that was never posted".into())),
         }

@@ -149,6 +149,7 @@ impl RecvComm {
         let Some(index) = flushes.begin()? else { return Ok(None) };
         let posted = flushes.post(core, index, target);
         core.settle(posted)?;
+        core.stats.request(None);
         Ok(Some(&self.0.pool[SLOTS + usize::from(index)]))
     }
 
@@ -197,6 +198,7 @@ impl Progress for State {
             }
             SlotState::Done => {
                 slot.state = SlotState::Free;
+                self.core.stats.done(slot.count, slot.bytes[..slot.count].iter().sum());
                 Ok(Sizes::new(&slot.bytes[..slot.count]))
             }
         }
@@ -210,18 +212,22 @@ impl Progress for State {
 
     fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()> {
         let on = &mut self.core.rails[rail];
-        if completion.status != 0 {
-            return Err(on.failed(rail, completion));
-        }
         match (completion.kind, Work::of(completion.wr_id)) {
             (Kind::Arrived(word), _) => {
                 on.arrived();
+                self.core.stats.arrived(rail);
                 self.arrived(rail, word)
             }
-            (Kind::Sent, Work::Cts) => on.lanes[CTS_LANE].sent(),
             (Kind::Sent, Work::Flush { index }) => {
                 self.flushes.iter_mut().for_each(|flushes| flushes.read(rail, index));
-                on.flush.as_mut().map_or(Ok(()), Lane::sent)
+                let known = on.flush.as_mut().map_or(Ok(0), Lane::sent)?;
+                self.core.stats.completed(rail, known);
+                Ok(())
+            }
+            (Kind::Sent, Work::Cts) => {
+                let known = on.lanes[CTS_LANE].sent()?;
+                self.core.stats.completed(rail, known);
+                Ok(())
             }
             (kind, work) => {
                 Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
@@ -234,7 +240,7 @@ impl State {
     fn start<P: NetPlugin<Mr = Mr>>(&mut self, buffers: &[RecvBuffer<'_, P>]) -> Result<Option<usize>> {
         let index = usize::from(self.seq.slot());
         if self.slots[index].state != SlotState::Free {
-            return Ok(None);
+            return Ok(self.core.stats.no_room());
         }
         if self.cts_lane().room() == 0 {
             self.poll()?;
@@ -243,7 +249,7 @@ impl State {
         let ready =
             |r: &super::rail::Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
         if self.cts_lane().room() == 0 || !self.core.rails.iter().all(ready) {
-            return Ok(None);
+            return Ok(self.core.stats.no_room());
         }
         let mut bytes = [0; MAX_RECVS];
         for (i, b) in buffers.iter().enumerate() {
@@ -270,11 +276,16 @@ impl State {
         self.outstanding += 1;
         self.post_cts(buffers.len())?;
         self.seq = self.seq.next();
+        self.core.stats.request(None);
         Ok(Some(index))
     }
 
     fn take_flushed(&mut self, index: usize) -> Result<bool> {
-        self.flushes.as_mut().map_or(Ok(false), |flushes| flushes.take_done(index))
+        let done = self.flushes.as_mut().map_or(Ok(false), |flushes| flushes.take_done(index))?;
+        if done {
+            self.core.stats.done(0, 0);
+        }
+        Ok(done)
     }
 
     fn cts_lane(&self) -> &Lane {
@@ -314,7 +325,9 @@ impl State {
         if !fitted {
             return Err(Error::Internal("a CTS write did not fit into its chain".into()));
         }
-        lane.post(chain, signalled)
+        lane.post(chain, signalled)?;
+        self.core.stats.posted(self.cts_rail, 1, 0, 0);
+        Ok(())
     }
 
     /// Keeps enough receives posted for every slot that is under way, and one more.

@@ -164,6 +164,7 @@ impl Progress for State {
                 send.state = SendState::Free;
                 let size = send.buffer.len;
                 self.free.push(index);
+                self.core.stats.done(1, size);
                 Ok(Sizes::new(&[size]))
             }
         }
@@ -171,12 +172,10 @@ impl Progress for State {
 
     fn completed(&mut self, rail: usize, completion: &crate::verbs::Completion) -> Result<()> {
         let on = &mut self.core.rails[rail];
-        if completion.status != 0 {
-            return Err(on.failed(rail, completion));
-        }
         match (completion.kind, Work::of(completion.wr_id)) {
             (Kind::Sent, Work::Data { slot }) => {
-                on.lane_mut(slot).sent()?;
+                let known = on.lane_mut(slot).sent()?;
+                self.core.stats.completed(rail, known);
                 let flight = &mut self.flights[usize::from(slot)];
                 if flight.pending >> rail & 1 == 0 {
                     return Err(Error::Internal(format!("slot {slot} completed twice on rail {rail}")));
@@ -199,12 +198,12 @@ impl State {
         if self.group.count == 0 {
             let Some((count, cts)) = fifo::group(self.core.region.words(), self.seq)? else {
                 self.core.peer.look("sends")?;
-                return Ok(None);
+                return Ok(self.core.stats.no_receive());
             };
             self.group = Group { count, cts, ..NO_GROUP };
         }
         let meets = |i: &usize| self.group.sends[*i].is_none() && self.group.cts[*i].tag == tag;
-        let Some(place) = (0..self.group.count).find(meets) else { return Ok(None) };
+        let Some(place) = (0..self.group.count).find(meets) else { return Ok(self.core.stats.no_receive()) };
         let cts = self.group.cts[place];
         if buffer.len as u64 > cts.size {
             return Err(Error::Usage(format!(
@@ -212,16 +211,18 @@ impl State {
                 buffer.len, cts.size
             )));
         }
-        let split = self.policy.split(buffer.len);
+        let share = self.policy.share(buffer.len);
+        let split = self.policy.split_by(buffer.len, share);
         if split.is_none() {
             return Err(Error::Internal("the policy has no rail".into()));
         }
-        let Some(index) = self.free.pop() else { return Ok(None) };
+        let Some(index) = self.free.pop() else { return Ok(self.core.stats.no_room()) };
         let lkeys = mr.map_or([0; MAX_RAILS], Mr::lkeys);
         self.sends[index] = Send { state: SendState::UnderWay, buffer, lkeys, cts, split };
         self.group.sends[place] = Some(index);
         self.group.met += 1;
         if self.group.met < self.group.count || self.post_group()? {
+            self.core.stats.request(share);
             return Ok(Some(index));
         }
         // No room in a send queue: as if this send had not been.
@@ -229,7 +230,7 @@ impl State {
         self.group.met -= 1;
         self.sends[index].state = SendState::Free;
         self.free.push(index);
-        Ok(None)
+        Ok(self.core.stats.no_room())
     }
 
     /// Posts the group whose sends are all there; `false` where a queue has no room for it yet.
@@ -267,9 +268,11 @@ impl State {
         self.flights[usize::from(slot)] = flight;
         let imm = self.core.layout.encode(slot, mask, size);
         for rail in rails_of(mask) {
-            self.fill_chain(rail, &flight, fast, imm, mask.trailing_zeros() as usize == rail)?;
-            let Core { rails, chain, .. } = &mut self.core;
+            let bytes = self.fill_chain(rail, &flight, fast, imm, mask.trailing_zeros() as usize == rail)?;
+            let Core { rails, chain, stats, .. } = &mut self.core;
+            let n = chain.len();
             rails[rail].lane_mut(slot).post(chain, true)?;
+            stats.posted(rail, n, if fast { n } else { n - 1 }, bytes);
         }
         self.seq = self.seq.next();
         self.group = NO_GROUP;
@@ -289,12 +292,20 @@ impl State {
         })
     }
 
-    /// One rail's work requests for a group: on the fast path one, else a write per part and the signalling one.
-    fn fill_chain(&mut self, rail: usize, flight: &Flight, fast: bool, imm: u32, leader: bool) -> Result<()> {
+    /// One rail's work requests for a group: on the fast path one, else a write per part and the signalling one. Gives
+    /// their bytes of messages.
+    fn fill_chain(
+        &mut self,
+        rail: usize,
+        flight: &Flight,
+        fast: bool,
+        imm: u32,
+        leader: bool,
+    ) -> Result<usize> {
         let Core { chain, region, remote, .. } = &mut self.core;
         chain.clear();
         let signal = Some(Work::Data { slot: self.seq.slot() }.id());
-        let mut fitted = true;
+        let (mut fitted, mut bytes) = (true, 0);
         for index in &flight.sends[..flight.count] {
             let send = &self.sends[*index];
             let Some(part) = send.split.and_then(|s| s.parts().find(|p| p.rail == rail)) else { continue };
@@ -305,6 +316,7 @@ impl State {
                 lkey: send.lkeys[rail],
             };
             let local = (part.len > 0).then_some(local);
+            bytes += part.len;
             let to =
                 Remote { addr: send.cts.addr.wrapping_add(part.offset as u64), rkey: send.cts.rkeys[rail] };
             if fast {
@@ -324,7 +336,7 @@ impl State {
             fitted &= chain.write(leader.then_some(record), to, Some(imm), signal);
         }
         if fitted {
-            Ok(())
+            Ok(bytes)
         } else {
             Err(Error::Internal("a group needs more work requests than a chain has".into()))
         }

@@ -1,0 +1,264 @@
+//! The page as a struct: atomics at the offsets that [the module](super) gives.
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::{
+    Generation, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_RAILS, STATS_SIZE, State,
+};
+
+/// The whole page.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Page {
+    pub(super) header: Header,
+    pub(super) entries: [Entry; STATS_ENTRIES],
+}
+
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Header {
+    pub(super) magic: AtomicU32,
+    pub(super) version: AtomicU32,
+    pub(super) header_size: AtomicU32,
+    pub(super) entry_size: AtomicU32,
+    pub(super) entries: AtomicU32,
+    pub(super) rails: AtomicU32,
+    pub(super) size: AtomicU64,
+    pub(super) pid: AtomicU32,
+    _pad: AtomicU32,
+    pub(super) made: AtomicU64,
+    pub(super) opened: AtomicU64,
+    pub(super) open: AtomicU32,
+    pub(super) hidden: AtomicU32,
+    pub(super) used: AtomicU32,
+    _reserved: [AtomicU32; 7],
+    pub(super) plugin: Text<4>,
+    _rest: [AtomicU64; 16],
+}
+
+/// One connection's entry. Its counters have one writer at a time: whoever has the connection's state.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Entry {
+    pub(super) generation: Generation,
+    pub(super) state: AtomicU32,
+    pub(super) direction: AtomicU8,
+    pub(super) islands: AtomicU8,
+    pub(super) data: AtomicU8,
+    pub(super) rail_count: AtomicU8,
+    pub(super) since: AtomicU64,
+    pub(super) failed_at: AtomicU64,
+    _reserved: [AtomicU64; 4],
+    pub(super) peer: Text<16>,
+    // One cache line, which every message touches.
+    pub(super) requests: AtomicU64,
+    pub(super) done: AtomicU64,
+    pub(super) messages: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) waits_peer: AtomicU64,
+    pub(super) waits_queue: AtomicU64,
+    pub(super) errors: AtomicU64,
+    pub(super) share: AtomicU32,
+    _pad: AtomicU32,
+    pub(super) rails: [RailEntry; STATS_RAILS],
+    pub(super) reason: Text<32>,
+}
+
+/// One rail of a connection.
+#[derive(Debug)]
+#[repr(C)]
+pub struct RailEntry {
+    // One cache line, which every message on the rail touches.
+    pub(super) bytes: AtomicU64,
+    pub(super) parts: AtomicU64,
+    pub(super) posted: AtomicU64,
+    pub(super) done: AtomicU64,
+    pub(super) errors: AtomicU64,
+    pub(super) role: AtomicU32,
+    _pad: AtomicU32,
+    _reserved: [AtomicU64; 2],
+    pub(super) name: Text<8>,
+}
+
+/// Text in words, zeros behind.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Text<const WORDS: usize>([AtomicU64; WORDS]);
+
+const _: () = {
+    assert!(size_of::<Page>() == STATS_SIZE);
+    assert!(size_of::<Header>() == STATS_HEADER_SIZE && offset_of!(Header, size) == 24);
+    assert!(
+        offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
+    );
+    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, plugin) == 96);
+    assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
+    assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
+    assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);
+    assert!(offset_of!(Entry, requests) == 192 && offset_of!(Entry, share) == 248);
+    assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 1280);
+    assert!(size_of::<RailEntry>() == 128 && offset_of!(RailEntry, errors) == 32);
+    assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, name) == 64);
+};
+
+/// Adds to a counter that nobody else writes: a load and a store, no locked instruction.
+#[inline]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+/// As [`add`], for what must not be seen before what it is part of.
+#[inline]
+fn add_done(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Release);
+}
+
+impl Entry {
+    /// isend or irecv gave a request.
+    #[inline]
+    pub fn request(&self) {
+        add(&self.requests, 1);
+    }
+
+    /// The share of SUP that a send goes by.
+    #[inline]
+    pub fn share(&self, share: u16) {
+        self.share.store(share.into(), Ordering::Relaxed);
+    }
+
+    /// test told that a request is done, which had so many messages of so many bytes in all.
+    #[inline]
+    pub fn done(&self, messages: usize, bytes: usize) {
+        add(&self.messages, messages as u64);
+        add(&self.bytes, bytes as u64);
+        add_done(&self.done, 1);
+    }
+
+    /// isend gave no request, since no receive was offered.
+    #[inline]
+    pub fn wait_for_peer(&self) {
+        add(&self.waits_peer, 1);
+    }
+
+    /// isend or irecv gave no request, since a queue was full.
+    #[inline]
+    pub fn wait_for_queue(&self) {
+        add(&self.waits_queue, 1);
+    }
+
+    /// A call failed, and with it the connection; the first reason stays.
+    #[cold]
+    pub fn failure(&self, why: &str) {
+        add(&self.errors, 1);
+        if self.state.load(Ordering::Relaxed) != u32::from(State::Failed.code()) {
+            self.failed_at.store(super::writer::now(), Ordering::Relaxed);
+            self.reason.write(why);
+            self.state.store(State::Failed.code().into(), Ordering::Release);
+        }
+    }
+
+    /// One rail's counters. Indices that no connection has are those of the last rail.
+    #[inline]
+    pub fn rail(&self, rail: usize) -> &RailEntry {
+        &self.rails[rail.min(STATS_RAILS - 1)]
+    }
+
+    /// Sets everything but the generation to zero.
+    pub(super) fn clear(&self) {
+        for number in [&self.since, &self.failed_at, &self.requests, &self.done, &self.messages] {
+            number.store(0, Ordering::Relaxed);
+        }
+        for number in [&self.bytes, &self.waits_peer, &self.waits_queue, &self.errors] {
+            number.store(0, Ordering::Relaxed);
+        }
+        self.share.store(NO_SHARE, Ordering::Relaxed);
+        self.peer.write("");
+        self.reason.write("");
+        for rail in &self.rails {
+            for number in [&rail.bytes, &rail.parts, &rail.posted, &rail.done, &rail.errors] {
+                number.store(0, Ordering::Relaxed);
+            }
+            rail.role.store(0, Ordering::Relaxed);
+            rail.name.write("");
+        }
+    }
+}
+
+impl RailEntry {
+    /// Work requests were posted, `parts` of which carry so many bytes of messages.
+    #[inline]
+    pub fn posted(&self, work_requests: usize, parts: usize, bytes: usize) {
+        add(&self.posted, work_requests as u64);
+        add(&self.parts, parts as u64);
+        add(&self.bytes, bytes as u64);
+    }
+
+    /// So many work requests are known to be done.
+    #[inline]
+    pub fn completed(&self, work_requests: u32) {
+        add_done(&self.done, work_requests.into());
+    }
+
+    /// A message, or a part of one, arrived.
+    #[inline]
+    pub fn arrived(&self) {
+        add(&self.parts, 1);
+    }
+
+    /// A completion told an error.
+    #[cold]
+    pub fn error(&self) {
+        add(&self.errors, 1);
+    }
+}
+
+impl<const WORDS: usize> Text<WORDS> {
+    /// As much of `text` as there is room for, cut between characters.
+    pub(super) fn write(&self, text: &str) {
+        let mut end = text.len().min(WORDS * 8);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let bytes = &text.as_bytes()[..end];
+        for (i, word) in self.0.iter().enumerate() {
+            let mut eight = [0; 8];
+            let part = bytes.get(i * 8..bytes.len().min(i * 8 + 8)).unwrap_or_default();
+            eight[..part.len()].copy_from_slice(part);
+            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+    }
+
+    /// What stands there, fit for a terminal: signs that are none are replaced.
+    pub(super) fn read(&self) -> String {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        let text = String::from_utf8_lossy(&bytes[..end]);
+        text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_between_characters_and_shown_without_control_signs() {
+        let text = Text([const { AtomicU64::new(u64::MAX) }; 2]);
+        for (given, read) in [
+            ("", ""),
+            ("short", "short"),
+            ("exactly 16 bytes", "exactly 16 bytes"),
+            ("seventeen bytes !", "seventeen bytes "),
+            // The last character's second byte would be the 17th.
+            ("fifteen bytes  é", "fifteen bytes  "),
+            ("a\u{1b}[31m\n", "a?[31m?"),
+        ] {
+            text.write(given);
+            assert_eq!(text.read(), read, "{given:?}");
+        }
+        text.0[0].store(u64::from_ne_bytes([0xff; 8]), Ordering::Relaxed);
+        text.0[1].store(0, Ordering::Relaxed);
+        assert_eq!(text.read(), "\u{fffd}".repeat(8));
+    }
+}

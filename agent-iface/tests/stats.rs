@@ -1,0 +1,321 @@
+//! The statistics page, as other processes find it. The page is one per process, so the tests of it take turns.
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_net_mpib_agent_iface::stats::{
+    BadPage, Connection, Data, Direction, Islands, MEMFD_NAME, NoPage, Opening, STATS_ENTRIES,
+    STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State, StatsPage,
+    StatsWriter, Summary, Taken, pages_of,
+};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// This process's page, for one test at a time.
+fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (turn, StatsWriter::of_this_process("1.2.3").unwrap())
+}
+
+const NAMES: [(u8, &str); 2] = [(0, "mlx5_0:1"), (1, "mlx5_1:2")];
+
+fn opening(peer: &str) -> Opening<'_> {
+    let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
+    Opening { direction, islands, data, peer, rails: &NAMES }
+}
+
+fn page() -> StatsPage {
+    let mut pages = pages_of(std::process::id()).unwrap();
+    assert_eq!(pages.len(), 1);
+    pages.remove(0)
+}
+
+fn connections() -> Vec<Connection> {
+    page().connections()
+}
+
+/// The page's file, as a program in another language opens it.
+fn file() -> File {
+    let link = |fd: &fs::DirEntry| fs::read_link(fd.path()).unwrap_or_default();
+    let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
+    let fds = fs::read_dir(format!("/proc/{}/fd", std::process::id())).unwrap().map(Result::unwrap);
+    let mut found: Vec<_> = fds.filter(|fd| link(fd).to_str() == Some(wanted.as_str())).collect();
+    assert_eq!(found.len(), 1);
+    File::open(found.remove(0).path()).unwrap()
+}
+
+#[test]
+fn every_number_stands_where_the_layout_has_it() {
+    let (_turn, writer) = writer();
+    let taken = writer.take(&opening("host-b, pid 7"));
+    let entry = taken.entry().unwrap();
+    for _ in 0..3 {
+        entry.request();
+    }
+    entry.done(2, 5000);
+    entry.share(341);
+    (0..4).for_each(|_| entry.wait_for_peer());
+    (0..5).for_each(|_| entry.wait_for_queue());
+    entry.rail(0).posted(7, 6, 3000);
+    entry.rail(1).posted(9, 8, 2000);
+    entry.rail(1).completed(4);
+    entry.rail(1).arrived();
+    entry.rail(1).error();
+    entry.failure("the first reason");
+    entry.failure("another");
+
+    let file = file();
+    let mut bytes = vec![0; STATS_SIZE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 256 + 1024 * 1536);
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
+    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 1, 256, 1536, 1024, 8]);
+    assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
+    assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
+    assert_eq!((word(56), word(60), text(96)), (1, 0, "1.2.3"));
+    let index = connections()[0].index;
+    assert!(word(64) as usize > index);
+    let at = 256 + index * 1536;
+    assert_eq!((long(at) % 2, word(at + 8), &bytes[at + 12..at + 16]), (1, 2, &[1, 2, 2, 2][..]));
+    assert!(long(at + 16) >= long(40) && long(at + 24) >= long(at + 16));
+    assert_eq!((text(at + 64), text(at + 1280)), ("host-b, pid 7", "the first reason"));
+    assert_eq!([192, 200, 208, 216, 224, 232, 240].map(|o| long(at + o)), [3, 1, 2, 5000, 4, 5, 2]);
+    assert_eq!(word(at + 248), 341);
+    let rail = |i: usize| [0, 8, 16, 24, 32].map(|o| long(at + 256 + 128 * i + o));
+    assert_eq!((rail(0), rail(1)), ([3000, 6, 7, 0, 0], [2000, 9, 9, 4, 1]));
+    for (i, (role, name)) in NAMES.iter().enumerate() {
+        assert_eq!((word(at + 256 + 128 * i + 40), text(at + 256 + 128 * i + 64)), ((*role).into(), *name));
+    }
+
+    // And the reader says the same.
+    let seen = &connections()[0];
+    assert_eq!((seen.state, seen.direction), (Some(State::Failed), Some(Direction::Send)));
+    assert_eq!((seen.islands, seen.data, seen.share), (Some(Islands::Two), Some(Data::Split), Some(341)));
+    assert_eq!((seen.requests, seen.done, seen.in_flight()), (3, 1, 2));
+    assert_eq!((seen.messages, seen.bytes, seen.waits_peer, seen.waits_queue), (2, 5000, 4, 5));
+    assert_eq!((seen.errors, seen.reason.as_deref()), (2, Some("the first reason")));
+    assert_eq!(seen.rails.iter().map(|r| (r.posted, r.in_flight())).collect::<Vec<_>>(), [(7, 7), (9, 5)]);
+    assert_eq!((seen.rails[1].bytes, seen.rails[1].parts, seen.rails[1].errors), (Some(2000), 9, 1));
+}
+
+#[test]
+fn an_entry_is_used_again_from_zero_with_another_generation() {
+    let (_turn, writer) = writer();
+    let count = |taken: &Taken| {
+        let entry = taken.entry().unwrap();
+        entry.request();
+        entry.done(1, 10);
+        entry.share(7);
+        entry.rail(0).posted(1, 1, 10);
+        entry.failure("gone");
+    };
+    let taken = writer.take(&opening("the first"));
+    count(&taken);
+    let first = connections().remove(0);
+    drop(taken);
+    assert_eq!(connections(), [], "a closed connection is not shown");
+    let receives = Opening { direction: Direction::Receive, rails: &NAMES[1..], ..opening("the second") };
+    let _taken = writer.take(&receives);
+    let second = connections().remove(0);
+    assert_eq!((first.index, first.generation + 2), (second.index, second.generation));
+    assert_eq!((second.peer.as_str(), second.state), ("the second", Some(State::Open)));
+    assert_eq!((second.requests, second.done, second.messages, second.bytes), (0, 0, 0, 0));
+    assert_eq!((second.errors, second.share, second.reason), (0, None, None));
+    let [rail] = &second.rails[..] else { panic!("{:?}", second.rails) };
+    assert_eq!((rail.name.as_str(), rail.role, rail.posted, rail.bytes), ("mlx5_1:2", 1, 0, None));
+}
+
+#[test]
+fn connections_beyond_the_last_entry_are_counted_and_harmless() {
+    let (_turn, writer) = writer();
+    let before = page().summary();
+    let mut all: Vec<Taken> = (0..STATS_ENTRIES + 3).map(|_| writer.take(&opening("many"))).collect();
+    assert!(all[STATS_ENTRIES - 1].entry().is_some() && all[STATS_ENTRIES].entry().is_none());
+    let now = || {
+        let Summary { opened, open, hidden, .. } = page().summary();
+        (opened - before.opened, open, hidden, connections().len())
+    };
+    let n = STATS_ENTRIES as u32;
+    assert_eq!(now(), (u64::from(n) + 3, n + 3, 3, STATS_ENTRIES));
+    // One that is shown makes room for the next one, not for those that were not.
+    drop(all.swap_remove(5));
+    assert_eq!(now(), (u64::from(n) + 3, n + 2, 3, STATS_ENTRIES - 1));
+    all.push(writer.take(&opening("late")));
+    assert_eq!(now(), (u64::from(n) + 4, n + 3, 3, STATS_ENTRIES));
+    all.clear();
+    assert_eq!(now(), (u64::from(n) + 4, 0, 0, 0));
+}
+
+/// Readers beside connections that come and go: what they see is of one connection, and counters never go back.
+#[test]
+fn a_reader_never_sees_two_connections_as_one() {
+    let (_turn, writer) = writer();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0u64.. {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let taken = writer.take(&opening(&format!("peer {n}")));
+                let entry = taken.entry().unwrap();
+                // All numbers of a connection follow from its first.
+                for _ in 0..n % 5 {
+                    entry.request();
+                    entry.done(1, n as usize);
+                }
+            }
+        });
+        // The writer goes on until the reader has seen enough, or has found a fault.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _over = Over(&over);
+        let (page, mut seen, mut last) = (page(), 0, (0, 0));
+        while seen < 1_000 {
+            for c in page.connections() {
+                let n: u64 = c.peer.strip_prefix("peer ").unwrap().parse().unwrap();
+                assert!(c.done <= c.requests && c.requests <= n % 5, "{c:?}");
+                assert_eq!(c.bytes % n.max(1), 0, "{c:?}");
+                assert!(c.bytes / n.max(1) <= n % 5, "{c:?}");
+                let now = (c.generation, c.done);
+                assert!(now >= last, "{now:?} after {last:?}");
+                (last, seen) = (now, seen + 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_forked_process_does_not_write_to_its_parents_page() {
+    let (_turn, writer) = writer();
+    let taken = writer.take(&opening("of the parent"));
+    let entry = taken.entry().unwrap();
+    entry.request();
+    let (read, write) = nix::unistd::pipe().unwrap();
+    // SAFETY: the child allocates and reads files; glibc makes both work after a fork from a process with threads, and it
+    // ends by _exit whatever happens.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let said = std::panic::catch_unwind(|| {
+            (0..100).for_each(|_| entry.request());
+            let none = matches!(pages_of(std::process::id()), Err(NoPage::None));
+            let own = StatsWriter::of_this_process("child").unwrap();
+            let mine = own.take(&opening("of the child"));
+            mine.entry().unwrap().request();
+            let pages = pages_of(std::process::id()).unwrap();
+            let seen = pages[0].connections();
+            format!("{none} {} {} {} {}", pages.len(), seen.len(), seen[0].peer, seen[0].requests)
+        });
+        let said = said.unwrap_or_else(|_| "it panicked".into());
+        let _ = File::from(write).write_all(said.as_bytes());
+        // SAFETY: nothing of this process is to run any more.
+        unsafe { libc::_exit(0) };
+    }
+    drop(write);
+    let said = std::io::read_to_string(File::from(read)).unwrap();
+    let mut status = 0;
+    // SAFETY: a child of ours, and a writable int.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(said, "true 1 1 of the child 1");
+    let here = connections();
+    assert_eq!((here.len(), here[0].requests, here[0].peer.as_str()), (1, 1, "of the parent"));
+    assert_eq!(page().summary().plugin, "1.2.3");
+}
+
+/// A file with the name of a page, sealed or not, in which these words stand.
+fn forged(seals: SealFlag, size: usize, words: &[(usize, u32)]) -> File {
+    // Another name than a page's: pages of this process are counted by other tests.
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = File::from(memfd_create("forged", flags).unwrap());
+    file.set_len(size as u64).unwrap();
+    for (at, word) in words {
+        file.write_all_at(&word.to_ne_bytes(), *at as u64).unwrap();
+    }
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+    file
+}
+
+#[test]
+fn what_is_no_page_is_refused_by_name() {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    let good = [
+        (0, STATS_MAGIC),
+        (4, STATS_VERSION),
+        (8, STATS_HEADER_SIZE as u32),
+        (12, STATS_ENTRY_SIZE as u32),
+        (16, STATS_ENTRIES as u32),
+        (20, 8),
+        (24, STATS_SIZE as u32),
+    ];
+    assert!(StatsPage::open(&forged(seals, STATS_SIZE, &good)).is_ok());
+    let unsealed = forged(SealFlag::F_SEAL_GROW, STATS_SIZE, &good);
+    assert!(matches!(StatsPage::open(&unsealed), Err(BadPage::Unsealed)));
+    let on_disk = tempfile::tempfile().unwrap();
+    on_disk.set_len(STATS_SIZE as u64).unwrap();
+    assert!(matches!(StatsPage::open(&on_disk), Err(BadPage::Unsealed)));
+    assert!(matches!(StatsPage::open(&File::open("/dev/zero").unwrap()), Err(BadPage::Unsealed)));
+    for size in [0, 4096, STATS_SIZE - 1, STATS_SIZE + 4096] {
+        let file = forged(seals, size, &[]);
+        assert!(matches!(StatsPage::open(&file), Err(BadPage::Size(n)) if n == size as u64));
+    }
+    // One number after another is wrong by one.
+    for (i, (at, value)) in good.iter().enumerate() {
+        let mut words = good;
+        words[i].1 = value + 1;
+        let e = StatsPage::open(&forged(seals, STATS_SIZE, &words)).unwrap_err();
+        match (i, &e) {
+            (0, BadPage::Magic(found)) => assert_eq!(*found, value + 1),
+            (1, BadPage::Version(2)) => {}
+            (_, BadPage::Layout { at: place, found, .. }) => {
+                assert_eq!((*place, *found), (*at, u64::from(value + 1)));
+            }
+            _ => panic!("{at}: {e}"),
+        }
+        assert!(e.to_string().contains("expected"), "{e}");
+    }
+}
+
+/// Whatever stands in the entries of a page, reading it ends and gives no more than there is.
+#[test]
+fn garbage_in_a_page_does_no_harm() {
+    let file = forged(SealFlag::F_SEAL_SHRINK, STATS_SIZE, &[]);
+    let mut bytes: Vec<u8> = (0..STATS_SIZE).map(|i| (i * i / 7 + i) as u8 | 1).collect();
+    let good = [STATS_MAGIC, STATS_VERSION, 256, 1536, 1024, 8, STATS_SIZE as u32, 0];
+    for (place, word) in bytes.chunks_exact_mut(4).zip(good) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    file.write_all_at(&bytes, 0).unwrap();
+    let all = StatsPage::open(&file).unwrap().connections();
+    assert_eq!(all.len(), STATS_ENTRIES);
+    assert!(all.iter().all(|c| c.rails.len() <= 8 && !c.peer.chars().any(char::is_control)));
+}
+
+#[test]
+fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let without = pages_of(child.id());
+    child.kill().unwrap();
+    // It is not waited for yet: as long as it ends, it may look alive.
+    let start = Instant::now();
+    while !matches!(pages_of(child.id()), Err(NoPage::NoProcess)) {
+        assert!(start.elapsed() < Duration::from_secs(60), "it is still there");
+        std::thread::yield_now();
+    }
+    child.wait().unwrap();
+    assert!(matches!(without, Err(NoPage::None)), "{without:?}");
+    assert!(matches!(pages_of(child.id()), Err(NoPage::NoProcess)));
+    // Past the largest process id that there can be.
+    assert!(matches!(pages_of(u32::MAX), Err(NoPage::NoProcess)));
+}

@@ -1,0 +1,121 @@
+//! What each connection has done, in a page that other processes read: `agent-iface` has its layout.
+//!
+//! The page belongs to the process and outlives `finalize`, as its connections do. Counting is plain stores by whoever has the
+//! comm's state; without a page, or with `MPIB_STATS=0`, it is one comparison.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nccl_net_mpib_agent_iface::stats::{Data, Direction, Entry, Islands, Opening, StatsWriter, Taken};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::policy::Plan;
+use crate::route::Class;
+
+fn page() -> std::io::Result<&'static StatsWriter> {
+    StatsWriter::of_this_process(env!("CARGO_PKG_VERSION"))
+}
+
+/// Makes the page, unless the settings want none or it is there. Where that fails, one warning says so.
+///
+/// # Errors
+/// With `MPIB_STRICT=1`: it cannot be made.
+pub fn init(config: &Config) -> Result<()> {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let Some(e) = config.stats.then(page).and_then(std::result::Result::err) else { return Ok(()) };
+    let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
+    if config.strict {
+        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
+    }
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
+    }
+    Ok(())
+}
+
+/// One end of a connection, counted or not.
+#[derive(Debug, Default)]
+pub struct Counters {
+    entry: Option<&'static Entry>,
+    /// Gives the entry back, or was only counted as a connection without one.
+    _taken: Option<Taken>,
+}
+
+impl Counters {
+    /// Begins to count. `rails`: of each its index in the device, and its HCA and port.
+    pub fn open(config: &Config, direction: Direction, plan: Plan, peer: &str, rails: &[(u8, &str)]) -> Self {
+        // That there is no page was told at init.
+        let Some(page) = config.stats.then(|| page().ok()).flatten() else { return Self::default() };
+        let class = |class| match class {
+            Class::Intra => Islands::Same,
+            Class::Inter => Islands::Two,
+        };
+        let (islands, data) = match plan {
+            Plan::Plain => (Islands::Unknown, Data::Plain),
+            Plan::Isolated(c) => (class(c), Data::OneRail),
+            Plan::Shared(c) => (class(c), Data::Split),
+        };
+        let taken = page.take(&Opening { direction, islands, data, peer, rails });
+        Self { entry: taken.entry(), _taken: Some(taken) }
+    }
+
+    /// A call gave a request; a send goes by `share`, if by any.
+    #[inline]
+    pub fn request(&self, share: Option<u16>) {
+        let Some(entry) = self.entry else { return };
+        entry.request();
+        if let Some(share) = share {
+            entry.share(share);
+        }
+    }
+
+    /// test told that a request is done, with so many messages of so many bytes in all.
+    #[inline]
+    pub fn done(&self, messages: usize, bytes: usize) {
+        self.entry.iter().for_each(|entry| entry.done(messages, bytes));
+    }
+
+    /// A send that finds no receive gives no request.
+    #[inline]
+    pub fn no_receive<T>(&self) -> Option<T> {
+        self.entry.iter().for_each(|entry| entry.wait_for_peer());
+        None
+    }
+
+    /// A call that finds no room gives no request.
+    #[inline]
+    pub fn no_room<T>(&self) -> Option<T> {
+        self.entry.iter().for_each(|entry| entry.wait_for_queue());
+        None
+    }
+
+    /// Work requests were posted on a rail, `parts` of which carry so many bytes of messages.
+    #[inline]
+    pub fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
+        self.entry.iter().for_each(|entry| entry.rail(rail).posted(work_requests, parts, bytes));
+    }
+
+    /// So many work requests of a rail are known to be done.
+    #[inline]
+    pub fn completed(&self, rail: usize, work_requests: u32) {
+        self.entry.iter().for_each(|entry| entry.rail(rail).completed(work_requests));
+    }
+
+    /// A message, or a part of one, arrived on a rail.
+    #[inline]
+    pub fn arrived(&self, rail: usize) {
+        self.entry.iter().for_each(|entry| entry.rail(rail).arrived());
+    }
+
+    /// A completion of a rail told an error.
+    #[cold]
+    pub fn rail_error(&self, rail: usize) {
+        self.entry.iter().for_each(|entry| entry.rail(rail).error());
+    }
+
+    /// A call failed, and with it the connection.
+    #[cold]
+    pub fn failure(&self, why: &Error) {
+        self.entry.iter().for_each(|entry| entry.failure(&why.to_string()));
+    }
+}
