@@ -1,6 +1,7 @@
 //! `mpib`, the operator's tool.
 
 mod perf;
+mod stats;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Perf(Box<perf::PerfArgs>),
+    Stats(stats::StatsArgs),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
@@ -25,6 +27,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::main(*args),
+        Command::Stats(args) => stats::main(&args),
         Command::Worker(args) => match perf::worker::main(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => {

@@ -31,6 +31,7 @@ pub(crate) use args::PerfArgs;
 use args::Plan;
 use control::Channel;
 use link::Role;
+pub(crate) use report::decimal;
 use report::{AbiReport, Report};
 use run::Run;
 use ui::Ui;

@@ -118,7 +118,7 @@ fn shares(rails: Option<&[RailBytes]>) -> String {
 }
 
 /// Bytes with a decimal unit, as rates have.
-fn decimal(bytes: u64) -> String {
+pub(crate) fn decimal(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..1_000 => format!("{bytes} B"),
