@@ -244,6 +244,30 @@ fn the_share_is_the_one_that_the_last_message_went_by() {
     });
 }
 
+/// Only SOUT has carried data, so a flush is one read there.
+#[test]
+fn flushes_are_requests_without_messages() {
+    isolated(here!(), &mpib("0", &[("MPIB_FLUSH", "1")]), || {
+        watchdog();
+        let (mut reader, table) = (Reader::start(), newest());
+        let pair = Pair::new(table);
+        pair.message(1000, 1000, 1);
+        let to = pair.recv_buffer(1000);
+        let names = ["requests", "done", "messages", "0.posted", "1.posted"];
+        assert_eq!(reader.one("recv").numbers(names), [1, 1, 1, 1, 0]);
+        let (rc, request) = table.iflush(pair.recv, &[(to.addr(), 1000, to.mr)]);
+        assert_eq!((rc, request.is_null()), (0, false));
+        assert_eq!(reader.one("recv").numbers(names), [2, 1, 1, 2, 0]);
+        pair.wait(request);
+        let after = reader.one("recv");
+        assert_eq!(after.numbers(names), [2, 2, 1, 2, 0]);
+        // The CTS write asked for no completion.
+        assert_eq!(after.number("0.done"), 1);
+        to.dereg();
+        pair.close();
+    });
+}
+
 #[test]
 fn one_rail_for_all_data_shows_no_share() {
     isolated(here!(), &TWO_RAILS, || {
