@@ -10,9 +10,6 @@ mod control;
 mod flow;
 mod link;
 mod measure;
-mod pattern;
-mod rails;
-mod region;
 mod remote;
 mod report;
 mod run;
@@ -21,6 +18,7 @@ mod sizes;
 mod ui;
 pub(crate) mod worker;
 
+use mpib::{pattern, rails, region};
 use std::{
     io::{self, Write},
     path::PathBuf,

@@ -13,9 +13,11 @@ const GUARD_BYTE: u8 = 0xa5;
 
 /// How a region is cut: `slots` messages of up to `size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) size: usize,
-    pub(super) slots: usize,
+pub struct Layout {
+    /// Most bytes of a message.
+    pub size: usize,
+    /// Messages.
+    pub slots: usize,
 }
 
 impl Layout {
@@ -24,21 +26,22 @@ impl Layout {
     }
 
     /// Bytes that are registered.
-    pub(super) const fn len(self) -> usize {
+    #[allow(clippy::len_without_is_empty, reason = "there is always a guard")]
+    pub const fn len(self) -> usize {
         self.stride() * self.slots
     }
 }
 
 /// An anonymous mapping.
 #[derive(Debug)]
-pub(super) struct Region {
+pub struct Region {
     mapping: NonNull<u8>,
     layout: Layout,
 }
 
 impl Region {
     /// Maps memory; guards are written, the rest is zero.
-    pub(super) fn new(layout: Layout) -> Result<Self, Failure> {
+    pub fn new(layout: Layout) -> Result<Self, Failure> {
         let len = layout.len() + OFFSET;
         // SAFETY: a new private mapping; no address is asked for.
         let addr = unsafe {
@@ -70,13 +73,13 @@ impl Region {
     }
 
     /// Where the registered part begins.
-    pub(super) fn addr(&self) -> *mut u8 {
+    pub fn addr(&self) -> *mut u8 {
         // SAFETY: within the mapping, which is OFFSET longer than the rest.
         unsafe { self.mapping.as_ptr().add(OFFSET) }
     }
 
     /// Where a slot's message begins.
-    pub(super) fn slot_addr(&self, slot: usize) -> *mut u8 {
+    pub fn slot_addr(&self, slot: usize) -> *mut u8 {
         assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
         // SAFETY: the slot is within the mapping.
         unsafe { self.addr().add(slot * self.layout.stride()) }
@@ -84,7 +87,7 @@ impl Region {
 
     /// A slot's memory. Only while no request that uses it is under way: the plugin, its device or the peer would
     /// write at the same time.
-    pub(super) fn slot(&mut self, slot: usize) -> &mut [u8] {
+    pub fn slot(&mut self, slot: usize) -> &mut [u8] {
         // SAFETY: `size` bytes of the mapping, borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.slot_addr(slot), self.layout.size) }
     }
@@ -96,7 +99,7 @@ impl Region {
     }
 
     /// How far behind the message something was written, if it was. The guard is as new afterwards.
-    pub(super) fn overrun(&mut self, slot: usize) -> Option<usize> {
+    pub fn overrun(&mut self, slot: usize) -> Option<usize> {
         let guard = self.guard(slot);
         let at = guard.iter().position(|b| *b != GUARD_BYTE)?;
         guard.fill(GUARD_BYTE);

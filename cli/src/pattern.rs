@@ -51,41 +51,53 @@ fn write(buf: &mut [u8], message: u64, f: impl Fn(u64) -> u64) {
 }
 
 /// The content of a message.
-pub(super) fn fill(buf: &mut [u8], message: u64) {
+pub fn fill(buf: &mut [u8], message: u64) {
     write(buf, message, mix);
 }
 
 /// What a buffer holds before that message arrives: each bit the opposite, so that no missing byte goes unseen.
-pub(super) fn poison(buf: &mut [u8], message: u64) {
+pub fn poison(buf: &mut [u8], message: u64) {
     write(buf, message, |x| !mix(x));
 }
 
 /// The first wrong byte, and what it looks like.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mismatch {
-    pub(super) offset: usize,
-    pub(super) expected: u8,
-    pub(super) found: u8,
+pub struct Mismatch {
+    /// Of that byte.
+    pub offset: usize,
+    /// What it was to be.
+    pub expected: u8,
+    /// What it is.
+    pub found: u8,
     /// Wrong bytes in all.
-    pub(super) wrong: usize,
-    pub(super) looks_like: Look,
+    pub wrong: usize,
+    /// Where its word is from.
+    pub looks_like: Look,
 }
 
 /// Where the wrong word is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub enum Look {
     /// The poison is still there.
     NeverWritten,
     /// Another place of the same message.
-    Shifted { from: usize },
+    Shifted {
+        /// Its byte there.
+        from: usize,
+    },
     /// Another message.
-    Message { number: u64, from: usize },
+    Message {
+        /// Which.
+        number: u64,
+        /// Its byte there.
+        from: usize,
+    },
     /// Nothing known.
     Unknown,
 }
 
 /// Compares a buffer with what the message must hold.
-pub(super) fn check(buf: &[u8], message: u64) -> Option<Mismatch> {
+pub fn check(buf: &[u8], message: u64) -> Option<Mismatch> {
     let mut x = base(message);
     let mut differ = 0;
     let words = buf.chunks_exact(8);

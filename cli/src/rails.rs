@@ -14,22 +14,24 @@ use serde::{Deserialize, Serialize};
 const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
 
 /// Bytes by rail. The sum over ports of a device where the device is what is counted.
-pub(super) type Counters = BTreeMap<String, u64>;
+pub type Counters = BTreeMap<String, u64>;
 
 /// What one rail carried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RailBytes {
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
+pub struct RailBytes {
+    /// Device, or device and port.
+    pub name: String,
+    /// Bytes sent.
+    pub bytes: u64,
 }
 
 /// Bytes sent so far. `None` where nothing counts.
-pub(super) fn read() -> Option<Counters> {
+pub fn read() -> Option<Counters> {
     softverbs().or_else(|| kernel(Path::new("/sys/class/infiniband")))
 }
 
 /// What came on top since `before`. A counter that was reset counts from zero.
-pub(super) fn since(before: &Counters) -> Option<Vec<RailBytes>> {
+pub fn since(before: &Counters) -> Option<Vec<RailBytes>> {
     let rows = read()?.into_iter().map(|(name, now)| {
         let then = before.get(&name).copied().unwrap_or(0);
         RailBytes { name, bytes: now.checked_sub(then).unwrap_or(now) }
