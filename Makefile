@@ -15,7 +15,7 @@ endif
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Install what is missing (Debian, Ubuntu), or say what is
@@ -47,6 +47,20 @@ check-fmt check-clippy check-doc check-deny check-loom:
 .PHONY: advisories
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
+
+.PHONY: vm-test vm-test-short vm-shell
+vm-test: build vm-setup ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)
+	@tests/vm/run.sh long
+
+vm-test-short: build vm-setup ## The most telling of them
+	@tests/vm/run.sh short
+
+vm-shell: build vm-setup ## A shell in one of the two machines
+	@tests/vm/run.sh shell
+
+.PHONY: vm-setup
+vm-setup:
+	@scripts/setup.sh vm
 
 .PHONY: miri
 miri: ## Run the tests of the unsafe border and of the protocol under miri, where it is installed

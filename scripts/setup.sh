@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need and this machine lacks. Does nothing where all is there.
+# usage: setup.sh [vm]   (vm: also what the guests of tests/vm need)
 set -euo pipefail
 
 rust_wanted=1.88
+for=${1:-}
 here=$(cd "$(dirname "$0")" && pwd)
 
 say() { echo "setup: $*" >&2; }
@@ -38,6 +40,12 @@ missing() {
     command -v ibv_rc_pingpong >/dev/null || echo "ibverbs-utils   programs that the tests run on softverbs"
     command -v ip >/dev/null || echo "iproute2        network namespaces, which are the hosts of some tests"
     command -v ib_write_bw >/dev/null || echo "perftest        programs that the tests run on softverbs"
+    [ "$for" = vm ] || return 0
+    command -v qemu-system-x86_64 >/dev/null || echo "qemu-system-x86 the guests"
+    command -v cpio >/dev/null || echo "cpio            packs their file system"
+    command -v zstd >/dev/null || echo "zstd            packs their file system"
+    command -v xz >/dev/null || echo "xz-utils        unpacks kernel modules"
+    command -v modprobe >/dev/null || echo "kmod            finds kernel modules"
 }
 
 as_root() {

@@ -1,0 +1,91 @@
+//! Runs the list and says what became of each check.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::list::{LIST, Where};
+use crate::world::{Kind, World};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The world of the checks.
+    #[arg(long, value_enum, default_value = "kernel")]
+    world: Kind,
+    /// Where the other host's `follow` listens; without it both hosts are this machine.
+    #[arg(long)]
+    other: Option<Ipv4Addr>,
+    /// The plugin's file.
+    #[arg(long)]
+    plugin: PathBuf,
+    /// Only the most telling checks.
+    #[arg(long)]
+    short: bool,
+    /// Only these checks.
+    names: Vec<String>,
+}
+
+/// As much as a line has room for; all of it is in the console's log.
+fn cut(detail: &str) -> String {
+    const ROOM: usize = 200;
+    let mut text: String = detail.chars().take(ROOM).collect();
+    if text.len() < detail.len() {
+        text += " …";
+    }
+    text
+}
+
+/// One line per check; 0 when all that ran are good.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let start = Instant::now();
+    for name in &args.names {
+        if !LIST.iter().any(|check| check.name == *name) {
+            let names: Vec<_> = LIST.iter().map(|check| check.name).collect();
+            eprintln!("there is no check {name}; there are {}", names.join(", "));
+            return ExitCode::from(2);
+        }
+    }
+    let world = match World::new(args.world, args.other, args.plugin.clone()) {
+        Ok(world) => world,
+        Err(e) => {
+            eprintln!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (mut good, mut bad) = (0, Vec::new());
+    for check in LIST {
+        let wanted = match args.names.as_slice() {
+            [] => !args.short || check.short,
+            names => names.iter().any(|name| name == check.name),
+        };
+        let here = check.place == Where::Both || args.world == Kind::Kernel;
+        if !wanted || !here {
+            continue;
+        }
+        eprintln!("== {}", check.name);
+        let begun = Instant::now();
+        let outcome = (check.run)(&world);
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(detail) => {
+                good += 1;
+                eprintln!("{detail}");
+                let detail = cut(&detail);
+                println!("ok   {seconds:6.1} s  {:<24} {detail}", check.name);
+            }
+            Err(why) => {
+                bad.push(check.name);
+                println!("FAIL {seconds:6.1} s  {:<24} {why}", check.name);
+            }
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    match bad.as_slice() {
+        [] => println!("{good} checks, all good, {seconds:.0} s"),
+        bad => {
+            println!("{} checks, {} failed: {}; {seconds:.0} s", good + bad.len(), bad.len(), bad.join(", "))
+        }
+    }
+    if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,197 @@
+//! What goes wrong on the way.
+
+use std::time::Instant;
+
+use crate::host::Outcome;
+use crate::pair::{Load, Pair, good};
+use crate::world::{Kind, World};
+
+const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
+/// 4.096 µs times 2 to the power of 16 is 0.27 s: what a lost packet costs; a dead wire costs seven times as much.
+const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
+/// rxe takes 7, the default, for "without end", which verbs means of receivers that are not ready only.
+const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
+
+/// Runs `f` with something wrong on SUP, and puts that right whatever became of it.
+fn with<T>(
+    world: &World,
+    hosts: &[usize],
+    wrong: &str,
+    right: &str,
+    f: impl FnOnce() -> Outcome<T>,
+) -> Outcome<T> {
+    let each = |command: &str| hosts.iter().try_for_each(|host| world.sh(*host, command).map(drop));
+    let outcome = each(wrong).and_then(|()| f());
+    each(right)?;
+    outcome
+}
+
+const DOWN: &str = "ip link set sup down";
+// Its IPv6 address goes with the link. The neighbour must be found anew before the first queue pair.
+const UP: &str = "ip link set sup up && ip addr replace fd00:3::$n/64 dev sup nodad && \
+    until ping -c 1 -W 1 10.2.0.$o >/dev/null; do :; done";
+const DEAD: &str = "tc qdisc replace dev sup root netem loss 100%";
+const ALIVE: &str = "tc qdisc replace dev sup root pfifo limit 10000";
+
+/// SUP's interface has an MTU of 1500 on so many hosts, SOUT's rail is at 4096.
+pub(crate) fn mtu(world: &World, ends: usize) -> Outcome {
+    let sizes = Load { sizes: "1,1023,1024,1025,4096,100000,1048576", group: 1, depth: 2, rounds: 1 };
+    if world.kind == Kind::Softverbs {
+        let small = |host: usize| world.devices(host, if host >= 2 - ends { 1024 } else { 4096 });
+        let env = [small(0), small(1)];
+        let worker = |host: usize| world.worker(host, 12, &[HALF, ("SOFTVERBS_DEVICES", &env[host])]);
+        let mut pair = Pair { a: worker(0)?, b: worker(1)? };
+        good(pair.connect()?)?;
+        pair.send(sizes)?;
+        pair.close()?;
+        return Ok(format!("1024 of 4096 bytes at {ends} of SUP's ends"));
+    }
+    let hosts = &[1, 0][..ends];
+    let before = world.hw_counter(0, "sup", "sent_pkts")?;
+    with(world, hosts, "ip link set sup mtu 1500", "ip link set sup mtu 4200", || {
+        let mut pair = Pair::connected(world, 12, &[HALF])?;
+        pair.send(sizes)?;
+        pair.close()
+    })?;
+    let packets = world.hw_counter(0, "sup", "sent_pkts")? - before;
+    // Half of 2 times 1,151,169 bytes, in packets of at most 1024 bytes of data.
+    if packets < 1124 {
+        return Err(format!("{packets} packets on SUP, fewer than pieces of 1024 bytes make"));
+    }
+    Ok(format!("MTU 1500 at {ends} of SUP's ends, 4200 on SOUT; {packets} packets on SUP"))
+}
+
+/// 1 % of SUP's packets are lost.
+pub(crate) fn loss(world: &World) -> Outcome {
+    let dropped = with(world, &[0, 1], "tc qdisc replace dev sup root netem loss 1%", ALIVE, || {
+        let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+        pair.send(Load::mebibytes(16))?;
+        pair.close()?;
+        world.sh(0, "tc -s qdisc show dev sup")
+    })?;
+    let lost =
+        dropped.split_once("dropped ").and_then(|(_, rest)| rest.split(',').next()?.parse::<u32>().ok());
+    match lost {
+        Some(lost @ 1..) => Ok(format!("16 MiB, half of them on SUP, with {lost} packets lost on the way")),
+        _ => Err(format!("no packet was lost: {dropped}")),
+    }
+}
+
+/// SUP goes down on one host before connect. The connection says so once and does without, or is refused where the
+/// user wants that.
+pub(crate) fn down_at_connect(world: &World) -> Outcome {
+    let mut pair = Pair::start(world, 12, &[HALF])?;
+    let strict = [HALF, ("MPIB_STRICT", "1")];
+    let mut refused = Pair::start(world, 12, &strict)?;
+    let said = with(world, &[1], DOWN, UP, || {
+        good(pair.connect()?)?;
+        pair.send(Load::mebibytes(4))?;
+        let said = [pair.a.talk.ask("warnings")?, pair.b.talk.ask("warnings")?];
+        for (said, end) in said.iter().zip(["host1", "host2"]) {
+            let named = said.contains("sup:1") && said.contains("goes on with SOUT alone");
+            if !named || said.contains(" | ") {
+                return Err(format!("{end} was to warn once that SUP is left out, but said {said:?}"));
+            }
+        }
+        // accept goes on: another peer may come.
+        let handle = refused.b.talk.ask("listen n=1")?;
+        refused.b.talk.say("accept")?;
+        match refused.a.talk.ask(&format!("connect {handle}")) {
+            Err(e) if e.contains("sup:1") && e.contains("MPIB_STRICT=1") => Ok(said[1].clone()),
+            other => Err(format!("with MPIB_STRICT=1 connect was to fail and name SUP, but {other:?}")),
+        }
+    })?;
+    world.sh(1, &format!("kill -KILL {}", refused.b.pid))?;
+    pair.close()?;
+    again(world)?;
+    Ok(said)
+}
+
+/// SUP is up and carries nothing: its probe fails.
+pub(crate) fn dead_at_connect(world: &World) -> Outcome {
+    let mut pair = Pair::start(world, 12, &[HALF, SOON, SOME])?;
+    let said = with(world, &[0, 1], DEAD, ALIVE, || {
+        good(pair.connect()?)?;
+        pair.send(Load::mebibytes(4))?;
+        pair.a.talk.ask("warnings")
+    })?;
+    if !said.contains("goes on with SOUT alone") || !said.contains("probe") {
+        return Err(format!("the sender was to say that the probe failed, but said {said:?}"));
+    }
+    pair.close()?;
+    again(world)?;
+    Ok(said)
+}
+
+/// The link of one host goes down under a transfer.
+pub(crate) fn down_in_transfer(world: &World) -> Outcome {
+    let mut said = Vec::new();
+    for host in [0, 1] {
+        let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+        pair.stream()?;
+        said.push(format!(
+            "link of host{} down: {}",
+            host + 1,
+            with(world, &[host], DOWN, UP, || fails(&mut pair))?
+        ));
+        pair.close()?;
+    }
+    again(world)?;
+    Ok(said.join("; "))
+}
+
+/// SUP's wire carries nothing any more under a transfer.
+pub(crate) fn dead_in_transfer(world: &World) -> Outcome {
+    let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+    pair.stream()?;
+    let said = with(world, &[0, 1], DEAD, ALIVE, || fails(&mut pair))?;
+    if !said.contains("IBV_WC_RETRY_EXC_ERR") {
+        return Err(format!("the retries were to be exceeded, but: {said}"));
+    }
+    pair.close()?;
+    again(world)?;
+    Ok(said)
+}
+
+/// Both ends of a transfer fail, and one of them names SUP's device.
+fn fails(pair: &mut Pair) -> Outcome {
+    let begun = Instant::now();
+    let (a, b) = (pair.a.talk.answer(), pair.b.talk.answer());
+    let seconds = begun.elapsed().as_secs_f64();
+    match (a, b) {
+        (Err(a), Err(b)) if a.contains("sup:1") || b.contains("sup:1") => {
+            Ok(format!("after {seconds:.1} s sender: {}; receiver: {}", cause(&a), cause(&b)))
+        }
+        other => Err(format!("both ends were to fail and name SUP, but {other:?}")),
+    }
+}
+
+/// The plugin's own words.
+fn cause(said: &str) -> &str {
+    said.split_once("its last warning: ").map_or(said, |(_, warning)| warning)
+}
+
+/// One end's process is killed under a transfer; the other end is told.
+pub(crate) fn killed(world: &World, host: usize) -> Outcome {
+    let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+    pair.stream()?;
+    let (victim, other) = if host == 0 { (&pair.a, &pair.b) } else { (&pair.b, &pair.a) };
+    world.sh(host, &format!("kill -KILL {}", victim.pid))?;
+    let begun = Instant::now();
+    let said = match other.talk.answer() {
+        Err(said) => format!("after {:.1} s: {}", begun.elapsed().as_secs_f64(), cause(&said)),
+        Ok(said) => return Err(format!("the other end said {said:?}")),
+    };
+    let other = if host == 0 { &mut pair.b } else { &mut pair.a };
+    other.talk.ask("close")?;
+    again(world)?;
+    Ok(said)
+}
+
+/// New connections work on both rails.
+fn again(world: &World) -> Outcome<()> {
+    let strict = [HALF, ("MPIB_STRICT", "1")];
+    let mut pair = Pair::connected(world, 12, &strict).map_err(|e| format!("a new connection: {e}"))?;
+    pair.send(Load::mebibytes(4)).map_err(|e| format!("on a new connection: {e}"))?;
+    pair.close()
+}

@@ -1,0 +1,121 @@
+//! The two worlds in which the list runs, and what differs between them: how a host's devices are named to the plugin, and
+//! what counts the bytes of a rail.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use crate::host::{Host, Outcome, Talk};
+
+/// Both rails, by the names that devices and network interfaces have.
+pub(crate) const RAILS: [&str; 2] = ["sout", "sup"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// Two machines with the kernel's RDMA stack over network interfaces.
+    Kernel,
+    /// softverbs devices of this machine, as of two hosts.
+    Softverbs,
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) kind: Kind,
+    hosts: [Host; 2],
+    plugin: PathBuf,
+    exe: PathBuf,
+}
+
+/// A process with the plugin in it.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) talk: Talk,
+    pub(crate) pid: String,
+    /// 0 or 1.
+    pub(crate) host: usize,
+}
+
+impl World {
+    pub(crate) fn new(kind: Kind, other: Option<Ipv4Addr>, plugin: PathBuf) -> Outcome<Self> {
+        let exe = std::env::current_exe().map_err(|e| format!("our own path: {e}"))?;
+        Ok(Self { kind, hosts: [Host::Here, other.map_or(Host::Here, Host::There)], plugin, exe })
+    }
+
+    /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`.
+    pub(crate) fn sh(&self, host: usize, command: &str) -> Outcome {
+        let (n, o) = (host + 1, 2 - host);
+        self.hosts[host].sh(&format!("n={n} o={o}; {command}")).map_err(|e| format!("host{}: {e}", host + 1))
+    }
+
+    /// A program of ours on a host.
+    pub(crate) fn start(&self, host: usize, name: &str, env: &[(&str, &str)], args: &str) -> Outcome<Talk> {
+        let mut command = String::from("exec env");
+        for (name, value) in self.base(host).iter().map(|(n, v)| (*n, v.as_str())).chain(env.iter().copied())
+        {
+            command += &format!(" '{name}={value}'");
+        }
+        command += &format!(" '{}' {args}", self.exe.display());
+        self.hosts[host].start(&format!("{name} of host{}", host + 1), &command)
+    }
+
+    /// A worker with a table of this version; `env` goes before what every worker has.
+    pub(crate) fn worker(&self, host: usize, abi: u32, env: &[(&str, &str)]) -> Outcome<Worker> {
+        let args = format!("worker --plugin '{}' --abi {abi}", self.plugin.display());
+        let talk = self.start(host, &format!("the v{abi} worker"), env, &args)?;
+        let pid = talk.answer()?;
+        Ok(Worker { talk, pid, host })
+    }
+
+    fn base(&self, host: usize) -> Vec<(&'static str, String)> {
+        let mut env = vec![("MPIB_HCA_SOUT", RAILS[0].into()), ("MPIB_HCA_SUP", RAILS[1].into())];
+        match self.kind {
+            // The rails' own interfaces go down in some checks.
+            Kind::Kernel => env.push(("MPIB_OOB_IF", "=ctl".into())),
+            Kind::Softverbs => env.push(("SOFTVERBS_DEVICES", self.devices(host, 4096))),
+        }
+        env
+    }
+
+    /// A host's softverbs devices, like the guests' own. The MTU is that of SUP.
+    pub(crate) fn devices(&self, host: usize, mtu: usize) -> String {
+        let n = host + 1;
+        format!("sout:addr=10.1.0.{n}/24+fd00:2::{n}/64;sup:addr=10.2.0.{n}/24+fd00:3::{n}/64,mtu={mtu}")
+    }
+
+    /// Bytes that a host has sent on each rail since some time: of packets where a network interface counts them, of
+    /// messages where softverbs does.
+    pub(crate) fn sent(&self, worker: &mut Worker) -> Outcome<[u64; 2]> {
+        let text = match self.kind {
+            Kind::Kernel => {
+                let files = RAILS.map(|rail| format!("/sys/class/net/{rail}/statistics/tx_bytes"));
+                self.sh(worker.host, &format!("cat {}", files.join(" ")))?.replace('\n', " ")
+            }
+            Kind::Softverbs => {
+                let text = worker.talk.ask("counters")?;
+                RAILS
+                    .map(|rail| {
+                        text.split(' ').find_map(|w| w.strip_prefix(&format!("{rail}="))).unwrap_or("0")
+                    })
+                    .join(" ")
+            }
+        };
+        let mut numbers = text.split(' ').map_while(|word| word.parse().ok());
+        match (numbers.next(), numbers.next()) {
+            (Some(sout), Some(sup)) => Ok([sout, sup]),
+            _ => Err(format!("counters of host{}: {text:?}", worker.host + 1)),
+        }
+    }
+
+    /// One counter of a rail's RDMA device, which only the kernel has.
+    pub(crate) fn hw_counter(&self, host: usize, rail: &str, counter: &str) -> Outcome<u64> {
+        let text =
+            self.sh(host, &format!("cat /sys/class/infiniband/{rail}/ports/1/hw_counters/{counter}"))?;
+        text.trim().parse().map_err(|_| format!("{counter} of {rail} is {text:?}"))
+    }
+
+    /// Queue pairs of a host's rail that programs have open.
+    pub(crate) fn queue_pairs(&self, host: usize, rail: &str) -> Outcome<usize> {
+        // The kernel's own has no process id.
+        let text = self.sh(host, &format!("rdma resource show qp link {rail} | grep -c ' pid ' || true"))?;
+        text.trim().parse().map_err(|_| format!("queue pairs of {rail}: {text:?}"))
+    }
+}

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Makes the kernel and the base of the initramfs for the guests: vmlinuz and base.cpio.zst in the cache folder, which it
+# prints. Both come out of the distribution's packages, downloaded and unpacked, not installed. Does nothing where they
+# are there already; "rm -r" of the folder makes them anew.
+set -euo pipefail
+
+cd "$(dirname "$0")/../.."
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/vm
+libs=usr/lib/x86_64-linux-gnu
+packages=(busybox-static bash libtinfo6 iproute2 ibverbs-utils libibverbs1 ibverbs-providers libnl-3-200
+    libnl-route-3-200 libelf1 libmnl0 libbpf1 libbsd0 libcap2 libxtables12 libdb5.3 zlib1g libmd0)
+# Loaded in the guest, with what they depend on.
+modules=(virtio_pci virtio_net 9pnet_virtio 9p crc32_pclmul crc32_generic ib_uverbs rdma_rxe sch_netem)
+programs=(usr/bin/bash usr/bin/ip usr/sbin/tc usr/bin/rdma usr/bin/ibv_devinfo usr/bin/ibv_rc_pingpong)
+
+say() { echo "vm: $*" >&2; }
+
+# What the guests are made of: when this changes, so does the image.
+key=$(cat tests/vm/image.sh | sha256sum | cut -c 1-16)
+done_file=$cache/made-$key
+if [ -f "$done_file" ]; then
+    echo "$cache"
+    exit 0
+fi
+rm -rf "$cache"/{made-*,root,tree}
+mkdir -p "$cache/debs" "$cache/root" "$cache/tree"
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+# The packages that hold the current kernel and all its modules.
+kernel_packages() {
+    local meta image
+    for meta in linux-image-amd64 linux-image-generic; do
+        image=$(apt-cache depends --important "$meta" 2>/dev/null | awk '$1 == "Depends:" && $2 ~ /^linux-image-[0-9]/ {print $2; exit}')
+        [ -z "$image" ] || break
+    done
+    if [ -z "$image" ]; then
+        say "apt-cache knows neither linux-image-amd64 (Debian) nor linux-image-generic (Ubuntu)"
+        return 1
+    fi
+    echo "$image"
+    # Ubuntu keeps the modules apart.
+    local version=${image#linux-image-} extra
+    for extra in "linux-modules-$version" "linux-modules-extra-$version"; do
+        apt-cache show "$extra" >/dev/null 2>&1 && echo "$extra"
+    done
+    return 0
+}
+
+if ! kernel=$(kernel_packages); then
+    say "fetching the lists of packages"
+    as_root apt-get update >&2
+    kernel=$(kernel_packages)
+fi
+fetch=()
+for package in $kernel "${packages[@]}"; do
+    compgen -G "$cache/debs/${package}_*.deb" >/dev/null || fetch+=("$package")
+done
+if [ ${#fetch[@]} -gt 0 ]; then
+    say "fetching ${fetch[*]}"
+    # As this user: apt's own may not write here.
+    (cd "$cache/debs" && apt-get -o APT::Sandbox::User= download "${fetch[@]}" >&2)
+fi
+say "unpacking"
+for deb in "$cache"/debs/*.deb; do dpkg -x "$deb" "$cache/root"; done
+root=$cache/root
+# Where /bin, /sbin and /lib are links into /usr, packages may still have them as folders.
+for dir in bin sbin lib; do
+    if [ -d "$root/$dir" ] && [ ! -L "$root/$dir" ]; then
+        mkdir -p "$root/usr/$dir"
+        cp -a "$root/$dir/." "$root/usr/$dir/"
+        rm -r "${root:?}/$dir"
+    fi
+done
+
+vmlinuz=$(compgen -G "$root/boot/vmlinuz-*" | sort -V | tail -n 1)
+version=${vmlinuz#*/vmlinuz-}
+say "making the image: kernel $version"
+install -m 644 "$vmlinuz" "$cache/vmlinuz"
+
+tree=$cache/tree
+mkdir -p "$tree"/{proc,sys,dev,tmp,run,root,mnt,lib64,etc/libibverbs.d,usr/bin,usr/sbin,usr/lib/modules,"$libs/libibverbs"}
+ln -sfn usr/bin "$tree/bin"
+ln -sfn usr/sbin "$tree/sbin"
+ln -sfn usr/lib "$tree/lib"
+cp "$root/usr/bin/busybox" "$tree/usr/bin/busybox"
+echo "driver rxe" >"$tree/etc/libibverbs.d/rxe.driver"
+
+# Copies a file to the same place in the guest, with the libraries that it needs: those of the packages, else this machine's.
+copy() {
+    cp -L "$root/$1" "$tree/$1"
+    LD_LIBRARY_PATH=$root/$libs ldd "$root/$1" | awk '$2 == "=>" {print $3 ~ /^\// ? $3 : $1}' | xargs -r cp -n -L -t "$tree/$libs"
+}
+for program in "${programs[@]}"; do copy "$program"; done
+for provider in "$root/$libs"/libibverbs/librxe-*.so; do copy "${provider#"$root/"}"; done
+# What our own programs need beside those, and the loader.
+cp -L /lib64/ld-linux-x86-64.so.2 "$tree/lib64/"
+cp -n -L -t "$tree/$libs" "/$libs"/lib{c,m,gcc_s,dl,rt,pthread}.so.*
+
+# In the order in which they must be loaded, unpacked, numbered.
+depmod -b "$root/usr" "$version"
+number=100
+for module in "${modules[@]}"; do
+    modprobe -d "$root/usr" -S "$version" --show-depends "$module" | awk '$1 == "insmod" {print $2}'
+done | awk '!seen[$0]++' | while read -r file; do
+    name=$(basename "${file%.ko*}")
+    case $file in
+        *.xz) xz -dc "$file" ;;
+        *.zst) zstd -qdc "$file" ;;
+        *) cat "$file" ;;
+    esac >"$tree/usr/lib/modules/$number-$name.ko"
+    number=$((number + 1))
+done
+
+(cd "$tree" && find . -print0 | LC_ALL=C sort -z | cpio --quiet -0 -o -H newc -R 0:0 | zstd -q -T0) >"$cache/base.cpio.zst"
+rm -rf "$root" "$tree"
+touch "$done_file"
+say "made $cache/base.cpio.zst, $(du -h "$cache/base.cpio.zst" | cut -f 1)"
+echo "$cache"

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Boots two guests with two rails between them and runs the checks there. usage: run.sh long|short|shell [CHECK…]
+# Set VM_LIMIT for another limit than 900 seconds.
+set -euo pipefail
+
+cd "$(dirname "$0")/../.."
+mode=${1:?usage: $0 long|short|shell [CHECK...]}
+shift
+cargo build --release -p vm-checks
+cache=$(tests/vm/image.sh)
+logs=build/vm
+limit=${VM_LIMIT:-900}
+work=$(mktemp -d)
+guests=()
+
+say() { echo "vm: $*" >&2; }
+
+# No guest outlives this script: ended here, by its own time limit, or by the kernel where this script was killed.
+finish() {
+    local status=$?
+    trap - EXIT INT TERM HUP
+    {
+        [ ${#guests[@]} = 0 ] || kill -KILL "${guests[@]}"
+        wait
+    } 2>/dev/null || true
+    mkdir -p "$logs"
+    cp "$work"/console-* "$work"/out-* "$logs/" 2>/dev/null || true
+    rm -rf "$work"
+    [ "$status" = 0 ] || say "what the guests said is in $logs/"
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# What this build adds to the image, and what each guest is to do.
+pack() {
+    local tree=$work/tree libs=usr/lib/x86_64-linux-gnu
+    mkdir -p "$tree/usr/bin" "$tree/$libs"
+    install -m 755 tests/vm/init "$tree/init"
+    cp build/libnccl-net-mpib.so "$tree/$libs/"
+    cp build/mpib "${CARGO_TARGET_DIR:-target}/release/vm-checks" "$tree/usr/bin/"
+    echo "$1" >"$tree/job-1"
+    echo "$2" >"$tree/job-2"
+    (cd "$tree" && find . -print0 | cpio --quiet -0 -o -H newc -R 0:0) | cat - "$cache/base.cpio.zst" >"$work/initramfs"
+    rm -r "$tree"
+}
+
+# Starts guest $1 for at most $2 seconds with accelerator $3; what its first serial port is comes next.
+guest() {
+    local host=$1 seconds=$2 accel=$3 first=$4 wire options=()
+    for wire in 1 2 3; do
+        options+=(-netdev "dgram,id=w$wire,local.type=unix,local.path=$work/w$wire-$host,remote.type=unix,remote.path=$work/w$wire-$((3 - host))"
+            -device "virtio-net-pci,netdev=w$wire,mac=52:54:00:00:0$wire:0$host,host_mtu=4200,romfile=")
+    done
+    # The signal at the parent's death goes down the chain: this script, timeout, QEMU.
+    exec setpriv --pdeathsig KILL timeout --foreground -s KILL "$seconds" setpriv --pdeathsig KILL \
+        qemu-system-x86_64 -nodefaults -nographic -no-reboot -M q35 -accel "$accel" -cpu max -smp 1 -m 768 \
+        -kernel "$cache/vmlinuz" -initrd "$work/initramfs" \
+        -append "console=ttyS0 panic=-1 quiet nokaslr mitigations=off net.ifnames=0 host=$host" \
+        -serial "$first" -serial "file:$work/out-$host" "${options[@]}"
+}
+
+# KVM where one of our guests really boots on it, which not every /dev/kvm means; else emulation. Tried once for each
+# boot of this machine.
+accelerator() {
+    local known=$cache/accelerator boot
+    boot=$(cat /proc/sys/kernel/random/boot_id)
+    if [ "$(head -n 1 "$known" 2>/dev/null)" != "$boot" ]; then
+        echo "$boot" >"$known"
+        if [ -w /dev/kvm ]; then
+            say "trying KVM"
+            pack 'echo booted >/dev/ttyS1' ''
+            (guest 1 20 kvm "file:$work/console-kvm") 2>/dev/null || true
+        fi
+        if grep -qs booted "$work/out-1"; then echo kvm; else echo tcg,thread=multi; fi >>"$known"
+        rm -f "$work/out-1"
+    fi
+    tail -n 1 "$known"
+}
+
+accel=$(accelerator)
+say "two guests with accelerator ${accel%,*}, for at most $limit s"
+if [ "$mode" = shell ]; then
+    say "this is host1; host2 is 10.1.0.2 and 10.2.0.2. The plugin is on the library path. \"exit\" ends both"
+    pack 'meet; setsid cttyhack bash' 'meet; vm-checks follow'
+    (guest 2 "$limit" "$accel" "file:$work/console-2") &
+    guests+=($!)
+    (guest 1 86400 "$accel" mon:stdio)
+    exit 0
+fi
+form=
+[ "$mode" = long ] || form=--short
+pack "meet; vm-checks lead --other 192.168.100.2 --plugin /usr/lib/x86_64-linux-gnu/libnccl-net-mpib.so $form $* >/dev/ttyS1; echo \"exit \$?\" >/dev/ttyS1" \
+    'vm-checks follow'
+for host in 1 2; do
+    (guest "$host" "$limit" "$accel" "file:$work/console-$host") &
+    guests+=($!)
+done
+until [ -e "$work/out-1" ]; do sleep 0.1; done
+tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | tr -d '\r' | sed -u '/^exit /d'
+status=$(sed -n 's/^exit \([0-9]*\).*/\1/p' "$work/out-1")
+if [ -z "$status" ]; then
+    say "the checks did not come to their end"
+    exit 1
+fi
+exit "$status"
