@@ -1,5 +1,6 @@
 //! `mpib`, the operator's tool.
 
+mod compare;
 mod perf;
 mod stats;
 
@@ -19,21 +20,31 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Stats(stats::StatsArgs),
+    Compare(Box<compare::CompareArgs>),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
+    /// Both ends of a run in one process; started by "mpib compare".
+    #[command(name = perf::solo::COMMAND, hide = true)]
+    Solo(perf::solo::SoloArgs),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::main(*args),
         Command::Stats(args) => stats::main(&args),
-        Command::Worker(args) => match perf::worker::main(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => {
-                eprintln!("mpib: {failure}");
-                failure.exit_code()
-            }
-        },
+        Command::Compare(args) => compare::main(&args),
+        Command::Worker(args) => ended(perf::worker::main(&args)),
+        Command::Solo(args) => ended(perf::solo::main(&args)),
+    }
+}
+
+fn ended(outcome: Result<(), failure::Failure>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("mpib: {failure}");
+            failure.exit_code()
+        }
     }
 }

@@ -55,8 +55,36 @@ fn kernel(root: &Path) -> Option<Counters> {
     (!out.is_empty()).then_some(out)
 }
 
-/// softverbs' own counters, if the libibverbs in this process is softverbs.
+/// What the verbs were asked for so far, on all devices; `None` where softverbs does not play libibverbs.
+pub(super) fn verbs() -> Option<Verbs> {
+    serde_json::from_str::<Vec<Verbs>>(&softverbs_json()?)
+        .ok()?
+        .into_iter()
+        .reduce(|a, b| a.with(&b, u64::wrapping_add))
+}
+
+macro_rules! verbs {
+    ($($name:ident),+) => {
+        /// softverbs' counters of one device, or of all.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+        pub(super) struct Verbs { $(pub(super) $name: u64),+ }
+
+        impl Verbs {
+            /// Counter by counter.
+            pub(super) fn with(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
+                Self { $($name: op(self.$name, other.$name)),+ }
+            }
+        }
+    };
+}
+verbs!(writes, writes_with_imm, sends, sends_with_imm, reads, doorbells, receives, send_cqes, recv_cqes);
+
 fn softverbs() -> Option<Counters> {
+    parse(&softverbs_json()?)
+}
+
+/// softverbs' own counters, if the libibverbs in this process is softverbs.
+fn softverbs_json() -> Option<String> {
     type Json = unsafe extern "C" fn(*mut c_char, usize) -> usize;
     // SAFETY: only finds a library that is loaded already, so no constructor runs.
     let library = unsafe { Library::open(Some("libibverbs.so.1"), RTLD_NOLOAD | libc::RTLD_LAZY) }.ok()?;
@@ -70,7 +98,7 @@ fn softverbs() -> Option<Counters> {
         // SAFETY: as above.
         unsafe { json(text.as_mut_ptr().cast(), text.len()) };
     }
-    parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
+    Some(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?.to_owned())
 }
 
 /// What this file reads of softverbs' JSON: `bytes` are those of finished work requests of the send queues.
@@ -96,6 +124,22 @@ mod tests {
         fs::write(dir.join("port_xmit_data"), "250\n").unwrap();
         assert_eq!(kernel(root.path()), Some(Counters::from([("mlx5_0:1".into(), 1000)])));
         assert_eq!(kernel(&root.path().join("none")), None);
+    }
+
+    #[test]
+    fn verbs_are_counted_over_all_devices() {
+        let of = |n: u64| {
+            let names =
+                ["writes", "writes_with_imm", "sends", "sends_with_imm", "reads", "doorbells", "receives"];
+            let fields: Vec<_> = names
+                .iter()
+                .chain(&["send_cqes", "recv_cqes"])
+                .map(|name| format!("\"{name}\":{n}"))
+                .collect();
+            serde_json::from_str::<Verbs>(&format!("{{\"device\":\"x\",{}}}", fields.join(","))).unwrap()
+        };
+        assert_eq!(of(5).with(&of(3), u64::wrapping_add), of(8));
+        assert_eq!(of(5).with(&of(3), u64::wrapping_sub), of(2));
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::plugin::MAX_GROUP;
 /// Where `--listen` listens and `--connect` connects, unless told.
 pub(crate) const PORT: u16 = 18518;
 
+/// More connections than this would show nothing new.
+const MOST_CONNECTIONS: i64 = 10_000;
+
 /// Moves data through any NCCL network plugin, between two processes or two machines, and checks every byte.
 ///
 /// The plugin is called through its C table as NCCL's core calls it, on host memory. Without --listen or --connect both
@@ -60,6 +63,14 @@ pub(crate) struct PerfArgs {
     /// Both ends send and receive at the same time
     #[arg(long)]
     pub(crate) bidirectional: bool,
+
+    /// One message at a time, there and back: the times are those of half a round trip
+    #[arg(long, conflicts_with_all = ["bidirectional", "receives"])]
+    pub(crate) ping_pong: bool,
+
+    /// First make so many further connections, one after the other, and tell how fast and what memory each took
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_CONNECTIONS))]
+    pub(crate) connections: u32,
 
     /// Device index, at both ends
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
@@ -112,21 +123,20 @@ pub(crate) enum Abi {
     These(Vec<u32>),
 }
 
+/// `v8` or `8`.
+pub(crate) fn one_abi(word: &str) -> Result<u32, String> {
+    let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| (6..=12).contains(v));
+    number.ok_or_else(|| format!("{word:?}: expected v6 to v12"))
+}
+
 fn parse_abi(text: &str) -> Result<Abi, String> {
     match text {
         "newest" => return Ok(Abi::Newest),
         "all" => return Ok(Abi::All),
         _ => {}
     }
-    let mut versions = Vec::new();
-    for word in text.split(',').map(str::trim) {
-        let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| (6..=12).contains(v));
-        versions
-            .push(number.ok_or_else(|| {
-                format!("{word:?}: expected v6 to v12, several with commas, all or newest")
-            })?);
-    }
-    Ok(Abi::These(versions))
+    let versions = text.split(',').map(|word| one_abi(word.trim())).collect::<Result<_, _>>();
+    versions.map(Abi::These).map_err(|e| format!("{e}, several with commas, all or newest"))
 }
 
 impl Abi {
@@ -160,7 +170,7 @@ impl Abi {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     if !(0.001..=86_400.0).contains(&number) {
         return Err(format!("{text} is out of range; expected 0.001 to 86400 seconds"));
@@ -177,6 +187,8 @@ pub(crate) struct Plan {
     pub(crate) depth: usize,
     pub(crate) receives: usize,
     pub(crate) bidirectional: bool,
+    pub(crate) ping_pong: bool,
+    pub(crate) connections: usize,
     pub(crate) check: bool,
     pub(crate) memory: usize,
     pub(crate) timeout: Duration,
@@ -191,6 +203,8 @@ impl PerfArgs {
             depth: self.depth as usize,
             receives: self.receives as usize,
             bidirectional: self.bidirectional,
+            ping_pong: self.ping_pong,
+            connections: self.connections as usize,
             check: !self.no_check,
             memory: self.memory,
             timeout: self.timeout,
@@ -199,6 +213,11 @@ impl PerfArgs {
 }
 
 impl Plan {
+    /// Whether both ends send and receive.
+    pub(crate) const fn both_ways(&self) -> bool {
+        self.bidirectional || self.ping_pong
+    }
+
     /// A plan may come from another machine: the same bounds as for the options.
     pub(crate) fn validate(self) -> Result<Self, Failure> {
         let bad =
@@ -217,6 +236,9 @@ impl Plan {
         }
         if self.memory > super::sizes::MOST_MEMORY || self.iterations == Some(0) {
             return bad(format!("memory {}, iterations {:?}", self.memory, self.iterations));
+        }
+        if self.connections > MOST_CONNECTIONS as usize || (self.ping_pong && self.receives != 1) {
+            return bad(format!("connections {}, ping-pong of {} receives", self.connections, self.receives));
         }
         let day = Duration::from_secs(86_400);
         if self.time > day || self.timeout > day || self.timeout.is_zero() {

@@ -116,7 +116,7 @@ fn spawn(control: &OwnedFd, peer: &OwnedFd, watch: &OwnedFd) -> io::Result<Child
 }
 
 /// How a process ended, in words.
-pub(super) fn ending(status: ExitStatus) -> String {
+pub(crate) fn ending(status: ExitStatus) -> String {
     let Some(signal) = status.signal() else {
         return format!("exited with status {}", status.code().unwrap_or(-1));
     };

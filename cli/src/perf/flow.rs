@@ -9,7 +9,7 @@ use crate::failure::{Failure, Kind};
 use crate::plugin::{Comm, MAX_GROUP, Mr, Net, Recv, Request};
 
 /// Tags of a group are consecutive from here.
-const FIRST_TAG: i32 = 0x6d70;
+pub(super) const FIRST_TAG: i32 = 0x6d70;
 
 /// A comm with its registered memory.
 pub(super) struct End {
@@ -195,7 +195,7 @@ impl<'a> Receiving<'a> {
         Ok(moved)
     }
 
-    fn post(&self, net: &dyn Net, group: usize) -> Result<Option<Request>, Failure> {
+    pub(super) fn post(&self, net: &dyn Net, group: usize) -> Result<Option<Request>, Failure> {
         let recv = |member: usize| Recv {
             addr: self.end.region.slot_addr(group * self.round.receives + member),
             len: self.round.size,
@@ -206,7 +206,7 @@ impl<'a> Receiving<'a> {
         net.irecv(self.end.comm, &all[..self.round.receives])
     }
 
-    fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
+    pub(super) fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
         let wrong = sizes.iter().position(|s| usize::try_from(*s) != Ok(self.round.size));
         let Some(member) = wrong else { return Ok(()) };
         let message = self.round.first + (group * self.round.receives + member) as u64;

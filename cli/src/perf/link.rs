@@ -7,7 +7,12 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{args::Plan, control::Channel, rails::RailBytes, report::SizeResult};
+use super::{
+    args::Plan,
+    control::Channel,
+    rails::RailBytes,
+    report::{Connections, PerConnection, SizeResult},
+};
 use crate::failure::{Failure, Kind};
 use crate::plugin::{Device, watch::Watch};
 
@@ -39,6 +44,10 @@ pub(super) enum Say {
     Handle(Vec<u8>),
     /// The comms are there and memory is registered.
     Connected,
+    /// B to A: what each further connection took of B's memory.
+    Memory(PerConnection),
+    /// A to B: what the further connections cost.
+    Connections(Connections),
     /// A to B: the next round of this size.
     Round { first: u64, groups: usize },
     /// B to A: buffers are prepared.
@@ -65,6 +74,8 @@ impl Say {
             Self::Device(_) => "Device",
             Self::Handle(_) => "Handle",
             Self::Connected => "Connected",
+            Self::Memory(_) => "Memory",
+            Self::Connections(_) => "Connections",
             Self::Round { .. } => "Round",
             Self::Ready => "Ready",
             Self::Go => "Go",
@@ -93,7 +104,7 @@ impl Link {
         let other = if role == Role::A { Role::B } else { Role::A };
         // The other end may be filling or checking all its memory, and has its own limit for what the plugin does.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
-        Self { channel, early: None, watch, limit, peer: other.name(plan.bidirectional) }
+        Self { channel, early: None, watch, limit, peer: other.name(plan.both_ways()) }
     }
 
     pub(super) fn say(&mut self, what: &Say) -> Result<(), Failure> {

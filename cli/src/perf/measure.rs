@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use super::{
     flow::{self, End, Receiving, Round, Sending},
     link::{Role, Say, hear_one},
-    rails,
+    pingpong, rails,
     region::{Layout, Region},
     report::{SizeResult, Times},
     session::{Comms, Patience, Session},
@@ -165,6 +165,16 @@ impl Measurement {
     /// The measured part: everything posted and completed, in both directions; then the check.
     fn transfer(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
+        if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {
+            pingpong::run(session, send, recv, round, &mut self.times)?;
+        } else {
+            self.stream(session, round)?;
+        }
+        self.settle(session, round, started.elapsed())
+    }
+
+    /// Each direction by itself, as much in flight as the round says.
+    fn stream(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
         let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
         let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
         let mut patience = Patience::new(session.plan.timeout);
@@ -179,7 +189,7 @@ impl Measurement {
             if sending.as_ref().is_none_or(Sending::finished)
                 && receiving.as_ref().is_none_or(Receiving::finished)
             {
-                break;
+                return Ok(());
             }
             if moved {
                 patience.moved();
@@ -191,7 +201,11 @@ impl Measurement {
                 parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
             })?;
         }
-        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// Agrees with the other end on the time that the round took, and checks what arrived.
+    fn settle(&mut self, session: &mut Session, round: &Round, took: Duration) -> Result<(), Failure> {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         session.link.say(&Say::Finished { nanos })?;
         let theirs = hear_one!(session.link, Say::Finished { nanos } => nanos);
         self.busy += Duration::from_nanos(nanos.max(theirs));
@@ -219,7 +233,7 @@ impl Measurement {
         for (value, count) in theirs {
             self.times.saturating_record_n(value, count);
         }
-        let messages = self.messages * if session.plan.bidirectional { 2 } else { 1 };
+        let messages = self.messages * if session.plan.both_ways() { 2 } else { 1 };
         let bytes = messages * size as u64;
         let seconds = self.busy.as_secs_f64();
         let result = SizeResult {

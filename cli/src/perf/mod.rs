@@ -6,15 +6,18 @@
 
 mod args;
 mod child;
+mod connections;
 mod control;
 mod flow;
 mod link;
 mod measure;
+mod pingpong;
 mod remote;
 mod report;
 mod run;
 mod session;
 mod sizes;
+pub(crate) mod solo;
 mod ui;
 pub(crate) mod worker;
 
@@ -25,8 +28,9 @@ use std::{
     process::ExitCode,
 };
 
-pub(crate) use args::PerfArgs;
 use args::Plan;
+pub(crate) use args::{PerfArgs, one_abi, seconds};
+pub(crate) use child::ending;
 use control::Channel;
 use link::Role;
 pub(crate) use report::decimal;

@@ -21,7 +21,7 @@ use crate::failure::{Context, Failure, Kind};
 /// First word of a connection, so that others are told apart.
 const MAGIC: &str = "mpib perf";
 /// Changes when the messages of `link` or of this file do.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 /// A peer answers within this.
 const PATIENCE: Duration = Duration::from_secs(20);
 

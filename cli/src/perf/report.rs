@@ -65,7 +65,29 @@ pub(crate) struct AbiReport {
     /// The table's `name`.
     pub(crate) net: String,
     pub(crate) device: Option<Device>,
+    /// Where `--connections` asked for it.
+    pub(crate) connections: Option<Connections>,
     pub(crate) results: Vec<SizeResult>,
+}
+
+/// What further connections cost. Memory is what came on top while they were made, for each, in bytes: `resident` all of
+/// it, `private` without what is shared with other processes or a file (the queues of softverbs are).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Connections {
+    pub(crate) count: usize,
+    pub(crate) seconds: f64,
+    pub(crate) per_second: f64,
+    /// At the end that connects.
+    pub(crate) memory: PerConnection,
+    /// At the end that accepts.
+    pub(crate) peer_memory: PerConnection,
+}
+
+/// Bytes for one connection at one end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PerConnection {
+    pub(crate) resident: f64,
+    pub(crate) private: f64,
 }
 
 /// The whole document of `--json`.
@@ -140,10 +162,28 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
         Some(d) => format!(", device {:?} of {} Mb/s", d.name, d.speed),
         None => String::new(),
     };
-    let direction = if plan.bidirectional { "both directions" } else { "one direction" };
+    let direction = match (plan.ping_pong, plan.bidirectional) {
+        (true, _) => "there and back (half round trips)",
+        (false, true) => "both directions",
+        (false, false) => "one direction",
+    };
     let group = if plan.receives == 1 { "1 receive".into() } else { format!("{} receives", plan.receives) };
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
     format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}")
+}
+
+/// The line on `--connections`.
+pub(super) fn connections(c: &Connections) -> String {
+    let kib = |bytes: f64| bytes / 1024.0;
+    format!(
+        "{} connections: {:.0} a second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
+        c.count,
+        c.per_second,
+        kib(c.memory.resident),
+        kib(c.memory.private),
+        kib(c.peer_memory.resident),
+        kib(c.peer_memory.private),
+    )
 }
 
 /// The names of the columns.

@@ -67,7 +67,8 @@ impl<'a> Run<'a> {
                 gone: None,
             });
         }
-        let report = AbiReport { abi, net: String::new(), device: None, results: Vec::new() };
+        let report =
+            AbiReport { abi, net: String::new(), device: None, connections: None, results: Vec::new() };
         Ok(Self { slots, events, failures: Vec::new(), report, plan, ui })
     }
 
@@ -98,7 +99,7 @@ impl<'a> Run<'a> {
     }
 
     fn name(&self, index: usize) -> &'static str {
-        self.slots[index].role.name(self.plan.bidirectional)
+        self.slots[index].role.name(self.plan.both_ways())
     }
 
     fn fail(&mut self, index: usize, failure: Failure) {
@@ -116,7 +117,11 @@ impl<'a> Run<'a> {
                 (self.report.net, self.report.device) = (net, Some(device));
             }
             Some(Event::Result(result)) if first => self.result(*result)?,
-            Some(Event::Device { .. } | Event::Result(_)) => {}
+            Some(Event::Connections(connections)) if first => {
+                self.ui.connections(&connections)?;
+                self.report.connections = Some(connections);
+            }
+            Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_)) => {}
             Some(Event::Failed(failure)) => self.fail(index, failure),
             Some(Event::Done) => self.slots[index].done = true,
             None => self.slots[index].silent = true,

@@ -7,10 +7,11 @@ use std::{
 
 use super::{
     args::Plan,
+    connections,
     link::{Link, Role, Say, hear_one},
     measure,
     region::Layout,
-    report::SizeResult,
+    report::{Connections, SizeResult},
 };
 use crate::failure::{Failure, Kind};
 use crate::plugin::{Comm, Device, HANDLE_BYTES, Handle, Net, watch::Watch};
@@ -42,6 +43,7 @@ pub(super) struct Comms {
 /// What a session tells as it goes.
 pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
+    fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
 }
 
@@ -55,6 +57,9 @@ impl Session {
         let peer = hear_one!(self.link, Say::Device(device) => device);
         self.fits(&peer, "the other end's device")?;
         let comms = self.connect()?;
+        if self.plan.connections > 0 {
+            listener.connections(&connections::make(self)?)?;
+        }
         for size in self.plan.sizes.clone() {
             let result = measure::size(self, comms, size)?;
             listener.result(&result)?;
@@ -108,11 +113,11 @@ impl Session {
 
     /// Which directions this end has: sends, receives.
     pub(super) fn directions(&self) -> (bool, bool) {
-        (self.role == Role::A || self.plan.bidirectional, self.role == Role::B || self.plan.bidirectional)
+        (self.role == Role::A || self.plan.both_ways(), self.role == Role::B || self.plan.both_ways())
     }
 
     /// Listen, exchange handles, and poll connect and accept until both gave a comm.
-    fn connect(&mut self) -> Result<Comms, Failure> {
+    pub(super) fn connect(&mut self) -> Result<Comms, Failure> {
         let (sends, receives) = self.directions();
         let mut listening = None;
         if receives {
@@ -154,13 +159,18 @@ impl Session {
         Ok(comms)
     }
 
-    fn close(&mut self, comms: Comms) -> Result<(), Failure> {
+    pub(super) fn close_comms(&self, comms: Comms) -> Result<(), Failure> {
         if let Some(comm) = comms.send {
             self.net.close_send(comm)?;
         }
         if let Some(comm) = comms.recv {
             self.net.close_recv(comm)?;
         }
+        Ok(())
+    }
+
+    fn close(&mut self, comms: Comms) -> Result<(), Failure> {
+        self.close_comms(comms)?;
         self.net.finalize()?;
         self.link.say(&Say::Closed)?;
         hear_one!(self.link, Say::Closed => ());

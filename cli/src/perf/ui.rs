@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
     args::Plan,
-    report::{self, SizeResult},
+    report::{self, Connections, SizeResult},
 };
 use crate::failure::{Context, Failure};
 use crate::plugin::{Device, logger};
@@ -65,6 +65,13 @@ impl Ui {
     pub(super) fn begin(&self, abi: u32, net: &str, device: &Device, plan: &Plan) -> Result<(), Failure> {
         self.bar.set_message(format!("v{abi}"));
         self.print(&report::title(abi, net, Some(device), plan))?;
+        // The line on connections comes before the table of sizes.
+        if plan.connections > 0 { Ok(()) } else { self.print(&report::head()) }
+    }
+
+    /// The further connections are made.
+    pub(super) fn connections(&self, connections: &Connections) -> Result<(), Failure> {
+        self.print(&report::connections(connections))?;
         self.print(&report::head())
     }
 

@@ -15,7 +15,7 @@ use super::{
     args::Plan,
     control::Channel,
     link::{Link, Role, Say},
-    report::SizeResult,
+    report::{Connections, SizeResult},
     session::{Listener, Session},
 };
 use crate::failure::{Context, Failure};
@@ -64,6 +64,8 @@ pub(super) enum Event {
     Log { level: i32, text: String },
     /// `init` is done and the device is there.
     Device { net: String, device: Device },
+    /// The further connections were made.
+    Connections(Connections),
     /// A size is measured.
     Result(Box<SizeResult>),
     /// The run ended with a failure.
@@ -85,6 +87,10 @@ impl Parent {
 impl Listener for Parent {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure> {
         self.tell(&Event::Device { net: net.to_owned(), device: device.clone() })
+    }
+
+    fn connections(&mut self, connections: &Connections) -> Result<(), Failure> {
+        self.tell(&Event::Connections(*connections))
     }
 
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure> {

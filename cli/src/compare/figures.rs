@@ -1,0 +1,214 @@
+//! From the rounds to ratios: arithmetic, no I/O.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{contestant::Contestant, measure::Measured, scenario::Scenario};
+
+/// Which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Better {
+    Lower,
+    Higher,
+}
+
+/// What we want to reach against each other contestant.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Goal {
+    /// Ours to theirs.
+    RatioAtMost(f64),
+    /// Ours to theirs.
+    RatioAtLeast(f64),
+    /// Ours, whatever theirs is.
+    AtLeast(f64),
+    /// Only told.
+    None,
+}
+
+macro_rules! metrics {
+    ($($name:ident: $title:literal, $unit:literal, $better:ident, $goal:expr;)+) => {
+        /// What is measured, in the order of the table.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub(super) enum Metric { $($name),+ }
+
+        impl Metric {
+            pub(super) const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title),+ }
+            }
+            pub(super) const fn unit(self) -> &'static str {
+                match self { $(Self::$name => $unit),+ }
+            }
+            pub(super) const fn better(self) -> Better {
+                match self { $(Self::$name => Better::$better),+ }
+            }
+            pub(super) const fn goal(self) -> Goal {
+                match self { $(Self::$name => $goal),+ }
+            }
+        }
+    };
+}
+
+metrics! {
+    Latency: "half round trip of 8 B, median", "us", Lower, Goal::RatioAtMost(0.9);
+    LatencyP99: "half round trip of 8 B, p99", "us", Lower, Goal::None;
+    Rate8: "messages of 8 B, 8 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
+    Rate32: "messages of 8 B, 32 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
+    Bandwidth64K: "bandwidth, 64 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
+    Bandwidth1M: "bandwidth, 1 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
+    Bandwidth16M: "bandwidth, 16 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
+    Bandwidth256M: "bandwidth, 256 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
+    OfSum: "of the rails' sum, 16 MiB", "%", Higher, Goal::AtLeast(97.0);
+    Instructions: "instructions for 8 B, plugin alone", "", Lower, Goal::RatioAtMost(0.9);
+    InstructionsAll: "instructions for 8 B, with softverbs", "", Lower, Goal::RatioAtMost(0.9);
+    WorkRequests8: "work requests for 8 B", "", Lower, Goal::None;
+    Doorbells8: "doorbells for 8 B", "", Lower, Goal::None;
+    Completions8: "completions for 8 B", "", Lower, Goal::None;
+    WorkRequests64K: "work requests for 64 KiB", "", Lower, Goal::None;
+    Doorbells64K: "doorbells for 64 KiB", "", Lower, Goal::None;
+    Completions64K: "completions for 64 KiB", "", Lower, Goal::None;
+    Connections: "connections made", "1/s", Higher, Goal::None;
+    MemoryResident: "memory of a connection, resident", "KiB", Lower, Goal::RatioAtMost(1.0);
+    MemoryPrivate: "memory of a connection, private", "KiB", Lower, Goal::RatioAtMost(1.0);
+}
+
+/// One metric in one scenario.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) metric: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) better: Better,
+    pub(super) goal: Goal,
+    /// By contestant, the median over the rounds.
+    pub(super) values: Vec<f64>,
+    /// Ours to each of the others: the median over the rounds of the ratio in a round.
+    pub(super) ratios: Vec<f64>,
+    /// Whether the goal is reached against all others; absent where there is none.
+    pub(super) reached: Option<bool>,
+}
+
+/// One scenario.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Part {
+    pub(super) scenario: Scenario,
+    pub(super) rows: Vec<Row>,
+}
+
+/// The whole comparison.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Report {
+    pub(super) mpib: &'static str,
+    pub(super) rounds: u32,
+    pub(super) seconds: f64,
+    /// Ours first.
+    pub(super) contestants: Vec<Contestant>,
+    pub(super) scenarios: Vec<Part>,
+    /// What could not be measured, and why.
+    pub(super) notes: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn new(contestants: &[Contestant], rounds: u32, time: Duration, measured: Measured) -> Self {
+        let part = |of: super::measure::Samples| Part {
+            scenario: of.scenario,
+            rows: of.values.iter().filter_map(|(metric, rounds)| row(*metric, rounds)).collect(),
+        };
+        Self {
+            mpib: env!("CARGO_PKG_VERSION"),
+            rounds,
+            seconds: time.as_secs_f64(),
+            contestants: contestants.to_vec(),
+            scenarios: measured.samples.into_iter().map(part).collect(),
+            notes: measured.notes,
+        }
+    }
+}
+
+/// `None` where a contestant has no figure.
+fn row(metric: Metric, rounds: &[Vec<f64>]) -> Option<Row> {
+    let values = rounds.iter().map(|of| median(of)).collect::<Option<Vec<_>>>()?;
+    let (ours, others) = rounds.split_first()?;
+    let ratio = |theirs: &Vec<f64>| {
+        // Within a round both met the same load of the machine.
+        median(&ours.iter().zip(theirs).map(|(a, b)| ratio(*a, *b)).collect::<Vec<_>>())
+    };
+    let ratios = others.iter().map(ratio).collect::<Option<Vec<_>>>()?;
+    let reached = reached(metric.goal(), values[0], &ratios);
+    Some(Row {
+        metric: metric.title(),
+        unit: metric.unit(),
+        better: metric.better(),
+        goal: metric.goal(),
+        values,
+        ratios,
+        reached,
+    })
+}
+
+/// Nothing against nothing is even.
+fn ratio(a: f64, b: f64) -> f64 {
+    if a == b { 1.0 } else { a / b }
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+/// Ratios are judged to the second decimal, as they are shown.
+fn reached(goal: Goal, ours: f64, ratios: &[f64]) -> Option<bool> {
+    let hundredths = |value: f64| (value * 100.0).round();
+    match goal {
+        Goal::None => None,
+        Goal::AtLeast(least) => Some(ours >= least),
+        Goal::RatioAtMost(most) => Some(ratios.iter().all(|r| hundredths(*r) <= hundredths(most))),
+        Goal::RatioAtLeast(least) => Some(ratios.iter().all(|r| hundredths(*r) >= hundredths(least))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn ratios_are_those_within_a_round() {
+        // The second round was ten times slower for both: their medians alone would say something else.
+        let rounds = [vec![1.0, 10.0, 3.0], vec![2.0, 20.0, 4.0], vec![1.0, 40.0, 3.0]];
+        let row = row(Metric::Latency, &rounds).unwrap();
+        assert_eq!(row.values, [3.0, 4.0, 3.0]);
+        assert_eq!(row.ratios, [0.5, 1.0]);
+        assert_eq!(row.reached, Some(false), "not against the third");
+    }
+
+    #[test]
+    fn goals_are_judged_as_shown() {
+        assert_eq!(reached(Goal::RatioAtMost(0.9), 0.0, &[0.904]), Some(true));
+        assert_eq!(reached(Goal::RatioAtMost(0.9), 0.0, &[0.906]), Some(false));
+        assert_eq!(reached(Goal::RatioAtLeast(1.1), 0.0, &[1.2, 1.09]), Some(false));
+        assert_eq!(reached(Goal::AtLeast(97.0), 97.1, &[0.1]), Some(true));
+        assert_eq!(reached(Goal::AtLeast(97.0), 96.9, &[2.0]), Some(false));
+        assert_eq!(reached(Goal::None, 1.0, &[1.0]), None);
+    }
+
+    #[test]
+    fn a_metric_that_one_has_no_figure_for_is_left_out() {
+        assert_eq!(row(Metric::Latency, &[vec![1.0], vec![]]), None);
+        assert_eq!(ratio(0.0, 0.0), 1.0);
+    }
+}

@@ -1,0 +1,351 @@
+//! Runs the child processes: every contestant in turn, round after round, so that what else the machine does meets all alike.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{callgrind::Calls, contestant::Contestant, figures::Metric, scenario::Scenario};
+use crate::failure::{Context, Failure, Kind};
+use crate::perf::solo;
+
+/// Longest that one child may take.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Messages in flight where work requests and instructions are counted: as many as NCCL has.
+const DEPTH: usize = 8;
+/// Groups of [`DEPTH`] in the two runs whose difference is counted: so the start does not count.
+const GROUPS: [u64; 2] = [100, 600];
+
+/// What to do.
+pub(super) struct Work<'a> {
+    pub(super) contestants: &'a [Contestant],
+    pub(super) softverbs: &'a Path,
+    pub(super) rounds: u32,
+    pub(super) time: Duration,
+    pub(super) connections: u32,
+    pub(super) instructions: bool,
+}
+
+/// Of one scenario: by metric, by contestant, what each round gave.
+pub(super) struct Samples {
+    pub(super) scenario: Scenario,
+    pub(super) values: BTreeMap<Metric, Vec<Vec<f64>>>,
+}
+
+impl Samples {
+    fn add(&mut self, metric: Metric, contestant: usize, contestants: usize, value: f64) {
+        self.values.entry(metric).or_insert_with(|| vec![Vec::new(); contestants])[contestant].push(value);
+    }
+}
+
+/// All scenarios, and remarks on what could not be measured.
+pub(super) struct Measured {
+    pub(super) samples: Vec<Samples>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Measures everything.
+pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, Failure> {
+    let mut notes = Vec::new();
+    let valgrind = work.instructions && has_valgrind();
+    if work.instructions && !valgrind {
+        notes.push("instructions: not available, since there is no valgrind here".to_owned());
+    }
+    let mut samples: Vec<_> =
+        scenarios.iter().map(|s| Samples { scenario: *s, values: BTreeMap::new() }).collect();
+    let bar = bar(scenarios.len() * work.contestants.len() * (work.rounds as usize + 1));
+    for round in 0..work.rounds {
+        for of in &mut samples {
+            for index in in_turn(work.contestants.len(), round) {
+                bar.set_message(format!("{}, {}", of.scenario.name, work.contestants[index].name));
+                timed(work, of, index)?;
+                bar.inc(1);
+            }
+        }
+    }
+    for of in &mut samples {
+        for index in 0..work.contestants.len() {
+            // Counts do not depend on rates.
+            if !of.scenario.unequal() {
+                counted(work, of, index, valgrind)?;
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(Measured { samples, notes })
+}
+
+/// Who begins changes from round to round.
+fn in_turn(count: usize, round: u32) -> impl Iterator<Item = usize> {
+    (0..count).map(move |i| (i + round as usize) % count)
+}
+
+fn bar(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// One contestant's part of a round.
+fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
+    let count = work.contestants.len();
+    let seconds = work.time.as_secs_f64().to_string();
+    let perf = |args: &[&str]| -> Result<Value, Failure> {
+        let mut all = vec!["--no-check", "--time", &seconds];
+        all.extend(args);
+        work.perf(&of.scenario, index, &all)
+    };
+    let connections = work.connections.to_string();
+    let latency = perf(&["--sizes", "8", "--ping-pong", "--depth", "2", "--connections", &connections])?;
+    let rates = [(8, Metric::Rate8), (32, Metric::Rate32)]
+        .into_iter()
+        .map(|(depth, metric)| Ok((metric, perf(&["--sizes", "8", "--depth", &depth.to_string()])?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let bandwidth = perf(&["--sizes", "64K,1M,16M,256M", "--memory", "512M"])?;
+
+    let micro = |value: &Value, what: &str| number(value, &["time_ns", what]).map(|ns| ns / 1e3);
+    let half = result(&latency, 0)?;
+    let mut add = |metric, value| of.add(metric, index, count, value);
+    add(Metric::Latency, micro(half, "median")?);
+    add(Metric::LatencyP99, micro(half, "p99")?);
+    for (metric, report) in &rates {
+        let one = result(report, 0)?;
+        add(*metric, number(one, &["messages"])? / number(one, &["seconds"])?);
+    }
+    let sizes = [Metric::Bandwidth64K, Metric::Bandwidth1M, Metric::Bandwidth16M, Metric::Bandwidth256M];
+    for (i, metric) in sizes.into_iter().enumerate() {
+        add(metric, number(result(&bandwidth, i)?, &["gigabytes_per_second"])?);
+    }
+    let made = table(&latency)?.get("connections").ok_or_else(|| unread("no connections"))?;
+    add(Metric::Connections, number(made, &["per_second"])?);
+    for (metric, what) in [(Metric::MemoryResident, "resident"), (Metric::MemoryPrivate, "private")] {
+        let both = number(made, &["memory", what])? + number(made, &["peer_memory", what])?;
+        add(metric, both / 2.0 / 1024.0);
+    }
+    let sum = of.scenario.sum();
+    if of.scenario.unequal() {
+        of.add(
+            Metric::OfSum,
+            index,
+            count,
+            number(result(&bandwidth, 2)?, &["gigabytes_per_second"])? / sum * 100.0,
+        );
+    }
+    Ok(())
+}
+
+/// What does not change from run to run.
+fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> Result<(), Failure> {
+    let count = work.contestants.len();
+    let sizes = [
+        (8, [Metric::WorkRequests8, Metric::Doorbells8, Metric::Completions8]),
+        (64 << 10, [Metric::WorkRequests64K, Metric::Doorbells64K, Metric::Completions64K]),
+    ];
+    for (size, metrics) in sizes {
+        let (counts, _) = work.solo(&of.scenario, index, size, 1000, false)?;
+        let each = |n: u64| n as f64 / counts.messages.max(1) as f64;
+        // Receives are work requests too.
+        let values = [counts.work_requests + counts.receives, counts.doorbells, counts.completions];
+        for (metric, value) in metrics.into_iter().zip(values) {
+            of.add(metric, index, count, each(value));
+        }
+    }
+    if !valgrind {
+        return Ok(());
+    }
+    let plugin = fs::canonicalize(&work.contestants[index].plugin).tool("find the plugin's file")?;
+    let plugin = plugin.to_string_lossy();
+    let exe = env::current_exe().tool("find this program's file")?;
+    let mut sums = [[0; 2]; 2];
+    for (i, groups) in GROUPS.into_iter().enumerate() {
+        let (_, calls) = work.solo(&of.scenario, index, 8, groups, true)?;
+        let calls = calls.ok_or_else(|| unread("no callgrind output"))?;
+        sums[i] =
+            [calls.between(&exe.to_string_lossy(), &plugin), calls.between(&plugin, "/libibverbs.so.1")];
+    }
+    let messages = (GROUPS[1] - GROUPS[0]) as f64 * DEPTH as f64;
+    let [all, verbs] = [0, 1].map(|what| (sums[1][what] as f64 - sums[0][what] as f64) / messages);
+    of.add(Metric::Instructions, index, count, all - verbs);
+    of.add(Metric::InstructionsAll, index, count, all);
+    Ok(())
+}
+
+impl Work<'_> {
+    /// `mpib perf --json` with these options; its document.
+    fn perf(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Value, Failure> {
+        let one = &self.contestants[index];
+        let exe = env::current_exe().tool("find this program's file")?;
+        let mut command = Command::new(exe);
+        command.args(["perf", "--json", "--plugin"]).arg(&one.plugin).args(args);
+        if let Some(table) = &one.table {
+            command.args(["--table", table]);
+        }
+        if let Some(abi) = one.abi {
+            command.args(["--abi", &abi.to_string()]);
+        }
+        if one.merge && scenario.rates.len() > 1 {
+            command.args(["--merge", "0,1"]);
+        }
+        let (_, out) = self.child(command, scenario, one, true)?;
+        serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
+    }
+
+    /// Both ends in one process, under callgrind or not.
+    fn solo(
+        &self,
+        scenario: &Scenario,
+        index: usize,
+        size: usize,
+        groups: u64,
+        callgrind: bool,
+    ) -> Result<(solo::Counts, Option<Calls>), Failure> {
+        let one = &self.contestants[index];
+        let exe = env::current_exe().tool("find this program's file")?;
+        let dir = tempfile::tempdir().tool("make a temporary folder")?;
+        let (counts, calls) = (dir.path().join("counts"), dir.path().join("calls"));
+        let mut command = if callgrind { Command::new("valgrind") } else { Command::new(&exe) };
+        if callgrind {
+            let out = format!("--callgrind-out-file={}", calls.display());
+            command.args(["--quiet", "--tool=callgrind", &out]).arg(&exe);
+        }
+        command.arg(solo::COMMAND).arg("--plugin").arg(&one.plugin);
+        command.args(["--version", &one.check()?.to_string(), "--size", &size.to_string()]);
+        command
+            .args(["--depth", &DEPTH.to_string(), "--groups", &groups.to_string(), "--output"])
+            .arg(&counts);
+        if let Some(table) = &one.table {
+            command.args(["--table", table]);
+        }
+        if one.merge && scenario.rates.len() > 1 {
+            command.args(["--merge", "0,1"]);
+        }
+        self.child(command, scenario, one, false)?;
+        let text = fs::read_to_string(&counts).tool("read what was counted")?;
+        let counted: Option<solo::Counts> = serde_json::from_str(&text).tool("read what was counted")?;
+        let counted = counted.ok_or_else(|| unread("the plugin's libibverbs is not softverbs"))?;
+        let calls = if callgrind {
+            let text = fs::read(&calls).tool("read callgrind's output")?;
+            Some(Calls::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| unread("callgrind's output"))?)
+        } else {
+            None
+        };
+        Ok((counted, calls))
+    }
+
+    /// Runs a child in the scenario's environment to its end; what it wrote on stdout. A child that fails is a failure of
+    /// the same kind, with its last words.
+    fn child(
+        &self,
+        mut command: Command,
+        scenario: &Scenario,
+        one: &Contestant,
+        rated: bool,
+    ) -> Result<(ExitStatus, String), Failure> {
+        for (name, _) in env::vars_os() {
+            let text = name.to_string_lossy();
+            if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
+                command.env_remove(&name);
+            }
+        }
+        let mut path = self.softverbs.as_os_str().to_owned();
+        if let Some(more) = env::var_os("LD_LIBRARY_PATH").filter(|more| !more.is_empty()) {
+            path.push(":");
+            path.push(more);
+        }
+        let fabric = format!("compare-{}", std::process::id());
+        command.env("LD_LIBRARY_PATH", path).envs(scenario.environment(&fabric, rated));
+        let dir = tempfile::tempdir().tool("make a temporary folder")?;
+        let (out, err) = (dir.path().join("out"), dir.path().join("err"));
+        let file = |path: &Path| fs::File::create(path).tool("make a temporary file");
+        command.stdin(Stdio::null()).stdout(file(&out)?).stderr(file(&err)?);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let status = ended(command.spawn().tool(format!("start {program}"))?);
+        let read = |path: &Path| fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
+        let said = read(&err).tool("read a temporary file")?;
+        let place = format!("{}, {}", one.name, scenario.name);
+        match status.map_err(|f| f.at(&place))? {
+            status if status.success() => Ok((status, read(&out).tool("read a temporary file")?)),
+            status => {
+                let last: Vec<_> = said.lines().filter(|l| !l.is_empty()).collect();
+                let last = last[last.len().saturating_sub(3)..].join("\n");
+                let text = format!("{place}: a run {}: {last}", crate::perf::ending(status));
+                Err(Failure::new(Kind::Call, text))
+            }
+        }
+    }
+}
+
+/// Waits, not for ever.
+fn ended(mut child: std::process::Child) -> Result<ExitStatus, Failure> {
+    let since = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().tool("wait for a child")? {
+            return Ok(status);
+        }
+        if since.elapsed() > LIMIT {
+            // Both fail only where it has ended just now.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(Failure::new(Kind::Timeout, format!("a run did not end within {LIMIT:?}")));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn has_valgrind() -> bool {
+    let out = Command::new("valgrind").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    out.is_ok_and(|status| status.success())
+}
+
+fn unread(what: &str) -> Failure {
+    Failure::new(Kind::Tool, format!("cannot read the result of a run: {what}"))
+}
+
+/// The one table of a report.
+fn table(report: &Value) -> Result<&Value, Failure> {
+    report.get("tables").and_then(|t| t.get(0)).ok_or_else(|| unread("no table"))
+}
+
+/// The n-th size of a report.
+fn result(report: &Value, n: usize) -> Result<&Value, Failure> {
+    table(report)?.get("results").and_then(|r| r.get(n)).ok_or_else(|| unread("a size is missing"))
+}
+
+fn number(value: &Value, path: &[&str]) -> Result<f64, Failure> {
+    let found = path.iter().try_fold(value, |value, name| value.get(name));
+    found
+        .and_then(|v| f64::deserialize(v).ok())
+        .ok_or_else(|| unread(&format!("no number {}", path.join("."))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_begins_changes() {
+        let order = |round| in_turn(3, round).collect::<Vec<_>>();
+        assert_eq!([order(0), order(1), order(5)], [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+    }
+
+    #[test]
+    fn numbers_are_found_or_named() {
+        let value = serde_json::json!({"tables": [{"results": [{"time_ns": {"p99": 7}}]}]});
+        assert_eq!(number(result(&value, 0).unwrap(), &["time_ns", "p99"]), Ok(7.0));
+        let failure = number(&value, &["time_ns", "p50"]).unwrap_err();
+        assert!(failure.message.ends_with("no number time_ns.p50"), "{failure}");
+        assert!(result(&value, 1).is_err());
+    }
+}

@@ -1,0 +1,154 @@
+//! `mpib compare`: this plugin and others side by side on the same simulated rails, driven by the same code.
+//!
+//! Every figure comes from a child process of this same program (`mpib perf`, or `perf-solo` under callgrind), with an
+//! environment of its own, in alternating rounds (`measure`). `figures` turns them into ratios, `table` and `chart` show
+//! them. Nothing here loads a plugin.
+
+mod callgrind;
+mod chart;
+mod contestant;
+mod figures;
+mod measure;
+mod scenario;
+mod table;
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Args;
+use contestant::Contestant;
+use figures::Report;
+
+use crate::failure::{Context, Failure, Kind};
+use crate::plugin;
+
+/// Measures this plugin beside others on the same rails of softverbs, in alternating rounds, and prints the ratios.
+///
+/// Settings of plugins (MPIB_*, NCCL_*, SOFTVERBS_*) in the environment are not passed on: each scenario has its own.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompareArgs {
+    /// Another plugin: FILE, or FILE,table=SYMBOL,abi=vN for a table that is not exported; with ",merge" rails are joined by
+    /// makeVDevice, with ",name=TEXT" it is called so. May be given several times
+    #[arg(long, value_name = "SPEC", required = true)]
+    plugin: Vec<Contestant>,
+
+    /// This plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    #[arg(long, value_name = "PATH")]
+    ours: Option<PathBuf>,
+
+    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib, ../lib/mpib/softverbs, or ./build/softverbs]
+    #[arg(long, value_name = "DIR")]
+    softverbs: Option<PathBuf>,
+
+    /// Alternating rounds; each figure is the median over them
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// Seconds for each size in each round
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = crate::perf::seconds)]
+    time: Duration,
+
+    /// Connections for the rate at which they are made, and the memory of each
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: u32,
+
+    /// Only scenarios whose name begins so: one, equal, 4+2, 4+1
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    /// Do not count instructions (that takes valgrind)
+    #[arg(long)]
+    no_instructions: bool,
+
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    json: bool,
+
+    /// Write the JSON document here too
+    #[arg(long, value_name = "FILE")]
+    json_file: Option<PathBuf>,
+
+    /// Draw the ratios into this file (SVG)
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Write the table here too (Markdown)
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+/// The command. Failures are printed here.
+pub(crate) fn main(args: &CompareArgs) -> ExitCode {
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("mpib: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let ours = Contestant::ours(args.ours.clone().map_or_else(plugin::default_path, Ok)?);
+    let mut contestants = vec![ours];
+    contestants.extend(args.plugin.iter().cloned());
+    for contestant in &contestants {
+        contestant.check()?;
+    }
+    let softverbs = args.softverbs.clone().map_or_else(find_softverbs, Ok)?;
+    if !softverbs.join("libibverbs.so.1").is_file() {
+        let text = format!(
+            "{}: no libibverbs.so.1 there; \"make build\" makes build/softverbs",
+            softverbs.display()
+        );
+        return Err(Failure::new(Kind::Usage, text));
+    }
+    let scenarios = scenario::chosen(args.only.as_deref())?;
+    let work = measure::Work {
+        contestants: &contestants,
+        softverbs: &softverbs,
+        rounds: args.rounds,
+        time: args.time,
+        connections: args.connections,
+        instructions: !args.no_instructions,
+    };
+    let report = Report::new(&contestants, args.rounds, args.time, measure::all(&work, &scenarios)?);
+    show(args, &report)
+}
+
+fn show(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(report).tool("encode the report")?;
+    let text = if args.json { json.clone() } else { table::text(report) };
+    writeln!(io::stdout(), "{text}").tool("write to stdout")?;
+    for (file, content) in [
+        (&args.json_file, format!("{json}\n")),
+        (&args.svg, chart::svg(report)),
+        (&args.markdown, table::markdown(report)),
+    ] {
+        if let Some(file) = file {
+            fs::write(file, content).tool(format!("write {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// As the plugin's own file is found.
+fn find_softverbs() -> Result<PathBuf, Failure> {
+    let exe = std::env::current_exe().tool("find this program's file")?;
+    let beside = exe.parent().unwrap_or(Path::new("."));
+    let places = [beside.join("softverbs"), beside.join("../lib/mpib/softverbs"), "build/softverbs".into()];
+    let found = places.iter().find(|dir| dir.join("libibverbs.so.1").is_file()).cloned();
+    found.ok_or_else(|| {
+        let tried: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+        let text = format!(
+            "found no softverbs at {}; build it with \"make build\", or name it with --softverbs",
+            tried.join(", ")
+        );
+        Failure::new(Kind::Usage, text)
+    })
+}

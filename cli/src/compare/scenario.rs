@@ -1,0 +1,102 @@
+//! The rails on which plugins are compared.
+
+use serde::Serialize;
+
+use crate::failure::{Failure, Kind};
+
+/// One arrangement of simulated rails.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    /// 10^9 bytes a second, of each rail.
+    pub(super) rates: &'static [f64],
+    /// The second rail's part of a transfer, in parts per 1024, for plugins that take one.
+    pub(super) share: u16,
+}
+
+/// The sums are what two cores can copy. Shares are those of the rates.
+const ALL: [Scenario; 4] = [
+    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0 },
+    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512 },
+    Scenario { name: "4+2 GB/s", rates: &[4.0, 2.0], share: 341 },
+    Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205 },
+];
+
+/// Those whose name begins with `only`, or all.
+pub(super) fn chosen(only: Option<&str>) -> Result<Vec<Scenario>, Failure> {
+    let wanted = only.unwrap_or_default();
+    let chosen: Vec<_> = ALL.into_iter().filter(|s| s.name.starts_with(wanted)).collect();
+    if chosen.is_empty() {
+        let names = ALL.map(|s| format!("{:?}", s.name)).join(", ");
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("--only {wanted:?}: no scenario begins so; there are {names}"),
+        ));
+    }
+    Ok(chosen)
+}
+
+impl Scenario {
+    /// Whether the rails differ.
+    pub(super) fn unequal(&self) -> bool {
+        self.rates.windows(2).any(|pair| pair[0] != pair[1])
+    }
+
+    /// 10^9 bytes a second of all rails.
+    pub(super) fn sum(&self) -> f64 {
+        self.rates.iter().sum()
+    }
+
+    /// `SOFTVERBS_DEVICES`. Without `rated` they are as fast as the machine.
+    pub(super) fn devices(&self, rated: bool) -> String {
+        let device = |(i, rate): (usize, &f64)| {
+            let rate = if rated { format!(",rate={rate}GB") } else { String::new() };
+            format!("rail{i}:addr=10.18.{i}.1/24{rate}")
+        };
+        self.rates.iter().enumerate().map(device).collect::<Vec<_>>().join(";")
+    }
+
+    /// Everything that plugins and softverbs are told.
+    pub(super) fn environment(&self, fabric: &str, rated: bool) -> Vec<(&'static str, String)> {
+        let mut out = vec![
+            ("SOFTVERBS_DEVICES", self.devices(rated)),
+            ("SOFTVERBS_FABRIC", fabric.to_owned()),
+            // RoCE version 2 over IPv4: NCCL's own transport would look into sysfs, where softverbs has nothing.
+            ("NCCL_IB_GID_INDEX", "3".into()),
+        ];
+        if self.rates.len() == 2 {
+            out.push(("MPIB_HCA_SOUT", "rail0".into()));
+            out.push(("MPIB_HCA_SUP", "rail1".into()));
+            out.push(("MPIB_SUP_SHARE", self.share.to_string()));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_in_proportion_to_the_rates() {
+        for s in ALL.iter().filter(|s| s.rates.len() == 2) {
+            let exact = s.rates[1] / s.sum() * 1024.0;
+            assert!((exact - f64::from(s.share)).abs() < 1.0, "{}: {exact}", s.name);
+        }
+    }
+
+    #[test]
+    fn scenarios_are_chosen_by_the_beginning_of_their_name() {
+        let names = |only| chosen(only).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>());
+        assert_eq!(names(None).unwrap().len(), 4);
+        assert_eq!(names(Some("4+")).unwrap(), ["4+2 GB/s", "4+1 GB/s"]);
+        assert!(names(Some("three")).unwrap_err().message.contains("\"one rail, 4 GB/s\""));
+    }
+
+    #[test]
+    fn devices_are_as_softverbs_reads_them() {
+        assert_eq!(ALL[2].devices(true), "rail0:addr=10.18.0.1/24,rate=4GB;rail1:addr=10.18.1.1/24,rate=2GB");
+        assert_eq!(ALL[0].devices(false), "rail0:addr=10.18.0.1/24");
+        assert!(ALL[3].unequal() && !ALL[1].unequal() && !ALL[0].unequal());
+    }
+}

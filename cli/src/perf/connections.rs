@@ -1,0 +1,93 @@
+//! Further connections, one after the other: how fast they are made, and the memory that each takes.
+
+use std::{fs, time::Instant};
+
+use super::{
+    link::{Role, Say, hear_one},
+    report::{Connections, PerConnection},
+    session::Session,
+};
+use crate::failure::{Context, Failure};
+
+/// Makes and closes as many as the plan says. Both ends return the same.
+pub(super) fn make(session: &mut Session) -> Result<Connections, Failure> {
+    let count = session.plan.connections;
+    let mut made = Vec::with_capacity(count);
+    let before = Memory::now()?;
+    let started = Instant::now();
+    for _ in 0..count {
+        made.push(session.connect()?);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let memory = Memory::now()?.since(&before, count);
+    let result = match session.role {
+        Role::A => {
+            let peer_memory = hear_one!(session.link, Say::Memory(memory) => memory);
+            let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+            let result = Connections { count, seconds, per_second, memory, peer_memory };
+            session.link.say(&Say::Connections(result))?;
+            result
+        }
+        Role::B => {
+            session.link.say(&Say::Memory(memory))?;
+            hear_one!(session.link, Say::Connections(result) => result)
+        }
+    };
+    for comms in made {
+        session.close_comms(comms)?;
+    }
+    Ok(result)
+}
+
+/// What this process has in memory, in bytes.
+struct Memory {
+    resident: u64,
+    shared: u64,
+}
+
+impl Memory {
+    fn now() -> Result<Self, Failure> {
+        let text = fs::read_to_string("/proc/self/statm").tool("read /proc/self/statm")?;
+        Self::parse(&text)
+            .ok_or_else(|| format!("found {:?}", text.trim()))
+            .tool("understand /proc/self/statm")
+    }
+
+    /// The second and third number are resident and shared pages (proc(5)).
+    fn parse(statm: &str) -> Option<Self> {
+        // SAFETY: asks for a constant of the system.
+        let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let mut pages = statm.split_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
+        Some(Self { resident: pages.next()?? * page, shared: pages.next()?? * page })
+    }
+
+    fn since(&self, before: &Self, count: usize) -> PerConnection {
+        let each = |now: u64, then: u64| (now as f64 - then as f64) / count as f64;
+        let private = |m: &Self| m.resident.saturating_sub(m.shared);
+        PerConnection {
+            resident: each(self.resident, before.resident),
+            private: each(private(self), private(before)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_what_came_on_top_for_each() {
+        let page = Memory::parse("9 1 0 0 0 0 0").unwrap().resident;
+        let before = Memory::parse("100 20 5 1 0 30 0").unwrap();
+        let after = Memory::parse("200 60 15 1 0 80 0\n").unwrap();
+        let each = after.since(&before, 10);
+        assert_eq!((each.resident, each.private), (4.0 * page as f64, 3.0 * page as f64));
+        assert!(Memory::parse("100").is_none() && Memory::parse("a b c").is_none());
+    }
+
+    #[test]
+    fn this_process_has_memory_of_its_own() {
+        let now = Memory::now().unwrap();
+        assert!(now.resident > now.shared && now.shared > 0);
+    }
+}
