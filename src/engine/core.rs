@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
 use crate::stats::Counters;
-use crate::verbs::{Chain, Completion, Pd, Region};
+use crate::verbs::{Batch, Chain, Completion, Pd, Region};
 
 /// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
 const BATCHES: usize = 32;
@@ -112,9 +112,10 @@ pub(super) trait Progress {
 
     /// Takes what completed on every rail.
     fn drain(&mut self) -> Result<()> {
+        let mut batch = Batch::new();
         for rail in 0..self.core().rails.len() {
             for _ in 0..BATCHES {
-                let batch = self.core().rails[rail].cq.poll()?;
+                self.core().rails[rail].cq.poll(&mut batch)?;
                 for completion in batch.iter() {
                     if completion.status != 0 {
                         return Err(self.core().completed_badly(rail, &completion));
@@ -159,5 +160,10 @@ pub(super) fn lock<T>(state: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
 
 /// Indices of the set bits.
 pub(super) fn rails_of(mask: u8) -> impl Iterator<Item = usize> {
-    (0..MAX_RAILS).filter(move |rail| mask >> rail & 1 == 1)
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+        Some(rail)
+    })
 }

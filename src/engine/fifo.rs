@@ -9,13 +9,22 @@ use crate::proto::{CTS_BYTES, CTS_SEQ_OFFSET, Cts, MAX_RAILS, MAX_RECVS, Sequenc
 pub(super) const NO_CTS: Cts =
     Cts { addr: 0, size: 0, rkeys: [0; MAX_RAILS], tag: 0, count: 0, index: 0, seq: 0 };
 
-/// The entries of the group with number `seq`, and how many there are; `None` while one of them has not come.
-pub(super) fn group(fifo: &[AtomicU64], seq: Sequence) -> Result<Option<(usize, [Cts; MAX_RECVS])>> {
+/// Puts the entries of the group with number `seq` into `group`; how many there are, `None` while one of them has not come.
+pub(super) fn group(
+    fifo: &[AtomicU64],
+    seq: Sequence,
+    group: &mut [Cts; MAX_RECVS],
+) -> Result<Option<usize>> {
     let Some(first) = entry(fifo, seq, 0)? else { return Ok(None) };
     let count = usize::from(first.count);
-    let mut group = [NO_CTS; MAX_RECVS];
     for (i, place) in group.iter_mut().enumerate().take(count) {
-        let Some(cts) = entry(fifo, seq, i)? else { return Ok(None) };
+        let cts = match i {
+            0 => first,
+            _ => match entry(fifo, seq, i)? {
+                Some(cts) => cts,
+                None => return Ok(None),
+            },
+        };
         if usize::from(cts.count) != count || usize::from(cts.index) != i {
             return Err(Error::Protocol(format!(
                 "CTS entry {i} of a group of {count} says that it is number {} of {}",
@@ -24,7 +33,7 @@ pub(super) fn group(fifo: &[AtomicU64], seq: Sequence) -> Result<Option<(usize, 
         }
         *place = cts;
     }
-    Ok(Some((count, group)))
+    Ok(Some(count))
 }
 
 /// Entry `index` of the group with number `seq`; `None` while it has not come.

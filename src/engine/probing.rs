@@ -9,7 +9,7 @@ use super::recv;
 use super::wiring::Joined;
 use crate::error::{Error, Result};
 use crate::proto::{MAX_RAILS, Message};
-use crate::verbs::{Chain, Local, Region, Remote};
+use crate::verbs::{Batch, Chain, Local, Region, Remote};
 
 /// Probes on every route.
 #[derive(Debug)]
@@ -92,7 +92,8 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
 
 /// Takes what has completed of a rail's probes; how many have.
 fn probed(i: usize, rail: &mut Rail) -> Result<usize> {
-    let batch = rail.cq.poll()?;
+    let mut batch = Batch::new();
+    rail.cq.poll(&mut batch)?;
     let mut done = 0;
     for completion in batch.iter() {
         if completion.status != 0 {

@@ -199,7 +199,10 @@ impl Progress for State {
             SlotState::Done => {
                 slot.state = SlotState::Free;
                 self.core.stats.done(slot.count, slot.bytes[..slot.count].iter().sum());
-                Ok(Sizes::new(&slot.bytes[..slot.count]))
+                match slot.count {
+                    1 => Ok(Some(Sizes::one(slot.bytes[0]))),
+                    count => Ok(Sizes::new(&slot.bytes[..count])),
+                }
             }
         }
     }

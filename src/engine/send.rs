@@ -165,7 +165,7 @@ impl Progress for State {
                 let size = send.buffer.len;
                 self.free.push(index);
                 self.core.stats.done(1, size);
-                Ok(Sizes::new(&[size]))
+                Ok(Some(Sizes::one(size)))
             }
         }
     }
@@ -196,15 +196,17 @@ impl Progress for State {
 impl State {
     fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<usize>> {
         if self.group.count == 0 {
-            let Some((count, cts)) = fifo::group(self.core.region.words(), self.seq)? else {
+            // In place: a group is too large to be moved for each message.
+            let Some(count) = fifo::group(self.core.region.words(), self.seq, &mut self.group.cts)? else {
                 self.core.peer.look("sends")?;
                 return Ok(self.core.stats.no_receive());
             };
-            self.group = Group { count, cts, ..NO_GROUP };
+            self.group.sends[..count].fill(None);
+            (self.group.count, self.group.met) = (count, 0);
         }
         let meets = |i: &usize| self.group.sends[*i].is_none() && self.group.cts[*i].tag == tag;
         let Some(place) = (0..self.group.count).find(meets) else { return Ok(self.core.stats.no_receive()) };
-        let cts = self.group.cts[place];
+        let cts = &self.group.cts[place];
         if buffer.len as u64 > cts.size {
             return Err(Error::Usage(format!(
                 "a send of {} bytes with tag {tag} meets a receive of {} bytes: nothing was sent",
@@ -217,8 +219,10 @@ impl State {
             return Err(Error::Internal("the policy has no rail".into()));
         }
         let Some(index) = self.free.pop() else { return Ok(self.core.stats.no_room()) };
-        let lkeys = mr.map_or([0; MAX_RAILS], Mr::lkeys);
-        self.sends[index] = Send { state: SendState::UnderWay, buffer, lkeys, cts, split };
+        let send = &mut self.sends[index];
+        (send.state, send.buffer, send.split) = (SendState::UnderWay, buffer, split);
+        send.lkeys = mr.map_or([0; MAX_RAILS], Mr::lkeys);
+        send.cts = *cts;
         self.group.sends[place] = Some(index);
         self.group.met += 1;
         if self.group.met < self.group.count || self.post_group()? {
@@ -275,7 +279,7 @@ impl State {
             stats.posted(rail, n, if fast { n } else { n - 1 }, bytes);
         }
         self.seq = self.seq.next();
-        self.group = NO_GROUP;
+        self.group.count = 0;
         Ok(true)
     }
 

@@ -1,6 +1,5 @@
 //! The clear-to-send entry that a receiver writes into the sender's FIFO: one cache line per receive.
 
-use super::wire::number;
 use super::{MAX_RAILS, MAX_RECVS};
 
 /// Size of an entry.
@@ -64,20 +63,25 @@ impl Cts {
 
     /// Refuses what [`Self::encode`] never makes of a valid group.
     pub fn decode(bytes: &[u8; CTS_BYTES]) -> Result<Self, CtsError> {
+        // Read for each message: word by word, not byte by byte.
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |i: usize| u64::from_le_bytes(words[i]);
+        let last = word(6);
         let mut rkeys = [0; MAX_RAILS];
-        for (rkey, place) in rkeys.iter_mut().zip(bytes[16..48].chunks_exact(4)) {
-            *rkey = number(place) as u32;
+        for (i, pair) in rkeys.chunks_exact_mut(2).enumerate() {
+            let keys = word(2 + i);
+            (pair[0], pair[1]) = (keys as u32, (keys >> 32) as u32);
         }
         let cts = Self {
-            addr: number(&bytes[0..8]),
-            size: number(&bytes[8..16]),
+            addr: word(0),
+            size: word(1),
             rkeys,
-            tag: number(&bytes[48..52]) as u32 as i32,
-            count: bytes[52],
-            index: bytes[53],
-            seq: number(&bytes[CTS_SEQ_OFFSET..]),
+            tag: last as u32 as i32,
+            count: (last >> 32) as u8,
+            index: (last >> 40) as u8,
+            seq: word(7),
         };
-        let padding = number(&bytes[54..56]) as u16;
+        let padding = (last >> 48) as u16;
         if cts.count == 0 || cts.count as usize > MAX_RECVS {
             Err(CtsError::Count(cts.count))
         } else if cts.index >= cts.count {

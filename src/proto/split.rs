@@ -90,11 +90,13 @@ impl Split {
     /// The parts of the active rails, in order, without gaps.
     pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
         let Self { bytes, mask } = *self;
-        let mut offset = 0;
-        (0..MAX_RAILS).filter(move |rail| mask >> rail & 1 == 1).map(move |rail| {
+        let (mut offset, mut rest) = (0, mask);
+        std::iter::from_fn(move || {
+            let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+            rest &= rest - 1;
             let part = Part { rail, offset, len: bytes[rail] };
             offset += part.len;
-            part
+            Some(part)
         })
     }
 }

@@ -72,6 +72,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Room for a batch. Nothing is written.
+    pub fn new() -> Self {
+        Self { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 }
+    }
+
     /// The completions, in order.
     pub fn iter(&self) -> impl Iterator<Item = Completion> + '_ {
         // SAFETY: the provider wrote the first `len` entries.
@@ -81,6 +86,12 @@ impl Batch {
     /// Whether there may be more.
     pub fn is_full(&self) -> bool {
         self.len == BATCH
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -94,15 +105,16 @@ impl Cq {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Completions that are there, at most sixteen. Allocates nothing.
-    pub fn poll(&self) -> Result<Batch> {
-        let mut batch = Batch { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 };
+    /// Completions that are there, at most sixteen, into the caller's batch, since moving one costs more than a poll.
+    /// Allocates nothing.
+    pub fn poll(&self, batch: &mut Batch) -> Result<()> {
+        batch.len = 0;
         // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
         let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.room.as_mut_ptr().cast()) };
         match usize::try_from(n) {
             Ok(n) => {
                 batch.len = n.min(BATCH);
-                Ok(batch)
+                Ok(())
             }
             Err(_) => {
                 let source = std::io::Error::from_raw_os_error(n.saturating_abs());

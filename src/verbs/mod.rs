@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 
 pub use chain::{Chain, INLINE, Local, Remote};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
-pub use cq::{Completion, Cq, Kind};
+pub use cq::{Batch, Completion, Cq, Kind};
 pub use memory::{Mr, Pd, Region};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use shim::can_relax_ordering;
