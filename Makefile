@@ -78,6 +78,10 @@ install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in 
 bench: build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables
 	@scripts/bench.sh
 
+.PHONY: bench-peers
+bench-peers: build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
+	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
+
 .PHONY: clean
 clean: ## Remove build/ and cargo's target/
 	@rm -rf build

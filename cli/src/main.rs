@@ -1,5 +1,6 @@
 //! `mpib`, the operator's tool.
 
+mod abi;
 mod compare;
 mod perf;
 mod stats;
@@ -21,6 +22,7 @@ enum Command {
     Perf(Box<perf::PerfArgs>),
     Stats(stats::StatsArgs),
     Compare(Box<compare::CompareArgs>),
+    Abi(abi::AbiArgs),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::main(*args),
         Command::Stats(args) => stats::main(&args),
         Command::Compare(args) => compare::main(&args),
+        Command::Abi(args) => abi::main(&args),
         Command::Worker(args) => ended(perf::worker::main(&args)),
         Command::Solo(args) => ended(perf::solo::main(&args)),
     }

@@ -9,7 +9,7 @@ use nccl_net_mpib::proto::{
     FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring, Wiring,
 };
 use nccl_net_mpib::verbs::{
-    Access, Chain, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
+    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
 };
 
 use super::pair::until;
@@ -175,7 +175,7 @@ impl Evil {
         let mut chain = Chain::default();
         assert!(chain.write(local, remote, imm, Some(1)));
         self.rails[rail].0[0].post(&mut chain).unwrap();
-        until("a completion at the evil peer", || self.rails[rail].1.poll().unwrap().iter().next());
+        self.completion("a completion at the evil peer", rail);
     }
 
     /// Tries to read the peer's control memory; the status that this ends with.
@@ -184,8 +184,15 @@ impl Evil {
         let mut chain = Chain::default();
         assert!(chain.read(local, Remote { addr: self.peer.addr, rkey: self.peer.rkeys[rail] }, 1));
         self.rails[rail].0[0].post(&mut chain).unwrap();
-        let completion = || self.rails[rail].1.poll().unwrap().iter().next();
-        until("the end of a read", completion).status
+        self.completion("the end of a read", rail).status
+    }
+
+    fn completion(&self, what: &str, rail: usize) -> Completion {
+        let mut batch = Batch::new();
+        until(what, || {
+            self.rails[rail].1.poll(&mut batch).unwrap();
+            batch.iter().next()
+        })
     }
 
     /// A zero-byte write with an immediate.

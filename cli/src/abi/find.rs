@@ -1,0 +1,91 @@
+//! The libnccl that the dynamic linker would load for a program started here.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::failure::{Failure, Kind};
+
+const NAME: &str = "libnccl.so.2";
+/// Where the dynamic linker looks last.
+const LAST: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+
+/// By `LD_LIBRARY_PATH`, the linker's cache, and its own folders, in that order. Whatever finds NCCL by another way (a
+/// RUNPATH, a Python package) is not seen here.
+pub(super) fn library() -> Result<PathBuf, Failure> {
+    let set = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let in_folder = |folder: &Path| Some(folder.join(NAME)).filter(|path| path.is_file());
+    let by_variable = || folders(&set).iter().find_map(|folder| in_folder(folder));
+    let by_cache = || cached(&said("ldconfig", &["-p"]).or_else(|| said("/sbin/ldconfig", &["-p"]))?);
+    let by_default = || LAST.iter().find_map(|folder| in_folder(Path::new(folder)));
+    by_variable().or_else(by_cache).or_else(by_default).ok_or_else(missing)
+}
+
+fn missing() -> Failure {
+    let mut text = format!(
+        "found no {NAME} in LD_LIBRARY_PATH, the dynamic linker's cache (ldconfig -p) or {}",
+        LAST.join(", ")
+    );
+    match of_python() {
+        Some(path) => text += &format!("; Python has one: mpib abi {}", path.display()),
+        None => {
+            text +=
+                "; name the file. Frameworks from Python packages have it in site-packages/nvidia/nccl/lib"
+        }
+    }
+    Failure::new(Kind::Usage, text)
+}
+
+/// Of the Python that is first on PATH.
+fn of_python() -> Option<PathBuf> {
+    let text = said("python3", &["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])?;
+    Some(Path::new(text.trim()).join("nvidia/nccl/lib").join(NAME)).filter(|path| path.is_file())
+}
+
+/// What a program prints; `None` where it is not there or fails.
+fn said(program: &str, args: &[&str]) -> Option<String> {
+    let out = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// As ld.so reads it: colons and semicolons between, nothing is the working folder. Not set at all is no folder.
+fn folders(variable: &str) -> Vec<PathBuf> {
+    if variable.is_empty() {
+        return Vec::new();
+    }
+    let folder = |word: &str| PathBuf::from(if word.is_empty() { "." } else { word });
+    variable.split([':', ';']).map(folder).collect()
+}
+
+/// From `ldconfig -p`, in whose lines the place follows an arrow.
+fn cached(list: &str) -> Option<PathBuf> {
+    let of = |line: &str| {
+        let (name, place) = line.trim().split_once(" => ")?;
+        (name.split_whitespace().next() == Some(NAME)).then(|| PathBuf::from(place.trim()))
+    };
+    list.lines().filter_map(of).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_read_as_the_linker_does() {
+        assert_eq!(folders(""), Vec::<PathBuf>::new());
+        assert_eq!(folders("/a:/b;:/c"), ["/a", "/b", ".", "/c"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_cache_names_a_file_that_is_there() {
+        let exe = env::current_exe().unwrap();
+        let list = format!(
+            "2 libs found in cache\n\tlibnccl.so (libc6,x86-64) => /a\n\tlibnccl.so.2 (libc6,x86-64) => /gone/libnccl.so.2\n\tlibnccl.so.2 (libc6,x86-64) => {}\n",
+            exe.display()
+        );
+        assert_eq!(cached(&list), Some(exe));
+        assert_eq!(cached("libnccl.so.2 => /gone"), None);
+    }
+}

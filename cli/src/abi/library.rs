@@ -1,0 +1,155 @@
+//! What a file says of itself: the tables that it looks up, if there is NCCL in it, or those that it exports.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use object::{Architecture, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, SectionKind};
+use serde::Serialize;
+
+use crate::failure::{Failure, Kind};
+
+/// Symbols of plugins' tables begin so; the version follows.
+const SYMBOL: &str = "ncclNetPlugin_v";
+/// What NCCL prints of itself begins so; the release follows.
+const VERSION: &[u8] = b"NCCL version ";
+
+/// A file with NCCL in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Library {
+    pub(super) path: PathBuf,
+    /// As in `2.27.7`; absent where the file does not say.
+    pub(super) release: Option<String>,
+    /// Versions of the net tables that it looks up, newest first, which is the order in which it does.
+    pub(super) looks_up: Vec<u32>,
+}
+
+impl Library {
+    /// Reads the names that NCCL gives to dlsym, which stand among the file's strings.
+    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+        let mut looks_up = BTreeSet::new();
+        let mut release = None;
+        shared_object(path, |elf| {
+            for section in elf.sections() {
+                // Not the code for GPUs, which is most of the file and in sections of its own names.
+                let constant =
+                    matches!(section.kind(), SectionKind::ReadOnlyData | SectionKind::ReadOnlyString);
+                if !constant || !section.name().is_ok_and(|name| name.starts_with(".rodata")) {
+                    continue;
+                }
+                let data = section.data().map_err(|e| format!("its section .rodata cannot be read: {e}"))?;
+                looks_up.extend(versions_in(data));
+                release = release.take().or_else(|| release_in(data));
+            }
+            Ok(())
+        })?;
+        let looks_up: Vec<u32> = looks_up.into_iter().rev().collect();
+        if looks_up.is_empty() {
+            let what = match release {
+                Some(release) => format!("NCCL {release} is in it, but it looks up no ncclNetPlugin_vN"),
+                None => {
+                    "no libnccl: neither a name ncclNetPlugin_vN nor a line \"NCCL version\" is in it".into()
+                }
+            };
+            return Err(fail(path, what));
+        }
+        Ok(Self { path: path.to_owned(), release, looks_up })
+    }
+}
+
+/// Versions of the net tables that a plugin exports, newest first.
+pub(super) fn exports(path: &Path) -> Result<Vec<u32>, Failure> {
+    let mut found = BTreeSet::new();
+    shared_object(path, |elf| {
+        let defined = elf.dynamic_symbols().filter(|s| s.is_definition());
+        found.extend(defined.filter_map(|s| s.name().ok()?.strip_prefix(SYMBOL)?.parse::<u32>().ok()));
+        Ok(())
+    })?;
+    if found.is_empty() {
+        return Err(fail(path, "no plugin: it exports no ncclNetPlugin_vN".into()));
+    }
+    Ok(found.into_iter().rev().collect())
+}
+
+fn fail(path: &Path, what: String) -> Failure {
+    Failure::new(Kind::Load, format!("{}: {what}", path.display()))
+}
+
+type Elf<'a> = object::File<'a, &'a ReadCache<File>>;
+
+/// Hands the file to `look` if a process of this machine could load it.
+fn shared_object(path: &Path, look: impl FnOnce(&Elf<'_>) -> Result<(), String>) -> Result<(), Failure> {
+    let fail = |what: String| fail(path, what);
+    let mut file = File::open(path).map_err(|e| fail(e.to_string()))?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err(fail("not a file".into()));
+    }
+    let mut magic = Vec::new();
+    file.by_ref().take(8).read_to_end(&mut magic).map_err(|e| fail(e.to_string()))?;
+    if magic == *b"!<arch>\n" {
+        let what = "a static library; name the program or library that it was linked into, or libnccl.so.2";
+        return Err(fail(what.into()));
+    }
+    if !magic.starts_with(b"\x7fELF") {
+        return Err(fail("not an ELF file, as shared objects and programs are".into()));
+    }
+    let cache = ReadCache::new(file);
+    let elf = Elf::parse(&cache).map_err(|e| fail(format!("a broken ELF file: {e}")))?;
+    let here = if cfg!(target_arch = "aarch64") { Architecture::Aarch64 } else { Architecture::X86_64 };
+    if elf.architecture() != here {
+        return Err(fail(format!("made for {:?}, but this machine is {here:?}", elf.architecture())));
+    }
+    // What is linked statically through and through cannot load a plugin, nor be one.
+    if elf.kind() != ObjectKind::Dynamic && elf.section_by_name(".dynamic").is_none() {
+        return Err(fail("linked statically, so it can neither load a plugin nor be one".into()));
+    }
+    look(&elf).map_err(fail)
+}
+
+/// Every N of a string `ncclNetPlugin_vN` that ends there.
+fn versions_in(data: &[u8]) -> impl Iterator<Item = u32> {
+    after(data, SYMBOL.as_bytes()).filter_map(|rest| {
+        let end = rest.iter().take(4).position(|b| *b == 0)?;
+        std::str::from_utf8(&rest[..end]).ok()?.parse().ok()
+    })
+}
+
+/// The first `NCCL version` that a release follows.
+fn release_in(data: &[u8]) -> Option<String> {
+    after(data, VERSION).find_map(|rest| {
+        let length = rest.iter().position(|b| !b.is_ascii_digit() && *b != b'.')?;
+        let text = std::str::from_utf8(&rest[..length]).ok()?.trim_end_matches('.');
+        (text.split('.').count() >= 2).then(|| text.to_owned())
+    })
+}
+
+/// What follows each occurrence.
+fn after<'a>(data: &'a [u8], what: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let places = data.windows(what.len()).enumerate().filter(move |(_, window)| *window == what);
+    places.map(move |(at, _)| &data[at + what.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_names_count() {
+        let text = b"\0ncclNetPlugin_v10\0no ncclNetPlugin_v7 symbol\0ncclNetPlugin_v\0ncclNetPlugin_vx\0ncclNetPlugin_v8\0ncclNetPlugin_v9";
+        assert_eq!(versions_in(text).collect::<Vec<_>>(), [10, 8]);
+    }
+
+    #[test]
+    fn the_release_is_a_number_with_dots() {
+        let release = |text: &[u8]| release_in(text);
+        assert_eq!(
+            release(b"NCCL version information\0NCCL version 2.27.7+cuda12.9\0").as_deref(),
+            Some("2.27.7")
+        );
+        assert_eq!(release(b"NCCL version %d\0NCCL version 2.18.3 \0").as_deref(), Some("2.18.3"));
+        assert_eq!(release(b"NCCL version 2\0"), None);
+    }
+}

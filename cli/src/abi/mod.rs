@@ -1,0 +1,110 @@
+//! `mpib abi`: which table a libnccl will take from a plugin, told from the two files alone. No code of either runs.
+
+mod find;
+mod library;
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::Args;
+use library::{Library, exports};
+use serde::Serialize;
+
+use crate::failure::{Context, Failure, Kind};
+use crate::plugin;
+
+/// What a script may ask for.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  they fit
+  2  options that make no sense, or no libnccl was found
+  3  they do not fit, or a file is not what it should be";
+
+/// Says which table a libnccl looks for, which ones a plugin exports, and whether they fit.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct AbiArgs {
+    /// libnccl.so.2, or another file that has NCCL in it [default: the one that the dynamic linker would load here]
+    #[arg(value_name = "LIBNCCL")]
+    library: Option<PathBuf>,
+
+    /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+
+    /// Print one JSON document instead of three lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Both files, and the table that they meet in.
+#[derive(Debug, Serialize)]
+struct Report {
+    library: Library,
+    plugin: Plugin,
+    /// The newest that NCCL looks for and the plugin exports: what NCCL takes, without a second try.
+    picked: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Plugin {
+    path: PathBuf,
+    /// Newest first.
+    exports: Vec<u32>,
+}
+
+/// The command. Failures are printed here.
+pub(crate) fn main(args: &AbiArgs) -> ExitCode {
+    match run(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(Kind::Load.exit_code()),
+        Err(failure) => {
+            eprintln!("mpib: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+/// Whether they fit.
+fn run(args: &AbiArgs) -> Result<bool, Failure> {
+    let library = args.library.clone().map_or_else(find::library, Ok)?;
+    let library = Library::read(&library)?;
+    let path = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
+    let plugin = Plugin { exports: exports(&path)?, path };
+    let picked = library.looks_up.iter().copied().find(|v| plugin.exports.contains(v));
+    let report = Report { library, plugin, picked };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).tool("encode the report")?
+    } else {
+        report.lines()
+    };
+    writeln!(io::stdout(), "{text}").tool("write to stdout")?;
+    Ok(picked.is_some())
+}
+
+impl Report {
+    fn lines(&self) -> String {
+        let Self { library, plugin, picked } = self;
+        let release = library.release.as_deref().unwrap_or("of an unknown release");
+        let verdict = match picked {
+            Some(version) => format!("they fit: this NCCL takes v{version}"),
+            None => "they do not fit: this NCCL finds no table that it knows, and goes on without the plugin"
+                .into(),
+        };
+        format!(
+            "NCCL {release} ({}) looks for {}\n{} exports {}\n{verdict}",
+            library.path.display(),
+            list(&library.looks_up),
+            plugin.path.display(),
+            list(&plugin.exports),
+        )
+    }
+}
+
+/// `v12, v11, v8`
+fn list(versions: &[u32]) -> String {
+    versions.iter().map(|v| format!("v{v}")).collect::<Vec<_>>().join(", ")
+}
