@@ -142,7 +142,7 @@ fn a_file_of_another_machine_is_refused() {
     // e_machine of the ELF header: 8 is MIPS.
     other[18..20].copy_from_slice(&8u16.to_le_bytes());
     fs::write(&nccl, &other).unwrap();
-    fails(&both(&nccl, &plugin), 3, "libnccl.so.2: made for Mips, but this machine is");
+    fails(&both(&nccl, &plugin), 3, "libnccl.so.2: made for Mips64, but this machine is");
     fs::write(&nccl, &whole[..100]).unwrap();
     fails(&both(&nccl, &plugin), 3, "libnccl.so.2: a broken ELF file");
 }

@@ -110,7 +110,7 @@ fn work_is_counted_where_rails_are_equal() {
 
 #[test]
 fn a_plugin_that_fails_is_named_with_its_scenario() {
-    // Both ends use devices that are not there in a one-rail scenario: the merge asks for none, the device is one.
+    // Its two rails are one device already, so there is nothing to merge.
     let ours = artifact("libnccl-net-mpib.so");
     let spec = format!("{},name=merging,merge", ours.display());
     let output =
@@ -134,5 +134,10 @@ fn what_is_asked_for_wrongly_is_said_before_anything_runs() {
     fails(&["--plugin", "/nonexistent.so"], 3, "/nonexistent.so: No such file");
     fails(&["--plugin", &format!("{ours},table=absent,abi=v12")], 3, "no data symbol absent");
     fails(&["--plugin", &ours, "--only", "three"], 2, "no scenario begins so");
-    fails(&["--plugin", &ours, "--softverbs", "/nonexistent"], 2, "/nonexistent: no libibverbs.so.1 there");
+    let output = Command::new(env!("CARGO_BIN_EXE_mpib"))
+        .args(["compare", "--ours", &ours, "--plugin", &ours, "--softverbs", "/nonexistent"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("/nonexistent: no libibverbs.so.1 there"), "{}", said(&output));
 }

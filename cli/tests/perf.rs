@@ -105,6 +105,42 @@ fn groups_and_both_directions() {
 }
 
 #[test]
+fn half_round_trips_are_checked_like_everything() {
+    let output =
+        perf(&["--ping-pong", "--iterations", "50", "--sizes", "0,8,4K", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for result in json(&output)["tables"][0]["results"].as_array().unwrap() {
+        assert_eq!(result["messages"], 100, "50 each way");
+        assert_eq!(result["checked"], true);
+        assert!(result["time_ns"]["median"].as_u64().unwrap() > 0);
+    }
+    let round_trips = ["--ping-pong", "--iterations", "100", "--sizes", "1000"];
+    fails("corrupt", &round_trips, 5, &["message 20 of 1000 B: byte 500 is 0x"]);
+    fails("size", &round_trips, 5, &["message 20: test gives a size of 999 bytes"]);
+    let stalled = ["--ping-pong", "--timeout", "5", "--iterations", "100", "--sizes", "1000"];
+    fails("stall", &stalled, 6, &["in a round trip the other end's message does not arrive"]);
+    fails("", &["--ping-pong", "--bidirectional"], 2, &["cannot be used with"]);
+}
+
+#[test]
+fn further_connections_are_made_and_closed() {
+    let output = perf(&["--connections", "5", "--json"]).args(QUICK).output().unwrap();
+    let report = json(&output);
+    assert_eq!(report["ok"], true, "{}", text(&output.stderr));
+    let made = &report["tables"][0]["connections"];
+    assert_eq!(made["count"], 5);
+    assert!(made["per_second"].as_f64().unwrap() > 0.0);
+    for end in ["memory", "peer_memory"] {
+        // A comm of the fake plugin is one block of some kilobytes.
+        let memory = made[end]["resident"].as_f64().unwrap();
+        assert!(memory > 1024.0 && memory < f64::from(64 << 20), "{end}: {memory}");
+    }
+    let table = text(&perf(&["--connections", "5"]).args(QUICK).output().unwrap().stdout);
+    let lines: Vec<_> = table.lines().collect();
+    assert!(lines[1].starts_with("5 connections: ") && lines[2].trim_start().starts_with("size"), "{table}");
+}
+
+#[test]
 fn the_table_is_for_people() {
     let output = perf(QUICK).output().unwrap();
     let table = text(&output.stdout);
