@@ -56,7 +56,7 @@ fn kernel(root: &Path) -> Option<Counters> {
 }
 
 /// What the verbs were asked for so far, on all devices; `None` where softverbs does not play libibverbs.
-pub(super) fn verbs() -> Option<Verbs> {
+pub fn verbs() -> Option<Verbs> {
     serde_json::from_str::<Vec<Verbs>>(&softverbs_json()?)
         .ok()?
         .into_iter()
@@ -67,11 +67,11 @@ macro_rules! verbs {
     ($($name:ident),+) => {
         /// softverbs' counters of one device, or of all.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-        pub(super) struct Verbs { $(pub(super) $name: u64),+ }
+        pub struct Verbs { $(#[doc = stringify!($name)] pub $name: u64),+ }
 
         impl Verbs {
             /// Counter by counter.
-            pub(super) fn with(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
+            pub fn with(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
                 Self { $($name: op(self.$name, other.$name)),+ }
             }
         }
