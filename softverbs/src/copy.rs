@@ -156,11 +156,10 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
         }
     }
     if peer.own {
-        within(direction, &mut local, &mut remote);
-        return Ok(());
+        return here(peer.pid, direction, &mut local, &mut remote);
     }
     if !forced_bounce() && !REFUSED.load(Relaxed) {
-        match across(peer, direction, &mut local, &mut remote) {
+        match across(peer.pid, direction, &mut local, &mut remote) {
             Err(Stopped::Fault(errno @ (libc::EPERM | libc::ENOSYS))) => {
                 if !REFUSED.swap(true, Relaxed) {
                     let why = std::io::Error::from_raw_os_error(errno);
@@ -175,8 +174,32 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
     bounce::run(peer, direction, &mut local, &mut remote)
 }
 
+/// Inside this process, whose number is `pid`: by the kernel too, since memory that the program has unmapped without
+/// deregistering it is an error of the work request then, and not the end of the process.
+fn here(
+    pid: libc::pid_t,
+    direction: Direction,
+    local: &mut Pieces,
+    remote: &mut Pieces,
+) -> Result<(), Stopped> {
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    if !forced_bounce() && !REFUSED.load(Relaxed) {
+        match across(pid, direction, local, remote) {
+            Err(Stopped::Fault(libc::EPERM | libc::ENOSYS)) => REFUSED.store(true, Relaxed),
+            result => return result,
+        }
+    }
+    within(direction, local, remote);
+    Ok(())
+}
+
 /// Between processes, by the kernel.
-fn across(peer: &Peer, direction: Direction, local: &mut Pieces, remote: &mut Pieces) -> Result<(), Stopped> {
+fn across(
+    pid: libc::pid_t,
+    direction: Direction,
+    local: &mut Pieces,
+    remote: &mut Pieces,
+) -> Result<(), Stopped> {
     while local.count > 0 && remote.count > 0 {
         let (ours, theirs) = (local.as_slice(), remote.as_slice());
         let (n, m) = (ours.len() as libc::c_ulong, theirs.len() as libc::c_ulong);
@@ -184,10 +207,8 @@ fn across(peer: &Peer, direction: Direction, local: &mut Pieces, remote: &mut Pi
         // program keeps mapped; the kernel checks the peer's.
         let done = unsafe {
             match direction {
-                Direction::Write => {
-                    libc::process_vm_writev(peer.pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0)
-                }
-                Direction::Read => libc::process_vm_readv(peer.pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0),
+                Direction::Write => libc::process_vm_writev(pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0),
+                Direction::Read => libc::process_vm_readv(pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0),
             }
         };
         match usize::try_from(done) {
@@ -241,22 +262,21 @@ pub(crate) fn atomic(
     let mut old = 0_u64;
     {
         let _guard = bounce::lock(&peer.header().atomics);
+        let theirs = Pieces::one(addr, 8);
+        // Of our own memory only to see whether it is there.
+        run(peer, Direction::Read, &value(&raw mut old), &theirs)?;
         if peer.own {
             let cell = pointer(addr).cast::<AtomicU64>();
             // SAFETY: eight aligned bytes of registered memory of this process.
             let cell = unsafe { &*cell };
             old = cell.fetch_update(SeqCst, Acquire, &next).unwrap_or_else(|unchanged| unchanged);
-        } else {
-            let theirs = Pieces::one(addr, 8);
-            run(peer, Direction::Read, &value(&raw mut old), &theirs)?;
-            if let Some(mut new) = next(old) {
-                run(peer, Direction::Write, &value(&raw mut new), &theirs)?;
-            }
+        } else if let Some(mut new) = next(old) {
+            run(peer, Direction::Write, &value(&raw mut new), &theirs)?;
         }
     }
     let (mut from, mut to) = (value(&raw mut old), *local);
-    within(Direction::Write, &mut from, &mut to);
-    Ok(())
+    let pid = libc::pid_t::try_from(std::process::id()).map_err(|_| Stopped::Fault(libc::EINVAL))?;
+    here(pid, Direction::Write, &mut from, &mut to)
 }
 
 fn value(of: *mut u64) -> Pieces {

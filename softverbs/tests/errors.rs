@@ -327,3 +327,53 @@ fn closing_a_device_ends_the_qps_on_it() {
     assert_eq!(a.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
     std::mem::forget(b);
 }
+
+/// Pages of their own, registered and then unmapped.
+fn unmapped(end: &End) -> (*mut sys::ibv_mr, u64) {
+    let len = 1 << 20;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: fresh memory, which nothing else knows of.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        let mr = sys::ibv_reg_mr(end.pd, at, len, ALL_ACCESS);
+        assert!(!mr.is_null());
+        assert_eq!(libc::munmap(at, len), 0);
+        (mr, at as u64)
+    }
+}
+
+/// A GPU's memory can go away while it is registered; memory of the host is kept by a NIC, which nothing here can do.
+#[test]
+fn memory_that_was_unmapped_since_is_an_error_of_the_work_request() {
+    let cases = [
+        (op::IBV_WR_RDMA_WRITE, 8),
+        (op::IBV_WR_RDMA_WRITE, 1 << 20),
+        (op::IBV_WR_RDMA_READ, 1),
+        (op::IBV_WR_RDMA_READ, 1 << 20),
+        (op::IBV_WR_ATOMIC_FETCH_AND_ADD, 8),
+    ];
+    for (opcode, len) in cases {
+        for local in [false, true] {
+            let opts = || Opts { len: 1 << 20, ..Opts::default() };
+            let (a, b) = pair(opts(), opts());
+            let (mr, at) = unmapped(if local { &a } else { &b });
+            let mut to = b.address();
+            let mut sge = a.sge(0, len);
+            // SAFETY: alive.
+            let key = unsafe { (*mr).rkey };
+            if local {
+                (sge.addr, sge.lkey) = (at, key);
+            } else {
+                (to.addr, to.rkey) = (at, key);
+            }
+            let mut sges = [sge];
+            assert_eq!(a.send(Send::new(opcode, &mut sges).to(&to, 0)), 0);
+            let wc = a.poll_send();
+            assert_eq!(wc.status, status::IBV_WC_REM_OP_ERR, "opcode {opcode}, {len} bytes, local: {local}");
+            assert_eq!((a.state(), b.state()), (IBV_QPS_ERR, IBV_QPS_ERR));
+            // SAFETY: alive, and not used again.
+            assert_eq!(unsafe { sys::ibv_dereg_mr(mr) }, 0);
+        }
+    }
+}
