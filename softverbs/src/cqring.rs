@@ -47,6 +47,8 @@ pub(crate) struct Completion {
     pub(crate) wc_flags: u32,
     pub(crate) solicited: bool,
     pub(crate) queue: Queue,
+    /// The QP whose taken receive it completes, as its index + 1; 0 is none.
+    pub(crate) ends: u32,
 }
 
 /// What became of a push.
@@ -67,6 +69,7 @@ pub(crate) enum Pushed {
 /// A CQ seen through a segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'a> {
+    peer: &'a Peer,
     cq: &'a CqShared,
     entries: &'a [CqEntry],
 }
@@ -83,13 +86,13 @@ impl<'a> Ring<'a> {
             return None;
         }
         let offset = usize::try_from(cq.offset.load(Relaxed)).ok()?;
-        Some(Self { cq, entries: peer.slice(offset, get(&cq.depth) as usize)? })
+        Some(Self { peer, cq, entries: peer.slice(offset, get(&cq.depth) as usize)? })
     }
 
     /// Empties it. The caller is its owner, and nobody else uses it yet.
     pub(crate) fn reset(&self) {
         let cq = self.cq;
-        for field in [&cq.head, &cq.count, &cq.unannounced, &cq.armed, &cq.failed, &cq.events] {
+        for field in [&cq.head, &cq.count, &cq.unannounced, &cq.armed, &cq.failed, &cq.events, &cq.ending] {
             field.store(0, Relaxed);
         }
         self.rebuild();
@@ -100,7 +103,8 @@ impl<'a> Ring<'a> {
         self.entries.get((link as usize).checked_sub(1)?)
     }
 
-    fn lock(&self) -> Guard<'a> {
+    /// The lock; what a process was doing that died with it is done, or was never begun.
+    pub(crate) fn lock(&self) -> Guard<'a> {
         let guard = self.cq.lock.lock();
         if guard.died {
             self.rebuild();
@@ -128,12 +132,24 @@ impl<'a> Ring<'a> {
             if !used {
                 entry.next.store(free, Relaxed);
                 free = link;
+            } else if link == get(&cq.ending_with) {
+                self.finish_ending();
             }
         }
+        cq.ending.store(0, Release);
         cq.last.store(last, Relaxed);
         cq.unannounced.store(unannounced, Relaxed);
         cq.free.store(free, Relaxed);
         cq.count.store(count, Release);
+    }
+
+    /// The receive is completed that the QP `ending` had taken, if there is one.
+    fn finish_ending(&self) {
+        let Some(qp) = get(&self.cq.ending).checked_sub(1) else { return };
+        if let Some(qp) = self.peer.qp(qp) {
+            qp.taken.store(0, Release);
+        }
+        self.cq.ending.store(0, Release);
     }
 
     fn fires(&self, status: u32, solicited: bool) -> bool {
@@ -161,11 +177,18 @@ impl<'a> Ring<'a> {
         cq.free.store(get(&entry.next), Relaxed);
         let ready_at = self.not_before_its_elders(c);
         let announced = ready_at == 0 || ready_at <= now();
-        fill(entry, c, ready_at, announced);
-        self.insert(link, entry, ready_at);
+        fill(entry, c, ready_at);
+        cq.ending_with.store(link, Release);
+        cq.ending.store(c.ends, Release);
+        // Before the entry is in: a poller who sees the number takes the lock, and learns if we have died.
         cq.count.store(get(&cq.count) + 1, Release);
+        self.insert(link, entry, ready_at);
+        self.finish_ending();
         if announced {
-            return if self.fires(c.status, c.solicited) { Pushed::Event } else { Pushed::Quiet };
+            let fires = self.fires(c.status, c.solicited);
+            // After the event: if we die in between, the entry is announced by whoever looks next.
+            entry.announced.store(1, Release);
+            return if fires { Pushed::Event } else { Pushed::Quiet };
         }
         cq.unannounced.store(get(&cq.unannounced) + 1, Relaxed);
         if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(ready_at) }
@@ -336,7 +359,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-fn fill(entry: &CqEntry, c: &Completion, ready_at: u64, announced: bool) {
+fn fill(entry: &CqEntry, c: &Completion, ready_at: u64) {
     let (queue, owner, done) = match c.queue {
         Queue::Send(qp, done) => (0, qp, done),
         Queue::Recv(qp) => (1, qp, 0),
@@ -345,7 +368,7 @@ fn fill(entry: &CqEntry, c: &Completion, ready_at: u64, announced: bool) {
     };
     entry.ready_at.store(ready_at, Relaxed);
     entry.wr_id.store(c.wr_id, Relaxed);
-    entry.announced.store(u32::from(announced), Relaxed);
+    entry.announced.store(0, Relaxed);
     entry.status.store(c.status, Relaxed);
     entry.opcode.store(c.opcode, Relaxed);
     entry.byte_len.store(c.byte_len, Relaxed);
@@ -378,6 +401,7 @@ fn read(entry: &CqEntry) -> Completion {
             2 => Queue::Srq(owner),
             _ => Queue::None,
         },
+        ends: 0,
     }
 }
 

@@ -221,7 +221,7 @@ impl Qp {
         match to {
             RESET => {
                 shared.state.store(RESET, Release);
-                respond::give_back_taken(process, shared);
+                respond::give_back_taken(process, self.index, shared);
                 self.clear(shared, sq);
             }
             ERR => respond::to_error(process, &process.own, self.index, shared, None),

@@ -211,7 +211,7 @@ impl Qp {
         let _guard = bounce::lock(&shared.lock);
         shared.state.store(RESET, Release);
         shared.qpn.store(0, Release);
-        respond::give_back_taken(process, shared);
+        respond::give_back_taken(process, self.index, shared);
         self.clear(shared, &mut sq);
         self.note_waiting(process, false);
         self.note_moving(process, None);

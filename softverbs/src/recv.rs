@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Acquire;
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::bounce;
 use crate::counters::{self, Live};
 use crate::handle::Handle;
 use crate::log::fault;
@@ -53,6 +54,8 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
         // Checked after posting: whoever sets the state flushes what was posted before.
         if shared.state.load(Acquire) == ERR {
+            // The QP remembers one receive at a time.
+            let _guard = bounce::lock(&shared.lock);
             respond::flush_receives(process, &process.own, this.index, shared);
         }
         result

@@ -8,6 +8,7 @@ use rdma_sys as sys;
 use crate::border::Errno;
 use crate::limits::MAX_SGE;
 use crate::shm::layout::RecvQueue;
+use crate::shm::mutex::Guard;
 use crate::shm::peer::Peer;
 
 /// One piece of a gather or scatter list.
@@ -36,6 +37,7 @@ impl Taken {
 /// A receive queue seen through a segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Receives<'a> {
+    peer: &'a Peer,
     rq: &'a RecvQueue,
     words: &'a [AtomicU64],
     stride: usize,
@@ -65,7 +67,7 @@ impl<'a> Receives<'a> {
             return None;
         }
         let offset = usize::try_from(rq.offset.load(Relaxed)).ok()?;
-        Some(Self { rq, words: peer.slice(offset, slots(depth) * stride)?, stride })
+        Some(Self { peer, rq, words: peer.slice(offset, slots(depth) * stride)?, stride })
     }
 
     /// Empties it and sets its size. The caller is its owner, and nobody else uses it yet.
@@ -73,7 +75,7 @@ impl<'a> Receives<'a> {
         rq.offset.store(offset as u64, Relaxed);
         rq.depth.store(depth, Relaxed);
         rq.max_sge.store(max_sge, Relaxed);
-        for field in [&rq.head, &rq.tail, &rq.outstanding, &rq.limit] {
+        for field in [&rq.head, &rq.tail, &rq.outstanding, &rq.limit, &rq.taker] {
             field.store(0, Relaxed);
         }
     }
@@ -81,6 +83,29 @@ impl<'a> Receives<'a> {
     fn slot(&self, index: u32) -> &'a [AtomicU64] {
         let at = index as usize % (self.words.len() / self.stride) * self.stride;
         self.words.get(at..at + self.stride).unwrap_or(&[])
+    }
+
+    /// The lock; what a process was doing that died with it is done.
+    pub(crate) fn lock(&self) -> Guard<'a> {
+        let guard = self.rq.lock.lock();
+        if guard.died {
+            self.finish_taking();
+        }
+        guard
+    }
+
+    /// Gives the receive at `taken_from` to `taker`, if there is one. Each step may have been done before.
+    fn finish_taking(&self) {
+        let rq = self.rq;
+        let Some(taker) = rq.taker.load(Relaxed).checked_sub(1) else { return };
+        let from = rq.taken_from.load(Relaxed);
+        // Release throughout: a process may die between any two of these stores.
+        if let (Some(qp), [wr_id, ..]) = (self.peer.qp(taker), self.slot(from)) {
+            qp.taken_wr_id.store(wr_id.load(Relaxed), Release);
+            qp.taken.store(1, Release);
+        }
+        rq.head.store(from.wrapping_add(1), Release);
+        rq.taker.store(0, Release);
     }
 
     /// Adds one; ENOMEM when it is full, EINVAL for too many pieces.
@@ -93,7 +118,7 @@ impl<'a> Receives<'a> {
         if count > rq.max_sge.load(Relaxed) as usize {
             return Err(Errno(libc::EINVAL));
         }
-        let _guard = rq.lock.lock();
+        let _guard = self.lock();
         if rq.outstanding.load(Acquire) >= rq.depth.load(Relaxed) {
             return Err(Errno(libc::ENOMEM));
         }
@@ -117,10 +142,10 @@ impl<'a> Receives<'a> {
         self.rq.tail.load(Acquire).wrapping_sub(self.rq.head.load(Acquire))
     }
 
-    /// Takes the oldest, after `note` has put down its `wr_id`. The flag says that the armed limit was reached.
-    pub(crate) fn take(&self, note: impl FnOnce(u64)) -> Option<(Taken, bool)> {
+    /// Takes the oldest for the QP with this index, which remembers it. The flag says that the armed limit was reached.
+    pub(crate) fn take(&self, qp: u32) -> Option<(Taken, bool)> {
         let rq = self.rq;
-        let _guard = rq.lock.lock();
+        let _guard = self.lock();
         let head = rq.head.load(Relaxed);
         let tail = rq.tail.load(Relaxed);
         if head == tail {
@@ -136,8 +161,9 @@ impl<'a> Receives<'a> {
             *sge = Sge { addr: words[0].load(Relaxed), len, lkey };
             taken.count += 1;
         }
-        note(taken.wr_id);
-        rq.head.store(head.wrapping_add(1), Release);
+        rq.taken_from.store(head, Release);
+        rq.taker.store(qp + 1, Release);
+        self.finish_taking();
         let limit = rq.limit.load(Relaxed);
         let reached = limit > 0 && tail.wrapping_sub(head.wrapping_add(1)) < limit;
         if reached {

@@ -8,7 +8,7 @@ use rdma_sys::ibv_wc_status as wc;
 
 use crate::copy::Pieces;
 use crate::cq;
-use crate::cqring::{Completion, Queue};
+use crate::cqring::{Completion, Queue, Ring};
 use crate::events;
 use crate::mr::{self, Denied, LOCAL_WRITE};
 use crate::process::Process;
@@ -117,11 +117,7 @@ impl<'a> Responder<'a> {
 
     /// Takes a receive; the QP remembers it until it is finished, so that it is not lost if we die.
     pub(crate) fn take(&self) -> Option<Taken> {
-        let note = |wr_id| {
-            self.qp.taken_wr_id.store(wr_id, Relaxed);
-            self.qp.taken.store(1, Release);
-        };
-        let (taken, limit) = self.receives()?.take(note)?;
+        let (taken, limit) = self.receives()?.take(self.index)?;
         if let (true, Some(srq)) = (limit, self.srq()) {
             let id = self.peer.srq(srq).map_or(0, |srq| srq.id.load(Relaxed));
             events::raise(self.peer, events::SRQ_LIMIT_REACHED, srq, id);
@@ -148,6 +144,7 @@ impl<'a> Responder<'a> {
         Ok(pieces)
     }
 
+    /// Completes the receive that was taken. `false` when the CQ takes none any more.
     fn push(&self, wr_id: u64, arrival: &Arrival, status: u32) -> bool {
         let opcode = match arrival.by_write {
             true => sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
@@ -165,15 +162,18 @@ impl<'a> Responder<'a> {
             wc_flags: if arrival.imm.is_some() { sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 } else { 0 },
             solicited: arrival.solicited,
             queue: self.srq().map_or(Queue::Recv(self.index), Queue::Srq),
+            ends: self.index + 1,
         };
-        cq::complete(self.process, self.peer, self.qp.recv_cq.load(Relaxed), &completion)
+        let pushed = cq::complete(self.process, self.peer, self.qp.recv_cq.load(Relaxed), &completion);
+        if !pushed {
+            self.qp.taken.store(0, Release);
+        }
+        pushed
     }
 
     /// Completes a receive. If its CQ is full the QP fails, as the message could not be told.
     pub(crate) fn finish(&self, taken: &Taken, arrival: &Arrival, status: u32) {
-        let pushed = self.push(taken.wr_id, arrival, status);
-        self.qp.taken.store(0, Release);
-        if !pushed {
+        if !self.push(taken.wr_id, arrival, status) {
             self.refuse(events::QP_FATAL);
         }
     }
@@ -189,6 +189,23 @@ impl<'a> Responder<'a> {
         to_error(self.process, self.peer, self.index, self.qp, Some(event));
     }
 
+    /// Has both queues' locks once: what a peer was doing that died with one of them is done or undone, and `taken` is right.
+    fn settle(&self) {
+        if let Some(ring) = Ring::new(self.peer, self.qp.recv_cq.load(Relaxed)) {
+            drop(ring.lock());
+        }
+        if let Some(receives) = self.receives() {
+            drop(receives.lock());
+        }
+    }
+
+    /// Ends the receive that was taken with a flush error, if there is one.
+    fn flush_taken(&self) {
+        if self.qp.taken.load(Acquire) != 0 {
+            self.flush_one(self.qp.taken_wr_id.load(Relaxed));
+        }
+    }
+
     fn flush_one(&self, wr_id: u64) {
         let nothing =
             Arrival { ready_at: 0, len: 0, imm: None, by_write: false, solicited: false, src_qp: 0 };
@@ -199,16 +216,17 @@ impl<'a> Responder<'a> {
 /// Puts a QP into ERR: ends its receives with a flush error (those of an SRQ stay there) and tells its owner, who
 /// flushes the send queue. The QP's lock is held.
 pub(crate) fn to_error(process: &Process, peer: &Peer, index: u32, qp: &QpShared, event: Option<u32>) {
-    if qp.state.swap(ERR, Release) == ERR {
+    let before = qp.state.swap(ERR, Release);
+    if let Some(responder) = Responder::new(process, peer, index) {
+        responder.settle();
+        responder.flush_taken();
+    }
+    // Also of a QP in error: a peer may have died that was at it.
+    flush_receives(process, peer, index, qp);
+    if before == ERR {
         return;
     }
     let qpn = qp.qpn.load(Relaxed);
-    if qp.taken.swap(0, Relaxed) != 0
-        && let Some(responder) = Responder::new(process, peer, index)
-    {
-        responder.flush_one(qp.taken_wr_id.load(Relaxed));
-    }
-    flush_receives(process, peer, index, qp);
     if let Some(event) = event {
         events::raise(peer, event, index, qpn);
     }
@@ -225,13 +243,16 @@ pub(crate) fn flush_receives(process: &Process, peer: &Peer, index: u32, qp: &Qp
         return;
     }
     let Some(queue) = Receives::new(peer, &qp.rq) else { return };
-    while let Some((taken, _)) = queue.take(|_| {}) {
+    while let Some((taken, _)) = queue.take(index) {
         responder.flush_one(taken.wr_id);
     }
 }
 
 /// A receive that a dead peer had taken from an SRQ and the QP will not complete any more: its place is free.
-pub(crate) fn give_back_taken(process: &Process, qp: &QpShared) {
+pub(crate) fn give_back_taken(process: &Process, index: u32, qp: &QpShared) {
+    if let Some(responder) = Responder::new(process, &process.own, index) {
+        responder.settle();
+    }
     if qp.taken.swap(0, Relaxed) == 0 {
         return;
     }
@@ -239,3 +260,6 @@ pub(crate) fn give_back_taken(process: &Process, qp: &QpShared) {
         recvq::polled(&srq.rq);
     }
 }
+
+#[cfg(test)]
+mod tests;

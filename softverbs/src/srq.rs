@@ -113,7 +113,8 @@ impl Srq {
         }
         let shared = self.shared(process)?;
         let reached = {
-            let _guard = shared.rq.lock.lock();
+            let receives = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
+            let _guard = receives.lock();
             let waiting = shared.rq.tail.load(Relaxed).wrapping_sub(shared.rq.head.load(Relaxed));
             // As hardware: armed below the mark, it fires at once.
             let reached = waiting < attr.srq_limit;

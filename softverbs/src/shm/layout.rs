@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Says that a file is ours and of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0003;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0004;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes that one bounce carries.
@@ -96,6 +96,10 @@ pub(crate) struct RecvQueue {
     pub(crate) outstanding: AtomicU32,
     /// SRQ limit; 0 is not armed.
     pub(crate) limit: AtomicU32,
+    /// The QP that is taking the receive at `taken_from`, as its index + 1; 0 is none. Once it stands here the receive is
+    /// taken: if its process dies, whoever has the lock next does the rest.
+    pub(crate) taker: AtomicU32,
+    pub(crate) taken_from: AtomicU32,
 }
 
 /// A QP as its peer must know it.
@@ -174,6 +178,10 @@ pub(crate) struct CqShared {
     pub(crate) failed: AtomicU32,
     /// Events that the owner has yet to put into the channel.
     pub(crate) events: AtomicU32,
+    /// The QP whose taken receive the entry `ending_with` (index + 1) completes, as its index + 1; 0 is none. Once that entry
+    /// is in the list the receive is completed: if the process dies that put it there, whoever has the lock next does the rest.
+    pub(crate) ending: AtomicU32,
+    pub(crate) ending_with: AtomicU32,
 }
 // SAFETY: repr(C), atomics and locks only.
 unsafe impl Shared for CqShared {}
