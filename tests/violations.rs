@@ -223,6 +223,13 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
             },
             "WIRING while PROBED was due",
         ),
+        // The rails work, and the peer does not take the connection so.
+        (Lies { last: refuse(), ..Lies::default() }, "refuses: no wish to"),
+        (
+            Lies { last: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
+            "PROBED while READY to use the connection was due",
+        ),
+        (Lies { last: Some(Message::Bye), ..Lies::default() }, "has closed the connection"),
         (Lies { hello: Some(|h| h.rails.clear()), ..Lies::default() }, "no rail reaches"),
         (
             Lies {

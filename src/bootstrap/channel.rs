@@ -66,6 +66,11 @@ impl Channel {
         self.link.expect(step, self.timeout);
     }
 
+    /// As [`expect`](Self::expect), and `more` beyond the time of the settings.
+    pub fn expect_later(&self, step: &'static str, more: Duration) {
+        self.link.expect(step, self.timeout.saturating_add(more));
+    }
+
     /// The handshake is over: no message is due.
     pub fn settled(&self) {
         self.link.settled();

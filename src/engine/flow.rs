@@ -1,7 +1,7 @@
 //! A connection's registration with the agent, where its rails are split by hints.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::handshake::Handshake;
@@ -13,17 +13,25 @@ use crate::policy::Plan;
 use crate::proto::Mode;
 use crate::route::gid_addr;
 
-/// A connection on its way: the handshake, then its registration. Advanced by polling.
+/// A connection on its way: the handshake, its registration, and each end's word that it takes it so. Advanced by polling.
 #[derive(Debug)]
 pub(super) enum Joining {
     Handshake(Box<Handshake>),
-    /// With `MPIB_STRICT=1`: connected, and used only once there is a hint for it.
-    Waiting {
-        core: Box<Core>,
-        flow: Flow,
-        until: Instant,
-    },
+    Last(Box<Last>),
     Over,
+}
+
+/// A connection that works. What either end finds missing now fails it on both, before NCCL has it.
+#[derive(Debug)]
+pub(super) struct Last {
+    core: Core,
+    flow: Option<Flow>,
+    /// With `MPIB_STRICT=1`: until when there must be a hint.
+    hint_by: Option<Instant>,
+    /// We take it.
+    said: bool,
+    /// The peer does.
+    heard: bool,
 }
 
 impl Joining {
@@ -35,29 +43,53 @@ impl Joining {
     pub(super) fn poll(&mut self, config: &Config) -> Result<Option<(Core, Option<Flow>)>> {
         if let Self::Handshake(handshake) = self {
             let Some(mut core) = handshake.poll()? else { return Ok(None) };
-            match open(&core, config).inspect_err(|e| core.peer.refuse(e))? {
-                Some(flow) if config.strict => {
-                    let until = Instant::now() + Options::from(config).patience();
-                    *self = Self::Waiting { core: Box::new(core), flow, until };
-                }
-                flow => return Ok(Some((core, flow))),
-            }
+            let flow = open(&core, config).inspect_err(|e| core.peer.refuse(e))?;
+            let must = flow.is_some() && config.strict;
+            let hint_by = must.then(|| Instant::now() + Options::from(config).patience());
+            *self = Self::Last(Box::new(Last { core, flow, hint_by, said: false, heard: false }));
         }
-        let Self::Waiting { mut core, flow, until } = std::mem::replace(self, Self::Over) else {
+        let Self::Last(mut last) = std::mem::replace(self, Self::Over) else {
             return Err(Error::Internal("a connection is over and goes on".into()));
         };
-        if flow.hinted() {
-            return Ok(Some((*core, Some(flow))));
+        let done = last.step(config);
+        if done.inspect_err(|e| last.core.peer.refuse(e))? {
+            return Ok(Some((last.core, last.flow)));
         }
-        core.peer.look("the rest of the handshake")?;
-        if Instant::now() < until {
-            *self = Self::Waiting { core, flow, until };
-            return Ok(None);
-        }
-        let e = unhinted(&core, &flow, config);
-        core.peer.refuse(&e);
-        Err(e)
+        *self = Self::Last(last);
+        Ok(None)
     }
+}
+
+impl Last {
+    /// `true` once both ends take it.
+    fn step(&mut self, config: &Config) -> Result<bool> {
+        if !self.heard {
+            self.heard = self.core.peer.takes()?;
+        } else if !self.said {
+            self.core.peer.look("the rest of the handshake")?;
+        }
+        if !self.said {
+            if let (Some(flow), Some(by)) = (&self.flow, self.hint_by)
+                && !flow.hinted()
+            {
+                return if Instant::now() < by { Ok(false) } else { Err(unhinted(&self.core, flow, config)) };
+            }
+            // A peer with MPIB_STRICT=1 may wait for a hint as long as we would.
+            let more =
+                if hinted(&self.core, config) { Options::from(config).patience() } else { Duration::ZERO };
+            self.core.peer.take(more)?;
+            self.said = true;
+        }
+        if self.heard {
+            self.core.peer.settled();
+        }
+        Ok(self.heard)
+    }
+}
+
+/// Whether hints are for this connection: both ends have the same terms.
+fn hinted(core: &Core, config: &Config) -> bool {
+    config.mode == Mode::Advanced && config.sup_share.is_none() && matches!(core.plan, Plan::Shared(_))
 }
 
 /// Why a connection that must have a hint is not made.
@@ -78,7 +110,7 @@ fn unhinted(core: &Core, flow: &Flow, config: &Config) -> Error {
 /// # Errors
 /// The client's thread cannot be made; and with `MPIB_STRICT=1` a connection that hints cannot be given for.
 fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
-    if config.mode != Mode::Advanced || config.sup_share.is_some() || !matches!(core.plan, Plan::Shared(_)) {
+    if !hinted(core, config) {
         return Ok(None);
     }
     let [sout, sup] = &core.rails[..] else { return Ok(None) };

@@ -19,7 +19,7 @@ pub enum Message {
     },
     /// Queue pairs and memory of the sender of this message.
     Wiring(Wiring),
-    /// Its queue pairs can receive.
+    /// Its queue pairs can receive; said again after the probes: it takes the connection as it is now.
     Ready,
     /// What its probes found.
     Probed {

@@ -40,7 +40,7 @@ pub const MAX_RAILS: usize = 8;
 /// Most receives that share a slot; the CTS entry and the completion record have room for these.
 pub const MAX_RECVS: usize = 8;
 /// Says which rules both ends follow. Ends of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 /// First bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes that only those know who were given the handle.

@@ -21,6 +21,8 @@ pub struct Lies {
     pub wiring: Option<fn(&mut Wiring)>,
     /// In place of READY.
     pub ready: Option<Message>,
+    /// In place of the last READY.
+    pub last: Option<Message>,
     /// In place of PROBED.
     pub probed: Option<Message>,
 }
@@ -163,6 +165,14 @@ impl Evil {
         match next(&channel)? {
             Message::Probed { .. } => {}
             other => return Err(format!("{other:?}")),
+        }
+        // A mask of none is not the end: what was held in reserve is wired next.
+        if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
+            let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
+            match next(&channel)? {
+                Message::Ready => {}
+                other => return Err(format!("{other:?}")),
+            }
         }
         channel.settled();
         Ok(Self { channel, rails, region, peer: theirs.memory })
