@@ -82,6 +82,12 @@ bench: build ## Measure the plugin over softverbs without a rate limit, the part
 bench-peers: build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
+.PHONY: matrix matrix-short
+matrix: build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
+	@scripts/matrix.sh $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
+matrix-short: build ## The same with one release for each table version (3 GB of cache)
+	@scripts/matrix.sh --short $(if $(WRITE),--write) $(MATRIX)
+
 .PHONY: clean
 clean: ## Remove build/ and cargo's target/
 	@rm -rf build

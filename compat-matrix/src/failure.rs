@@ -13,6 +13,10 @@ pub(crate) enum Kind {
     Usage,
     /// The library could not be fetched: nothing is known of the release.
     Missing,
+    /// The release or the plugin does not do what it should.
+    Wrong,
+    /// The other process of a pair is gone, which says why.
+    Peer,
     /// This program failed, or what it needs is not built.
     Tool,
 }
@@ -37,6 +41,14 @@ impl Failure {
 
     pub(crate) fn missing(message: impl Into<String>) -> Self {
         Self { kind: Kind::Missing, message: message.into() }
+    }
+
+    pub(crate) fn wrong(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Wrong, message: message.into() }
+    }
+
+    pub(crate) fn peer(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Peer, message: format!("lost the other process: {}", message.into()) }
     }
 
     pub(crate) fn tool(message: impl Into<String>) -> Self {

@@ -1,10 +1,23 @@
 //! `compat-matrix`: every NCCL release from 2.18 on, with this project's plugin in it.
 
+mod checks;
+mod child;
+mod core;
+mod dwarf;
+mod elf;
+mod exchange;
+mod facts;
 mod failure;
 mod fetch;
 mod matrix;
+mod report;
+mod run;
+mod script;
+mod seen;
+mod stage;
+mod worker;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -19,10 +32,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the checks, and compare with RESULTS.md; in the root of the repository, after "make build".
+    Run(run::RunArgs),
     /// Fetch libraries where they are not there yet, and print a path for each.
     Fetch {
         /// Releases of matrix.toml; all if none is named.
         releases: Vec<String>,
+    },
+    /// Loads one core; started by "run".
+    #[command(name = child::COMMAND, hide = true)]
+    Worker {
+        /// What to do.
+        job: PathBuf,
+        /// Where to write what came of it.
+        account: PathBuf,
     },
     /// Remove libraries from the cache.
     Drop {
@@ -49,6 +72,8 @@ fn remove(releases: &[String]) -> Result<ExitCode> {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Run(args) => run::main(&args),
+        Command::Worker { job, account } => worker::main(&job, &account).map(|()| ExitCode::SUCCESS),
         Command::Drop { releases } => remove(&releases),
         Command::Fetch { releases } => fetch(&releases),
     };

@@ -117,6 +117,12 @@ impl Release {
     }
 }
 
+impl Release {
+    pub(crate) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
+}
+
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.version)

@@ -1,0 +1,69 @@
+//! Which table a release takes, and what it reads through it.
+
+use super::{Bench, OURS, versions};
+use crate::{
+    failure::{Failure, Result},
+    script::{Step, Told},
+    stage::Folder,
+};
+
+/// With a plugin that has no table: what is looked for, in order.
+pub(super) fn lookup(bench: &Bench<'_>) -> Result<String> {
+    let account = bench.account(&Folder::Only(Vec::new()), &[], vec![Step::Open])?;
+    let number: Vec<u32> = bench.release.version.split('.').filter_map(|part| part.parse().ok()).collect();
+    if let [major, minor, patch] = number[..]
+        && account.version != (major * 10_000 + minor * 100 + patch).cast_signed()
+    {
+        return Err(Failure::wrong(format!("the library says that it is release {}", account.version)));
+    }
+    let mut order: Vec<u32> = account.tables().into_iter().map(|(version, _)| version).collect();
+    order.dedup();
+    if order != bench.release.looks_up {
+        return Err(Failure::wrong(format!(
+            "looks for {}; matrix.toml says {}",
+            versions(&order),
+            versions(&bench.release.looks_up)
+        )));
+    }
+    Ok(versions(&order))
+}
+
+/// With the whole plugin: which table is taken, and whether the core calls it as it is.
+pub(super) fn table(bench: &Bench<'_>) -> Result<String> {
+    let account = bench.account(&Folder::Whole, &[], vec![Step::Open, Step::Close(0)])?;
+    bench.all_ours(&account)?;
+    let tables = account.tables();
+    let Some((version, address)) = tables.iter().find(|(_, address)| *address != 0) else {
+        return Err(Failure::wrong("found no table of the plugin"));
+    };
+    if *version != bench.release.table {
+        return Err(Failure::wrong(format!("took v{version}; matrix.toml says v{}", bench.release.table)));
+    }
+    match account.told.first() {
+        Some(Told::Opened { table, .. }) if table == address => Ok(format!("v{version}, called in place")),
+        _ => Err(Failure::wrong(format!("took v{version}, but calls another table in its place"))),
+    }
+}
+
+/// The devices as the core reads them.
+pub(super) fn devices(bench: &Bench<'_>) -> Result<String> {
+    let account = bench.account(&Folder::Whole, &[], vec![Step::Open, Step::Describe(0), Step::Close(0)])?;
+    bench.all_ours(&account)?;
+    let Some(Told::Described(devices)) = account.told.get(1) else {
+        return Err(Failure::tool(format!("no devices were told: {:?}", account.told)));
+    };
+    let [device] = &devices[..] else {
+        return Err(Failure::wrong(format!(
+            "{} devices of {OURS}; expected one of two rails",
+            devices.len()
+        )));
+    };
+    let expected = crate::stage::RAILS.join("+");
+    if device.name != expected {
+        return Err(Failure::wrong(format!("a device {:?}; expected {expected:?}", device.name)));
+    }
+    if device.ptr_support & nccl_net_abi::NCCL_PTR_HOST == 0 || device.max_recvs < 8 || device.speed <= 0 {
+        return Err(Failure::wrong(format!("a device that cannot be used: {device:?}")));
+    }
+    Ok(format!("{}, {} Mb/s, {} receives in a group", device.name, device.speed, device.max_recvs))
+}

@@ -1,0 +1,150 @@
+//! What is asked of each release. A check gives one line that says what was seen, or the failure.
+
+mod life;
+mod loading;
+mod names;
+mod traffic;
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use crate::{
+    child::{Ending, Runner},
+    dwarf::{self, Types},
+    facts::{self, Facts},
+    failure::{Failure, Result},
+    matrix::Release,
+    script::{Account, Job, Plan, Step},
+    stage::{Folder, Stage},
+};
+
+/// How long a process, or a pair of them, may take. It is long since a busy machine must not fail a check.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A release whose library is loaded, and the place where that happens.
+pub(crate) struct Bench<'a> {
+    pub(crate) release: &'a Release,
+    stage: &'a Stage,
+    library: PathBuf,
+    facts: Facts,
+    types: Types,
+}
+
+type Check = fn(&Bench<'_>) -> Result<String>;
+
+/// Every check, in the order of the report.
+pub(crate) const CHECKS: &[(&str, Check)] = &[
+    ("layout", layout),
+    ("lookup", loading::lookup),
+    ("table", loading::table),
+    ("devices", loading::devices),
+    ("traffic", traffic::newest),
+    ("over 1 GiB", traffic::large),
+    ("older tables", traffic::older),
+    ("two communicators", life::two),
+    ("reload", life::reload),
+    ("lost name", life::lost_name),
+    ("failing init", life::failing_init),
+    ("NCCL_NET", names::net),
+    ("NCCL_NET_PLUGIN", names::plugin),
+];
+
+impl<'a> Bench<'a> {
+    /// Reads the library's file; nothing is loaded.
+    pub(crate) fn new(release: &'a Release, stage: &'a Stage, library: PathBuf) -> Result<Self> {
+        let (facts, types) = facts::read(&library, release)?;
+        Ok(Self { release, stage, library, facts, types })
+    }
+
+    fn job(&self, steps: Vec<Step>) -> Job {
+        Job {
+            library: self.library.clone(),
+            facts: self.facts.clone(),
+            table: self.release.table,
+            opens: self.release.opens.clone(),
+            closes: self.release.closes.clone(),
+            steps,
+            peer: None,
+        }
+    }
+
+    fn runner(&self, folder: &Folder, variables: &[(&str, Option<&str>)]) -> Result<Runner<'_>> {
+        let mut environment: BTreeMap<String, String> = self.stage.environment(folder)?;
+        for (name, value) in variables {
+            match value {
+                Some(value) => environment.insert((*name).to_owned(), (*value).to_owned()),
+                None => environment.remove(*name),
+            };
+        }
+        Ok(Runner { stage: self.stage, environment, deadline: DEADLINE })
+    }
+
+    /// One process, however it ends.
+    fn alone(&self, folder: &Folder, variables: &[(&str, Option<&str>)], steps: Vec<Step>) -> Result<Ending> {
+        self.runner(folder, variables)?.alone(&self.job(steps))
+    }
+
+    /// One process that must end well.
+    fn account(
+        &self,
+        folder: &Folder,
+        variables: &[(&str, Option<&str>)],
+        steps: Vec<Step>,
+    ) -> Result<Account> {
+        self.alone(folder, variables, steps)?.account()
+    }
+
+    /// Two processes that must end well: the sender's and the receiver's account.
+    fn pair(&self, folder: &Folder, steps: Vec<Step>) -> Result<[Account; 2]> {
+        let accounts = self.runner(folder, &[])?.pair(&self.job(steps))?;
+        for account in &accounts {
+            self.all_ours(account)?;
+        }
+        Ok(accounts)
+    }
+
+    /// Whether every communicator was given this plugin.
+    fn all_ours(&self, account: &Account) -> Result<()> {
+        for (index, (called, net)) in account.opened().into_iter().enumerate() {
+            if let Some((function, code)) = called.iter().find(|(_, code)| *code != 0) {
+                return Err(Failure::wrong(format!("communicator {index}: {function} returned {code}")));
+            }
+            if net != Some(OURS) {
+                return Err(Failure::wrong(format!(
+                    "communicator {index} was given {}",
+                    net.unwrap_or("nothing")
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The plugin's name in its tables.
+const OURS: &str = "MPIB";
+
+/// Versions as a reader would write them.
+fn versions(all: &[u32]) -> String {
+    all.iter().map(|v| format!("v{v}")).collect::<Vec<_>>().join(" ")
+}
+
+/// A communicator's life with one exchange.
+fn with_exchange(plan: Plan) -> Vec<Step> {
+    vec![Step::Open, Step::Exchange(0, plan), Step::Close(0)]
+}
+
+/// Structures, signatures and enumerators of the release's debug information against crate `abi`.
+fn layout(bench: &Bench<'_>) -> Result<String> {
+    let compared = dwarf::compare(&bench.types);
+    if let Some(first) = compared.differences.first() {
+        return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
+    }
+    // The tables that the release looks up and this project has must all have been there to compare.
+    let tables = bench.release.looks_up.iter().filter(|v| crate::stage::VERSIONS.contains(*v));
+    for version in tables {
+        let name = format!("ncclNet_v{version}_t");
+        if !bench.types.structs.contains_key(&name) {
+            return Err(Failure::wrong(format!("the debug information has no {name}")));
+        }
+    }
+    Ok(format!("{} structures and {} enumerators are alike", compared.structs, compared.enumerators))
+}

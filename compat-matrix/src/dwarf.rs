@@ -1,0 +1,374 @@
+//! A release's structures, signatures and enumerators as the debug information in its library tells them, in the words of
+//! `nccl_net_abi::describe`.
+
+use std::collections::BTreeMap;
+
+use gimli::{
+    AttributeValue, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_member_location, DW_AT_name,
+    DW_AT_type, DW_AT_upper_bound, DebuggingInformationEntry, DwAt, DwTag, EndianSlice, LittleEndian,
+    UnitOffset, UnitRef,
+};
+use nccl_net_abi::describe;
+use object::{Object, ObjectSection};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Context, Failure, Result};
+
+type Reader<'a> = EndianSlice<'a, LittleEndian>;
+type Entry<'a> = DebuggingInformationEntry<Reader<'a>>;
+/// Inside this module errors are gimli's.
+type Read<T> = std::result::Result<T, gimli::Error>;
+
+/// Names of the typedefs that the checks compare with: those of the interface's structures.
+fn of_interest(name: &str) -> bool {
+    (name.starts_with("ncclNet") || name.starts_with("ncclProfilerNet")) && name.ends_with("_t")
+}
+
+/// One field.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Field {
+    pub(crate) name: String,
+    /// Bytes from the start.
+    pub(crate) offset: u64,
+    /// As C writes it; empty for a structure without a name.
+    pub(crate) c_type: String,
+}
+
+/// One structure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Struct {
+    /// Bytes.
+    pub(crate) size: u64,
+    pub(crate) fields: Vec<Field>,
+}
+
+impl Struct {
+    /// Size, names and offsets.
+    fn places(&self) -> (u64, Vec<(&str, u64)>) {
+        (self.size, self.fields.iter().map(|f| (f.name.as_str(), f.offset)).collect())
+    }
+
+    pub(crate) fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|f| f.name == name)
+    }
+}
+
+/// What the checks use of a library's debug information.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(crate) struct Types {
+    /// By the name of the typedef; `ncclComm` by its tag.
+    pub(crate) structs: BTreeMap<String, Struct>,
+    /// Every enumerator whose name begins with nccl or NCCL.
+    pub(crate) enumerators: BTreeMap<String, i64>,
+}
+
+impl Types {
+    /// Reads all units of a library.
+    pub(crate) fn read(file: &object::File<'_>) -> Result<Self> {
+        let section = |id: gimli::SectionId| -> Result<Reader<'_>> {
+            let Some(section) = file.section_by_name(id.name()) else { return Ok(Reader::default()) };
+            let data = section.data().cannot(format!("read section {}", id.name()))?;
+            Ok(EndianSlice::new(data, LittleEndian))
+        };
+        let dwarf = gimli::Dwarf::load(section)?;
+        let mut types = Self::default();
+        types.collect(&dwarf).cannot("read the debug information")?;
+        if types.structs.is_empty() {
+            return Err(Failure::tool("the library has no debug information about NCCL's structures"));
+        }
+        Ok(types)
+    }
+
+    /// A type with each structure named after the oldest version that has the same fields at the same places: some releases
+    /// define such a structure again, others give the old one a new name.
+    fn oldest(&self, c_type: &str) -> String {
+        let old = |word: &str| {
+            let Some((stem, version)) = versioned(word) else { return word.to_owned() };
+            let Some(fields) = self.structs.get(word).map(Struct::places) else { return word.to_owned() };
+            let older = (0..version).map(|v| format!("{stem}_v{v}_t"));
+            let mut same =
+                older.filter(|name| self.structs.get(name).map(Struct::places).as_ref() == Some(&fields));
+            same.next().unwrap_or_else(|| word.to_owned())
+        };
+        let is_name = |c: char| c.is_alphanumeric() || c == '_';
+        let mut out = String::new();
+        let mut rest = c_type;
+        while let Some(first) = rest.chars().next() {
+            let end = rest.find(|c| is_name(c) != is_name(first)).unwrap_or(rest.len());
+            let (word, after) = rest.split_at(end);
+            out += &if is_name(first) { old(word) } else { word.to_owned() };
+            rest = after;
+        }
+        out
+    }
+
+    fn collect(&mut self, dwarf: &gimli::Dwarf<Reader<'_>>) -> Read<()> {
+        let mut headers = dwarf.units();
+        while let Some(header) = headers.next()? {
+            let unit = dwarf.unit(header)?;
+            let unit = Unit { unit: unit.unit_ref(dwarf) };
+            let mut tree = unit.unit.entries_tree(None)?;
+            let mut children = tree.root()?.children();
+            while let Some(child) = children.next()? {
+                self.entry(&unit, child.entry())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One entry of a unit's outermost level.
+    fn entry(&mut self, unit: &Unit<'_>, entry: &Entry<'_>) -> Read<()> {
+        match entry.tag {
+            gimli::DW_TAG_typedef => {
+                let Some(name) = unit.name(entry)? else { return Ok(()) };
+                if of_interest(&name)
+                    && !self.structs.contains_key(&name)
+                    && let Some(found) = unit.structure_of(entry)?
+                {
+                    self.structs.insert(name, found);
+                }
+            }
+            gimli::DW_TAG_structure_type if !self.structs.contains_key("ncclComm") => {
+                if unit.name(entry)?.as_deref() == Some("ncclComm") && entry.has_attr(DW_AT_byte_size) {
+                    self.structs.insert("ncclComm".into(), unit.structure(entry)?);
+                }
+            }
+            gimli::DW_TAG_enumeration_type => unit.enumerators(entry, &mut self.enumerators)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// One compilation unit.
+struct Unit<'a> {
+    unit: UnitRef<'a, Reader<'a>>,
+}
+
+impl<'a> Unit<'a> {
+    fn name(&self, entry: &Entry<'_>) -> Read<Option<String>> {
+        let Some(value) = entry.attr_value(DW_AT_name) else { return Ok(None) };
+        // The value borrows from the sections, not from the entry.
+        let text = match value {
+            AttributeValue::String(s) => s.to_string_lossy().into_owned(),
+            AttributeValue::DebugStrRef(at) => self.unit.string(at)?.to_string_lossy().into_owned(),
+            other => return Err(unexpected(other.offset_value())),
+        };
+        Ok(Some(text))
+    }
+
+    fn number(entry: &Entry<'_>, name: DwAt) -> Option<u64> {
+        entry.attr_value(name)?.udata_value()
+    }
+
+    /// The entry that another's type is; `None` for `void`.
+    fn target(&self, entry: &Entry<'_>) -> Read<Option<Entry<'a>>> {
+        match entry.attr_value(DW_AT_type) {
+            Some(AttributeValue::UnitRef(offset)) => self.unit.entry(offset).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The entries directly under one.
+    fn children(&self, offset: UnitOffset) -> Read<Vec<Entry<'a>>> {
+        let mut tree = self.unit.entries_tree(Some(offset))?;
+        let mut children = tree.root()?.children();
+        let mut all = Vec::new();
+        while let Some(child) = children.next()? {
+            all.push(child.entry().clone());
+        }
+        Ok(all)
+    }
+
+    /// The structure that a typedef, or a typedef of a typedef, stands for.
+    fn structure_of(&self, typedef: &Entry<'_>) -> Read<Option<Struct>> {
+        let Some(target) = self.target(typedef)? else { return Ok(None) };
+        match target.tag {
+            gimli::DW_TAG_typedef => self.structure_of(&target),
+            gimli::DW_TAG_structure_type if target.has_attr(DW_AT_byte_size) => {
+                self.structure(&target).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn structure(&self, entry: &Entry<'_>) -> Read<Struct> {
+        let mut fields = Vec::new();
+        self.members(entry, 0, &mut fields)?;
+        Ok(Struct { size: Self::number(entry, DW_AT_byte_size).unwrap_or(0), fields })
+    }
+
+    /// The members, with those of a union without a name as the structure's own.
+    fn members(&self, entry: &Entry<'_>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
+        for member in self.children(entry.offset)? {
+            if member.tag != gimli::DW_TAG_member {
+                continue;
+            }
+            let offset = base + Self::number(&member, DW_AT_data_member_location).unwrap_or(0);
+            match self.name(&member)? {
+                Some(name) => {
+                    let c_type = self.c_type(self.target(&member)?.as_ref())?;
+                    fields.push(Field { name, offset, c_type });
+                }
+                None => {
+                    if let Some(inner) = self.target(&member)? {
+                        self.members(&inner, offset, fields)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enumerators(&self, entry: &Entry<'_>, all: &mut BTreeMap<String, i64>) -> Read<()> {
+        for child in self.children(entry.offset)? {
+            let Some(name) = self.name(&child)? else { continue };
+            let value = match child.attr_value(DW_AT_const_value) {
+                Some(AttributeValue::Sdata(value)) => Some(value),
+                // A form of fixed width has no sign.
+                other => other.and_then(|v| v.udata_value()).and_then(|v| i64::try_from(v).ok()),
+            };
+            if let (Some(value), true) = (value, name.starts_with("nccl") || name.starts_with("NCCL")) {
+                all.insert(name, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// A type as C writes it, without a name.
+    fn c_type(&self, entry: Option<&Entry<'_>>) -> Read<String> {
+        let Some(entry) = entry else { return Ok("void".into()) };
+        let target = || self.target(entry);
+        Ok(match entry.tag {
+            gimli::DW_TAG_base_type => plain(&self.name(entry)?.unwrap_or_default()),
+            gimli::DW_TAG_typedef => {
+                let name = self.name(entry)?.unwrap_or_default();
+                let target = target()?;
+                // A name of another name, of a pointer or of an integer of an agreed width is no type of its own.
+                match target.as_ref().map(|t| t.tag) {
+                    Some(gimli::DW_TAG_typedef) if of_interest(&name) || is_alias(&name) => {
+                        self.c_type(target.as_ref())?
+                    }
+                    Some(gimli::DW_TAG_pointer_type) => self.c_type(target.as_ref())?,
+                    _ if is_alias(&name) => self.c_type(target.as_ref())?,
+                    _ => name,
+                }
+            }
+            gimli::DW_TAG_const_type => format!("const {}", self.c_type(target()?.as_ref())?),
+            gimli::DW_TAG_pointer_type => match target()? {
+                Some(function) if function.tag == gimli::DW_TAG_subroutine_type => {
+                    self.function(&function)?
+                }
+                other => format!("{} *", self.c_type(other.as_ref())?),
+            },
+            gimli::DW_TAG_array_type => {
+                let element = self.c_type(target()?.as_ref())?;
+                format!("{element} [{}]", self.length(entry)?)
+            }
+            gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_enumeration_type => {
+                self.name(entry)?.unwrap_or_default()
+            }
+            other => tag_name(other),
+        })
+    }
+
+    fn length(&self, array: &Entry<'_>) -> Read<u64> {
+        let range = self.children(array.offset)?.into_iter().find(|c| c.tag == gimli::DW_TAG_subrange_type);
+        let Some(range) = range else { return Ok(0) };
+        let last = Self::number(&range, DW_AT_upper_bound).map(|last| last + 1);
+        Ok(last.or_else(|| Self::number(&range, DW_AT_count)).unwrap_or(0))
+    }
+
+    fn function(&self, function: &Entry<'_>) -> Read<String> {
+        let result = self.c_type(self.target(function)?.as_ref())?;
+        let mut arguments = Vec::new();
+        for child in self.children(function.offset)? {
+            match child.tag {
+                gimli::DW_TAG_formal_parameter => arguments.push(self.c_type(self.target(&child)?.as_ref())?),
+                gimli::DW_TAG_unspecified_parameters => arguments.push("...".into()),
+                _ => {}
+            }
+        }
+        Ok(format!("{result} (*)({})", arguments.join(", ")))
+    }
+}
+
+/// Names that C's library gives to integers and that the interface's description does not tell apart.
+fn is_alias(name: &str) -> bool {
+    ["int32_t", "__int32_t", "__uint64_t", "__uint32_t", "__uint8_t", "__int64_t", "__int16_t"]
+        .contains(&name)
+}
+
+/// g++'s names of base types, in the description's words.
+fn plain(name: &str) -> String {
+    match name {
+        "long unsigned int" => "unsigned long",
+        other => other,
+    }
+    .to_owned()
+}
+
+fn tag_name(tag: DwTag) -> String {
+    tag.static_string().unwrap_or("an unknown tag").to_owned()
+}
+
+/// What came of a comparison with the description.
+#[derive(Debug, Default)]
+pub(crate) struct Compared {
+    /// How many were there to compare.
+    pub(crate) structs: usize,
+    pub(crate) enumerators: usize,
+    pub(crate) differences: Vec<String>,
+}
+
+/// Compares whatever both the description and the library have.
+pub(crate) fn compare(types: &Types) -> Compared {
+    let mut compared = Compared::default();
+    for ours in describe::structs() {
+        if let Some(theirs) = types.structs.get(ours.c_name) {
+            compared.structs += 1;
+            compare_struct(types, &ours, theirs, &mut compared.differences);
+        }
+    }
+    for (name, value) in describe::constants() {
+        let Some(theirs) = types.enumerators.get(*name) else { continue };
+        compared.enumerators += 1;
+        if theirs != value {
+            compared.differences.push(format!("{name}: {value} here, {theirs} there"));
+        }
+    }
+    compared
+}
+
+fn compare_struct(types: &Types, ours: &describe::Struct, theirs: &Struct, said: &mut Vec<String>) {
+    let name = ours.c_name;
+    if ours.size as u64 != theirs.size {
+        said.push(format!("{name}: {} bytes here, {} there", ours.size, theirs.size));
+    }
+    let here: Vec<&str> = ours.fields.iter().map(|f| f.name).collect();
+    let there: Vec<&str> = theirs.fields.iter().map(|f| f.name.as_str()).collect();
+    if here != there {
+        said.push(format!("{name}: fields {here:?} here, {there:?} there"));
+    }
+    for field in &ours.fields {
+        let Some(other) = theirs.field(field.name) else { continue };
+        let place = format!("{name}.{}", field.name);
+        if field.offset as u64 != other.offset {
+            said.push(format!("{place}: offset {} here, {} there", field.offset, other.offset));
+        }
+        let (here, there) = (types.oldest(&field.c_type), types.oldest(&other.c_type));
+        if here != there && !there.is_empty() {
+            said.push(format!("{place}: {} here, {} there", field.c_type, other.c_type));
+        }
+    }
+}
+
+/// `ncclNetAttr_v11_t` gives `ncclNetAttr` and 11.
+fn versioned(name: &str) -> Option<(&str, u32)> {
+    let (stem, version) = name.strip_suffix("_t")?.rsplit_once("_v")?;
+    Some((stem, version.parse().ok()?))
+}
+
+fn unexpected(_: Option<usize>) -> gimli::Error {
+    gimli::Error::UnknownForm(gimli::DW_FORM_null)
+}

@@ -1,0 +1,79 @@
+//! What is read of, and changed in, ELF files: symbols that are not exported, the slots of imported functions, and copies
+//! of the plugin that lack some of its tables.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use object::{Object, ObjectSymbol, ObjectSymbolTable, RelocationFlags, RelocationTarget, elf};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Context, Failure, Result};
+
+/// Places in a library, as distances from its load address.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(crate) struct Places {
+    /// Functions and data of the full symbol table.
+    pub(crate) symbols: BTreeMap<String, u64>,
+    /// Where the address of an imported function stands.
+    pub(crate) imports: BTreeMap<String, Vec<u64>>,
+}
+
+impl Places {
+    /// The named symbols, and the slots of the named imports. Fails where one of either is not there.
+    pub(crate) fn read(file: &object::File<'_>, symbols: &[String], imports: &[&str]) -> Result<Self> {
+        let mut places = Self::default();
+        for symbol in file.symbols() {
+            let Ok(name) = symbol.name() else { continue };
+            if symbols.iter().any(|s| s == name) && symbol.is_definition() {
+                places.symbols.insert(name.to_owned(), symbol.address());
+            }
+        }
+        if let Some(lacking) = symbols.iter().find(|s| !places.symbols.contains_key(*s)) {
+            return Err(Failure::tool(format!("the library's symbol table has no {lacking}")));
+        }
+        let table =
+            file.dynamic_symbol_table().ok_or_else(|| Failure::tool("the library imports nothing"))?;
+        for (place, relocation) in file.dynamic_relocations().into_iter().flatten() {
+            let (RelocationTarget::Symbol(index), true) = (relocation.target(), is_slot(relocation.flags()))
+            else {
+                continue;
+            };
+            let symbol = table.symbol_by_index(index).cannot("read the library's imports")?;
+            let Ok(name) = symbol.name() else { continue };
+            if imports.contains(&name) {
+                places.imports.entry(name.to_owned()).or_default().push(place);
+            }
+        }
+        match imports.iter().find(|name| !places.imports.contains_key(**name)) {
+            Some(lacking) => Err(Failure::tool(format!("the library does not import {lacking}"))),
+            None => Ok(places),
+        }
+    }
+}
+
+/// Whether a relocation makes a slot that holds nothing but the address of a symbol.
+fn is_slot(flags: RelocationFlags) -> bool {
+    let RelocationFlags::Elf { r_type } = flags else { return false };
+    [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT, elf::R_AARCH64_JUMP_SLOT, elf::R_AARCH64_GLOB_DAT]
+        .contains(&r_type)
+}
+
+/// Copies the plugin's file, without the tables of these versions: their names are changed in the copy's string table, so
+/// that no look-up finds them.
+pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result<()> {
+    let mut bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
+    for version in versions {
+        let symbol = format!("ncclNetPlugin_v{version}");
+        let at = name_of(&bytes, &symbol)
+            .ok_or_else(|| Failure::tool(format!("{}: exports no {symbol}", plugin.display())))?;
+        bytes[at] = b'-';
+    }
+    fs::write(to, bytes).cannot(format!("write {}", to.display()))
+}
+
+/// Where in the file the name of an exported symbol stands.
+fn name_of(bytes: &[u8], symbol: &str) -> Option<usize> {
+    let file = object::File::parse(bytes).ok()?;
+    let found = file.dynamic_symbols().find(|s| s.is_definition() && s.name() == Ok(symbol))?;
+    // The name is a part of `bytes`.
+    Some(found.name().ok()?.as_ptr() as usize - bytes.as_ptr() as usize)
+}

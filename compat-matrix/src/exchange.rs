@@ -1,0 +1,263 @@
+//! Data from one process to another through a core's table, from listen to the last close, every byte checked.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    thread,
+};
+
+use mpib::{
+    plugin::{Comm, HANDLE_BYTES, Handle, Mr, Net, Recv, Request, Sizes},
+    rails,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    failure::{Context, Failure, Result},
+    script::{Plan, Role, Tally},
+    worker::foreign,
+};
+
+/// The only device: both rails.
+const DEVICE: i32 = 0;
+/// Room behind each message that must stay as it was: receives may be larger than what is sent.
+const SLACK: usize = 64;
+const UNTOUCHED: u8 = 0xee;
+/// What `test` gives for sizes before it is called.
+const NO_SIZES: Sizes = [0; 64];
+
+/// The other process. Messages are lines of JSON.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    stream: BufReader<UnixStream>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    /// What listen wrote.
+    Handle(Vec<u8>),
+    /// What was sent has arrived and is right.
+    Checked,
+    /// Everything is closed.
+    Closed,
+}
+
+impl Peer {
+    pub(crate) fn new(stream: UnixStream) -> Self {
+        Self { stream: BufReader::new(stream) }
+    }
+
+    fn say(&mut self, message: &Message) -> Result<()> {
+        let mut line = serde_json::to_string(message).cannot("write a message")?;
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(|e| Failure::peer(e.to_string()))
+    }
+
+    fn hear(&mut self) -> Result<Message> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(0) => Err(Failure::peer("the connection ended")),
+            Ok(_) => serde_json::from_str(&line).map_err(|e| Failure::peer(e.to_string())),
+            Err(e) => Err(Failure::peer(e.to_string())),
+        }
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        match self.hear()? {
+            Message::Checked | Message::Closed => Ok(()),
+            Message::Handle(_) => Err(Failure::tool("a handle came where none was expected")),
+        }
+    }
+}
+
+/// One connection: made, used as the plan says, and closed.
+pub(crate) fn run(net: &dyn Net, peer: &mut Peer, role: Role, plan: &Plan) -> Result<Tally> {
+    let before = rails::read().ok_or_else(|| Failure::tool("softverbs' counters cannot be read"))?;
+    let mut tally = Tally::default();
+    match role {
+        Role::Sender => send_all(net, peer, plan, &mut tally)?,
+        Role::Receiver => receive_all(net, peer, plan, &mut tally)?,
+    }
+    let rails = rails::since(&before).unwrap_or_default();
+    tally.rails = rails.into_iter().map(|rail| (rail.name, rail.bytes)).collect();
+    Ok(tally)
+}
+
+fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
+    let Message::Handle(bytes) = peer.hear()? else {
+        return Err(Failure::tool("expected a handle of the other process"));
+    };
+    let bytes: [u8; HANDLE_BYTES] =
+        bytes.try_into().map_err(|_| Failure::tool("a handle of a wrong length"))?;
+    let mut handle = Handle(bytes);
+    let comm = until(|| net.connect(DEVICE, &mut handle))?;
+    for (size, group) in &plan.sizes {
+        let mut memory = Memory::new(net, comm, *size, group * plan.depth)?;
+        for slot in 0..memory.slots {
+            fill(memory.message(slot), slot);
+        }
+        let mut requests = Vec::new();
+        for slot in 0..memory.slots {
+            let (address, mr, tag) = (memory.address(slot), memory.mr, (slot % group) as i32);
+            requests.push(until(|| net.isend(comm, address, *size, tag, mr))?);
+        }
+        for request in requests {
+            let sizes = finish(net, request)?;
+            if usize::try_from(sizes[0]) != Ok(*size) {
+                return Err(Failure::wrong(format!("a send of {size} bytes tells a size of {}", sizes[0])));
+            }
+        }
+        peer.wait()?;
+        tally.messages += memory.slots;
+        tally.bytes += (memory.slots * size) as u64;
+        memory.end(net, comm)?;
+    }
+    net.close_send(comm).map_err(foreign)?;
+    peer.say(&Message::Closed)?;
+    peer.wait()
+}
+
+fn receive_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
+    let mut handle = Handle([0; HANDLE_BYTES]);
+    let listening = net.listen(DEVICE, &mut handle).map_err(foreign)?;
+    peer.say(&Message::Handle(handle.0.to_vec()))?;
+    let comm = until(|| net.accept(listening))?;
+    net.close_listen(listening).map_err(foreign)?;
+    for (size, group) in &plan.sizes {
+        let mut memory = Memory::new(net, comm, *size, group * plan.depth)?;
+        let posted: Vec<Vec<Recv>> = (0..plan.depth).map(|g| memory.receives(g * group, *group)).collect();
+        let mut requests = Vec::new();
+        for recvs in &posted {
+            requests.push(until(|| net.irecv(comm, recvs))?);
+        }
+        for (recvs, request) in posted.iter().zip(requests) {
+            let sizes = finish(net, request)?;
+            if let Some(wrong) = sizes.iter().take(*group).find(|got| usize::try_from(**got) != Ok(*size)) {
+                return Err(Failure::wrong(format!("{wrong} bytes arrived where {size} were sent")));
+            }
+            flush(net, comm, recvs, *size)?;
+            net.irecv_consumed(comm, *group, request).map_err(foreign)?;
+        }
+        for slot in 0..memory.slots {
+            check(memory.message(slot), slot, *size)?;
+        }
+        peer.say(&Message::Checked)?;
+        tally.messages += memory.slots;
+        tally.bytes += (memory.slots * size) as u64;
+        memory.end(net, comm)?;
+    }
+    net.close_recv(comm).map_err(foreign)?;
+    peer.say(&Message::Closed)?;
+    peer.wait()
+}
+
+/// As the core does after a receive into GPU memory, with the sizes that arrived.
+fn flush(net: &dyn Net, comm: Comm, recvs: &[Recv], size: usize) -> Result<()> {
+    let arrived: Vec<Recv> = recvs.iter().map(|recv| Recv { len: size, ..*recv }).collect();
+    match net.iflush(comm, &arrived).map_err(foreign)? {
+        Some(request) => finish(net, request).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// Polls until there is a value. The process that started this one ends what takes too long.
+fn until<T>(mut poll: impl FnMut() -> std::result::Result<Option<T>, mpib::failure::Failure>) -> Result<T> {
+    loop {
+        if let Some(value) = poll().map_err(foreign)? {
+            return Ok(value);
+        }
+        thread::yield_now();
+    }
+}
+
+/// Polls a request until it is done; gives the sizes.
+fn finish(net: &dyn Net, request: Request) -> Result<Sizes> {
+    let mut sizes = NO_SIZES;
+    while !net.test(request, &mut sizes).map_err(foreign)? {
+        thread::yield_now();
+    }
+    Ok(sizes)
+}
+
+/// Registered memory for messages of one size.
+struct Memory {
+    bytes: Vec<u8>,
+    size: usize,
+    slots: usize,
+    mr: Mr,
+}
+
+impl Memory {
+    fn new(net: &dyn Net, comm: Comm, size: usize, slots: usize) -> Result<Self> {
+        let mut bytes = vec![UNTOUCHED; (size + SLACK) * slots];
+        let mr = net.reg_mr(comm, bytes.as_mut_ptr(), bytes.len()).map_err(foreign)?;
+        Ok(Self { bytes, size, slots, mr })
+    }
+
+    fn address(&mut self, slot: usize) -> *mut u8 {
+        self.bytes.as_mut_ptr().wrapping_add(slot * (self.size + SLACK))
+    }
+
+    /// A message with the slack behind it.
+    fn message(&mut self, slot: usize) -> &mut [u8] {
+        let length = self.size + SLACK;
+        &mut self.bytes[slot * length..][..length]
+    }
+
+    fn receives(&mut self, first: usize, n: usize) -> Vec<Recv> {
+        let (mr, len) = (self.mr, self.size + SLACK);
+        (0..n).map(|i| Recv { addr: self.address(first + i), len, tag: i as i32, mr }).collect()
+    }
+
+    fn end(self, net: &dyn Net, comm: Comm) -> Result<()> {
+        net.dereg_mr(comm, self.mr).map_err(foreign)
+    }
+}
+
+/// The bytes of a message, eight at a time, which depend on the message and the place in it.
+fn word(slot: usize, at: usize) -> [u8; 8] {
+    ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+fn fill(message: &mut [u8], slot: usize) {
+    let size = message.len() - SLACK;
+    for (at, chunk) in message[..size].chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&word(slot, at)[..chunk.len()]);
+    }
+}
+
+fn check(message: &[u8], slot: usize, size: usize) -> Result<()> {
+    let (data, slack) = message.split_at(size);
+    let wrong = data.chunks(8).enumerate().find(|(at, chunk)| word(slot, *at)[..chunk.len()] != **chunk);
+    if let Some((at, chunk)) = wrong {
+        return Err(Failure::wrong(format!(
+            "message {slot} of {size} bytes: {chunk:02x?} arrived at byte {}, {:02x?} was sent",
+            at * 8,
+            &word(slot, at)[..chunk.len()]
+        )));
+    }
+    if slack.iter().any(|byte| *byte != UNTOUCHED) {
+        return Err(Failure::wrong(format!("message {slot} of {size} bytes: bytes behind it were written")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_byte_a_swap_and_a_byte_too_many_are_found() {
+        for size in [1, 7, 8, 129] {
+            let mut message = vec![UNTOUCHED; size + SLACK];
+            fill(&mut message, 3);
+            check(&message, 3, size).unwrap();
+            assert!(check(&message, 4, size).is_err(), "another message's data");
+            for at in [0, size - 1, size] {
+                message[at] ^= 1;
+                assert!(check(&message, 3, size).is_err(), "byte {at} of {size}");
+                message[at] ^= 1;
+            }
+        }
+    }
+}

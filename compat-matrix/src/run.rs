@@ -1,0 +1,132 @@
+//! A run over releases: fetches, checks, reports, compares.
+
+use std::{path::PathBuf, process::ExitCode, time::Instant};
+
+use clap::Args;
+
+use crate::{
+    checks::{Bench, CHECKS},
+    failure::{Context, Failure, Kind, Result},
+    fetch::Cache,
+    matrix::{Matrix, Release},
+    report::{self, Mark, Report, Row, Section, Version, cell},
+    stage::Stage,
+};
+
+/// Options of a run.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Releases of matrix.toml; all if none is named.
+    releases: Vec<String>,
+    /// One release for each table version.
+    #[arg(long, conflicts_with = "releases")]
+    short: bool,
+    /// Only these checks, by their names in RESULTS.md, with commas.
+    #[arg(long, value_delimiter = ',')]
+    checks: Vec<String>,
+    /// Remove each release's library when it is done (it stays in the cache otherwise).
+    #[arg(long)]
+    drop: bool,
+    /// Libraries stay in the cache: the default.
+    #[arg(long, conflicts_with = "drop")]
+    keep: bool,
+    /// A release that cannot be fetched is no failure of the run.
+    #[arg(long)]
+    allow_missing: bool,
+    /// Write RESULTS.md where the run differs from it, instead of failing.
+    #[arg(long)]
+    write: bool,
+    /// Where "make build" left the plugin and softverbs.
+    #[arg(long, value_name = "FOLDER", default_value = "build")]
+    build: PathBuf,
+}
+
+/// All of it. The exit code is 0 where all is right and as RESULTS.md has it.
+pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
+    if let Some(strange) = args.checks.iter().find(|name| !CHECKS.iter().any(|(known, _)| known == name)) {
+        let known: Vec<_> = CHECKS.iter().map(|(name, _)| *name).collect();
+        return Err(Failure::usage(format!("no check {strange:?}; there are {}", known.join(", "))));
+    }
+    let matrix = Matrix::read()?;
+    let mut releases = matrix.choose(&args.releases)?;
+    releases.retain(|release| release.short || !args.short);
+    let committed = Report::read(&report::path())?;
+    let stage = Stage::set(&args.build)?;
+    let cache = Cache::of_user(&matrix.package)?;
+    let mut ran = Report::default();
+    for release in &releases {
+        let rows = one(args, release, &stage, &cache)?;
+        if args.drop {
+            cache.drop(release)?;
+        }
+        let version = Version::parse(&release.version)
+            .ok_or_else(|| Failure::tool(format!("release {release}: not a version")))?;
+        ran.sections.insert(version, Section { date: report::today()?, rows });
+    }
+    conclude(args, &committed, &ran)
+}
+
+/// One release's rows. Only a failure of this program is an error.
+fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Result<Vec<Row>> {
+    let wanted = |name: &str| args.checks.is_empty() || args.checks.iter().any(|check| check == name);
+    let checks = CHECKS.iter().filter(|(name, _)| wanted(name));
+    let library = match cache.fetch(release) {
+        Ok(library) => library,
+        Err(failure) if failure.kind == Kind::Missing => {
+            println!("NCCL {release}: not run: {failure}");
+            let row =
+                |name: &str| Row { check: name.into(), mark: Mark::NotRun, seen: cell(&failure.message) };
+            return Ok(checks.map(|(name, _)| row(name)).collect());
+        }
+        Err(failure) => return Err(failure),
+    };
+    let bench = Bench::new(release, stage, library)
+        .map_err(|e| Failure { message: format!("NCCL {release}: {}", e.message), ..e })?;
+    let mut rows = Vec::new();
+    for (name, check) in checks {
+        let begun = Instant::now();
+        let (mark, seen) = match check(&bench) {
+            Ok(seen) => (Mark::Ok, seen),
+            Err(failure) => (Mark::Failed, failure.message),
+        };
+        let word = if mark == Mark::Ok { "ok" } else { "FAILED" };
+        println!("NCCL {release:7} {name:18} {word:6} {:5.1} s  {seen}", begun.elapsed().as_secs_f32());
+        rows.push(Row { check: (*name).into(), mark, seen: cell(&seen) });
+    }
+    Ok(rows)
+}
+
+/// Says what is wrong, writes or compares.
+fn conclude(args: &RunArgs, committed: &Report, ran: &Report) -> Result<ExitCode> {
+    let marked = |mark: Mark| {
+        let sections = ran.sections.iter();
+        let with = sections.filter(|(_, section)| section.rows.iter().any(|row| row.mark == mark));
+        with.map(|(version, _)| version.to_string()).collect::<Vec<_>>()
+    };
+    let (failed, missing) = (marked(Mark::Failed), marked(Mark::NotRun));
+    let mut bad = false;
+    if !failed.is_empty() {
+        println!("\nfailed: NCCL {}", failed.join(", "));
+        bad = true;
+    }
+    if !missing.is_empty() {
+        println!("\nnot run, since the library could not be had: NCCL {}", missing.join(", "));
+        bad |= !args.allow_missing;
+    }
+    let differences = committed.differences(ran);
+    let path = report::path();
+    if !differences.is_empty() {
+        println!("\nother than in {}:\n{}", path.display(), differences.join("\n"));
+        bad |= !args.write;
+    }
+    if args.write {
+        let mut new = committed.clone();
+        new.update(ran);
+        std::fs::write(&path, new.text()).cannot(format!("write {}", path.display()))?;
+        println!("\nwritten: {}", path.display());
+    }
+    if !bad {
+        println!("\nall is well: {} release(s)", ran.sections.len());
+    }
+    Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,143 @@
+//! What a process that loads a core is told to do, and what it tells when it is done.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use mpib::plugin::Device;
+use serde::{Deserialize, Serialize};
+
+use crate::{facts::Facts, failure::Failure, seen::Seen};
+
+/// One step; communicators are numbered as they are opened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Step {
+    /// Gives a new communicator its network, as the core does at its creation.
+    Open,
+    /// Reads all devices through the communicator's table.
+    Describe(usize),
+    /// Moves data to or from the other process through the communicator's table, from listen to the last close.
+    Exchange(usize, Plan),
+    /// Takes the communicator's network away, as the core does at its end.
+    Close(usize),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open => f.write_str("open a communicator"),
+            Self::Describe(comm) => write!(f, "read the devices of communicator {comm}"),
+            Self::Exchange(comm, _) => write!(f, "move data on communicator {comm}"),
+            Self::Close(comm) => write!(f, "close communicator {comm}"),
+        }
+    }
+}
+
+/// What is moved on one connection.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Bytes of a message, and receives in an irecv.
+    pub(crate) sizes: Vec<(usize, usize)>,
+    /// Groups in flight for each entry of `sizes`.
+    pub(crate) depth: usize,
+}
+
+impl Plan {
+    /// Every kind of size, alone and in the largest group.
+    pub(crate) fn whole() -> Self {
+        let alone = [1, 127, 128, 129, 4096, 65_537, 1 << 20, 8 << 20].map(|size| (size, 1));
+        let groups = [1, 129, 4097, 65_536, 1 << 20].map(|size| (size, 8));
+        Self { sizes: alone.into_iter().chain(groups).collect(), depth: 4 }
+    }
+
+    /// Enough to see that a connection works on both rails.
+    pub(crate) fn brief() -> Self {
+        Self { sizes: vec![(1, 1), (1 << 20, 1), (4097, 8)], depth: 2 }
+    }
+
+    /// One message of more than 1 GiB.
+    pub(crate) fn large() -> Self {
+        Self { sizes: vec![((1 << 30) + 4097, 1)], depth: 1 }
+    }
+}
+
+/// Which end of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Role {
+    Sender,
+    Receiver,
+}
+
+/// What a process is given.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) library: PathBuf,
+    pub(crate) facts: Facts,
+    /// Of the core's own table.
+    pub(crate) table: u32,
+    pub(crate) opens: Vec<String>,
+    pub(crate) closes: Vec<String>,
+    pub(crate) steps: Vec<Step>,
+    /// The role, and the descriptor of the socket to the other process.
+    pub(crate) peer: Option<(Role, i32)>,
+}
+
+/// A function of the core and the `ncclResult_t` that it gave.
+pub(crate) type Called = (String, i32);
+
+/// What came of a step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Told {
+    Opened {
+        called: Vec<Called>,
+        /// Of the network that the communicator has then, if it has one.
+        net: Option<String>,
+        /// The address of its table.
+        table: usize,
+    },
+    Described(Vec<Device>),
+    Exchanged(Tally),
+    Closed(Vec<Called>),
+}
+
+/// What was moved on one connection.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    pub(crate) messages: usize,
+    pub(crate) bytes: u64,
+    /// Bytes that each of this process's rails sent meanwhile.
+    pub(crate) rails: BTreeMap<String, u64>,
+}
+
+/// All that a process tells.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Account {
+    /// `ncclGetVersion`
+    pub(crate) version: i32,
+    /// One for each step that was done.
+    pub(crate) told: Vec<Told>,
+    pub(crate) seen: Vec<Seen>,
+    /// Why it went no further.
+    pub(crate) failure: Option<Failure>,
+}
+
+impl Account {
+    /// What each `Open` led to: the functions' results and the network's name.
+    pub(crate) fn opened(&self) -> Vec<(&[Called], Option<&str>)> {
+        let opened = |told: &'_ Told| matches!(told, Told::Opened { .. });
+        let all = self.told.iter().filter(|told| opened(told));
+        all.map(|told| match told {
+            Told::Opened { called, net, .. } => (&called[..], net.as_deref()),
+            _ => (&[][..], None),
+        })
+        .collect()
+    }
+
+    /// The plugin's tables that the core looked for: version and address (0 where it is not there), in order.
+    pub(crate) fn tables(&self) -> Vec<(u32, usize)> {
+        let version = |symbol: &str| symbol.strip_prefix("ncclNetPlugin_v")?.parse().ok();
+        let looked = |seen: &Seen| match seen {
+            Seen::LookedUp { symbol, address } => Some((version(symbol)?, *address)),
+            _ => None,
+        };
+        self.seen.iter().filter_map(looked).collect()
+    }
+}

@@ -1,0 +1,123 @@
+//! Where the cores run: folders with the plugin in each form that a check needs, the environment, and a fabric of software
+//! for each run.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    elf,
+    failure::{Context, Failure, Result},
+};
+
+/// The plugin's own name, and the one that NCCL looks for when it is told none.
+const OURS: &str = "libnccl-net-mpib.so";
+const PLAIN: &str = "libnccl-net.so";
+/// The versions that the plugin's file has.
+pub(crate) const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
+/// Names of the rails in [`Stage::environment`].
+pub(crate) const RAILS: [&str; 2] = ["sout", "sup"];
+
+/// A folder with the plugin.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Folder {
+    /// As it is installed, under both names.
+    Whole,
+    /// Under its own name only.
+    OneName,
+    /// With these tables and no others, under both names.
+    Only(Vec<u32>),
+}
+
+/// Temporary, and removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    home: TempDir,
+    plugin: PathBuf,
+    softverbs: PathBuf,
+}
+
+impl Stage {
+    /// From what "make build" leaves in a folder.
+    pub(crate) fn set(build: &Path) -> Result<Self> {
+        let built = |name: &str| {
+            let path = build.join(name);
+            fs::canonicalize(&path)
+                .map_err(|e| Failure::tool(format!("{}: {e}; run \"make build\" first", path.display())))
+        };
+        let plugin = built(OURS)?;
+        let softverbs = built("softverbs/libibverbs.so.1")?;
+        let softverbs = softverbs.parent().map(Path::to_owned).unwrap_or_default();
+        let home = tempfile::tempdir().cannot("make a temporary folder")?;
+        fs::write(home.path().join("nccl.conf"), "").cannot("write an empty nccl.conf")?;
+        Ok(Self { home, plugin, softverbs })
+    }
+
+    /// A file of its own for one process.
+    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        self.home.path().join(format!("{name}-{}", NEXT.fetch_add(1, Relaxed)))
+    }
+
+    /// The path of a folder, which is made when it is first asked for.
+    pub(crate) fn folder(&self, folder: &Folder) -> Result<PathBuf> {
+        let name = match folder {
+            Folder::Whole => "whole".to_owned(),
+            Folder::OneName => "one-name".to_owned(),
+            Folder::Only(versions) => {
+                format!("only{}", versions.iter().map(|v| format!("-{v}")).collect::<String>())
+            }
+        };
+        let path = self.home.path().join(name);
+        if path.is_dir() {
+            return Ok(path);
+        }
+        fs::create_dir(&path).cannot(format!("make {}", path.display()))?;
+        let gone: Vec<u32> = match folder {
+            Folder::Only(versions) => VERSIONS.filter(|v| !versions.contains(v)).collect(),
+            _ => Vec::new(),
+        };
+        elf::copy_without(&self.plugin, &path.join(OURS), &gone)?;
+        if *folder != Folder::OneName {
+            symlink(OURS, path.join(PLAIN)).cannot(format!("make {PLAIN}"))?;
+        }
+        Ok(path)
+    }
+
+    /// The plugin's path in a folder.
+    pub(crate) fn plugin_in(&self, folder: &Folder) -> Result<PathBuf> {
+        Ok(self.folder(folder)?.join(OURS))
+    }
+
+    /// The whole environment of a process, or of two that share a fabric: two rails of software, and nothing of the user's.
+    pub(crate) fn environment(&self, folder: &Folder) -> Result<BTreeMap<String, String>> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let fabric = format!("matrix-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let [sout, sup] = RAILS;
+        let devices = format!("{sout}:addr=192.168.200.1/24;{sup}:addr=192.168.201.1/24");
+        let path = |path: &Path| path.display().to_string();
+        let log = self.scratch("nccl-log");
+        let set = [
+            ("PATH", env::var("PATH").unwrap_or_default()),
+            ("HOME", path(self.home.path())),
+            ("NCCL_CONF_FILE", path(&self.home.path().join("nccl.conf"))),
+            ("LD_LIBRARY_PATH", format!("{}:{}", path(&self.folder(folder)?), path(&self.softverbs))),
+            ("NCCL_DEBUG", "INFO".into()),
+            ("NCCL_DEBUG_FILE", path(&log)),
+            ("NCCL_NET_PLUGIN", "mpib".into()),
+            ("SOFTVERBS_FABRIC", fabric),
+            ("SOFTVERBS_DEVICES", devices),
+            ("MPIB_HCA_SOUT", sout.into()),
+            ("MPIB_HCA_SUP", sup.into()),
+            // A third of each large message on the second rail.
+            ("MPIB_SUP_SHARE", "341".into()),
+        ];
+        Ok(set.map(|(name, value)| (name.to_owned(), value)).into())
+    }
+}

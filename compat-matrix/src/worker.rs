@@ -1,0 +1,122 @@
+//! The process that loads a core: does a script's steps and writes down what came of them.
+
+use std::{
+    fs,
+    os::{fd::FromRawFd, unix::net::UnixStream},
+    path::Path,
+    rc::Rc,
+};
+
+use mpib::plugin::{self, Net, watch::Watch};
+
+use crate::{
+    core::{Comm, Core},
+    exchange::{self, Peer},
+    failure::{Context, Failure, Result},
+    script::{Account, Called, Job, Step, Told},
+    seen::{self, Seen},
+};
+
+/// Reads the job, does it, and writes the account. What goes wrong with the core or the plugin stands in the account.
+pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
+    let text = fs::read(job).cannot(format!("read {}", job.display()))?;
+    let job: Job = serde_json::from_slice(&text).cannot("understand the job")?;
+    let mut told = Account::default();
+    if let Err(failure) = run(&job, &mut told) {
+        told.failure = Some(failure);
+    }
+    told.seen = seen::all();
+    let text = serde_json::to_vec(&told).cannot("write the account")?;
+    // In one step, so that a half-written account is not taken for one.
+    let new = account.with_extension("new");
+    fs::write(&new, text).cannot(format!("write {}", new.display()))?;
+    fs::rename(&new, account).cannot(format!("write {}", account.display()))
+}
+
+fn run(job: &Job, told: &mut Account) -> Result<()> {
+    let mut worker = Worker {
+        core: Core::load(&job.library, job.facts.clone())?,
+        job,
+        comms: Vec::new(),
+        peer: job.peer.map(|(role, fd)| {
+            // SAFETY: the parent opened it for this process, and nothing else here uses it.
+            (role, Peer::new(unsafe { UnixStream::from_raw_fd(fd) }))
+        }),
+    };
+    told.version = worker.core.version()?;
+    for (index, step) in job.steps.iter().enumerate() {
+        eprintln!("step {index}: {step}");
+        seen::note(Seen::Step(index));
+        let came = worker.step(step)?;
+        told.told.push(came);
+    }
+    Ok(())
+}
+
+struct Worker<'a> {
+    core: Core,
+    job: &'a Job,
+    comms: Vec<Comm>,
+    peer: Option<(crate::script::Role, Peer)>,
+}
+
+impl Worker<'_> {
+    fn step(&mut self, step: &Step) -> Result<Told> {
+        match step {
+            Step::Open => {
+                let comm = self.core.comm()?;
+                let called = self.call_all(&self.job.opens, &comm)?;
+                let ok = called.iter().all(|(_, code)| *code == 0);
+                let net = if ok { comm.name() } else { None };
+                let table = comm.net().map_or(0, |table| table.as_ptr() as usize);
+                self.comms.push(comm);
+                Ok(Told::Opened { called, net, table })
+            }
+            Step::Describe(comm) => {
+                let net = self.net(*comm)?;
+                let count = net.devices().map_err(foreign)?;
+                let devices = (0..count).map(|dev| net.properties(dev).map_err(foreign));
+                Ok(Told::Described(devices.collect::<Result<_>>()?))
+            }
+            Step::Exchange(comm, plan) => {
+                let net = self.net(*comm)?;
+                let (role, peer) =
+                    self.peer.as_mut().ok_or_else(|| Failure::tool("an exchange without a peer"))?;
+                exchange::run(&*net, peer, *role, plan).map(Told::Exchanged)
+            }
+            Step::Close(comm) => Ok(Told::Closed(self.call_all(&self.job.closes, self.comm(*comm)?)?)),
+        }
+    }
+
+    /// Calls functions of the core until one fails.
+    fn call_all(&self, functions: &[String], comm: &Comm) -> Result<Vec<Called>> {
+        let mut called = Vec::new();
+        for function in functions {
+            let code = self.core.call(function, comm)?;
+            called.push((function.clone(), code));
+            if code != 0 {
+                break;
+            }
+        }
+        Ok(called)
+    }
+
+    fn comm(&self, index: usize) -> Result<&Comm> {
+        self.comms.get(index).ok_or_else(|| Failure::tool(format!("communicator {index} was not opened")))
+    }
+
+    /// The table that the core would call for this communicator.
+    fn net(&self, comm: usize) -> Result<Box<dyn Net>> {
+        let comm = self.comm(comm)?;
+        let table = comm.net().ok_or_else(|| Failure::wrong("the core gave the communicator no network"))?;
+        let watch = Rc::new(Watch::new().map_err(foreign)?);
+        // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file is linked to stay.
+        let net = unsafe { plugin::net(self.job.table, table, comm.context(), watch) };
+        net.ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))
+    }
+}
+
+/// A failure of the driver's, which is one of the plugin's or the core's.
+pub(crate) fn foreign(failure: mpib::failure::Failure) -> Failure {
+    Failure::wrong(failure.message)
+}

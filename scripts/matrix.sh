@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs the compatibility matrix on what "make build" left. usage: matrix.sh [RELEASE…] [options of "compat-matrix run"]
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+cargo build --release -p compat-matrix
+exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" run "$@"
