@@ -188,13 +188,13 @@ impl Running {
         }
         let said = fs::read(&self.errors).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
-        let steps = said.lines().filter(|line| line.starts_with("step "));
-        let words = said.lines().filter(|line| !line.starts_with("step "));
+        let mut steps = said.lines().filter(|line| line.starts_with("step "));
+        let mut words = said.lines().filter(|line| !line.starts_with("step "));
         Ending {
             account: self.account(),
             status: self.status,
-            last_step: steps.last().unwrap_or_default().to_owned(),
-            said: words.last().unwrap_or_default().to_owned(),
+            last_step: steps.next_back().unwrap_or_default().to_owned(),
+            said: words.next_back().unwrap_or_default().to_owned(),
             deadline,
         }
     }

@@ -102,7 +102,7 @@ impl Types {
         out
     }
 
-    fn collect(&mut self, dwarf: &gimli::Dwarf<Reader<'_>>) -> Read<()> {
+    fn collect<'a>(&mut self, dwarf: &gimli::Dwarf<Reader<'a>>) -> Read<()> {
         let mut headers = dwarf.units();
         while let Some(header) = headers.next()? {
             let unit = dwarf.unit(header)?;
@@ -117,7 +117,7 @@ impl Types {
     }
 
     /// One entry of a unit's outermost level.
-    fn entry(&mut self, unit: &Unit<'_>, entry: &Entry<'_>) -> Read<()> {
+    fn entry<'a>(&mut self, unit: &Unit<'a>, entry: &Entry<'a>) -> Read<()> {
         match entry.tag {
             gimli::DW_TAG_typedef => {
                 let Some(name) = unit.name(entry)? else { return Ok(()) };
@@ -129,7 +129,8 @@ impl Types {
                 }
             }
             gimli::DW_TAG_structure_type if !self.structs.contains_key("ncclComm") => {
-                if unit.name(entry)?.as_deref() == Some("ncclComm") && entry.has_attr(DW_AT_byte_size) {
+                let complete = entry.has_attr(DW_AT_byte_size);
+                if complete && unit.name(entry)?.as_deref() == Some("ncclComm") {
                     self.structs.insert("ncclComm".into(), unit.structure(entry)?);
                 }
             }
@@ -146,23 +147,17 @@ struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
-    fn name(&self, entry: &Entry<'_>) -> Read<Option<String>> {
+    fn name(&self, entry: &Entry<'a>) -> Read<Option<String>> {
         let Some(value) = entry.attr_value(DW_AT_name) else { return Ok(None) };
-        // The value borrows from the sections, not from the entry.
-        let text = match value {
-            AttributeValue::String(s) => s.to_string_lossy().into_owned(),
-            AttributeValue::DebugStrRef(at) => self.unit.string(at)?.to_string_lossy().into_owned(),
-            other => return Err(unexpected(other.offset_value())),
-        };
-        Ok(Some(text))
+        Ok(Some(self.unit.attr_string(value)?.to_string_lossy().into_owned()))
     }
 
-    fn number(entry: &Entry<'_>, name: DwAt) -> Option<u64> {
+    fn number(entry: &Entry<'a>, name: DwAt) -> Option<u64> {
         entry.attr_value(name)?.udata_value()
     }
 
     /// The entry that another's type is; `None` for `void`.
-    fn target(&self, entry: &Entry<'_>) -> Read<Option<Entry<'a>>> {
+    fn target(&self, entry: &Entry<'a>) -> Read<Option<Entry<'a>>> {
         match entry.attr_value(DW_AT_type) {
             Some(AttributeValue::UnitRef(offset)) => self.unit.entry(offset).map(Some),
             _ => Ok(None),
@@ -181,7 +176,7 @@ impl<'a> Unit<'a> {
     }
 
     /// The structure that a typedef, or a typedef of a typedef, stands for.
-    fn structure_of(&self, typedef: &Entry<'_>) -> Read<Option<Struct>> {
+    fn structure_of(&self, typedef: &Entry<'a>) -> Read<Option<Struct>> {
         let Some(target) = self.target(typedef)? else { return Ok(None) };
         match target.tag {
             gimli::DW_TAG_typedef => self.structure_of(&target),
@@ -192,14 +187,14 @@ impl<'a> Unit<'a> {
         }
     }
 
-    fn structure(&self, entry: &Entry<'_>) -> Read<Struct> {
+    fn structure(&self, entry: &Entry<'a>) -> Read<Struct> {
         let mut fields = Vec::new();
         self.members(entry, 0, &mut fields)?;
         Ok(Struct { size: Self::number(entry, DW_AT_byte_size).unwrap_or(0), fields })
     }
 
     /// The members, with those of a union without a name as the structure's own.
-    fn members(&self, entry: &Entry<'_>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
+    fn members(&self, entry: &Entry<'a>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
         for member in self.children(entry.offset)? {
             if member.tag != gimli::DW_TAG_member {
                 continue;
@@ -220,7 +215,7 @@ impl<'a> Unit<'a> {
         Ok(())
     }
 
-    fn enumerators(&self, entry: &Entry<'_>, all: &mut BTreeMap<String, i64>) -> Read<()> {
+    fn enumerators(&self, entry: &Entry<'a>, all: &mut BTreeMap<String, i64>) -> Read<()> {
         for child in self.children(entry.offset)? {
             let Some(name) = self.name(&child)? else { continue };
             let value = match child.attr_value(DW_AT_const_value) {
@@ -236,7 +231,7 @@ impl<'a> Unit<'a> {
     }
 
     /// A type as C writes it, without a name.
-    fn c_type(&self, entry: Option<&Entry<'_>>) -> Read<String> {
+    fn c_type(&self, entry: Option<&Entry<'a>>) -> Read<String> {
         let Some(entry) = entry else { return Ok("void".into()) };
         let target = || self.target(entry);
         Ok(match entry.tag {
@@ -272,14 +267,14 @@ impl<'a> Unit<'a> {
         })
     }
 
-    fn length(&self, array: &Entry<'_>) -> Read<u64> {
+    fn length(&self, array: &Entry<'a>) -> Read<u64> {
         let range = self.children(array.offset)?.into_iter().find(|c| c.tag == gimli::DW_TAG_subrange_type);
         let Some(range) = range else { return Ok(0) };
         let last = Self::number(&range, DW_AT_upper_bound).map(|last| last + 1);
         Ok(last.or_else(|| Self::number(&range, DW_AT_count)).unwrap_or(0))
     }
 
-    fn function(&self, function: &Entry<'_>) -> Read<String> {
+    fn function(&self, function: &Entry<'a>) -> Read<String> {
         let result = self.c_type(self.target(function)?.as_ref())?;
         let mut arguments = Vec::new();
         for child in self.children(function.offset)? {
@@ -369,6 +364,75 @@ fn versioned(name: &str) -> Option<(&str, u32)> {
     Some((stem, version.parse().ok()?))
 }
 
-fn unexpected(_: Option<usize>) -> gimli::Error {
-    gimli::Error::UnknownForm(gimli::DW_FORM_null)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The description as a library would have it.
+    fn ours() -> Types {
+        let structs = describe::structs().into_iter().map(|s| {
+            let fields = s.fields.into_iter().map(|f| Field {
+                name: f.name.to_owned(),
+                offset: f.offset as u64,
+                c_type: f.c_type,
+            });
+            (s.c_name.to_owned(), Struct { size: s.size as u64, fields: fields.collect() })
+        });
+        let constants = describe::constants().iter().map(|(name, value)| ((*name).to_owned(), *value));
+        Types { structs: structs.collect(), enumerators: constants.collect() }
+    }
+
+    /// One change, and the words that must be in what is said of it.
+    #[track_caller]
+    fn found(change: impl FnOnce(&mut Types), words: &str) {
+        let mut types = ours();
+        change(&mut types);
+        let said = compare(&types).differences.join("; ");
+        assert!(said.contains(words), "{said:?}");
+    }
+
+    #[test]
+    fn the_description_is_like_itself() {
+        let compared = compare(&ours());
+        assert_eq!(compared.differences, [""; 0]);
+        assert_eq!(compared.structs, describe::structs().len());
+    }
+
+    #[test]
+    fn each_kind_of_difference_is_found() {
+        fn table(types: &mut Types) -> &mut Struct {
+            types.structs.get_mut("ncclNet_v12_t").unwrap()
+        }
+        found(|t| table(t).size += 8, "ncclNet_v12_t: 176 bytes here, 184 there");
+        found(|t| table(t).fields.swap(3, 4), "fields");
+        found(|t| table(t).fields[2].offset += 8, "ncclNet_v12_t.devices: offset 16 here, 24 there");
+        found(
+            |t| table(t).fields[2].c_type = "ncclResult_t (*)(long *)".into(),
+            "devices: ncclResult_t (*)(int *) here",
+        );
+        found(
+            |t| *t.enumerators.get_mut("ncclRemoteError").unwrap() += 1,
+            "ncclRemoteError: 6 here, 7 there",
+        );
+    }
+
+    #[test]
+    fn a_structure_defined_again_is_the_same_only_where_its_fields_are() {
+        let again = |t: &mut Types| {
+            let old = t.structs["ncclNetCommConfig_v10_t"].clone();
+            t.structs.insert("ncclNetCommConfig_v11_t".into(), old);
+            let table = t.structs.get_mut("ncclNet_v11_t").unwrap();
+            table.fields[1].c_type = table.fields[1].c_type.replace("CommConfig_v10", "CommConfig_v11");
+        };
+        let mut types = ours();
+        again(&mut types);
+        assert_eq!(compare(&types).differences, [""; 0]);
+        found(
+            |t| {
+                again(t);
+                t.structs.get_mut("ncclNetCommConfig_v11_t").unwrap().size += 4;
+            },
+            "ncclNet_v11_t.init",
+        );
+    }
 }

@@ -77,3 +77,22 @@ fn name_of(bytes: &[u8], symbol: &str) -> Option<usize> {
     // The name is a part of `bytes`.
     Some(found.name().ok()?.as_ptr() as usize - bytes.as_ptr() as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use mpib::plugin::exported_versions;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_lacks_exactly_the_tables_that_were_taken_out() {
+        let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build/libnccl-net-mpib.so");
+        assert!(plugin.is_file(), "run \"make build\" first (make test does)");
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy.so");
+        copy_without(&plugin, &copy, &[12, 8]).unwrap();
+        assert_eq!(exported_versions(&copy).unwrap(), [11, 10, 9, 7, 6]);
+        let said = copy_without(&copy, &copy, &[8]).unwrap_err().to_string();
+        assert!(said.contains("exports no ncclNetPlugin_v8"), "{said}");
+    }
+}

@@ -214,9 +214,10 @@ impl Memory {
     }
 }
 
-/// The bytes of a message, eight at a time, which depend on the message and the place in it.
+/// The bytes of a message, eight at a time, which depend on the message and the place in it. The product's highest byte
+/// comes first, as it alone depends on everything.
 fn word(slot: usize, at: usize) -> [u8; 8] {
-    ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+    ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
 }
 
 fn fill(message: &mut [u8], slot: usize) {

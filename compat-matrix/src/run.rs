@@ -1,6 +1,10 @@
 //! A run over releases: fetches, checks, reports, compares.
 
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use clap::Args;
 
@@ -36,6 +40,9 @@ pub(crate) struct RunArgs {
     /// Write RESULTS.md where the run differs from it, instead of failing.
     #[arg(long)]
     write: bool,
+    /// How long a process, or a pair of them, may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    deadline: u64,
     /// Where "make build" left the plugin and softverbs.
     #[arg(long, value_name = "FOLDER", default_value = "build")]
     build: PathBuf,
@@ -80,7 +87,7 @@ fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Resul
         }
         Err(failure) => return Err(failure),
     };
-    let bench = Bench::new(release, stage, library)
+    let bench = Bench::new(release, stage, library, Duration::from_secs(args.deadline))
         .map_err(|e| Failure { message: format!("NCCL {release}: {}", e.message), ..e })?;
     let mut rows = Vec::new();
     for (name, check) in checks {

@@ -17,9 +17,6 @@ use crate::{
     stage::{Folder, Stage},
 };
 
-/// How long a process, or a pair of them, may take. It is long since a busy machine must not fail a check.
-const DEADLINE: Duration = Duration::from_secs(120);
-
 /// A release whose library is loaded, and the place where that happens.
 pub(crate) struct Bench<'a> {
     pub(crate) release: &'a Release,
@@ -27,6 +24,7 @@ pub(crate) struct Bench<'a> {
     library: PathBuf,
     facts: Facts,
     types: Types,
+    deadline: Duration,
 }
 
 type Check = fn(&Bench<'_>) -> Result<String>;
@@ -50,9 +48,14 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
 
 impl<'a> Bench<'a> {
     /// Reads the library's file; nothing is loaded.
-    pub(crate) fn new(release: &'a Release, stage: &'a Stage, library: PathBuf) -> Result<Self> {
+    pub(crate) fn new(
+        release: &'a Release,
+        stage: &'a Stage,
+        library: PathBuf,
+        deadline: Duration,
+    ) -> Result<Self> {
         let (facts, types) = facts::read(&library, release)?;
-        Ok(Self { release, stage, library, facts, types })
+        Ok(Self { release, stage, library, facts, types, deadline })
     }
 
     fn job(&self, steps: Vec<Step>) -> Job {
@@ -75,7 +78,7 @@ impl<'a> Bench<'a> {
                 None => environment.remove(*name),
             };
         }
-        Ok(Runner { stage: self.stage, environment, deadline: DEADLINE })
+        Ok(Runner { stage: self.stage, environment, deadline: self.deadline })
     }
 
     /// One process, however it ends.

@@ -1,0 +1,191 @@
+//! `compat-matrix` as a user starts it, on a core that this project did not write for itself: `fake-core/fake.c`, which is right
+//! or wrong in one thing.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use tempfile::TempDir;
+
+/// The release that the fake core claims to be.
+const RELEASE: &str = "2.18.3";
+
+/// A repository's root with nothing but what a run writes, and a cache in which the fake core is.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new(fault: &str) -> Self {
+        let place = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(place.dir.path().join("compat-matrix")).unwrap();
+        fs::create_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
+        place.set(fault);
+        place
+    }
+
+    /// Compiles the core with a fault.
+    fn set(&self, fault: &str) {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let library = self.dir.path().join("cache/mpib/nccl").join(RELEASE).join("libnccl.so.2");
+        let layout = (fault == "LAYOUT").then_some("-DFAULT_LAYOUT");
+        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args([
+                "-shared",
+                "-fPIC",
+                "-g",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-O1",
+                "-I",
+            ])
+            .arg(here.join("../abi/include"))
+            .arg(format!("-DFAULT={fault}"))
+            .args(layout)
+            .arg(here.join("tests/fake-core/fake.c"))
+            .args(["-ldl", "-o"])
+            .arg(&library)
+            .status()
+            .expect("a C compiler");
+        assert!(status.success(), "the fake core does not compile");
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build");
+        assert!(build.join("libnccl-net-mpib.so").is_file(), "run \"make build\" first (make test does)");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_compat-matrix"));
+        command.arg("run").args(args).arg("--build").arg(build.canonicalize().unwrap());
+        command.current_dir(self.dir.path()).env("XDG_CACHE_HOME", self.dir.path().join("cache"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Exit code, and what was printed.
+    fn run(&self, args: &[&str]) -> (i32, String) {
+        let Output { status, stdout, stderr } = self.command(args).output().unwrap();
+        let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        (status.code().unwrap(), text)
+    }
+
+    fn results(&self) -> String {
+        fs::read_to_string(self.dir.path().join("compat-matrix/RESULTS.md")).unwrap_or_default()
+    }
+}
+
+/// A check finds the fault and says these words.
+#[track_caller]
+fn finds(fault: &str, check: &str, words: &[&str]) {
+    let place = Place::new(fault);
+    // Only what never ends needs the limit.
+    let deadline = if fault == "HANG" { "2" } else { "120" };
+    let (code, said) = place.run(&[RELEASE, "--checks", check, "--deadline", deadline]);
+    assert_eq!(code, 1, "{said}");
+    let line = said.lines().find(|line| line.contains("FAILED")).unwrap_or_else(|| panic!("{said}"));
+    for word in words {
+        assert!(line.contains(word), "{word:?} is not in: {line}");
+    }
+}
+
+#[test]
+fn a_core_that_is_right_passes_and_its_results_are_compared() {
+    let place = Place::new("NONE");
+    let checks = "layout,lookup,table,devices,traffic,two communicators,lost name";
+    let (code, said) = place.run(&[RELEASE, "--checks", checks, "--write"]);
+    assert_eq!((code, said.contains("all is well: 1 release(s)")), (0, true), "{said}");
+    let written = place.results();
+    assert!(
+        written.contains("## NCCL 2.18.3") && written.contains("| lookup | ok | v6 v5 v4 |"),
+        "{written}"
+    );
+
+    let (code, said) = place.run(&[RELEASE, "--checks", "lookup,table"]);
+    assert_eq!(code, 0, "{said}");
+
+    place.set("ORDER");
+    let (code, said) = place.run(&[RELEASE, "--checks", "lookup"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("  - ok: v6 v5 v4\n  + FAILED: looks for v4 v5 v6"), "{said}");
+    assert_eq!(place.results(), written, "a run without --write leaves the file alone");
+}
+
+#[test]
+fn a_crash_is_told_with_the_step() {
+    finds("CRASH", "table", &["died of signal 6 at step 0: open a communicator"]);
+}
+
+#[test]
+fn a_core_that_hangs_is_ended() {
+    finds("HANG", "table", &["did not end in 2s at step 0: open a communicator"]);
+}
+
+#[test]
+fn a_function_that_fails_is_named() {
+    finds("FAIL", "table", &["communicator 0: _Z11ncclNetInitP8ncclComm returned 3"]);
+}
+
+#[test]
+fn another_release_than_the_file_says_is_found() {
+    finds("VERSION", "lookup", &["says that it is release 21801"]);
+}
+
+#[test]
+fn a_table_that_is_not_the_plugins_is_found() {
+    finds("COPY", "table", &["took v6, but calls another table in its place"]);
+}
+
+#[test]
+fn a_wrong_byte_is_found() {
+    finds("CORRUPT", "traffic", &["receiver: message", "of 1 bytes", "arrived at byte 0"]);
+}
+
+#[test]
+fn a_wrong_size_is_found() {
+    finds("TRUNCATE", "traffic", &["128", "129"]);
+}
+
+#[test]
+fn another_layout_is_found() {
+    finds("LAYOUT", "layout", &["ncclNetProperties_v6_t"]);
+}
+
+#[test]
+fn a_release_that_cannot_be_fetched_fails_the_run_unless_told() {
+    let place = Place::new("NONE");
+    fs::remove_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
+    // No index at all: pip fails at once, whatever network there is.
+    let run = |more: &[&str]| {
+        let mut command = place.command(&[&[RELEASE, "--checks", "table"], more].concat());
+        command
+            .env("PIP_NO_INDEX", "1")
+            .env("PIP_FIND_LINKS", place.dir.path())
+            .env("PIP_CONFIG_FILE", "/dev/null");
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = run(&[]);
+    assert_eq!((code, said.contains("NCCL 2.18.3: not run")), (1, true), "{said}");
+    assert_eq!(run(&["--allow-missing"]).0, 0);
+}
+
+#[test]
+fn libraries_are_kept_or_dropped() {
+    let place = Place::new("NONE");
+    let library = place.dir.path().join("cache/mpib/nccl").join(RELEASE).join("libnccl.so.2");
+    assert_eq!(place.run(&[RELEASE, "--checks", "table", "--write", "--keep"]).0, 0);
+    assert!(library.is_file());
+    assert_eq!(place.run(&[RELEASE, "--checks", "table", "--drop"]).0, 0);
+    assert!(!library.exists());
+}
+
+#[test]
+fn unknown_releases_and_checks_are_named() {
+    let place = Place::new("NONE");
+    let (code, said) = place.run(&["1.2.3"]);
+    assert_eq!((code, said.contains("release \"1.2.3\" is not in")), (2, true), "{said}");
+    let (code, said) = place.run(&[RELEASE, "--checks", "speed"]);
+    assert_eq!((code, said.contains("no check \"speed\"; there are layout,")), (2, true), "{said}");
+}
