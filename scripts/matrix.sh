@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the compatibility matrix on what "make build" left. usage: matrix.sh [RELEASE…] [options of "compat-matrix run"]
+# Runs the compatibility matrix on what "make build" left. usage: matrix.sh run|gpu [options of "compat-matrix run", "… gpu"]
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 cargo build --release -p compat-matrix
-exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" run "$@"
+exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" "$@"

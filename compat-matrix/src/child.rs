@@ -116,6 +116,10 @@ impl Runner<'_> {
         let mut command = Command::new(env::current_exe().cannot("find this program's file")?);
         command.arg(COMMAND).arg(&input).arg(&output);
         command.env_clear().envs(&self.environment);
+        if let Some((role, _)) = job.peer {
+            // Ranks of one GPU are refused on one host: NCCL takes these for two.
+            command.env("NCCL_HOSTID", format!("{role:?}"));
+        }
         command.stdin(Stdio::null()).stdout(file.try_clone().cannot("share a file")?).stderr(file);
         let parent = std::process::id();
         // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl. No memory is

@@ -62,6 +62,18 @@ impl Peer {
         }
     }
 
+    /// Passes bytes to the other process, which takes them.
+    pub(crate) fn give(&mut self, bytes: &[u8]) -> Result<()> {
+        self.say(&Message::Handle(bytes.to_vec()))
+    }
+
+    pub(crate) fn take(&mut self) -> Result<Vec<u8>> {
+        match self.hear()? {
+            Message::Handle(bytes) => Ok(bytes),
+            other => Err(Failure::tool(format!("{other:?} came where bytes were expected"))),
+        }
+    }
+
     fn wait(&mut self) -> Result<()> {
         match self.hear()? {
             Message::Checked | Message::Closed => Ok(()),
@@ -84,11 +96,8 @@ pub(crate) fn run(net: &dyn Net, peer: &mut Peer, role: Role, plan: &Plan) -> Re
 }
 
 fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
-    let Message::Handle(bytes) = peer.hear()? else {
-        return Err(Failure::tool("expected a handle of the other process"));
-    };
     let bytes: [u8; HANDLE_BYTES] =
-        bytes.try_into().map_err(|_| Failure::tool("a handle of a wrong length"))?;
+        peer.take()?.try_into().map_err(|_| Failure::tool("a handle of a wrong length"))?;
     let mut handle = Handle(bytes);
     let comm = until(|| net.connect(DEVICE, &mut handle))?;
     for (size, group) in &plan.sizes {
@@ -120,7 +129,7 @@ fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> R
 fn receive_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
     let mut handle = Handle([0; HANDLE_BYTES]);
     let listening = net.listen(DEVICE, &mut handle).map_err(foreign)?;
-    peer.say(&Message::Handle(handle.0.to_vec()))?;
+    peer.give(&handle.0)?;
     let comm = until(|| net.accept(listening))?;
     net.close_listen(listening).map_err(foreign)?;
     for (size, group) in &plan.sizes {

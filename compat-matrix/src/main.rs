@@ -9,6 +9,7 @@ mod exchange;
 mod facts;
 mod failure;
 mod fetch;
+mod gpu;
 mod matrix;
 mod report;
 mod run;
@@ -39,6 +40,8 @@ enum Command {
         /// Releases of matrix.toml; all if none is named.
         releases: Vec<String>,
     },
+    /// Run real collectives on a GPU, where there is one.
+    Gpu(gpu::GpuArgs),
     /// Loads one core; started by "run".
     #[command(name = child::COMMAND, hide = true)]
     Worker {
@@ -73,6 +76,7 @@ fn remove(releases: &[String]) -> Result<ExitCode> {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
+        Command::Gpu(args) => gpu::main(&args),
         Command::Worker { job, account } => worker::main(&job, &account).map(|()| ExitCode::SUCCESS),
         Command::Drop { releases } => remove(&releases),
         Command::Fetch { releases } => fetch(&releases),

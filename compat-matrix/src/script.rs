@@ -16,6 +16,8 @@ pub(crate) enum Step {
     Describe(usize),
     /// Moves data to or from the other process through the communicator's table, from listen to the last close.
     Exchange(usize, Plan),
+    /// Moves data of the GPU with the other process by NCCL's own calls; so many bytes each.
+    Collectives(Vec<usize>),
     /// Takes the communicator's network away, as the core does at its end.
     Close(usize),
 }
@@ -26,6 +28,7 @@ impl fmt::Display for Step {
             Self::Open => f.write_str("open a communicator"),
             Self::Describe(comm) => write!(f, "read the devices of communicator {comm}"),
             Self::Exchange(comm, _) => write!(f, "move data on communicator {comm}"),
+            Self::Collectives(_) => f.write_str("run collectives"),
             Self::Close(comm) => write!(f, "close communicator {comm}"),
         }
     }
@@ -95,6 +98,7 @@ pub(crate) enum Told {
     },
     Described(Vec<Device>),
     Exchanged(Tally),
+    Collected(Collected),
     Closed(Vec<Called>),
 }
 
@@ -105,6 +109,23 @@ pub(crate) struct Tally {
     pub(crate) bytes: u64,
     /// Bytes that each of this process's rails sent meanwhile.
     pub(crate) rails: BTreeMap<String, u64>,
+}
+
+/// What a rank measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Collected {
+    pub(crate) times: Vec<Timing>,
+    /// Bytes that each of this process's rails sent meanwhile.
+    pub(crate) rails: BTreeMap<String, u64>,
+}
+
+/// How long one call took.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Timing {
+    pub(crate) operation: String,
+    /// That each rank sends.
+    pub(crate) bytes: usize,
+    pub(crate) seconds: f64,
 }
 
 /// All that a process tells.

@@ -111,6 +111,9 @@ impl Stage {
             ("NCCL_DEBUG", "INFO".into()),
             ("NCCL_DEBUG_FILE", path(&log)),
             ("NCCL_NET_PLUGIN", "mpib".into()),
+            // The core's own InfiniBand transport would find the rails of software too, and those of 2.20 to 2.23 and 2.28.9 crash where
+            // a device has no folder in sysfs. The next transport is the sockets then.
+            ("NCCL_IB_DISABLE", "1".into()),
             ("SOFTVERBS_FABRIC", fabric),
             ("SOFTVERBS_DEVICES", devices),
             ("MPIB_HCA_SOUT", sout.into()),
