@@ -12,6 +12,10 @@ const HEAD: f64 = 34.0;
 /// Bars of this factor reach the edge.
 const MOST: f64 = 4.0;
 
+const REACHED: &str = "#2a7";
+const MISSED: &str = "#d62";
+const TOLD: &str = "#89a";
+
 /// How many times better ours is, above 1, or worse, below.
 fn advantage(row: &Row, ratio: f64) -> f64 {
     if row.better == Better::Lower { 1.0 / ratio } else { ratio }
@@ -55,6 +59,12 @@ pub(super) fn svg(report: &Report) -> String {
 <text class="b" x="16" y="22" font-size="15">mpib beside other plugins on the same simulated rails</text>
 "#
     );
+    for (x, color, text) in
+        [(16.0, REACHED, "goal reached"), (126.0, MISSED, "goal missed"), (236.0, TOLD, "no goal")]
+    {
+        let _ = writeln!(out, r#"<rect x="{x}" y="34" width="12" height="12" fill="{color}"/>"#);
+        let _ = writeln!(out, r#"<text class="g" x="{}" y="44">{text}</text>"#, x + 16.0);
+    }
     for factor in [0.25, 0.5, 1.0, 2.0, 4.0] {
         let x = middle + length(factor);
         let color = if factor == 1.0 { "#333" } else { "#ddd" };
@@ -76,9 +86,9 @@ fn bar(out: &mut String, row: &Row, ratio: f64, y: f64) {
     let advantage = advantage(row, ratio);
     let length = length(advantage);
     let color = match row.reached {
-        Some(true) => "#2a7",
-        Some(false) => "#d62",
-        None => "#89a",
+        Some(true) => REACHED,
+        Some(false) => MISSED,
+        None => TOLD,
     };
     let (x, width) = (middle + length.min(0.0), length.abs().max(1.0));
     let _ = writeln!(out, r#"<text class="n" x="{}" y="{y}">{}</text>"#, LEFT - 8.0, escaped(row.metric));
