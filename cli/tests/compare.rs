@@ -20,7 +20,10 @@ fn compare(args: &[&str]) -> Command {
     command.args(["compare", "--ours"]).arg(artifact("libnccl-net-mpib.so"));
     command.arg("--softverbs").arg(artifact("softverbs")).args(args).stdin(Stdio::null());
     // A setting of the shell must not reach the plugins.
-    command.env("MPIB_SOUT_QP", "nonsense").env("NCCL_IB_TIMEOUT", "nonsense").env("SOFTVERBS_COPY", "nonsense");
+    command
+        .env("MPIB_SOUT_QP", "nonsense")
+        .env("NCCL_IB_TIMEOUT", "nonsense")
+        .env("SOFTVERBS_COPY", "nonsense");
     command
 }
 
