@@ -103,6 +103,9 @@ pub struct Completion {
     pub peer: String,
     /// The queue pair is its own peer: no other end has a part in it.
     pub loopback: bool,
+    /// Why this end's port cannot be used now, where that is so: it is the cause then, whatever the status says. A link that goes
+    /// down shows as almost any status: rdma_rxe calls it a malformed request.
+    pub port: Option<String>,
 }
 
 impl fmt::Display for Completion {
@@ -123,7 +126,9 @@ impl fmt::Display for Completion {
             Ipv6Addr::from(self.remote_gid),
             self.local_qpn,
             self.remote_qpn,
-            status.advice,
+            self.port
+                .as_ref()
+                .map_or_else(|| status.advice.to_owned(), |why| format!("{} now: {why}", self.device)),
         )
     }
 }
@@ -176,6 +181,7 @@ impl Error {
     pub fn failure(&self) -> Failure {
         match self {
             Self::Verbs { .. } | Self::Io { .. } => Failure::System,
+            Self::Completion(c) if c.port.is_some() => Failure::System,
             Self::Completion(c) => match proto::wc_status(c.status).blame {
                 Blame::Peer | Blame::Path if c.loopback => Failure::System,
                 Blame::Peer | Blame::Path | Blame::Nobody => Failure::Remote,
@@ -231,7 +237,17 @@ mod tests {
             remote_qpn: 78,
             peer: "node7".into(),
             loopback: false,
+            port: None,
         }
+    }
+
+    #[test]
+    fn a_port_that_is_down_is_the_cause_and_not_the_plugin() {
+        let down = Completion { port: Some("the port is not active".into()), ..completion(2) };
+        let error = Error::Completion(Box::new(down));
+        assert_eq!(error.failure(), Failure::System);
+        let text = error.to_string();
+        assert!(text.ends_with("mlx5_1:1 now: the port is not active"), "{text}");
     }
 
     #[test]

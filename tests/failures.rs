@@ -7,11 +7,12 @@ mod common;
 use std::time::Instant;
 
 use common::evil::{Evil, Lies};
-use common::pair::{Buffer, LIMIT, Pair, connect, init, until};
+use common::pair::{Buffer, LIMIT, Pair, connect, init, pattern, until};
 use common::table::{Ptr, newest, warnings};
 use common::{isolated, mpib};
 use nccl_net_mpib::proto::Message;
 
+const SYSTEM: i32 = 2;
 const ARGUMENT: i32 = 4;
 const USAGE: i32 = 5;
 const REMOTE: i32 = 6;
@@ -208,6 +209,25 @@ fn a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for() {
         assert_eq!(code, USAGE);
         warned(&["MPIB_STRICT=1", "cable cut"]);
         drop(evil.join().unwrap());
+    });
+}
+
+#[test]
+fn a_link_that_goes_down_under_a_transfer_is_named() {
+    let soon = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "2")];
+    isolated(here!(), &mpib("512", &soon), || {
+        let pair = Pair::new(newest());
+        let (to, from) = (pair.recv_buffer(1 << 20), pair.send_buffer(pattern(1 << 20, 1)));
+        softverbs::set_link("soft1", false).unwrap();
+        let _recv = pair.irecv(&[(to.addr(), 1 << 20, 1, to.mr)]);
+        let send = pair.isend(from.addr(), 1 << 20, 1, from.mr);
+        // Of this machine, neither the plugin's mistake nor the peer's.
+        assert_eq!(failure(send), SYSTEM);
+        warned(&["data write", "rail 1 (soft1:1)", "soft1:1 now: the port is not active"]);
+        softverbs::set_link("soft1", true).unwrap();
+        to.dereg();
+        from.dereg();
+        pair.close();
     });
 }
 

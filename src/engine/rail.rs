@@ -130,6 +130,7 @@ impl Rail {
             .find(|l| l.number() == completion.qpn)
             .map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(Failed {
+            port: self.nic.now().err(),
             loopback,
             status: completion.status,
             vendor_err: completion.vendor_err,

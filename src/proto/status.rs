@@ -97,7 +97,7 @@ const TABLE: [WcStatus; 24] = [
         "IBV_WC_REM_ACCESS_ERR",
         Blame::Peer,
         "the peer's memory is not registered for this access",
-        "was the peer's buffer freed or deregistered, or did its process restart? Look at the peer's log",
+        "was the peer's buffer freed or deregistered, or did its process end or restart? Look at the peer's log",
     ),
     row(
         "IBV_WC_REM_OP_ERR",
