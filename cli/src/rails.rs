@@ -39,17 +39,24 @@ pub fn since(before: &Counters) -> Option<Vec<RailBytes>> {
     Some(rows.collect())
 }
 
-/// `port_xmit_data` of every port: in units of four bytes (InfiniBand Architecture, PortCounters).
+/// `port_xmit_data` of every port, in units of four bytes (InfiniBand Architecture, PortCounters); where a device does not
+/// count that, as rdma_rxe, what its network interface has sent.
 fn kernel(root: &Path) -> Option<Counters> {
     let mut out = Counters::new();
     for device in fs::read_dir(root).ok()?.flatten() {
         let Ok(ports) = fs::read_dir(device.path().join("ports")) else { continue };
         for port in ports.flatten() {
-            let Ok(text) = fs::read_to_string(port.path().join("counters/port_xmit_data")) else { continue };
-            let Ok(words) = text.trim().parse::<u64>() else { continue };
+            let count = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+            let words =
+                count(&port.path().join("counters/port_xmit_data")).map(|words| words.wrapping_mul(4));
+            let interface = || {
+                let name = fs::read_to_string(port.path().join("gid_attrs/ndevs/0")).ok()?;
+                count(&root.join("../net").join(name.trim()).join("statistics/tx_bytes"))
+            };
+            let Some(bytes) = words.or_else(interface) else { continue };
             let name =
                 format!("{}:{}", device.file_name().to_string_lossy(), port.file_name().to_string_lossy());
-            out.insert(name, words.wrapping_mul(4));
+            out.insert(name, bytes);
         }
     }
     (!out.is_empty()).then_some(out)
@@ -140,6 +147,18 @@ mod tests {
         };
         assert_eq!(of(5).with(&of(3), u64::wrapping_add), of(8));
         assert_eq!(of(5).with(&of(3), u64::wrapping_sub), of(2));
+    }
+
+    #[test]
+    fn a_device_without_counters_has_those_of_its_interface() {
+        let root = tempfile::tempdir().unwrap();
+        let (port, net) =
+            (root.path().join("infiniband/rxe0/ports/1"), root.path().join("net/eth1/statistics"));
+        fs::create_dir_all(port.join("gid_attrs/ndevs")).unwrap();
+        fs::create_dir_all(&net).unwrap();
+        fs::write(port.join("gid_attrs/ndevs/0"), "eth1\n").unwrap();
+        fs::write(net.join("tx_bytes"), "4321\n").unwrap();
+        assert_eq!(kernel(&root.path().join("infiniband")), Some(Counters::from([("rxe0:1".into(), 4321)])));
     }
 
     #[test]
