@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 mode=${1:?usage: $0 long|short|shell [CHECK...]}
 shift
+export LIBCLANG_PATH=${LIBCLANG_PATH:-$(scripts/libclang.sh)}
 cargo build --release -p vm-checks
 cache=$(tests/vm/image.sh)
 logs=build/vm
@@ -17,12 +18,13 @@ say() { echo "vm: $*" >&2; }
 
 # No guest outlives this script: ended here, by its own time limit, or by the kernel where this script was killed.
 finish() {
-    local status=$?
+    local status=$? guest
     trap - EXIT INT TERM HUP
-    {
-        [ ${#guests[@]} = 0 ] || kill -KILL "${guests[@]}"
-        wait
-    } 2>/dev/null || true
+    # Else the shell tells of each child that was killed.
+    disown -a
+    for guest in "${guests[@]}"; do
+        while kill -KILL "$guest" 2>/dev/null; do sleep 0.1; done
+    done
     mkdir -p "$logs"
     cp "$work"/console-* "$work"/out-* "$logs/" 2>/dev/null || true
     rm -rf "$work"
@@ -98,7 +100,7 @@ for host in 1 2; do
     guests+=($!)
 done
 until [ -e "$work/out-1" ]; do sleep 0.1; done
-tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | tr -d '\r' | sed -u '/^exit /d'
+tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | sed -u 's/\r$//; /^exit /d'
 status=$(sed -n 's/^exit \([0-9]*\).*/\1/p' "$work/out-1")
 if [ -z "$status" ]; then
     say "the checks did not come to their end"

@@ -40,10 +40,14 @@ impl World {
         Ok(Self { kind, hosts: [Host::Here, other.map_or(Host::Here, Host::There)], plugin, exe })
     }
 
-    /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`.
+    /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`, and
+    /// `softverbs-link` in `softverbs_link`.
     pub(crate) fn sh(&self, host: usize, command: &str) -> Outcome {
         let (n, o) = (host + 1, 2 - host);
-        self.hosts[host].sh(&format!("n={n} o={o}; {command}")).map_err(|e| format!("host{}: {e}", host + 1))
+        let (link, devices) = (self.exe.with_file_name("softverbs-link"), self.devices(host, 4096));
+        let set =
+            format!("n={n} o={o} softverbs_link='{}'; export SOFTVERBS_DEVICES='{devices}'", link.display());
+        self.hosts[host].sh(&format!("{set}; {command}")).map_err(|e| format!("host{}: {e}", host + 1))
     }
 
     /// A program of ours on a host.

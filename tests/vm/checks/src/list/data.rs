@@ -2,13 +2,33 @@
 
 use crate::host::Outcome;
 use crate::pair::{Load, Pair, good};
-use crate::world::World;
+use crate::world::{Kind, World};
 
 /// Around every boundary of the split and of the immediate; then the most that NCCL puts into one message.
 const SMALL: &str = "0,1,7,8,63,64,127,128,129,255,256,257,511,512,513,1000,4095,4096,4097,65535,65536,65537";
 const LARGE: &str = "1048576,2097153,4194304";
 
 const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
+
+/// Whose libibverbs the plugin has found: the judge must be the one that is named.
+pub(crate) fn library(world: &World) -> Outcome {
+    let worker = world.worker(0, 12, &[])?;
+    let maps = world
+        .sh(0, &format!("awk '{{print $6}}' /proc/{}/maps | grep -E 'ibverbs|rxe' | sort -u", worker.pid))?;
+    let softverbs = world.sh(
+        0,
+        &format!(
+            "grep -c softverbs_counters_json $(readlink -f {}) || true",
+            maps.lines().find(|l| l.contains("/libibverbs.so")).unwrap_or("/dev/null")
+        ),
+    )?;
+    let (rxe, soft) = (maps.contains("/librxe-rdmav"), softverbs.trim() != "0");
+    match world.kind {
+        Kind::Kernel if rxe && !soft => Ok(maps.replace('\n', " ")),
+        Kind::Softverbs if soft && !rxe => Ok(maps.replace('\n', " ")),
+        kind => Err(format!("not that of {kind:?}: {maps:?}")),
+    }
+}
 
 /// Every size through one version's table.
 pub(crate) fn table(world: &World, abi: u32) -> Outcome {

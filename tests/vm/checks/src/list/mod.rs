@@ -40,6 +40,7 @@ impl Check {
 
 /// Cheap ones first.
 pub(crate) const LIST: &[Check] = &[
+    check("library", data::library).telling(),
     check("table-v6", |w| data::table(w, 6)),
     check("table-v8", |w| data::table(w, 8)),
     check("table-v11", |w| data::table(w, 11)),
@@ -49,7 +50,7 @@ pub(crate) const LIST: &[Check] = &[
     check("share-0", |w| policy::share(w, 0)),
     check("share-256", |w| policy::share(w, 256)).telling(),
     check("share-512", |w| policy::share(w, 512)),
-    check("share-1024", |w| policy::share(w, 1024)).telling(),
+    check("share-1024", |w| policy::share(w, 1024)),
     check("vanilla-intra-island", policy::within_an_island).telling(),
     check("vanilla-inter-island", policy::between_islands).telling(),
     check("live-hints", policy::hints).telling(),
@@ -58,9 +59,9 @@ pub(crate) const LIST: &[Check] = &[
     check("mtu-of-one-end", |w| faults::mtu(w, 1)),
     check("mtu-of-one-rail", |w| faults::mtu(w, 2)),
     check("loss", faults::loss).kernel(),
-    check("rail-down-at-connect", faults::down_at_connect).kernel().telling(),
+    check("rail-down-at-connect", faults::down_at_connect).telling(),
     check("rail-dead-at-connect", faults::dead_at_connect).kernel(),
-    check("rail-down-in-transfer", faults::down_in_transfer).kernel().telling(),
+    check("rail-down-in-transfer", faults::down_in_transfer).telling(),
     check("rail-dead-in-transfer", faults::dead_in_transfer).kernel(),
     check("sender-killed", |w| faults::killed(w, 0)),
     check("receiver-killed", |w| faults::killed(w, 1)).telling(),

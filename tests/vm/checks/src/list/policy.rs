@@ -1,6 +1,8 @@
 //! Which rail carries what.
 
-use crate::host::Outcome;
+use std::time::{Duration, Instant};
+
+use crate::host::{LIMIT, Outcome};
 use crate::pair::{Load, Pair};
 use crate::world::{Kind, World};
 
@@ -96,10 +98,12 @@ pub(crate) fn hints(world: &World) -> Outcome {
 
 /// Tries until it is so.
 fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
-    for _ in 0..50 {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
         if so()? {
             return Ok(());
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
     Err(format!("never: {what}"))
 }
