@@ -3,10 +3,9 @@
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::copy::{Direction, Pieces, Stopped, TAIL, pointer};
+use crate::copy::{self, Direction, Pieces, Stopped};
 use crate::process;
 use crate::shm::layout::{BOUNCE, BOUNCE_AREA};
 use crate::shm::mutex::{Guard, RobustMutex};
@@ -16,6 +15,8 @@ const IDLE: u32 = 0;
 const ASKED: u32 = 1;
 const BUSY: u32 = 2;
 const DONE: u32 = 3;
+/// The peer's memory is not there.
+const FAILED: u32 = 4;
 
 /// How long to sleep before looking whether the peer lives, and whether somebody waits for us in turn.
 static NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
@@ -34,8 +35,10 @@ fn futex(word: &AtomicU32, op: libc::c_int, value: u32, timeout: *const libc::ti
 fn settle(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
     loop {
         let now = state.load(Acquire);
-        if now != ASKED && now != BUSY {
-            return Ok(());
+        match now {
+            ASKED | BUSY => {}
+            FAILED => return Err(Stopped::Fault(libc::EFAULT)),
+            _ => return Ok(()),
         }
         if peer.is_dead() {
             return Err(Stopped::Ended);
@@ -73,23 +76,17 @@ pub(crate) fn finish(own: &Peer) {
 }
 
 /// Copies `n` bytes between our pieces and the area.
-fn own_half(direction: Direction, pieces: &mut Pieces, area: *mut u8, n: usize) {
-    let mut done = 0;
-    while done < n {
-        let Some(piece) = pieces.as_slice().first().copied() else { return };
-        let part = piece.iov_len.min(n - done);
-        let (ours, shared) = (piece.iov_base.cast::<u8>(), area.wrapping_add(done));
-        // SAFETY: registered memory of ours (or inline data), and at most `BOUNCE` bytes of the area, which the
-        // bounce lock makes ours.
-        unsafe {
-            match direction {
-                Direction::Write => std::ptr::copy_nonoverlapping(ours, shared, part),
-                Direction::Read => std::ptr::copy_nonoverlapping(shared, ours, part),
-            }
-        }
-        pieces.advance(part);
-        done += part;
-    }
+fn own_half(direction: Direction, pieces: &mut Pieces, area: *mut u8, n: usize) -> Result<(), Stopped> {
+    let process = process::get().map_err(|e| Stopped::Fault(e.0))?;
+    let mut ours = *pieces;
+    ours.select(0, n as u64);
+    pieces.advance(n);
+    copy::run(&process.own, direction, &ours, &here(area, n))
+}
+
+/// `n` bytes of an area, which the bounce lock makes ours.
+fn here(area: *mut u8, n: usize) -> Pieces {
+    Pieces::one(area.expose_provenance() as u64, n as u64)
 }
 
 /// Copies the whole of one side to the other.
@@ -103,11 +100,13 @@ pub(crate) fn run(
     let area = area(peer).ok_or(Stopped::Fault(libc::EIO))?;
     let _guard = lock(&bounce.lock);
     // Whoever held the lock before may have died while the peer copied.
-    settle(peer, &bounce.state)?;
+    if settle(peer, &bounce.state) == Err(Stopped::Ended) {
+        return Err(Stopped::Ended);
+    }
     while let Some(theirs) = remote.as_slice().first().copied() {
         let n = theirs.iov_len.min(BOUNCE);
         if direction == Direction::Write {
-            own_half(direction, local, area, n);
+            own_half(direction, local, area, n)?;
         }
         bounce.read.store(u32::from(direction == Direction::Read), Relaxed);
         bounce.addr.store(theirs.iov_base.addr() as u64, Relaxed);
@@ -116,7 +115,7 @@ pub(crate) fn run(
         peer.kick();
         settle(peer, &bounce.state)?;
         if direction == Direction::Read {
-            own_half(direction, local, area, n);
+            own_half(direction, local, area, n)?;
         }
         remote.advance(n);
     }
@@ -131,22 +130,18 @@ pub(crate) fn serve(own: &Peer) {
         return;
     }
     let len = usize::try_from(bounce.len.load(Relaxed)).unwrap_or(usize::MAX);
-    if let Some(area) = area(own).filter(|_| len <= BOUNCE) {
-        let ours = pointer(bounce.addr.load(Relaxed));
-        // SAFETY: the peer checked the range against our registrations, as it does before any copy, and holds the
-        // lock of the QP that keeps them from going away; the area is as long as `len` at least.
-        unsafe {
+    // The peer checked the range against our registrations, as it does before any copy, and holds the lock of the QP that keeps
+    // them from going away. The program may have unmapped it all the same.
+    let copied = match area(own).filter(|_| len <= BOUNCE) {
+        Some(area) => {
+            let ours = Pieces::one(bounce.addr.load(Relaxed), len as u64);
             match bounce.read.load(Relaxed) {
-                0 => {
-                    let body = len.saturating_sub(TAIL);
-                    std::ptr::copy_nonoverlapping(area, ours, body);
-                    fence(SeqCst);
-                    std::ptr::copy_nonoverlapping(area.add(body), ours.wrapping_add(body), len - body);
-                }
-                _ => std::ptr::copy_nonoverlapping(ours, area, len),
+                0 => copy::run(own, Direction::Write, &here(area, len), &ours),
+                _ => copy::run(own, Direction::Read, &here(area, len), &ours),
             }
         }
-    }
-    bounce.state.store(DONE, Release);
+        None => Ok(()),
+    };
+    bounce.state.store(if copied.is_ok() { DONE } else { FAILED }, Release);
     futex(&bounce.state, libc::FUTEX_WAKE, u32::try_from(i32::MAX).unwrap_or(1), std::ptr::null());
 }

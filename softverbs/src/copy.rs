@@ -183,7 +183,7 @@ fn here(
     remote: &mut Pieces,
 ) -> Result<(), Stopped> {
     static REFUSED: AtomicBool = AtomicBool::new(false);
-    if !forced_bounce() && !REFUSED.load(Relaxed) {
+    if !REFUSED.load(Relaxed) {
         match across(pid, direction, local, remote) {
             Err(Stopped::Fault(libc::EPERM | libc::ENOSYS)) => REFUSED.store(true, Relaxed),
             result => return result,

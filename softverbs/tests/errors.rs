@@ -328,21 +328,6 @@ fn closing_a_device_ends_the_qps_on_it() {
     std::mem::forget(b);
 }
 
-/// Pages of their own, registered and then unmapped.
-fn unmapped(end: &End) -> (*mut sys::ibv_mr, u64) {
-    let len = 1 << 20;
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: fresh memory, which nothing else knows of.
-    unsafe {
-        let at = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
-        assert_ne!(at, libc::MAP_FAILED);
-        let mr = sys::ibv_reg_mr(end.pd, at, len, ALL_ACCESS);
-        assert!(!mr.is_null());
-        assert_eq!(libc::munmap(at, len), 0);
-        (mr, at as u64)
-    }
-}
-
 /// A GPU's memory can go away while it is registered; memory of the host is kept by a NIC, which nothing here can do.
 #[test]
 fn memory_that_was_unmapped_since_is_an_error_of_the_work_request() {
@@ -357,7 +342,7 @@ fn memory_that_was_unmapped_since_is_an_error_of_the_work_request() {
         for local in [false, true] {
             let opts = || Opts { len: 1 << 20, ..Opts::default() };
             let (a, b) = pair(opts(), opts());
-            let (mr, at) = unmapped(if local { &a } else { &b });
+            let (mr, at) = (if local { &a } else { &b }).unmapped(1 << 20);
             let mut to = b.address();
             let mut sge = a.sge(0, len);
             // SAFETY: alive.

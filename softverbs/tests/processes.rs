@@ -79,6 +79,47 @@ fn every_opcode_through_shared_memory() {
     assert!(status.expect("this program can be started").success());
 }
 
+/// Memory of either process that is no longer there, which neither process may end of.
+fn unmapped_memory() {
+    const LEN: usize = 1 << 20;
+    for opcode in [op::IBV_WR_RDMA_WRITE, op::IBV_WR_RDMA_READ] {
+        for local in [false, true] {
+            let mut peer = Peer::start(&[]);
+            let here = End::new(Opts { len: LEN, ..Opts::default() });
+            let mut there = peer.connect(&here);
+            let mut sges = [here.sge(0, LEN)];
+            if local {
+                let (mr, addr) = here.unmapped(LEN);
+                // SAFETY: alive.
+                sges[0] = sys::ibv_sge { addr, length: LEN as u32, lkey: unsafe { (*mr).lkey } };
+            } else {
+                there = peer::parse(&peer.ask(&format!("unmap {LEN}")));
+            }
+            assert_eq!(here.send(Send::new(opcode, &mut sges).to(&there, 0)), 0);
+            assert_eq!(here.poll_send().status, status::IBV_WC_REM_OP_ERR, "opcode {opcode}, local: {local}");
+            assert_eq!(peer.ask("get 0"), "0");
+            peer.finish();
+        }
+    }
+    // What failed is not in the way of others.
+    all_opcodes(&[]);
+}
+
+#[test]
+fn unmapped_memory_is_an_error_by_the_kernel() {
+    unmapped_memory();
+}
+
+#[test]
+fn unmapped_memory_is_an_error_through_shared_memory() {
+    if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
+        return unmapped_memory();
+    }
+    let test = "unmapped_memory_is_an_error_through_shared_memory";
+    let status = peer::again(test).env("SOFTVERBS_COPY", "bounce").status();
+    assert!(status.expect("this program can be started").success());
+}
+
 #[test]
 fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
     // In a process of its own: any thread that polls helps all of its process's queues along.

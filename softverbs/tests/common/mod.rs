@@ -153,6 +153,21 @@ impl End {
         }
     }
 
+    /// Pages of their own, registered and then unmapped.
+    pub fn unmapped(&self, len: usize) -> (*mut sys::ibv_mr, u64) {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: fresh memory, which nothing else knows of.
+        unsafe {
+            let at = libc::mmap(null_mut(), len, protection, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            let mr = sys::ibv_reg_mr(self.pd, at, len, ALL_ACCESS);
+            assert!(!mr.is_null());
+            assert_eq!(libc::munmap(at, len), 0);
+            (mr, at as u64)
+        }
+    }
+
     pub fn gid(&self) -> [u8; 16] {
         // SAFETY: zero is a GID, and the union's bytes are always valid.
         unsafe {

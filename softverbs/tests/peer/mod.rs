@@ -135,6 +135,12 @@ pub fn obey() {
                 assert_eq!(end.recv(numbers[0] as u64, numbers[1], numbers[2]), 0);
                 tell("ok");
             }
+            "unmap" => {
+                let (mr, addr) = end.unmapped(numbers[0]);
+                // SAFETY: alive.
+                let rkey = unsafe { (*mr).rkey };
+                tell(&hello(&Address { addr, rkey, ..end.address() }));
+            }
             "poll" => {
                 let wc = wait_for(if rest == "recv" { end.rcq } else { end.scq });
                 tell(&format!("{} {} {} {}", wc.wr_id, wc.status, wc.byte_len, imm(&wc)));
