@@ -2,6 +2,7 @@
 
 mod checks;
 mod child;
+mod compare;
 mod core;
 mod dwarf;
 mod elf;

@@ -9,7 +9,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use crate::{
     child::{Ending, Runner},
-    dwarf::{self, Types},
+    compare,
+    dwarf::Types,
     facts::{self, Facts},
     failure::{Failure, Result},
     matrix::Release,
@@ -137,7 +138,7 @@ fn with_exchange(plan: Plan) -> Vec<Step> {
 
 /// Structures, signatures and enumerators of the release's debug information against crate `abi`.
 fn layout(bench: &Bench<'_>) -> Result<String> {
-    let compared = dwarf::compare(&bench.types);
+    let compared = compare::compare(&bench.types);
     if let Some(first) = compared.differences.first() {
         return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
     }
