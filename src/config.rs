@@ -3,6 +3,7 @@
 //! Settings are environment variables, read once at init. A value that cannot be used is an error that names
 //! the variable, what stands there and what may stand there; no bad value becomes a default.
 
+mod address;
 mod filter;
 mod form;
 
@@ -10,9 +11,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Whole, WholeOrAuto, WholeOrUnset,
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Text, Whole, WholeOrAuto, WholeOrUnset,
 };
 
 use nccl_net_mpib_agent_iface::{HINTS_PATH, SOCKET_PATH};
@@ -110,9 +112,15 @@ settings! {
     socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;
     /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set.
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
-    /// Place in each port's GID table; -1: chosen per port (RoCE v2 before v1, IPv4 before IPv6, never link-local
-    /// where there is another).
-    gid_index: Option<u8> = None, "NCCL_IB_GID_INDEX", WholeOrAuto::new(0, 255);
+    /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
+    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
+    gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW;
+    /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses of this family only; unset: of both.
+    addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL;
+    /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses in this range only.
+    addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Parsed::<AddrRange>::OPTIONAL;
+    /// RoCE ports without a `NCCL_IB_GID_INDEX` speak this version of RoCE only; unset: 2 where both ends have it, else 1.
+    roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2));
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31);
     /// How often an unacknowledged packet is sent again.
@@ -192,6 +200,15 @@ impl Config {
                 );
             }
             _ => {}
+        }
+        if let (Some(family), Some(range)) = (self.addr_family, &self.addr_range)
+            && family != range.family()
+        {
+            both(
+                "NCCL_IB_ADDR_RANGE",
+                format!("{:?}", range.to_string()),
+                format!("a range of NCCL_IB_ADDR_FAMILY={family}"),
+            );
         }
         if self.srq_low >= self.srq_high {
             both(

@@ -77,6 +77,22 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
             }
             texts
         }
+        _ if form.starts_with("an IPv4 or IPv6 address and a prefix length") => own(&[
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "10.0.0.0/8x",
+            "10.0.0.0/+8",
+            "10.0.0/8",
+            "/8",
+            "::/129",
+            "::ffff:10.0.0.0/104",
+            "10.0.0.0/8,11.0.0.0/8",
+            "host/8",
+            HUGE,
+            "-1",
+        ]),
         _ => panic!("{variable}: tell this test which values are not {form:?}"),
     }
 }

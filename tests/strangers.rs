@@ -156,7 +156,7 @@ fn misled_connectors_fail_alone() {
                 "is InfiniBand",
             ),
             (
-                right_hello(&handle, 15, |h| h.rails.iter_mut().for_each(|r| r.gid = [0; 16])),
+                right_hello(&handle, 15, |h| h.rails.iter_mut().for_each(|r| r.addrs[0].gid = [0; 16])),
                 "no rail reaches",
             ),
             (too_many, "255 long, at most 8"),

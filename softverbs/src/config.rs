@@ -166,15 +166,7 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
         }
         _ => {}
     }
-    if device.addrs.len() > MAX_ADDRS {
-        return Err(format!("found {} addresses, at most {MAX_ADDRS} are possible", device.addrs.len()));
-    }
-    for (i, &(addr, prefix)) in device.addrs.iter().enumerate() {
-        check_addr(addr, prefix)?;
-        if device.addrs[..i].iter().any(|&(earlier, _)| earlier == addr) {
-            return Err(format!("found the address {addr} twice"));
-        }
-    }
+    check_addrs(&device.addrs)?;
     if device.lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
         return Err(format!("lid={}: expected 1 to {}", device.lid.unwrap_or(0), gid::MAX_LID));
     }
@@ -196,6 +188,20 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
 
 /// A latency above this is a slip of the unit.
 const MAX_LATENCY_NS: u64 = 10_000_000_000;
+
+/// The addresses of one port.
+pub(crate) fn check_addrs(addrs: &[(IpAddr, u8)]) -> Result<(), String> {
+    if addrs.len() > MAX_ADDRS {
+        return Err(format!("found {} addresses, at most {MAX_ADDRS} are possible", addrs.len()));
+    }
+    for (i, &(addr, prefix)) in addrs.iter().enumerate() {
+        check_addr(addr, prefix)?;
+        if addrs[..i].iter().any(|&(earlier, _)| earlier == addr) {
+            return Err(format!("found the address {addr} twice"));
+        }
+    }
+    Ok(())
+}
 
 fn check_addr(addr: IpAddr, prefix: u8) -> Result<(), String> {
     let bits = if addr.is_ipv4() { 32 } else { 128 };

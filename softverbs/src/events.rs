@@ -28,6 +28,7 @@ pub(crate) const PORT_ACTIVE: u32 = 9;
 pub(crate) const PORT_ERR: u32 = 10;
 pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
+pub(crate) const GID_CHANGE: u32 = 18;
 
 /// What an event is about.
 pub(crate) enum Target {
@@ -106,7 +107,7 @@ fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
             context.events.push(Event { kind, target });
         }
     };
-    if matches!(kind, PORT_ACTIVE | PORT_ERR) {
+    if matches!(kind, PORT_ACTIVE | PORT_ERR | GID_CHANGE) {
         for context in device::open_contexts() {
             let shared = process.own.header().devices.get(context.device.index);
             if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
@@ -206,7 +207,7 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
     // SAFETY: the event says what its element is, and the object is alive by the caller's promise.
     let acks: Result<&Acks, Errno> = unsafe {
         match kind {
-            PORT_ACTIVE | PORT_ERR => return,
+            PORT_ACTIVE | PORT_ERR | GID_CHANGE => return,
             CQ_ERR => Cq::from_c(element.cast()).map(|cq| &cq.async_acks),
             SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
             _ => Qp::from_c(element.cast()).map(|qp| &qp.acks),

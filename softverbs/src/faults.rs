@@ -29,21 +29,30 @@ pub(crate) fn link_is_up(device: &Device) -> bool {
 /// # Errors
 /// There is no such device, or the fabric cannot be joined.
 pub fn set_link(device: &str, up: bool) -> Result<(), ConfigError> {
-    let found = device::all().iter().find(|d| d.spec.name == device);
-    let found = found.ok_or_else(|| ConfigError(format!("there is no device {device:?}")))?;
-    let joined = process::get().ok().zip(link_of(found));
-    let Some((process, (link, index))) = joined else {
-        return Err(ConfigError(String::from("the fabric cannot be joined")));
-    };
+    let (_, link, index) = named(device)?;
     if link.down.swap(u32::from(!up), AcqRel) == u32::from(!up) {
         return Ok(());
     }
-    let kind = if up { PORT_ACTIVE } else { PORT_ERR };
+    tell_all(if up { PORT_ACTIVE } else { PORT_ERR }, index);
+    Ok(())
+}
+
+/// The device of that name, and its link.
+pub(crate) fn named(name: &str) -> Result<(&'static Device, &'static LinkSlot, u32), ConfigError> {
+    let device = device::all().iter().find(|d| d.spec.name == name);
+    let device = device.ok_or_else(|| ConfigError(format!("there is no device {name:?}")))?;
+    let link = link_of(device);
+    let (link, index) = link.ok_or_else(|| ConfigError(String::from("the fabric cannot be joined")))?;
+    Ok((device, link, index))
+}
+
+/// Raises an event of the port in every process of the fabric that has a device on this link.
+pub(crate) fn tell_all(kind: u32, link: u32) {
+    let Ok(process) = process::get() else { return };
     for (slot, nonce) in process.fabric.processes() {
         // Whoever has ended meanwhile need not be told.
         if let Ok(peer) = process.peer(Place { process: slot, nonce, index: 0 }) {
-            events::raise(&peer, kind, index, 0);
+            events::raise(&peer, kind, link, 0);
         }
     }
-    Ok(())
 }

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use crate::config::{DeviceSpec, LinkLayer};
-use crate::limits::MAX_GIDS;
 
 /// `enum ibv_gid_type`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,20 +67,28 @@ pub(crate) fn mapped(addr: IpAddr) -> [u8; 16] {
 /// The table in the order in which Linux fills it: the default (link-local) entry first, then the
 /// addresses; on RoCE each as version 1 and version 2.
 pub(crate) fn table(spec: &DeviceSpec) -> Vec<Gid> {
+    let addrs: Vec<_> = spec.addrs.iter().copied().map(Some).collect();
+    table_of(spec, &addrs).into_iter().flatten().collect()
+}
+
+/// As [`table`] with these addresses in place of the configured ones; `None` leaves two empty places, as an address
+/// that was taken away does.
+pub(crate) fn table_of(spec: &DeviceSpec, addrs: &[Option<(IpAddr, u8)>]) -> Vec<Option<Gid>> {
     let mut default = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     default[8..].copy_from_slice(&guid(spec).to_be_bytes());
     if spec.link_layer == LinkLayer::InfiniBand {
-        return vec![Gid { raw: default, prefix: 64, kind: GidKind::InfiniBand }];
+        return vec![Some(Gid { raw: default, prefix: 64, kind: GidKind::InfiniBand })];
     }
-    let addrs = spec.addrs.iter().map(|&(addr, prefix)| {
-        let offset = if addr.is_ipv4() { 96 } else { 0 };
-        (mapped(addr), prefix.saturating_add(offset))
+    let addrs = addrs.iter().map(|addr| {
+        addr.map(|(addr, prefix)| {
+            let offset = if addr.is_ipv4() { 96 } else { 0 };
+            (mapped(addr), prefix.saturating_add(offset))
+        })
     });
-    std::iter::once((default, 64))
-        .chain(addrs)
-        .flat_map(|(raw, prefix)| [GidKind::RoceV1, GidKind::RoceV2].map(|kind| Gid { raw, prefix, kind }))
-        .take(MAX_GIDS)
-        .collect()
+    let both = |place: Option<([u8; 16], u8)>| {
+        [GidKind::RoceV1, GidKind::RoceV2].map(|kind| place.map(|(raw, prefix)| Gid { raw, prefix, kind }))
+    };
+    std::iter::once(Some((default, 64))).chain(addrs).flat_map(both).collect()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::border::{self, Errno};
 use crate::bounce;
 use crate::config::LinkLayer;
 use crate::events;
+use crate::gidtable;
 use crate::handle::Handle;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::log::fault;
@@ -127,8 +128,13 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
                 "ah_attr.is_global is 0, but Ethernet knows no other addresses than GIDs",
             ));
         }
-        if global && index >= device.gids.len() {
-            return Err(format!("sgid_index is {index}, the port has {} GIDs", device.gids.len()));
+        if global {
+            let gids = gidtable::of_ours(device);
+            match gids.get(index) {
+                None => return Err(format!("sgid_index is {index}, the port has {} GIDs", gids.len())),
+                Some(None) => return Err(format!("sgid_index is {index}, where no GID is")),
+                Some(Some(_)) => {}
+            }
         }
         if attr.ah_attr.port_num != 1 {
             return Err(format!("ah_attr.port_num is {}, the device has port 1 only", attr.ah_attr.port_num));
@@ -217,7 +223,14 @@ impl Qp {
         let mut kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
         keep(&mut kept, attr, mask);
         publish(shared, &kept);
-        sq.connect(&kept);
+        let source = match mask & AV != 0 {
+            true => {
+                gidtable::of_ours(self.context.device).get(usize::from(kept.ah_attr.grh.sgid_index)).copied()
+            }
+            false => None,
+        };
+        let source = source.flatten().map_or(sq.connection.sgid, |gid| gid.raw);
+        sq.connect(&kept, source);
         match to {
             RESET => {
                 shared.state.store(RESET, Release);

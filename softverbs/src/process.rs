@@ -1,13 +1,15 @@
 //! What this process is in its fabric: its segment, its objects, the peers it has mapped.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use crate::border::Errno;
 use crate::cq::Cq;
 use crate::device;
+use crate::gid::Gid;
+use crate::gidtable;
 use crate::limits::{MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::log::fault;
 use crate::mr::Keys;
@@ -16,7 +18,7 @@ use crate::service::Service;
 use crate::shm::dir::{self, Locked};
 use crate::shm::fabric::{self, Fabric, Place};
 use crate::shm::heap::{self, Heap};
-use crate::shm::layout::{self, DeviceShared};
+use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 use crate::srq::Srq;
 
@@ -161,10 +163,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         latency_ns.store(device.spec.latency_ns, Relaxed);
         link.store(fabric.link_of(device_key(device))?, Relaxed);
         for (gid, slot) in device.gids.iter().zip(gids) {
-            let [high, low] = halves(gid.raw);
-            slot.high.store(high, Relaxed);
-            slot.low.store(low, Relaxed);
-            slot.prefix.store(u64::from(gid.prefix), Relaxed);
+            gidtable::write(slot, Some(*gid));
         }
         gid_count.store(u32::try_from(device.gids.len()).unwrap_or(0), Release);
     }
@@ -270,14 +269,10 @@ impl<T> Table<T> {
 }
 
 /// Whether a connection between the processes' devices exists: those of one subnet, or of InfiniBand.
-pub(crate) fn same_link(a: &DeviceShared, b: &DeviceShared) -> bool {
-    let gids = |d: &DeviceShared| {
-        let n = d.gid_count.load(Acquire) as usize;
-        let read = |g: &layout::GidShared| {
-            let bits = u128::from(g.high.load(Relaxed)) << 64 | u128::from(g.low.load(Relaxed));
-            (bits, g.prefix.load(Relaxed))
-        };
-        d.gids.iter().take(n).map(read).collect::<Vec<_>>()
+pub(crate) fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
+    let gids = |d: &DeviceShared| -> Vec<_> {
+        let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
+        gidtable::of(fabric, d).into_iter().flatten().map(bits).collect()
     };
     if a.link.load(Relaxed) == b.link.load(Relaxed) || a.lid.load(Relaxed) != 0 && b.lid.load(Relaxed) != 0 {
         return true;
@@ -286,7 +281,7 @@ pub(crate) fn same_link(a: &DeviceShared, b: &DeviceShared) -> bool {
     let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
     let b = gids(b);
     gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {
-        let mask = u128::MAX.checked_shl(128 - u32::try_from(prefix.min(128)).unwrap_or(128)).unwrap_or(0);
+        let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
         b.iter().any(|&(y, p)| p == prefix && x & mask == y & mask)
     })
 }

@@ -1,8 +1,9 @@
 //! Which QP of which process a connection leads to, and whether its device can be reached from ours.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
+use crate::gidtable;
 use crate::process::{Process, same_link};
 use crate::qp::Qp;
 use crate::sendqueue::Connection;
@@ -22,13 +23,11 @@ pub(crate) fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a Device
 }
 
 /// Whether the device is the one that the address vector names.
-fn has_address(device: &DeviceShared, connection: &Connection) -> bool {
+fn has_address(process: &Process, device: &DeviceShared, connection: &Connection) -> bool {
     if !connection.global {
         return device.lid.load(Relaxed) == u32::from(connection.dlid);
     }
-    let [high, low] = crate::process::halves(connection.dgid);
-    let count = device.gid_count.load(Acquire) as usize;
-    device.gids.iter().take(count).any(|g| g.high.load(Relaxed) == high && g.low.load(Relaxed) == low)
+    gidtable::of(&process.fabric, device).iter().flatten().any(|gid| gid.raw == connection.dgid)
 }
 
 /// Finds the responder.
@@ -45,11 +44,15 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
     })?;
     let shared = peer.qp(place.index).ok_or(GONE)?;
     let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(GONE)?;
-    if !has_address(device, connection) {
+    if !has_address(process, device, connection) {
         return Err("that QP is on another device than the one that the destination address names");
     }
-    if !own_device(process, qp).is_some_and(|own| same_link(own, device)) {
+    if !own_device(process, qp).is_some_and(|own| same_link(&process.fabric, own, device)) {
         return Err("the two devices have no subnet in common");
+    }
+    let expected = [shared.dgid_high.load(Relaxed), shared.dgid_low.load(Relaxed)];
+    if connection.global && expected != [0, 0] && expected != crate::process::halves(connection.sgid) {
+        return Err("that QP expects another source address than that of our sgid_index");
     }
     let generation = shared.generation.load(Relaxed);
     Ok(Reached { peer, index: place.index, generation })

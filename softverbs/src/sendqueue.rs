@@ -65,6 +65,8 @@ pub(crate) struct Block {
 pub(crate) struct Connection {
     pub(crate) dest_qpn: u32,
     pub(crate) dgid: [u8; 16],
+    /// Of our `sgid_index`, as it was when the attributes were set.
+    pub(crate) sgid: [u8; 16],
     pub(crate) global: bool,
     pub(crate) dlid: u16,
     pub(crate) max_rd_atomic: u8,
@@ -101,6 +103,7 @@ impl SendQueue {
         let connection = Connection {
             dest_qpn: 0,
             dgid: [0; 16],
+            sgid: [0; 16],
             global: false,
             dlid: 0,
             max_rd_atomic: 0,
@@ -157,13 +160,14 @@ impl SendQueue {
         })
     }
 
-    /// Takes over attributes.
-    pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr) {
+    /// Takes over attributes, and the GID of their `sgid_index`.
+    pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr, sgid: [u8; 16]) {
         self.reached = None;
         self.connection = Connection {
             dest_qpn: attr.dest_qp_num,
             // SAFETY: any bytes make a GID.
             dgid: unsafe { attr.ah_attr.grh.dgid.raw },
+            sgid,
             global: attr.ah_attr.is_global != 0,
             dlid: attr.ah_attr.dlid,
             max_rd_atomic: attr.max_rd_atomic,

@@ -66,7 +66,7 @@ impl Form for Flag {
 }
 
 /// Decimal, or hexadecimal behind `0x` as NCCL also reads it.
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => (hex, 16),
         None => (text, 10),
@@ -256,5 +256,26 @@ impl<T: Described> Form for Parsed<T> {
     }
     fn show(&self, value: &Option<T>) -> String {
         value.as_ref().map_or("unset".into(), ToString::to_string)
+    }
+}
+
+/// As [`Parsed`] for a type that has a value where nothing is set.
+#[derive(Debug)]
+pub(super) struct Text<T>(PhantomData<T>);
+
+impl<T> Text<T> {
+    pub(super) const NEW: Self = Self(PhantomData);
+}
+
+impl<T: Described> Form for Text<T> {
+    type Value = T;
+    fn parse(&self, text: &str) -> Option<T> {
+        text.parse().ok()
+    }
+    fn expected(&self) -> String {
+        T::EXPECTED.into()
+    }
+    fn show(&self, value: &T) -> String {
+        value.to_string()
     }
 }

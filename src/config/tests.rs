@@ -38,6 +38,9 @@ fn every_variable_is_read() {
         ("NCCL_SOCKET_FAMILY", "AF_INET6"),
         ("NCCL_IB_HCA", "^mlx5_3:1"),
         ("NCCL_IB_GID_INDEX", "3"),
+        ("NCCL_IB_ADDR_FAMILY", "AF_INET6"),
+        ("NCCL_IB_ADDR_RANGE", "2001:db8::/32"),
+        ("NCCL_IB_ROCE_VERSION_NUM", "1"),
         ("NCCL_IB_TIMEOUT", "22"),
         ("NCCL_IB_RETRY_CNT", "0"),
         ("NCCL_IB_PKEY", "65535"),
@@ -62,8 +65,8 @@ fn every_variable_is_read() {
     assert_eq!(config.differing(), settings.map(|(name, text)| format!("{name}={text}")));
     assert_eq!(config.hca_sup, Some(HcaName { name: "mlx5_1".into(), port: Some(2) }));
     assert_eq!(
-        (config.sup_share, config.strict, config.gid_index, config.tc),
-        (Some(1024), true, Some(3), Some(0))
+        (config.sup_share, config.strict, &config.gid_index, config.tc),
+        (Some(1024), true, &GidIndex::All(3), Some(0))
     );
     assert_eq!((config.srq_low, config.srq_high, config.probe_timeout), (1, 2, Duration::from_millis(1)));
 }
@@ -109,6 +112,7 @@ fn bounds_are_exact() {
         ("MPIB_SUP_QP", "0", "33"),
         ("MPIB_STRICT", "-1", "2"),
         ("NCCL_IB_GID_INDEX", "-2", "256"),
+        ("NCCL_IB_ROCE_VERSION_NUM", "0", "3"),
         ("NCCL_IB_TIMEOUT", "0", "32"),
         ("NCCL_IB_RETRY_CNT", "-1", "8"),
         ("NCCL_IB_PKEY", "-1", "65536"),

@@ -1,28 +1,103 @@
-//! Which entry of a port's GID table a connection uses.
+//! Which entries of a port's GID table a connection may use. Which one of them it does use depends on the peer: see
+//! `route`.
 
+use crate::config::{AddrRange, Config, Family};
 use crate::proto::{GidKind, LinkLayer};
 use crate::verbs::Gid;
 
-/// Chooses among `gids`, the used entries of a port. `wanted` is the user's `NCCL_IB_GID_INDEX`; without it an
-/// InfiniBand port uses entry 0, and a RoCE port the first entry of the best class: v2 with an IPv4 address,
-/// v2 with a global IPv6 address, v1, and link-local addresses only where there is nothing else.
-pub(super) fn choose(gids: &[Gid], link: LinkLayer, wanted: Option<u8>) -> Result<Gid, String> {
-    let index = match (wanted, link) {
+/// What the settings say of the addresses of one port.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// `NCCL_IB_GID_INDEX`. With it, the rest does not count.
+    index: Option<u8>,
+    /// `NCCL_IB_ADDR_FAMILY`
+    family: Option<Family>,
+    /// `NCCL_IB_ADDR_RANGE`
+    range: Option<AddrRange>,
+    /// `NCCL_IB_ROCE_VERSION_NUM`
+    version: Option<u8>,
+}
+
+impl Wanted {
+    /// Of port `port` of this HCA.
+    pub(super) fn new(config: &Config, hca: &str, port: u8) -> Self {
+        Self {
+            index: config.gid_index.of(hca, port),
+            family: config.addr_family,
+            range: config.addr_range.clone(),
+            version: config.roce_version,
+        }
+    }
+
+    /// Why an entry of a RoCE port is not to be used.
+    fn objection(&self, gid: &Gid) -> Option<String> {
+        let ip = gid.addr();
+        if let Some(why) = gid.unusable() {
+            return Some(why.to_owned());
+        }
+        if self.version == Some(1) && gid.kind == GidKind::RoceV2 {
+            return Some("not RoCE v1".into());
+        }
+        if self.version == Some(2) && gid.kind == GidKind::RoceV1 {
+            return Some("not RoCE v2".into());
+        }
+        if self.family.is_some_and(|family| (family == Family::V4) != ip.is_ipv4()) {
+            return Some(if ip.is_ipv4() { "IPv4".into() } else { "IPv6".into() });
+        }
+        match &self.range {
+            Some(range) if !range.contains(ip) => Some("not in the range".into()),
+            // Every port has one, so that no family can mean it.
+            None if self.family.is_some() && gid.is_link_local() => Some("link-local".into()),
+            _ => None,
+        }
+    }
+
+    /// The settings that count, as they would be written.
+    fn settings(&self) -> Vec<String> {
+        let family = self.family.map(|family| format!("NCCL_IB_ADDR_FAMILY={family}"));
+        let range = self.range.as_ref().map(|range| format!("NCCL_IB_ADDR_RANGE={range}"));
+        let version = self.version.map(|version| format!("NCCL_IB_ROCE_VERSION_NUM={version}"));
+        [family, range, version].into_iter().flatten().collect()
+    }
+}
+
+/// Those of `gids`, the used entries of a port, that a connection may use, the best first; never none. An explicit index
+/// is one entry, and InfiniBand uses entry 0. A RoCE port has all that the settings allow: v2 with an IPv4 address, v2 with an
+/// IPv6 address, v1; link-local addresses only where there is nothing else.
+pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Result<Vec<Gid>, String> {
+    let index = match (wanted.index, link) {
         (Some(index), _) => Some(index),
         (None, LinkLayer::InfiniBand) => Some(0),
         (None, LinkLayer::Ethernet) => None,
     };
-    match index {
-        Some(index) => gids.iter().find(|g| g.index == index).copied().ok_or_else(|| {
-            let origin = if wanted.is_some() { "NCCL_IB_GID_INDEX says" } else { "InfiniBand uses" };
-            format!("{origin} GID index {index}, which is empty; the port has {}", list(gids))
-        }),
-        None => gids
-            .iter()
-            .min_by_key(|g| (class(g), g.index))
-            .copied()
-            .ok_or_else(|| "its GID table is empty: has the network interface an address?".to_owned()),
+    if let Some(index) = index {
+        let found = gids.iter().find(|g| g.index == index).copied();
+        let found = found.map(|gid| vec![gid]);
+        return found.ok_or_else(|| {
+            let origin = if wanted.index.is_some() { "NCCL_IB_GID_INDEX says" } else { "InfiniBand uses" };
+            format!("{origin} GID index {index}, which is empty; the port has {}", list(gids, |_| None))
+        });
     }
+    let mut good: Vec<Gid> = gids.iter().filter(|gid| wanted.objection(gid).is_none()).copied().collect();
+    if good.is_empty() {
+        let settings = wanted.settings();
+        return Err(match (gids.is_empty(), settings.is_empty()) {
+            (true, _) => "its GID table is empty: has the network interface an address?".to_owned(),
+            (false, true) => {
+                format!("no entry of its GID table can be used: {}", list(gids, |g| wanted.objection(g)))
+            }
+            (false, false) => format!(
+                "no entry of its GID table fits {}: {}",
+                settings.join(" and "),
+                list(gids, |g| wanted.objection(g))
+            ),
+        });
+    }
+    if good.iter().any(|gid| !gid.is_link_local()) {
+        good.retain(|gid| !gid.is_link_local());
+    }
+    good.sort_by_key(|gid| (class(gid), gid.index));
+    Ok(good)
 }
 
 /// Lower is better.
@@ -37,13 +112,16 @@ fn class(gid: &Gid) -> u8 {
     }
 }
 
-/// The entries, for a message.
-fn list(gids: &[Gid]) -> String {
+/// The entries and what is to be said of each, for a message.
+pub(super) fn list(gids: &[Gid], remark: impl Fn(&Gid) -> Option<String>) -> String {
     if gids.is_empty() {
         return "none".to_owned();
     }
-    let names: Vec<_> = gids.iter().map(|g| format!("{} ({}, {:?})", g.index, g.addr(), g.kind)).collect();
-    names.join(", ")
+    let name = |g: &Gid| {
+        let remark = remark(g).map_or(String::new(), |remark| format!(": {remark}"));
+        format!("{} ({}, {:?}{remark})", g.index, g.addr(), g.kind)
+    };
+    gids.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -56,45 +134,100 @@ mod tests {
             index: i as u8,
             raw: text.parse::<Ipv6Addr>().unwrap().octets(),
             kind: *kind,
+            interface: 0,
         };
         entries.iter().enumerate().map(gid).collect()
     }
 
     use GidKind::{Ib, RoceV1, RoceV2};
 
+    fn set(vars: &[(&str, &str)]) -> Wanted {
+        let config = Config::read(|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()));
+        Wanted::new(&config.unwrap(), "a", 1)
+    }
+
+    /// Indices of what a RoCE port may use, in order.
+    fn order(entries: &[(&str, GidKind)], vars: &[(&str, &str)]) -> Result<Vec<u8>, String> {
+        let found = candidates(&table(entries), LinkLayer::Ethernet, &set(vars))?;
+        Ok(found.iter().map(|gid| gid.index).collect())
+    }
+
+    const ALL: [(&str, GidKind); 6] = [
+        ("fe80::1", RoceV1),
+        ("fe80::1", RoceV2),
+        ("::ffff:10.1.2.3", RoceV1),
+        ("2001:db8::1", RoceV2),
+        ("::ffff:10.1.2.3", RoceV2),
+        ("::1", RoceV2),
+    ];
+
     #[test]
-    fn classes_in_order() {
-        let mut all = vec![
-            ("fe80::1", RoceV1),
-            ("fe80::1", RoceV2),
-            ("::ffff:10.1.2.3", RoceV1),
-            ("2001:db8::1", RoceV2),
-            ("::ffff:10.1.2.3", RoceV2),
-        ];
-        for best in (0..all.len()).rev() {
-            assert_eq!(choose(&table(&all), LinkLayer::Ethernet, None).unwrap().index as usize, best);
-            all.pop();
+    fn the_best_come_first_and_what_nobody_can_reach_not_at_all() {
+        assert_eq!(order(&ALL, &[]), Ok(vec![4, 3, 2]));
+    }
+
+    #[test]
+    fn a_port_with_nothing_but_link_local_addresses_uses_them() {
+        assert_eq!(order(&[("::ffff:169.254.1.1", RoceV1), ("fe80::1", RoceV2)], &[]), Ok(vec![1, 0]));
+    }
+
+    #[test]
+    fn each_setting_leaves_what_it_says() {
+        let (family, range) = ("NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE");
+        let version = "NCCL_IB_ROCE_VERSION_NUM";
+        for (vars, left) in [
+            (&[(family, "AF_INET")][..], &[4, 2][..]),
+            (&[(family, "AF_INET6")], &[3]),
+            (&[(range, "10.1.0.0/16")], &[4, 2]),
+            (&[(range, "2001:db8::/64")], &[3]),
+            (&[(range, "fe80::/64")], &[1, 0]),
+            (&[(version, "1")], &[2]),
+            (&[(version, "2")], &[4, 3]),
+            (&[(version, "1"), (family, "AF_INET")], &[2]),
+            (&[(family, "AF_INET6"), (range, "fe80::/16"), (version, "1")], &[0]),
+            (&[("NCCL_IB_GID_INDEX", "0"), (family, "AF_INET"), (version, "2")], &[0]),
+            (&[("NCCL_IB_GID_INDEX", "a:2"), (family, "AF_INET6")], &[2]),
+            (&[("NCCL_IB_GID_INDEX", "b:2"), (family, "AF_INET6")], &[3]),
+        ] {
+            assert_eq!(order(&ALL, vars).as_deref(), Ok(left), "{vars:?}");
         }
     }
 
     #[test]
+    fn nothing_left_is_told_with_the_settings_and_every_entry() {
+        let vars = [("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ADDR_RANGE", "10.2.0.0/16")];
+        let said = order(&ALL[1..5], &vars).unwrap_err();
+        assert_eq!(
+            said,
+            "no entry of its GID table fits NCCL_IB_ADDR_FAMILY=AF_INET and NCCL_IB_ADDR_RANGE=10.2.0.0/16: \
+             0 (fe80::1, RoceV2: IPv6), 1 (10.1.2.3, RoceV1: not in the range), 2 (2001:db8::1, RoceV2: IPv6), \
+             3 (10.1.2.3, RoceV2: not in the range)"
+        );
+        let said = order(&ALL[..2], &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]).unwrap_err();
+        assert!(said.contains("0 (fe80::1, RoceV1: link-local)"), "{said}");
+        let said = order(&ALL[3..5], &[("NCCL_IB_ROCE_VERSION_NUM", "1")]).unwrap_err();
+        assert!(said.contains("NCCL_IB_ROCE_VERSION_NUM=1: 0 (2001:db8::1, RoceV2: not RoCE v1)"), "{said}");
+        assert_eq!(
+            order(&ALL[5..], &[]).unwrap_err(),
+            "no entry of its GID table can be used: 0 (::1, RoceV2: loopback)"
+        );
+    }
+
+    #[test]
     fn a_link_local_ipv4_is_not_better_than_a_global_ipv6() {
-        let gids = table(&[("::ffff:169.254.1.1", RoceV2), ("2001:db8::1", RoceV2)]);
-        assert_eq!(choose(&gids, LinkLayer::Ethernet, None).unwrap().index, 1);
+        assert_eq!(order(&[("::ffff:169.254.1.1", RoceV2), ("2001:db8::1", RoceV2)], &[]), Ok(vec![1]));
     }
 
     #[test]
     fn fe80_with_ffff_in_the_middle_is_not_ipv4() {
         // Only bytes 8..12 look like a mapped address.
-        let gids = table(&[("fe80::ffff:a00:1", RoceV2), ("2001:db8::1", RoceV2)]);
-        assert_eq!(choose(&gids, LinkLayer::Ethernet, None).unwrap().index, 1);
+        assert_eq!(order(&[("fe80::ffff:a00:1", RoceV2), ("2001:db8::1", RoceV2)], &[]), Ok(vec![1]));
     }
 
     #[test]
-    fn the_users_index_wins_and_must_exist() {
-        let gids = table(&[("fe80::1", RoceV1), ("::ffff:10.0.0.1", RoceV2)]);
-        assert_eq!(choose(&gids, LinkLayer::Ethernet, Some(0)).unwrap().index, 0);
-        let said = choose(&gids, LinkLayer::Ethernet, Some(7)).unwrap_err();
+    fn the_users_index_must_exist() {
+        let said = order(&[("fe80::1", RoceV1), ("::ffff:10.0.0.1", RoceV2)], &[("NCCL_IB_GID_INDEX", "7")]);
+        let said = said.unwrap_err();
         assert!(
             said.contains("NCCL_IB_GID_INDEX") && said.contains("index 7") && said.contains("10.0.0.1"),
             "{said}"
@@ -102,10 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn infiniband_uses_entry_0() {
+    fn infiniband_uses_entry_0_whatever_is_said_of_roce() {
         let gids = table(&[("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)]);
-        assert_eq!(choose(&gids, LinkLayer::InfiniBand, None).unwrap().index, 0);
-        assert!(choose(&[], LinkLayer::InfiniBand, None).is_err());
-        assert!(choose(&[], LinkLayer::Ethernet, None).unwrap_err().contains("empty"));
+        let wanted = set(&[("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ROCE_VERSION_NUM", "1")]);
+        assert_eq!(candidates(&gids, LinkLayer::InfiniBand, &wanted).unwrap()[0].index, 0);
+        let said = |link| candidates(&[], link, &set(&[])).unwrap_err();
+        assert!(said(LinkLayer::InfiniBand).contains("InfiniBand uses GID index 0"));
+        assert!(said(LinkLayer::Ethernet).contains("empty"));
     }
 }

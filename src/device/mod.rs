@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::Mode;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
+use gid::Wanted;
 use plan::{Found, Trouble};
 
 pub use gpu::Gpu;
@@ -27,7 +28,7 @@ pub struct Nic {
     pd: Arc<Pd>,
     limits: DeviceLimits,
     port: Port,
-    gid_index: Option<u8>,
+    wanted: Wanted,
 }
 
 /// A device as NCCL sees it: one port, or SOUT and SUP.
@@ -62,10 +63,28 @@ impl Nic {
         &self.port
     }
 
-    /// The port and its GID as they are now: tables are renumbered when a link flaps. The error is a reason
-    /// to leave the port out.
-    pub fn now(&self) -> Result<(Port, Gid), String> {
-        usable(self.pd.context(), self.port.number, self.gid_index).map_err(|trouble| trouble.to_string())
+    /// The port and the GIDs that a connection may use, the best first, as they are now: tables are renumbered when a
+    /// link flaps. The error is a reason to leave the port out.
+    pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
+        usable(self.pd.context(), self.port.number, &self.wanted).map_err(|trouble| trouble.to_string())
+    }
+
+    /// Where in the table a GID is now. The error is a reason to do without it.
+    pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
+        let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
+        let gids = gids(self.pd.context(), &port);
+        let found = gids.iter().filter(|g| (g.raw, g.kind) == (gid.raw, gid.kind));
+        // The same address may be there for several interfaces.
+        let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
+        found.map(|g| g.index).ok_or_else(|| {
+            format!(
+                "{} ({:?}), which was told to the peer, is no longer in the GID table of {}, which has {}",
+                gid.addr(),
+                gid.kind,
+                self.name,
+                gid::list(&gids, |_| None)
+            )
+        })
     }
 }
 
@@ -103,16 +122,20 @@ impl Device {
     }
 }
 
-/// The port and the GID that connections use, or why it cannot be used.
-fn usable(context: &Context, number: u8, gid_index: Option<u8>) -> Result<(Port, Gid), Trouble> {
+/// The port and the GIDs that connections may use, or why it cannot be used.
+fn usable(context: &Context, number: u8, wanted: &Wanted) -> Result<(Port, Vec<Gid>), Trouble> {
     let port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
     if !port.active {
         return Err(Trouble::Inactive);
     }
+    let gids = gid::candidates(&gids(context, &port), port.link, wanted).map_err(Trouble::Fault)?;
+    Ok((port, gids))
+}
+
+/// The used entries of the port's table.
+fn gids(context: &Context, port: &Port) -> Vec<Gid> {
     let indices = 0..u8::try_from(port.gids).unwrap_or(u8::MAX);
-    let gids: Vec<Gid> = indices.filter_map(|i| context.gid(number, i)).collect();
-    let gid = gid::choose(&gids, port.link, gid_index).map_err(Trouble::Fault)?;
-    Ok((port, gid))
+    indices.filter_map(|i| context.gid(port.number, i)).collect()
 }
 
 /// The process's devices, opened by the first call that succeeds.
@@ -152,7 +175,7 @@ fn enumerate(config: &Config) -> Result<Vec<Device>> {
         match context.and_then(|context| Ok((context.limits()?, context))) {
             Ok((limits, context)) => {
                 for number in 1..=limits.ports {
-                    let port = usable(&context, number, config.gid_index);
+                    let port = usable(&context, number, &Wanted::new(config, &hca, number));
                     let trouble = port.as_ref().err().cloned();
                     found.push(Found { hca: hca.clone(), port: number, trouble });
                     ports.push(port.ok().map(|(port, _)| (Arc::clone(&context), limits, port)));
@@ -183,7 +206,7 @@ fn enumerate(config: &Config) -> Result<Vec<Device>> {
                 pd: Arc::new(Pd::new(context)?),
                 limits: *limits,
                 port: *port,
-                gid_index: config.gid_index,
+                wanted: Wanted::new(config, context.name(), port.number),
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);

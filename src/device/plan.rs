@@ -57,6 +57,13 @@ pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
         // Whatever the settings say, they are not what is wrong.
         return Err(nothing(config, found));
     }
+    for name in config.gid_index.names() {
+        if !found.iter().any(|f| f.hca == name.name && name.port.is_none_or(|p| p == f.port)) {
+            let expected =
+                format!("HCAs and ports of this host, which {name} is not: it has {}", list(found));
+            return Err(Error::config("NCCL_IB_GID_INDEX", format!("\"{}\"", config.gid_index), expected));
+        }
+    }
     let plans = match (&config.hca_sout, &config.hca_sup) {
         (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
         // One set without the other was refused with the settings.
@@ -120,7 +127,10 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
         row("MPIB_HCA_SOUT", then.hca_sout.as_ref(), now.hca_sout.as_ref()),
         row("MPIB_HCA_SUP", then.hca_sup.as_ref(), now.hca_sup.as_ref()),
         row("NCCL_IB_HCA", then.ib_hca.as_ref(), now.ib_hca.as_ref()),
-        row("NCCL_IB_GID_INDEX", then.gid_index.as_ref(), now.gid_index.as_ref()),
+        row("NCCL_IB_GID_INDEX", Some(&then.gid_index), Some(&now.gid_index)),
+        row("NCCL_IB_ADDR_FAMILY", then.addr_family.as_ref(), now.addr_family.as_ref()),
+        row("NCCL_IB_ADDR_RANGE", then.addr_range.as_ref(), now.addr_range.as_ref()),
+        row("NCCL_IB_ROCE_VERSION_NUM", then.roce_version.as_ref(), now.roce_version.as_ref()),
     ];
     rows.into_iter().flatten().collect()
 }
@@ -282,7 +292,7 @@ mod tests {
         assert_eq!(changed(&then, &then), Vec::<String>::new());
         assert_eq!(
             changed(&then, &config(&[("NCCL_IB_HCA", "^b")])),
-            ["NCCL_IB_HCA=^b (was a)", "NCCL_IB_GID_INDEX=unset (was 3)"]
+            ["NCCL_IB_HCA=^b (was a)", "NCCL_IB_GID_INDEX=-1 (was 3)"]
         );
         assert_eq!(
             changed(&Config::default(), &mpib("a", "b")),

@@ -104,7 +104,7 @@ impl Listening {
     /// Opens it and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_fused());
-        let sout = sout.and_then(|nic| nic.now().ok()).map(|(_, gid)| gid.addr());
+        let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
         let listener = Listener::open(&Options { sout, ..Options::from(&settings.config) })?;
         *handle = listener.handle().encode();
         Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })

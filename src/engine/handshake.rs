@@ -245,7 +245,7 @@ impl Handshake {
         let layout = layout.ok_or_else(|| Error::Internal(format!("{} rails", alive.len())))?;
         let channel = self.channel.take().ok_or_else(|| Error::Internal("a channel was lost".into()))?;
         channel.settled();
-        let routes: Vec<_> = alive.iter().map(|r: &Rail| r.nic.name()).collect();
+        let routes: Vec<_> = alive.iter().map(Rail::describe).collect();
         tracing::info!(
             target: "net",
             "{} {} ({}): rails {}", self.role.verb(), channel.describe(), self.plan, routes.join(", ")

@@ -1,12 +1,13 @@
 //! The rails that one end brings to a handshake.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::bootstrap::interfaces;
+use nix::net::if_::if_indextoname;
+
+use crate::bootstrap::{Interface, interfaces};
 use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
-use crate::proto::{Hello, Mtu, Nonce, RailInfo, Terms};
+use crate::proto::{Hello, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, Terms};
 use crate::verbs::{Gid, Port};
 
 /// A port of the device that can be used now.
@@ -14,7 +15,8 @@ use crate::verbs::{Gid, Port};
 pub(super) struct Offer {
     pub(super) nic: Arc<Nic>,
     pub(super) port: Port,
-    pub(super) gid: Gid,
+    /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
+    pub(super) gids: Vec<Gid>,
     /// Rail index in the device.
     pub(super) role: u8,
 }
@@ -34,7 +36,14 @@ pub(super) fn offers(device: &Device) -> Result<Offers> {
     let mut lost = Vec::new();
     for (role, nic) in (0u8..).zip(&device.rails) {
         match nic.now() {
-            Ok((port, gid)) => usable.push(Offer { nic: Arc::clone(nic), port, gid, role }),
+            Ok((port, mut gids)) => {
+                if gids.len() > MAX_RAIL_ADDRS {
+                    let (name, n) = (nic.name(), gids.len());
+                    tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
+                    gids.truncate(MAX_RAIL_ADDRS);
+                }
+                usable.push(Offer { nic: Arc::clone(nic), port, gids, role });
+            }
             Err(why) => lost.push((role, format!("our {}: {why}", nic.name()))),
         }
     }
@@ -48,7 +57,12 @@ pub(super) fn offers(device: &Device) -> Result<Offers> {
 /// What the peer is told of us.
 pub(super) fn hello(offers: &[Offer], terms: Terms) -> Result<Hello> {
     let networks = interfaces()?;
-    let prefix = |ip: IpAddr| networks.iter().find(|i| i.addr.ip() == ip).map_or(0, |i| i.addr.prefix());
+    let addr = |gid: &Gid| RailAddr {
+        gid: gid.raw,
+        gid_index: gid.index,
+        gid_kind: gid.kind,
+        prefix_len: prefix_len(&networks, gid),
+    };
     let rail = |o: &Offer| {
         let mtu = Mtu::from_raw(o.port.mtu.into());
         Ok(RailInfo {
@@ -58,10 +72,7 @@ pub(super) fn hello(offers: &[Offer], terms: Terms) -> Result<Hello> {
             mtu: mtu
                 .ok_or_else(|| Error::Internal(format!("{} has MTU number {}", o.nic.name(), o.port.mtu)))?,
             lid: o.port.lid,
-            gid: o.gid.raw,
-            gid_index: o.gid.index,
-            gid_kind: o.gid.kind,
-            prefix_len: prefix(o.gid.addr()),
+            addrs: o.gids.iter().map(addr).collect(),
             speed_mbps: o.port.speed,
             role: o.role,
         })
@@ -74,6 +85,15 @@ pub(super) fn hello(offers: &[Offer], terms: Terms) -> Result<Hello> {
         terms,
         rails: offers.iter().map(rail).collect::<Result<_>>()?,
     })
+}
+
+/// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
+/// address; 0 where there is none, as in a container that has the adapter and not its interface.
+fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
+    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
+    let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
+    let own = with_address().find(|i| Some(&i.name) == name.as_ref());
+    own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
 }
 
 /// For logs.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::lane::Lane;
 use crate::device::Nic;
 use crate::error::{Completion as Failed, Error, Result};
-use crate::proto::lane;
+use crate::proto::{GidKind, lane};
+use crate::route::gid_addr;
 use crate::verbs::{Completion, Cq, Srq};
 
 /// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps.
@@ -82,6 +83,7 @@ pub(super) struct Rail {
 pub(super) struct Names {
     pub(super) local_gid: [u8; 16],
     pub(super) remote_gid: [u8; 16],
+    pub(super) gid_kind: GidKind,
     pub(super) peer: String,
 }
 
@@ -102,6 +104,18 @@ impl Rail {
     /// As [`lane`](Self::lane).
     pub(super) fn lane_mut(&mut self, slot: u8) -> &mut Lane {
         &mut self.lanes[lane(slot, self.lanes.len())]
+    }
+
+    /// HCA, port, and the addresses that packets go between, for the log.
+    pub(super) fn describe(&self) -> String {
+        let Names { local_gid, remote_gid, gid_kind, .. } = &self.names;
+        let version = match gid_kind {
+            GidKind::Ib => "",
+            GidKind::RoceV1 => " (RoCE v1)",
+            GidKind::RoceV2 => " (RoCE v2)",
+        };
+        let (ours, theirs) = (gid_addr(*local_gid), gid_addr(*remote_gid));
+        format!("{} from {ours} to {theirs}{version}", self.nic.name())
     }
 
     /// One receive was used up.

@@ -39,6 +39,8 @@ pub(super) struct Half {
 struct HalfRoute {
     ours: usize,
     theirs: usize,
+    /// Indices in the two rails' lists of addresses.
+    addrs: (usize, usize),
     /// With the number of the first packet of each.
     qps: Vec<(Qp<Fresh>, u32)>,
     receives: Option<Receives>,
@@ -65,11 +67,11 @@ impl Half {
     ) -> Result<Self> {
         let mut halves = Vec::with_capacity(routes.len());
         for (route, qps) in routes {
-            let (ours, theirs) = match role {
-                Role::Sender => (route.connector, route.acceptor),
-                Role::Receiver => (route.acceptor, route.connector),
+            let (ours, theirs, addrs) = match role {
+                Role::Sender => (route.connector, route.acceptor, route.addrs),
+                Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
             };
-            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), *qps)?);
+            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), addrs, *qps)?);
         }
         let pds: Vec<Arc<Pd>> = halves.iter().map(|h| Arc::clone(offers[h.ours].nic.pd())).collect();
         let bytes = match role {
@@ -208,6 +210,7 @@ impl HalfRoute {
         settings: &Settings,
         offer: &Offer,
         (ours, theirs): (usize, usize),
+        addrs: (usize, usize),
         qps: usize,
     ) -> Result<Self> {
         let nic = &offer.nic;
@@ -231,7 +234,7 @@ impl HalfRoute {
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { ours, theirs, qps, receives, flush, cq })
+        Ok(Self { ours, theirs, addrs, qps, receives, flush, cq })
     }
 
     fn connect(
@@ -242,15 +245,19 @@ impl HalfRoute {
         name: &str,
         theirs: &[QpWiring],
     ) -> Result<Rail> {
+        let (gid, peer_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
         let roce = offer.port.link == LinkLayer::Ethernet;
-        let routed = roce || offer.gid.raw[..8] != peer.gid[..8];
+        let routed = roce || gid.raw[..8] != peer_gid[..8];
+        // Verbs know a GID by its place, which may be another one than when the peer was told of it.
+        let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
+        let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
-            gid_index: offer.gid.index,
+            gid_index,
             pkey_index: settings.config.pkey_index,
             mtu: offer.port.mtu.min(peer.mtu.raw() as u8),
             lid: if roce { 0 } else { peer.lid },
-            gid: routed.then_some(peer.gid),
+            gid: routed.then_some(peer_gid),
             service_level: settings.service_level(),
             traffic_class: settings.traffic_class(),
             qpn: theirs.qpn,
@@ -268,14 +275,23 @@ impl HalfRoute {
             let path = Path {
                 mtu: offer.port.mtu,
                 lid: if roce { 0 } else { offer.port.lid },
-                gid: roce.then_some(offer.gid.raw),
+                gid: roce.then_some(gid.raw),
                 access: Access::Read,
                 ..path(own.psn, &own)
             };
             Ok(Lane::new(qp.connect(&path, timing)?, own.qpn))
         });
         let flush = flush.transpose()?;
-        let names = Names { local_gid: offer.gid.raw, remote_gid: peer.gid, peer: name.to_owned() };
+        let place = offer.nic.place_of(&gid).map_err(gone)?;
+        if place != gid_index {
+            return Err(Error::Usage(format!(
+                "{} moved from place {gid_index} of the GID table of {} to place {place} while queue pairs were set up",
+                gid.addr(),
+                offer.nic.name()
+            )));
+        }
+        let names =
+            Names { local_gid: gid.raw, remote_gid: peer_gid, gid_kind: gid.kind, peer: name.to_owned() };
         let (receives, cq) = (self.receives, self.cq);
         Ok(Rail { lanes, flush, receives, cq, nic: Arc::clone(&offer.nic), role: offer.role, names })
     }

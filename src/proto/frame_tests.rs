@@ -10,25 +10,29 @@ fn text(limit: usize) -> impl Strategy<Value = String> {
 }
 
 fn rail_info() -> impl Strategy<Value = RailInfo> {
-    (
-        (text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), any::<[u8; 16]>()),
-        (any::<u8>(), 0u32..=2, 0u8..=128, any::<u32>(), 0u8..8),
+    ((text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()), (any::<u32>(), 0u8..8)).prop_map(
+        |((name, port, link, mtu, lid, addrs), (speed_mbps, role))| RailInfo {
+            name,
+            port,
+            link_layer: LinkLayer::from_raw(link).unwrap(),
+            mtu: Mtu::from_raw(mtu).unwrap(),
+            lid,
+            addrs,
+            speed_mbps,
+            role,
+        },
     )
-        .prop_map(
-            |((name, port, link, mtu, lid, gid), (gid_index, kind, prefix_len, speed_mbps, role))| RailInfo {
-                name,
-                port,
-                link_layer: LinkLayer::from_raw(link).unwrap(),
-                mtu: Mtu::from_raw(mtu).unwrap(),
-                lid,
-                gid,
-                gid_index,
-                gid_kind: GidKind::from_raw(kind).unwrap(),
-                prefix_len,
-                speed_mbps,
-                role,
-            },
-        )
+}
+
+fn rail_addrs() -> impl Strategy<Value = Vec<RailAddr>> {
+    let addr = (any::<[u8; 16]>(), any::<u8>(), 0u32..=2, 0u8..=128);
+    let addr = addr.prop_map(|(gid, gid_index, kind, prefix_len)| RailAddr {
+        gid,
+        gid_index,
+        gid_kind: GidKind::from_raw(kind).unwrap(),
+        prefix_len,
+    });
+    prop_oneof![prop::collection::vec(addr.clone(), 1..4), prop::collection::vec(addr, 15..=16)]
 }
 
 fn wiring() -> impl Strategy<Value = Wiring> {
@@ -95,10 +99,7 @@ fn hello() -> Hello {
         link_layer: LinkLayer::Ethernet,
         mtu: Mtu::B4096,
         lid: 0,
-        gid: [9; 16],
-        gid_index: 3,
-        gid_kind: GidKind::RoceV2,
-        prefix_len: 24,
+        addrs: vec![RailAddr { gid: [9; 16], gid_index: 3, gid_kind: GidKind::RoceV2, prefix_len: 24 }],
         speed_mbps: 400_000,
         role: 0,
     };
@@ -117,7 +118,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 3, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 4, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -127,7 +128,7 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 3"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 4"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type, prefix and token: pid, "node7", the terms, one rail, its name of six bytes, its port.
     let terms = 1 + 22 + 16 + 4 + 2 + 5;
@@ -144,11 +145,16 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));
     assert_eq!(
-        with(&hello, port + 22, 3),
+        with(&hello, port + 23, 3),
         range("GID type", 3, "0 (InfiniBand), 1 (RoCE v1) or 2 (RoCE v2)")
     );
-    assert_eq!(with(&hello, port + 23, 129), range("prefix length", 129, "0 to 128"));
-    assert_eq!(with(&hello, port + 28, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, port + 24, 129), range("prefix length", 129, "0 to 128"));
+    assert_eq!(with(&hello, port + 29, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, port + 5, 0), range("addresses of a rail", 0, "1 to 16"));
+    assert_eq!(
+        with(&hello, port + 5, 17),
+        Err(DecodeError::TooLong { what: "addresses of a rail", found: 17, limit: 16 })
+    );
     assert_eq!(with(&hello, port - 9, 9), Err(DecodeError::TooLong { what: "rails", found: 9, limit: 8 }),);
 }
 
@@ -198,7 +204,8 @@ fn the_largest_message_fits_a_frame() {
     let wiring = Message::Wiring(Wiring { routes, memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] } });
     let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
     let mut hello = hello();
-    hello.rails = vec![RailInfo { name: "x".repeat(64), ..hello.rails[0].clone() }; 8];
+    let addrs = vec![hello.rails[0].addrs[0]; 16];
+    hello.rails = vec![RailInfo { name: "x".repeat(64), addrs, ..hello.rails[0].clone() }; 8];
     hello.host = "x".repeat(255);
     for message in [wiring, probed, Message::Hello(hello)] {
         assert!(message.encode().is_ok());
@@ -223,7 +230,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 3, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 4, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

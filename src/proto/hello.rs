@@ -5,6 +5,8 @@ use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
+/// Most addresses of a rail in a HELLO.
+pub const MAX_RAIL_ADDRS: usize = 16;
 
 /// A first message. It begins with the magic, the version and the nonce in every version of the protocol, so
 /// that ends of different versions can tell each other so.
@@ -37,18 +39,25 @@ pub struct RailInfo {
     pub mtu: Mtu,
     /// 0 on RoCE.
     pub lid: u16,
-    /// In network byte order.
-    pub gid: [u8; 16],
-    /// Its place in the port's table.
-    pub gid_index: u8,
-    /// What the GID is.
-    pub gid_kind: GidKind,
-    /// Prefix length of the network of the rail's IP address; 0 where unknown.
-    pub prefix_len: u8,
+    /// Addresses that a connection may use, the best first: 1 to [`MAX_RAIL_ADDRS`].
+    pub addrs: Vec<RailAddr>,
     /// Mb/s.
     pub speed_mbps: u32,
     /// Rail index in its device: 0 SOUT, 1 SUP.
     pub role: u8,
+}
+
+/// An address of a rail: an entry of its port's GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RailAddr {
+    /// In network byte order.
+    pub gid: [u8; 16],
+    /// Its place in the port's table when this was sent.
+    pub gid_index: u8,
+    /// What the GID is.
+    pub gid_kind: GidKind,
+    /// Prefix length of the network of the IP address; 0 where unknown.
+    pub prefix_len: u8,
 }
 
 /// A C enum of small numbers, each with its name.
@@ -127,10 +136,7 @@ impl Hello {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
-        out.list(&self.rails, MAX_RAILS, "rails", |out, rail| {
-            rail.write(out);
-            Ok(())
-        })
+        out.list(&self.rails, MAX_RAILS, "rails", |out, rail| rail.write(out))
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -154,11 +160,15 @@ impl Hello {
 }
 
 impl RailInfo {
-    fn write(&self, out: &mut Writer) {
+    fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         out.text(&self.name, NAME_BYTES).u8(self.port);
         out.u8(self.link_layer.raw() as u8).u8(self.mtu.raw() as u8).u16(self.lid);
-        out.bytes(&self.gid).u8(self.gid_index).u8(self.gid_kind.raw() as u8).u8(self.prefix_len);
+        out.list(&self.addrs, MAX_RAIL_ADDRS, "addresses of a rail", |out, addr| {
+            out.bytes(&addr.gid).u8(addr.gid_index).u8(addr.gid_kind.raw() as u8).u8(addr.prefix_len);
+            Ok(())
+        })?;
         out.u32(self.speed_mbps).u8(self.role);
+        Ok(())
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -167,18 +177,32 @@ impl RailInfo {
         if port == 0 {
             return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 255" });
         }
+        let (link_layer, mtu) = (LinkLayer::read(from)?, Mtu::read(from)?);
+        let lid = from.u16("LID")?;
+        let addrs = from.list(MAX_RAIL_ADDRS, "addresses of a rail", RailAddr::read)?;
+        if addrs.is_empty() {
+            return Err(DecodeError::Range { what: "addresses of a rail", found: 0, expected: "1 to 16" });
+        }
         Ok(Self {
             name,
             port,
-            link_layer: LinkLayer::read(from)?,
-            mtu: Mtu::read(from)?,
-            lid: from.u16("LID")?,
+            link_layer,
+            mtu,
+            lid,
+            addrs,
+            speed_mbps: from.u32("speed")?,
+            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
+        })
+    }
+}
+
+impl RailAddr {
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
             gid: from.array("GID")?,
             gid_index: from.u8("GID index")?,
             gid_kind: GidKind::read(from)?,
             prefix_len: from.below(129, "prefix length", "0 to 128")?,
-            speed_mbps: from.u32("speed")?,
-            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
         })
     }
 }

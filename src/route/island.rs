@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::addr;
+use super::address::{best, gid_addr};
 use crate::proto::{LinkLayer, RailInfo};
 
 /// Whether a connection stays within an island.
@@ -26,9 +26,9 @@ impl fmt::Display for Class {
 
 /// The class of a connection between two hosts with these rails: the same on both ends, whichever list is whose.
 ///
-/// Rail 0 (SOUT) tells the island. IPv4: the first `prefix_len` bits (0 to 32). Global IPv6: the first 64 bits.
-/// InfiniBand: the subnet's prefix. Where a SOUT is missing, or has a link-local address, or the two are not of one
-/// kind, nothing tells that the hosts share an island, and SOUT is what joins islands. A `prefix_len` of 0 puts all
+/// Rail 0 (SOUT) tells the island, by the addresses that it would be joined by. IPv4: the first `prefix_len` bits (0 to 32). Global IPv6: the first 64 bits.
+/// InfiniBand: the subnet's prefix. Where a SOUT is missing, or has a link-local address, or the two cannot be
+/// joined, nothing tells that the hosts share an island, and SOUT is what joins islands. A `prefix_len` of 0 puts all
 /// hosts into one island, whatever their addresses.
 pub fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
     let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == 0).cloned();
@@ -44,15 +44,17 @@ fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
     if a.link_layer != b.link_layer {
         return false;
     }
+    let Ok(pair) = best(a, b) else { return false };
     if a.link_layer == LinkLayer::InfiniBand {
-        return a.gid[..8] == b.gid[..8];
+        return pair.one_subnet;
     }
-    match (addr(a), addr(b)) {
+    let (ours, theirs) = (a.addrs[pair.at.0].gid, b.addrs[pair.at.1].gid);
+    match (gid_addr(ours), gid_addr(theirs)) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let differing = a.to_bits() ^ b.to_bits();
             differing.leading_zeros() >= u32::from(prefix_len) && !a.is_link_local()
         }
-        (IpAddr::V6(v6), IpAddr::V6(_)) => !v6.is_unicast_link_local() && a.gid[..8] == b.gid[..8],
+        (IpAddr::V6(v6), IpAddr::V6(_)) => !v6.is_unicast_link_local() && ours[..8] == theirs[..8],
         _ => false,
     }
 }
@@ -60,7 +62,7 @@ fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::tests::{ib, roce};
+    use crate::route::tests::{ib, roce, with};
     use proptest::prelude::*;
     use std::slice::from_ref;
 
@@ -95,6 +97,21 @@ mod tests {
         assert_eq!(of(0, "10.0.0.1", "2001:db8::1"), Class::Intra);
         assert_eq!(class(24, &[ib("a", 0)], &[ib("b", 0)]), Class::Intra);
         assert_eq!(class(24, &[ib("a", 0)], &[roce("b", "10.0.0.1", 24, 0)]), Class::Inter);
+    }
+
+    #[test]
+    fn the_addresses_that_are_used_tell_the_island() {
+        let a = with("a", &[("10.0.0.1", 24), ("10.5.0.1", 24)], true);
+        let b = with("b", &[("10.7.0.1", 24), ("10.5.0.2", 24)], true);
+        assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Intra);
+        // They do not know of their common subnet, and use what each has first.
+        let b = with("b", &[("10.7.0.1", 24), ("10.5.0.2", 0)], true);
+        assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Inter);
+        // What cannot be joined tells nothing, like as its addresses are.
+        let mut b = with("b", &[("10.0.0.2", 24)], true);
+        b.addrs.remove(0);
+        let a = with("a", &[("10.0.0.1", 24)], false);
+        assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Inter);
     }
 
     #[test]

@@ -2,15 +2,17 @@
 //!
 //! Both ends run [`pair`] on the same two lists and so come to the same routes without asking each other.
 
+mod address;
 mod island;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 
+pub use address::gid_addr;
 pub use island::{Class, class};
 
 use crate::policy::rail_name as role;
-use crate::proto::{Addr, GidKind, LinkLayer, RailInfo};
+use crate::proto::RailInfo;
+use address::best;
 
 /// A rail of the connector joined to one of the acceptor, as indices into their lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct Route {
     pub connector: usize,
     /// Index into the acceptor's list.
     pub acceptor: usize,
+    /// The addresses that they use: indices into the connector's rail's list and into the acceptor's.
+    pub addrs: (usize, usize),
 }
 
 /// The outcome for two lists.
@@ -35,8 +39,10 @@ pub struct Pairing {
 /// A pair that is no route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Which pair.
-    pub route: Route,
+    /// Index into the connector's list.
+    pub connector: usize,
+    /// Index into the acceptor's list.
+    pub acceptor: usize,
     /// In words.
     pub why: String,
 }
@@ -58,10 +64,12 @@ fn join(connector: &[RailInfo], acceptor: &[RailInfo], by_role: bool) -> Pairing
     let mut possible = Vec::new();
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
-            let route = Route { connector: c, acceptor: a };
-            match obstacle(ours, theirs, by_role) {
-                Some(why) => pairing.refused.push(Refused { route, why }),
-                None => possible.push((!one_subnet(ours, theirs), ours.role != theirs.role, route)),
+            match joint(ours, theirs, by_role) {
+                Err(why) => pairing.refused.push(Refused { connector: c, acceptor: a, why }),
+                Ok(found) => {
+                    let route = Route { connector: c, acceptor: a, addrs: found.at };
+                    possible.push((!found.one_subnet, ours.role != theirs.role, route));
+                }
             }
         }
     }
@@ -74,7 +82,7 @@ fn join(connector: &[RailInfo], acceptor: &[RailInfo], by_role: bool) -> Pairing
                 "the connector's {} and the acceptor's {} are a route as good or better",
                 c.name, a.name
             );
-            pairing.refused.push(Refused { route, why });
+            pairing.refused.push(Refused { connector: route.connector, acceptor: route.acceptor, why });
         } else {
             pairing.routes.push(route);
         }
@@ -88,47 +96,15 @@ fn has_roles(rails: &[RailInfo]) -> bool {
     [0, 1].iter().all(|role| rails.iter().any(|r| r.role == *role))
 }
 
-/// Why two rails cannot be joined.
-fn obstacle(a: &RailInfo, b: &RailInfo, by_role: bool) -> Option<String> {
+/// The addresses by which two rails, of the connector and of the acceptor, can be joined, or why they cannot.
+fn joint(a: &RailInfo, b: &RailInfo, by_role: bool) -> Result<address::Best, String> {
     if a.link_layer != b.link_layer {
-        return Some(format!("{} is {:?}, {} is {:?}", a.name, a.link_layer, b.name, b.link_layer));
+        return Err(format!("{} is {:?}, {} is {:?}", a.name, a.link_layer, b.name, b.link_layer));
     }
     if by_role && a.role != b.role {
-        return Some(format!("{} is {}, {} is {}", a.name, role(a.role), b.name, role(b.role)));
+        return Err(format!("{} is {}, {} is {}", a.name, role(a.role), b.name, role(b.role)));
     }
-    if a.link_layer == LinkLayer::InfiniBand {
-        return None;
-    }
-    if a.gid_kind != b.gid_kind && a.gid_kind != GidKind::Ib && b.gid_kind != GidKind::Ib {
-        return Some(format!("{} speaks {:?}, {} speaks {:?}", a.name, a.gid_kind, b.name, b.gid_kind));
-    }
-    let (ours, theirs) = (addr(a), addr(b));
-    if ours.is_ipv4() != theirs.is_ipv4() {
-        return Some(format!("{} has {ours}, {} has {theirs}: not of one family", a.name, b.name));
-    }
-    None
-}
-
-/// Whether both are on one link or subnet, as far as they tell.
-fn one_subnet(a: &RailInfo, b: &RailInfo) -> bool {
-    if a.link_layer == LinkLayer::InfiniBand {
-        // The subnet's prefix is the first half of the GID.
-        return a.gid[..8] == b.gid[..8];
-    }
-    let near = |x: &RailInfo, y: &RailInfo| {
-        x.prefix_len > 0 && Addr::new(addr(x), x.prefix_len).is_some_and(|net| net.same_subnet(addr(y)))
-    };
-    near(a, b) && near(b, a)
-}
-
-/// The IP address in a RoCE GID.
-pub fn gid_addr(gid: [u8; 16]) -> IpAddr {
-    let v6 = Ipv6Addr::from(gid);
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
-}
-
-fn addr(rail: &RailInfo) -> IpAddr {
-    gid_addr(rail.gid)
+    best(a, b)
 }
 
 impl Pairing {
@@ -140,12 +116,11 @@ impl Pairing {
         acceptor: &[RailInfo],
         wanted: impl Fn(u8) -> bool,
     ) -> Vec<String> {
-        let reasons = |rail: &RailInfo, others: &[RailInfo], mine: &dyn Fn(&Route) -> bool| {
+        let reasons = |rail: &RailInfo, others: &[RailInfo], mine: &dyn Fn(&Refused) -> bool| {
             if self.by_role && !others.iter().any(|r| r.role == rail.role) {
                 return format!("the other end has no {} to offer", role(rail.role));
             }
-            let mut why: Vec<_> =
-                self.refused.iter().filter(|r| mine(&r.route)).map(|r| r.why.as_str()).collect();
+            let mut why: Vec<_> = self.refused.iter().filter(|r| mine(r)).map(|r| r.why.as_str()).collect();
             why.dedup();
             if why.is_empty() { "the other end has no rail for it".to_owned() } else { why.join("; ") }
         };
@@ -179,9 +154,9 @@ impl fmt::Display for Pairing {
             return f.write_str("an end has no rail to offer");
         }
         for (i, refused) in self.refused.iter().enumerate() {
-            let Route { connector, acceptor } = refused.route;
+            let Refused { connector, acceptor, why } = refused;
             let sep = if i == 0 { "" } else { "; " };
-            write!(f, "{sep}rail {connector} to rail {acceptor}: {}", refused.why)?;
+            write!(f, "{sep}rail {connector} to rail {acceptor}: {why}")?;
         }
         Ok(())
     }
@@ -190,8 +165,9 @@ impl fmt::Display for Pairing {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::proto::Mtu;
+    use crate::proto::{GidKind, LinkLayer, Mtu, RailAddr};
     use proptest::prelude::*;
+    use std::net::IpAddr;
 
     pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
         let gid = match ip.parse::<IpAddr>().unwrap() {
@@ -204,10 +180,7 @@ pub(crate) mod tests {
             link_layer: LinkLayer::Ethernet,
             mtu: Mtu::B4096,
             lid: 0,
-            gid,
-            gid_index: 0,
-            gid_kind: GidKind::RoceV2,
-            prefix_len,
+            addrs: vec![RailAddr { gid, gid_index: 0, gid_kind: GidKind::RoceV2, prefix_len }],
             speed_mbps: 100_000,
             role,
         }
@@ -215,7 +188,19 @@ pub(crate) mod tests {
 
     pub(crate) fn ib(name: &str, role: u8) -> RailInfo {
         let base = roce(name, "fe80::1", 0, role);
-        RailInfo { link_layer: LinkLayer::InfiniBand, gid_kind: GidKind::Ib, lid: 7, ..base }
+        let addrs = base.addrs.iter().map(|addr| RailAddr { gid_kind: GidKind::Ib, ..*addr }).collect();
+        RailInfo { link_layer: LinkLayer::InfiniBand, addrs, lid: 7, ..base }
+    }
+
+    /// A RoCE rail with these addresses, as both versions of RoCE where `v1` is set.
+    pub(crate) fn with(name: &str, addrs: &[(&str, u8)], v1: bool) -> RailInfo {
+        let one = |(ip, prefix): &(&str, u8)| roce(name, ip, *prefix, 0).addrs[0];
+        let mut all: Vec<_> = addrs.iter().map(one).collect();
+        if v1 {
+            let old: Vec<_> = all.iter().map(|a| RailAddr { gid_kind: GidKind::RoceV1, ..*a }).collect();
+            all.extend(old);
+        }
+        RailInfo { addrs: all, ..roce(name, "10.0.0.1", 24, 0) }
     }
 
     fn routes(c: &[RailInfo], a: &[RailInfo]) -> Vec<(usize, usize)> {
@@ -281,7 +266,9 @@ pub(crate) mod tests {
     #[test]
     fn roce_versions_and_families_do_not_mix() {
         let ours = [roce("a", "10.0.0.1", 24, 0)];
-        let v1 = [RailInfo { gid_kind: GidKind::RoceV1, ..roce("c", "10.0.0.2", 24, 0) }];
+        let old = |addr: &RailAddr| RailAddr { gid_kind: GidKind::RoceV1, ..*addr };
+        let c = roce("c", "10.0.0.2", 24, 0);
+        let v1 = [RailInfo { addrs: c.addrs.iter().map(old).collect(), ..c }];
         assert!(pair(&ours, &v1).refused[0].why.contains("RoceV1"));
         let v6 = [roce("c", "2001:db8::2", 64, 0)];
         assert!(pair(&ours, &v6).refused[0].why.contains("family"));
@@ -319,7 +306,7 @@ pub(crate) mod tests {
             for (x, ours) in c.iter().enumerate() {
                 for (y, theirs) in a.iter().enumerate() {
                     let free = !p.routes.iter().any(|r| r.connector == x || r.acceptor == y);
-                    prop_assert!(!free || obstacle(ours, theirs, by_role).is_some());
+                    prop_assert!(!free || joint(ours, theirs, by_role).is_err());
                 }
             }
         }

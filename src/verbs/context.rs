@@ -75,6 +75,8 @@ pub struct Gid {
     pub raw: [u8; 16],
     /// What it is; [`GidKind::Ib`] also where nobody told the version of RoCE.
     pub kind: GidKind,
+    /// Index of the network interface that it belongs to; 0 where nobody told.
+    pub interface: u32,
 }
 
 impl Gid {
@@ -89,6 +91,16 @@ impl Gid {
         match self.addr() {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        }
+    }
+
+    /// Why no connection can use it, whatever else there is.
+    pub fn unusable(&self) -> Option<&'static str> {
+        match self.addr() {
+            addr if addr.is_loopback() => Some("loopback"),
+            addr if addr.is_multicast() => Some("multicast"),
+            IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
+            _ => None,
         }
     }
 
@@ -206,14 +218,14 @@ impl Context {
     /// One GID; `None` where the entry cannot be read or is empty.
     pub fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         // SAFETY: open context.
-        let (raw, kind) =
+        let (raw, kind, interface) =
             unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port, index.into()) }.ok()?;
         let kind = match kind {
             shim::GidType::Plain => GidKind::Ib,
             shim::GidType::RoceV1 => GidKind::RoceV1,
             shim::GidType::RoceV2 => GidKind::RoceV2,
         };
-        let gid = Gid { index, raw, kind };
+        let gid = Gid { index, raw, kind, interface };
         gid.is_set().then_some(gid)
     }
 
@@ -300,7 +312,7 @@ mod tests {
     use super::*;
 
     fn gid(text: &str) -> Gid {
-        Gid { index: 0, raw: text.parse::<Ipv6Addr>().unwrap().octets(), kind: GidKind::RoceV2 }
+        Gid { index: 0, raw: text.parse::<Ipv6Addr>().unwrap().octets(), kind: GidKind::RoceV2, interface: 0 }
     }
 
     #[test]
@@ -317,6 +329,21 @@ mod tests {
         assert!(!gid("::ffff:10.0.0.1").is_link_local());
         assert!(!gid("2001:db8::1").is_link_local());
         assert!(!gid("::").is_set());
+    }
+
+    #[test]
+    fn addresses_that_no_peer_can_answer_are_known() {
+        for (text, why) in [
+            ("::ffff:127.0.0.1", Some("loopback")),
+            ("::1", Some("loopback")),
+            ("::ffff:224.0.0.1", Some("multicast")),
+            ("ff02::1", Some("multicast")),
+            ("::ffff:255.255.255.255", Some("broadcast")),
+            ("fe80::1", None),
+            ("::ffff:10.0.0.1", None),
+        ] {
+            assert_eq!(gid(text).unusable(), why, "{text}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::OnceLock;
 
+use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
 
 /// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
@@ -84,8 +85,8 @@ pub(super) unsafe fn query_port(
 type QueryGidEx =
     unsafe extern "C" fn(*mut sys::ibv_context, u32, u32, *mut sys::ibv_gid_entry, u32, usize) -> c_int;
 
-/// One entry of the GID table and its type: `ibv_query_gid_ex` where the library has it, else `ibv_query_gid`,
-/// and the kernel's `gid_attrs/types` beside the device in sysfs.
+/// One entry of the GID table, its type, and the index of its network interface (0: unknown): `ibv_query_gid_ex` where
+/// the library has it, else `ibv_query_gid`, and the kernel's `gid_attrs` beside the device in sysfs.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
@@ -94,7 +95,7 @@ pub(super) unsafe fn query_gid(
     ibdev_path: &str,
     port: u8,
     index: u32,
-) -> Result<([u8; 16], GidType), c_int> {
+) -> Result<([u8; 16], GidType, u32), c_int> {
     static ENTRY: OnceLock<Option<QueryGidEx>> = OnceLock::new();
     let entry = ENTRY.get_or_init(|| {
         let f = optional(c"_ibv_query_gid_ex");
@@ -112,14 +113,12 @@ pub(super) unsafe fn query_gid(
             let out = unsafe { out.assume_init() };
             // SAFETY: both views of the union are plain bytes.
             let raw = unsafe { out.gid.raw };
-            return Ok((
-                raw,
-                match out.gid_type {
-                    GID_TYPE_ROCE_V1 => GidType::RoceV1,
-                    GID_TYPE_ROCE_V2 => GidType::RoceV2,
-                    _ => GidType::Plain,
-                },
-            ));
+            let kind = match out.gid_type {
+                GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                _ => GidType::Plain,
+            };
+            return Ok((raw, kind, out.ndev_ifindex));
         }
     }
     let mut gid = sys::ibv_gid { raw: [0; 16] };
@@ -128,13 +127,16 @@ pub(super) unsafe fn query_gid(
     if rc != 0 {
         return Err(rc);
     }
-    let kind = match std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/types/{index}")) {
+    let told = |what| std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/{what}/{index}"));
+    let kind = match told("types") {
         Ok(text) if text.trim() == "RoCE v2" => GidType::RoceV2,
         Ok(text) if text.trim() == "IB/RoCE v1" => GidType::RoceV1,
         _ => GidType::Plain,
     };
     // SAFETY: both views of the union are plain bytes.
-    Ok((unsafe { gid.raw }, kind))
+    let raw = unsafe { gid.raw };
+    let interface = told("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok());
+    Ok((raw, kind, interface.unwrap_or(0)))
 }
 
 /// `ibv_reg_mr_iova2` (IBVERBS_1.8): the only entry that takes optional access bits.

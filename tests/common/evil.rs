@@ -6,7 +6,8 @@ use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
 use nccl_net_mpib::config::Config;
 use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::proto::{
-    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring, Wiring,
+    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,
+    Wiring,
 };
 use nccl_net_mpib::verbs::{
     Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
@@ -47,17 +48,15 @@ fn device() -> &'static Device {
 /// What an honest end says of the two rails.
 pub fn hello() -> Hello {
     let rail = |(role, nic): (usize, &Arc<device::Nic>)| {
-        let (port, gid) = nic.now().unwrap();
+        let (port, gids) = nic.now().unwrap();
+        let gid = gids[0];
         RailInfo {
             name: nic.name().into(),
             port: port.number,
             link_layer: port.link,
             mtu: nccl_net_mpib::proto::Mtu::B4096,
             lid: port.lid,
-            gid: gid.raw,
-            gid_index: gid.index,
-            gid_kind: gid.kind,
-            prefix_len: 24,
+            addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
             speed_mbps: port.speed,
             role: role as u8,
         }
@@ -135,7 +134,8 @@ impl Evil {
         };
         let mut rails = Vec::new();
         for (i, ((qps, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
-            let (port, gid) = nic.now().unwrap();
+            let (port, gids) = nic.now().unwrap();
+            let gid = gids[0];
             let Some(route) = theirs.routes.get(i) else { break };
             let path = |theirs: &QpWiring| Path {
                 port: port.number,
@@ -143,7 +143,7 @@ impl Evil {
                 pkey_index: 0,
                 mtu: 5,
                 lid: 0,
-                gid: Some(hello.rails[i].gid),
+                gid: Some(hello.rails[i].addrs[0].gid),
                 service_level: 0,
                 traffic_class: 0,
                 qpn: theirs.qpn,

@@ -107,6 +107,15 @@ impl Ends {
                     |(level, text): (i32, String)| format!("{level} {}", text.replace(['\t', '\n'], " "));
                 return tell(&lines.into_iter().map(line).collect::<Vec<_>>().join("\t"));
             }
+            // A device's addresses with their prefix lengths; `-` leaves places empty.
+            "addrs" => {
+                let (device, addrs) = rest.split_once(' ').unwrap();
+                let addr = |text: &str| {
+                    let (ip, prefix) = text.split_once('/')?;
+                    Some((ip.parse().unwrap(), prefix.parse().unwrap()))
+                };
+                softverbs::set_addrs(device, &addrs.split(' ').map(addr).collect::<Vec<_>>()).unwrap();
+            }
             "counters" => return tell(&counters()),
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {

@@ -8,6 +8,7 @@ use super::{check_port, device_of};
 use crate::border::{self, Errno};
 use crate::device::Device;
 use crate::gid::{Gid, GidKind};
+use crate::gidtable;
 use crate::limits::MAX_GIDS;
 
 /// `enum ibv_gid_type_sysfs`: what `ibv_query_gid_type` tells.
@@ -15,16 +16,16 @@ const SYSFS_IB_OR_ROCE_V1: u32 = 0;
 const SYSFS_ROCE_V2: u32 = 1;
 
 /// An entry: `EINVAL` outside the table, `ENODATA` where it is empty.
-fn entry(device: &Device, index: u32) -> Result<&Gid, Errno> {
+fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
     let index = usize::try_from(index).map_err(|_| Errno(libc::EINVAL))?;
     if index >= MAX_GIDS {
         return Err(Errno(libc::EINVAL));
     }
-    device.gids.get(index).ok_or(Errno(libc::ENODATA))
+    gidtable::of_ours(device).get(index).copied().flatten().ok_or(Errno(libc::ENODATA))
 }
 
 /// The entry in C. No network interface of the host stands behind a port, so `ndev_ifindex` is 0.
-fn in_c(gid: &Gid, index: u32) -> sys::ibv_gid_entry {
+fn in_c(gid: Gid, index: u32) -> sys::ibv_gid_entry {
     sys::ibv_gid_entry {
         gid: sys::ibv_gid { raw: gid.raw },
         gid_index: index,
@@ -113,10 +114,13 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: the caller's promise.
         let device = unsafe { device_of(context) }?;
         let short = size < size_of::<sys::ibv_gid_entry>();
-        if flags != 0 || to.is_null() || short || max < device.gids.len() {
+        let table = gidtable::of_ours(device);
+        let used = (0..).zip(table).filter_map(|(index, gid)| Some((index, gid?)));
+        let used: Vec<_> = used.collect();
+        if flags != 0 || to.is_null() || short || max < used.len() {
             return Err(Errno(libc::EINVAL));
         }
-        for (index, gid) in (0..).zip(&device.gids) {
+        for (index, gid) in used {
             // SAFETY: below `max`, so within the caller's array.
             let place = unsafe { to.cast::<u8>().add(written * size) };
             // SAFETY: the caller's promise.

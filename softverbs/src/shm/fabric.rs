@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::dir::{self, Locked};
 use super::layout::{FabricShared, LINKS, LinkSlot, MAGIC, PROCESSES, ProcessSlot, QPNS, QpnSlot};
 use super::map::Mapping;
+use super::mutex::Guard;
 use crate::border::{Errno, last_errno};
 use crate::log::fault;
 
@@ -222,6 +223,11 @@ impl Fabric {
     pub(crate) fn processes(&self) -> impl Iterator<Item = (u32, u64)> {
         let slots = (0..).zip(&self.shared().processes);
         slots.map(|(i, slot)| (i, slot.nonce.load(Acquire))).filter(|(_, nonce)| *nonce != 0)
+    }
+
+    /// Held while a table of GIDs is read or written.
+    pub(crate) fn lock(&self) -> Guard<'_> {
+        self.shared().lock.lock()
     }
 
     /// A link by index.

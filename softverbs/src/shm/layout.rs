@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Says that a file is ours and of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0004;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0005;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes that one bounce carries.
@@ -74,12 +74,14 @@ pub(crate) struct DeviceShared {
     pub(crate) gids: [GidShared; MAX_GIDS],
 }
 
-/// A GID in two big-endian halves, as loaded by `from_be_bytes`.
+/// A GID in two big-endian halves, as loaded by `from_be_bytes`; all zero where the place is empty.
 #[repr(C)]
 pub(crate) struct GidShared {
     pub(crate) high: AtomicU64,
     pub(crate) low: AtomicU64,
     pub(crate) prefix: AtomicU64,
+    /// `enum ibv_gid_type`
+    pub(crate) kind: AtomicU64,
 }
 
 /// A queue of receives: of a QP or of an SRQ. All but `outstanding` is protected by `lock`.
@@ -301,5 +303,8 @@ pub(crate) struct LinkSlot {
     pub(crate) rx_busy: AtomicU64,
     /// 1 while it carries nothing.
     pub(crate) down: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// Entries of `gids`; 0 while the table is that of the configuration.
+    pub(crate) gid_count: AtomicU32,
+    /// In place of each process's own. Protected by the fabric's lock.
+    pub(crate) gids: [GidShared; MAX_GIDS],
 }

@@ -169,10 +169,14 @@ impl End {
     }
 
     pub fn gid(&self) -> [u8; 16] {
+        self.gid_at(3)
+    }
+
+    pub fn gid_at(&self, index: c_int) -> [u8; 16] {
         // SAFETY: zero is a GID, and the union's bytes are always valid.
         unsafe {
             let mut gid: sys::ibv_gid = zeroed();
-            assert_eq!(sys::ibv_query_gid(self.ctx, 1, 3, &raw mut gid), 0);
+            assert_eq!(sys::ibv_query_gid(self.ctx, 1, index, &raw mut gid), 0);
             gid.raw
         }
     }

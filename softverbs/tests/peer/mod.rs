@@ -145,6 +145,7 @@ pub fn obey() {
                 let wc = wait_for(if rest == "recv" { end.rcq } else { end.scq });
                 tell(&format!("{} {} {} {}", wc.wr_id, wc.status, wc.byte_len, imm(&wc)));
             }
+            "gid" => tell(&std::net::Ipv6Addr::from(end.gid_at(numbers[0] as i32)).to_string()),
             "sum" => tell(&checksum(&end.buf[..numbers[0]]).to_string()),
             "set" => {
                 end.buf[numbers[0]..numbers[0] + 8].copy_from_slice(&(numbers[1] as u64).to_ne_bytes());

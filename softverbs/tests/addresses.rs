@@ -1,0 +1,87 @@
+//! A port's addresses change while programs run. A file of its own because the devices are the process's.
+extern crate softverbs as _;
+
+mod common;
+mod peer;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use common::*;
+use peer::Peer;
+
+const GID_CHANGE: u32 = 18;
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn child() {
+    peer::obey();
+}
+
+/// The first entries of the table; all zero where nothing is.
+fn gids(end: &End) -> Vec<Ipv6Addr> {
+    (0..6).map(|index| Ipv6Addr::from(end.gid_at(index))).collect()
+}
+
+fn write(from: &End, to: &End) -> u32 {
+    let mut sges = [from.sge(0, 8)];
+    assert_eq!(from.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to.address(), 0)), 0);
+    from.poll_send().status
+}
+
+/// The table is another one for every process, the context is told, and who goes on by an index of the old table
+/// reaches nobody.
+#[test]
+fn addresses_change_for_every_process() {
+    let v4 = |d| Some((IpAddr::from([192, 168, 200, d]), 24));
+    let mapped = |d: u8| Ipv4Addr::new(192, 168, 200, d).to_ipv6_mapped();
+    let none = Ipv6Addr::UNSPECIFIED;
+    let new = || End::new(Opts { timeout: 10, retry: 1, ..Opts::default() });
+    let mut peer = Peer::start(&[]);
+    let here = new();
+    let there = peer.connect(&here);
+    let before = gids(&here);
+    assert_eq!(before[2..], [mapped(1), mapped(1), none, none]);
+    let (stale, other) = (new(), new());
+    let old = stale.address();
+
+    // Place 3 is now another address's.
+    softverbs::set_addrs("soft0", &[v4(9), v4(1)]).expect("there is such a device");
+    while async_event(here.ctx, true).expect("an event") != GID_CHANGE {}
+    let after = gids(&here);
+    assert_eq!(after[..2], before[..2]);
+    assert_eq!(after[2..], [mapped(9), mapped(9), mapped(1), mapped(1)]);
+    assert_eq!(peer.ask("gid 3"), mapped(9).to_string());
+    // A process that comes later has the new table, too.
+    let mut late = Peer::start(&[]);
+    assert_eq!(late.ask("gid 3"), mapped(9).to_string());
+    late.finish();
+    // What is connected stays so.
+    let mut sges = [here.sge(0, 8)];
+    assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&there, 0)), 0);
+    assert_eq!(here.poll_send().status, 0);
+
+    let (a, b) = pair(Opts::default(), Opts::default());
+    assert_eq!(write(&a, &b), 0);
+    // The other end was told of the address that place 3 had.
+    other.connect(&old);
+    stale.connect(&other.address());
+    assert_eq!(write(&stale, &other), status::IBV_WC_RETRY_EXC_ERR);
+
+    // An address that is gone leaves its places empty.
+    softverbs::set_addrs("soft0", &[None, v4(1)]).expect("there is such a device");
+    assert_eq!(gids(&here)[2..], [none, none, mapped(1), mapped(1)]);
+    let end = new();
+    end.to_init();
+    let (mut rtr, bits) = rtr_attr(&end.opts, &old);
+    assert_eq!(end.modify(&mut rtr, bits), libc::EINVAL, "index 3 is empty");
+
+    for wrong in [
+        softverbs::set_addrs("soft7", &[]),
+        softverbs::set_addrs("soft0", &[Some((IpAddr::from([10, 0, 0, 1]), 33))]),
+        softverbs::set_addrs("soft0", &[v4(1), v4(1)]),
+        softverbs::set_addrs("soft0", &[None; softverbs::MAX_ADDRS + 1]),
+    ] {
+        assert!(wrong.unwrap_err().to_string().contains("device \"soft"));
+    }
+    peer.finish();
+}
