@@ -18,7 +18,18 @@ cargo_deny() {
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
-    doc) RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items ;;
+    doc)
+        RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+        # The manuals name tests: each must be there.
+        missing=0
+        for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*.md | tr -d '`' | sort -u); do
+            if ! git grep -qwF "$name" -- '*.rs' '*.sh' '*.toml' '*.h'; then
+                say "no test or name $name is in the sources; it stands in $(grep -lF "\`$name\`" docs/*.md | tr '\n' ' ')"
+                missing=1
+            fi
+        done
+        exit "$missing"
+        ;;
     deny) cargo_deny check bans licenses sources ;;
     advisories)
         if ! cargo_deny fetch db; then
