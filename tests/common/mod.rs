@@ -10,6 +10,7 @@ pub mod rng;
 pub mod table;
 
 use std::ffi::OsStr;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -108,9 +109,13 @@ pub fn with_sys(test: &str, files: &[&str], env: &[(&str, &str)], body: impl FnO
     if std::env::var_os(SYS_FILES).is_none()
         && let Err(why) = own_sys()
     {
-        // SAFETY: cannot fail.
-        assert_ne!(unsafe { libc::geteuid() }, 0, "root may have no /sys of its own: {why}");
-        eprintln!("NOT TESTED: this kernel gives this user no /sys of its own: {why}");
+        assert!(
+            std::env::var_os("TEST_NAMESPACES").is_none(),
+            "TEST_NAMESPACES is set, and a process may have no /sys of its own here: {why}"
+        );
+        // Not by a macro, whose lines the harness keeps to itself.
+        let _ =
+            writeln!(std::io::stderr(), "{test}: NOT RUN, a process may have no /sys of its own here: {why}");
         return;
     }
     let files = files.join(" ");

@@ -25,7 +25,7 @@ use crate::common::{is_child, isolated_under};
 const ENTER: &str = r#"mount -t tmpfs none /run; mount -t tmpfs none /dev/shm; export TMPDIR=/run; ip link set lo up; exec "$@""#;
 
 /// As [`isolated`](crate::common::isolated), where [`Hosts`] can be made. Where that is not allowed, as in most containers, the
-/// test is left out, which it says; with `TEST_HOSTS` set it fails.
+/// test is left out, which it says; with `TEST_NAMESPACES` set it fails.
 pub fn on_hosts(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         // SAFETY: only sets which signal comes when the thread that started us has ended.
@@ -46,8 +46,8 @@ pub fn on_hosts(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     };
     if let Some(why) = trouble {
         assert!(
-            std::env::var_os("TEST_HOSTS").is_none(),
-            "TEST_HOSTS is set, and network namespaces cannot be made here: {why}"
+            std::env::var_os("TEST_NAMESPACES").is_none(),
+            "TEST_NAMESPACES is set, and network namespaces cannot be made here: {why}"
         );
         // Not by a macro, whose lines the harness keeps to itself.
         let _ = writeln!(
