@@ -5,9 +5,9 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/own-settings.sh
 export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup
-unset MPIB_MODE MPIB_SOUT_QP MPIB_SUP_QP NCCL_IB_HCA NCCL_IB_GID_INDEX MPIB_OOB_IF NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY SOFTVERBS_FABRIC SOFTVERBS_REPORT
 rounds=${ROUNDS:-5}
 
 # One line for each size of a run: its two words, and GB/s.

@@ -20,6 +20,8 @@ case ${1:-} in
     clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
     doc)
         RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+        # The manual of settings has each of them, and every variable of NCCL's InfiniBand transport.
+        cargo test -q -p nccl-net-mpib --lib config::
         # The manuals name tests: each must be there.
         missing=0
         for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*.md | tr -d '`' | sort -u); do

@@ -3,11 +3,10 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/own-settings.sh
 export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SOFTVERBS_DEVICES='sout:addr=192.168.200.1/24,rate=4GB;sup:addr=192.168.201.1/24,rate=2GB'
 export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup MPIB_SUP_SHARE=341
-# Other settings of this shell must not change what the demo shows.
-unset MPIB_STATS MPIB_MODE MPIB_SOUT_QP MPIB_SUP_QP NCCL_IB_HCA NCCL_IB_GID_INDEX MPIB_OOB_IF NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY SOFTVERBS_FABRIC SOFTVERBS_REPORT
 
 cat <<'TEXT'
 Two rails made of software: sout carries 4 GB/s, sup 2 GB/s. The plugin makes one device of them and sends 341/1024

@@ -6,6 +6,7 @@
 mod address;
 mod filter;
 mod form;
+mod others;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ pub use filter::{Family, HcaFilter, HcaName, NameFilter};
 use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Text, Whole, WholeOrAuto, WholeOrUnset,
 };
+pub use others::{Finding, in_vain};
 
 use nccl_net_mpib_agent_iface::{HINTS_PATH, SOCKET_PATH};
 
@@ -23,7 +25,10 @@ use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_RAIL_QPS, Mode};
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr;)*) => {
+    ($(
+        $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr
+        $(, differs: $differs:literal)? $(, test: $test:literal)?;
+    )*) => {
         /// Settings, read once at init and passed down; nothing else reads the environment.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Config {
@@ -67,13 +72,12 @@ macro_rules! settings {
             /// The table in `docs/configuration.md`.
             pub fn manual() -> String {
                 let default = Self::default();
-                let mut out = String::from("| variable | value | default | meaning |\n|---|---|---|---|\n");
-                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+]);)*
+                let mut out = String::from(form::HEAD);
+                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?], &[$($test)?]);)*
                 out
             }
 
             /// Names of all variables.
-            #[cfg(test)]
             const VARIABLES: &[&str] = &[$($var),*];
         }
     };
@@ -82,81 +86,116 @@ macro_rules! settings {
 settings! {
     /// HCA (and port) of rail 0, the scale-out network. Set together with `MPIB_HCA_SUP`, NCCL sees one device
     /// with both rails; with neither set, one device per port.
-    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL;
+    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL,
+        test: "rails_that_cannot_be_are_named_with_what_there_is";
     /// HCA (and port) of rail 1, the scale-up network.
-    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL;
+    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL,
+        test: "a_rail_that_cannot_be_used_fails_init";
     /// Who decides which of the two rails carries a transfer. 0 (vanilla): the islands, SUP within one and SOUT
     /// between two. 1 (advanced): the hint for the connection splits each transfer over both. See `docs/mpib.md`.
-    mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber;
+    mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber,
+        test: "advanced_joins_both_rails_in_either_class";
     /// Leading bits of SOUT's IPv4 address that the hosts of one island have in common; 0: all are in one.
-    island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32);
+    island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32),
+        test: "the_prefix_length_draws_the_islands";
     /// Fixes the split over both rails in either mode, islands or not: the part of each transfer that goes on SUP, in
     /// parts per 1024. 0 is all on SOUT, 1024 all on SUP; unset: `MPIB_MODE` decides.
-    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
+    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024)),
+        test: "fixed_shares_within_an_island_are_exact";
     /// With `MPIB_MODE=1`: a transfer between islands of at most so many bytes goes on SOUT alone, whatever the hint
     /// says. 0: off.
-    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30),
+        test: "the_threshold_keeps_small_messages_to_the_other_island_on_sout";
     /// Queue pairs of a connection on SOUT; messages take them in turn.
-    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS),
+        test: "messages_take_turns_and_cts_writes_do_not";
     /// Queue pairs of a connection on SUP.
-    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS),
+        test: "messages_take_turns_and_cts_writes_do_not";
     /// 1: whatever would be lost with a warning (a rail, GPUDirect, the agent) is a failure of init or connect instead.
-    strict: bool = false, "MPIB_STRICT", Flag;
+    strict: bool = false, "MPIB_STRICT", Flag,
+        test: "a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for";
     /// Which network interfaces a listener offers to its peers for the control connections. Goes before
     /// `NCCL_SOCKET_IFNAME`.
-    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;
+    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL,
+        test: "control_connections_are_on_sout_unless_the_settings_say_otherwise";
     /// As `MPIB_OOB_IF`. With neither set, the interface that has the address of `MPIB_HCA_SOUT`; where there is none,
     /// every interface that is up, loopback and bridges last.
-    socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL;
+    socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL,
+        differs: "the same filter; what is taken where it is not set differs",
+        test: "control_connections_are_on_sout_unless_the_settings_say_otherwise";
     /// Address family of the control connections; unset: both.
-    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;
+    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL,
+        test: "networks_come_first_and_loopback_last";
     /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set.
-    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
+    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL,
+        differs: "the same for names and ports; a rail and a plane behind the port are refused",
+        test: "hca_filters_mean_what_nccl_means";
     /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
     /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
-    gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW;
+    gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
+        differs: "also a list; -1 chooses with the peer, not once",
+        test: "a_list_has_an_index_for_each_port";
     /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses of this family only; unset: of both.
-    addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL;
+    addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL,
+        differs: "unset is both, not AF_INET",
+        test: "all_three_settings_together";
     /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses in this range only.
-    addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Parsed::<AddrRange>::OPTIONAL;
+    addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Parsed::<AddrRange>::OPTIONAL,
+        differs: "a port with no address in it is left out; there it uses entry 0",
+        test: "a_range_may_leave_the_second_address";
     /// RoCE ports without a `NCCL_IB_GID_INDEX` speak this version of RoCE only; unset: 2 where both ends have it, else 1.
-    roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2));
+    roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
+        differs: "unset is both, not 2",
+        test: "a_version_is_kept_to";
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
-    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31);
+    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31),
+        differs: "0 (without end) is refused";
     /// How often an unacknowledged packet is sent again.
     retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
     /// Index into each port's P_Key table.
-    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
+    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
+        test: "a_pkey_index_that_the_port_lacks_is_an_error_of_connect";
     /// InfiniBand service level; -1: the communicator's traffic class, else 0.
     sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::new(0, 15);
     /// RoCE traffic class; -1: the communicator's, else 0.
     tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::new(0, 255);
     /// How long the handshake of a connection may take, in ms, and each of its steps.
-    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
+        test: "addresses_that_nothing_answers_at_fail_by_the_deadline";
     /// How long the probe of each route may take, in ms.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// Relaxed ordering of the adapters' writes to NCCL's memory on PCIe. 0: off; 1: on; 2: on where the verbs library
     /// can ask for it. Adapters that do not know it ignore it.
-    relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
+    relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2),
+        test: "relaxed_ordering_follows_the_setting";
     /// 1: iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is
     /// done. 0: iflush does nothing. See `docs/mpib.md`.
-    flush: bool = false, "MPIB_FLUSH", Flag;
+    flush: bool = false, "MPIB_FLUSH", Flag,
+        test: "a_flush_reads_once_on_each_rail_that_has_carried_data";
     /// Receives posted on a rail fall to this number before they are refilled.
-    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
+    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767),
+        test: "receive_queues_may_be_as_small_and_as_large_as_the_manual_says";
     /// Receives on a rail are refilled to this number.
-    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
+    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768),
+        test: "receive_queues_may_be_as_small_and_as_large_as_the_manual_says";
     /// Each n-th CTS write asks for a completion.
-    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256),
+        test: "a_cts_write_asks_for_a_completion_now_and_then";
     /// Unix socket on which the agent listens.
-    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107);
+    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107),
+        test: "hints_move_data_between_the_rails";
     /// The agent's hint file.
-    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095);
+    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095),
+        test: "hints_move_data_between_the_rails";
     /// How often the hint file is read, in µs.
     hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
     /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/stats.md`.
-    stats: bool = true, "MPIB_STATS", Flag;
+    stats: bool = true, "MPIB_STATS", Flag,
+        test: "no_page_where_the_settings_want_none";
     /// User id to whom the agent's socket and hint file may belong, besides root and the user of the process itself.
-    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
+    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1),
+        test: "socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him";
 }
 
 /// NCCL takes an empty variable of its own for one that is not set, and so do scripts that clear one.
@@ -168,6 +207,14 @@ impl Config {
     /// From the process environment.
     pub fn from_env() -> Result<Self> {
         Self::read(|name| std::env::var_os(name))
+    }
+
+    /// What the user asked for and does not get: `what` again, for one warning.
+    ///
+    /// # Errors
+    /// With `MPIB_STRICT=1`: the same words.
+    pub fn lose(&self, what: String) -> Result<String> {
+        if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 
     /// The filter of control interfaces that counts, and the variable it came from.

@@ -9,7 +9,7 @@ use nccl_net_versions::{
     ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
 };
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::device::{self, Device, Gpu};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
@@ -52,9 +52,10 @@ fn open(args: &Init) -> Result<Context> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let config = Config::from_env()?;
     let devices = device::open(&config)?;
-    let findings = device::findings(&config);
-    if let Some(lost) = findings.iter().find(|f| f.lost && config.strict) {
-        return Err(Error::Usage(format!("{} (MPIB_STRICT=1)", lost.text)));
+    let mut findings = config::in_vain(std::env::vars_os());
+    findings.extend(device::findings(&config));
+    for lost in findings.iter().filter(|f| f.lost) {
+        config.lose(lost.text.clone())?;
     }
     stats::init(&config)?;
     let first =

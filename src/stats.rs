@@ -24,9 +24,7 @@ pub fn init(config: &Config) -> Result<()> {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let Some(e) = config.stats.then(page).and_then(std::result::Result::err) else { return Ok(()) };
     let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
-    if config.strict {
-        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
-    }
+    let what = config.lose(what)?;
     if !TOLD.swap(true, Ordering::Relaxed) {
         tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
     }

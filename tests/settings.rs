@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
 use common::pair::{connect, init, until};
-use common::table::{TABLES, Table, newest, take_warnings};
+use common::table::{LOG, TABLES, Table, newest, take_warnings};
 use common::{isolated, mpib, set};
 
 const SYSTEM: i32 = 2;
@@ -300,5 +300,73 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
             pair.close();
             assert_eq!(newest().finalize(ctx), 0);
         });
+    }
+}
+
+/// What is set in vain is told once, by the first init that succeeds, and fails each init where that is asked for.
+#[test]
+fn settings_without_effect_are_told_and_fail_a_strict_init() {
+    let vain = [
+        ("MPIB_SUPSHARE", "512"),
+        ("NCCL_IB_HAC", "soft1"),
+        ("NCCL_IB_OOO_RQ", "1"),
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_EVENT_BASED_LB", "0"),
+    ];
+    isolated(here!(), &vain, || {
+        TABLES.iter().for_each(|table| assert_eq!(table.init().0, 0));
+        let log: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
+        let lines = take_warnings();
+        let told = [
+            "MPIB_SUPSHARE=\"512\" has no effect: there is no such setting; the nearest name is MPIB_SUP_SHARE",
+            "NCCL_IB_HAC=\"soft1\" has no effect: neither NCCL 2.32 nor this plugin knows it; the nearest name is NCCL_IB_HCA",
+            "NCCL_IB_OOO_RQ=\"1\" has no effect: queue pairs are made without mlx5's out-of-order delivery",
+        ];
+        assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
+        let log = log.join("\n");
+        assert!(
+            log.contains("NCCL_IB_DISABLE=\"1\" has no effect") && !log.contains("EVENT_BASED_LB"),
+            "{log}"
+        );
+        set("MPIB_STRICT", Some("1"));
+        for name in ["MPIB_SUPSHARE", "NCCL_IB_HAC", "NCCL_IB_OOO_RQ"] {
+            assert_eq!(newest().init().0, USAGE);
+            let lines = take_warnings();
+            assert!(
+                lines.len() == 1 && lines[0].contains(name) && lines[0].ends_with("(MPIB_STRICT=1)"),
+                "{lines:?}"
+            );
+            set(name, None::<&str>);
+        }
+        assert_eq!(newest().init().0, 0);
+    });
+}
+
+#[test]
+fn scripts_that_show_or_measure_keep_settings_of_the_shell_out() {
+    let script = ". scripts/own-settings.sh; env | grep -E '^(MPIB|NCCL|SOFTVERBS)_' | sort";
+    let mut shell = std::process::Command::new("bash");
+    shell
+        .args(["-euc", script])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_clear()
+        .env("PATH", std::env::var("PATH").unwrap());
+    for name in [
+        "MPIB_MODE",
+        "MPIB_NOT_YET",
+        "NCCL_IB_TC",
+        "NCCL_NET",
+        "NCCL_DEBUG",
+        "SOFTVERBS_FABRIC",
+        "SOFTVERBS_REPORT",
+        "SOFTVERBS_COPY",
+    ] {
+        shell.env(name, "x");
+    }
+    let output = shell.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "NCCL_DEBUG=x\nSOFTVERBS_COPY=x\n", "{output:?}");
+    for script in ["demo", "bench", "bench-rails"] {
+        let path = format!("{}/scripts/{script}.sh", env!("CARGO_MANIFEST_DIR"));
+        assert!(std::fs::read_to_string(path).unwrap().contains(". scripts/own-settings.sh"), "{script}");
     }
 }

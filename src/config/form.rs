@@ -13,6 +13,15 @@ use crate::proto::Mode;
 /// Most characters of a value that an error repeats.
 const SHOWN: usize = 120;
 
+/// A value, quoted, cut where it is long.
+pub(super) fn shown(text: &str) -> String {
+    let mut found: String = text.chars().take(SHOWN).collect();
+    if found.len() < text.len() {
+        found.push('…');
+    }
+    format!("{found:?}")
+}
+
 /// The form of one setting.
 pub(super) trait Form {
     /// What it gives.
@@ -29,19 +38,33 @@ pub(super) trait Form {
 pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
     let value = text.to_str().map(str::trim).and_then(|t| form.parse(t));
     value.ok_or_else(|| {
-        let mut found: String = text.to_string_lossy().chars().take(SHOWN).collect();
-        if found.len() < text.len() {
-            found.push('…');
-        }
-        BadSetting { variable, found: format!("{found:?}"), expected: form.expected() + ", or unset" }
+        let found = shown(&text.to_string_lossy());
+        BadSetting { variable, found, expected: form.expected() + ", or unset" }
     })
 }
 
+/// The head of the manual's table.
+pub(super) const HEAD: &str =
+    "| variable | value | default | meaning | beside NCCL 2.32 | test |\n|---|---|---|---|---|---|\n";
+
 /// One line of the manual.
-pub(super) fn row<F: Form>(variable: &str, form: &F, default: &F::Value, doc: &[&str]) -> String {
+pub(super) fn row<F: Form>(
+    variable: &str,
+    form: &F,
+    default: &F::Value,
+    doc: &[&str],
+    differs: &[&str],
+    test: &[&str],
+) -> String {
     let doc: Vec<&str> = doc.iter().map(|d| d.trim()).collect();
     let value = form.expected().replace('|', "\\|");
-    format!("| `{variable}` | {value} | {} | {} |\n", form.show(default), doc.join(" "))
+    let beside = match differs.first() {
+        Some(how) => how,
+        None if variable.starts_with("NCCL_") => "the same",
+        None => "",
+    };
+    let test = test.first().map(|name| format!("`{name}`")).unwrap_or_default();
+    format!("| `{variable}` | {value} | {} | {} | {beside} | {test} |\n", form.show(default), doc.join(" "))
 }
 
 /// 0 or 1.

@@ -1,7 +1,9 @@
 //! The whole table, without touching the environment.
 
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Mutex;
 
+use super::others::{self, Other};
 use super::*;
 
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {
@@ -194,17 +196,87 @@ fn the_own_interface_filter_goes_first() {
     assert_eq!(variable(&[("NCCL_SOCKET_IFNAME", "a"), ("MPIB_OOB_IF", "b")]), Some("MPIB_OOB_IF"));
 }
 
-/// To mend the page, put what this test prints between its markers.
+/// The part of the manual between two marks is `table`. With `WRITE_MANUAL=1` it is made so.
+fn stands_in_the_manual(mark: &str, table: &str) {
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = WRITING.lock().unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (begin, end) = (format!("<!-- {mark} -->\n"), format!("<!-- end of {mark} -->"));
+    let (before, rest) = page.split_once(&begin).expect("the first mark");
+    let (there, after) = rest.split_once(&end).expect("the second mark");
+    if std::env::var_os("WRITE_MANUAL").is_some() {
+        std::fs::write(path, [before, &begin, table, &end, after].concat()).unwrap();
+    } else {
+        assert!(
+            there == table,
+            "docs/configuration.md differs: WRITE_MANUAL=1 cargo test -p nccl-net-mpib --lib config::"
+        );
+    }
+}
+
 #[test]
 fn the_manual_is_the_table() {
-    let page = include_str!("../../docs/configuration.md");
-    let table = page
-        .split_once("<!-- settings -->\n")
-        .and_then(|(_, rest)| rest.split_once("<!-- end of settings -->"));
-    let (table, _) = table.expect("docs/configuration.md has its two markers");
-    assert!(
-        table == Config::manual(),
-        "docs/configuration.md must have between its markers:\n{}",
-        Config::manual()
+    stands_in_the_manual("settings", &Config::manual());
+}
+
+#[test]
+fn the_manual_has_every_variable_without_effect() {
+    stands_in_the_manual("without effect", &others::manual());
+}
+
+#[test]
+fn each_variable_of_nccls_transport_is_either_read_or_explained() {
+    let read = Config::VARIABLES.iter().filter(|v| v.starts_with("NCCL_IB_"));
+    let mut all: Vec<&str> = read.copied().chain(others::OTHERS.iter().map(|o| o.variable)).collect();
+    all.sort_unstable();
+    assert_eq!(all, others::NCCL_IB, "a setting is none of OTHERS");
+}
+
+fn vain(pairs: &[(&str, &str)]) -> Vec<(bool, String)> {
+    let env = pairs.iter().map(|(name, value)| (name.into(), value.into()));
+    in_vain(env).into_iter().map(|f| (f.lost, f.text)).collect()
+}
+
+#[test]
+fn names_that_nobody_knows_are_told_with_the_nearest() {
+    for (name, nearest) in [
+        ("MPIB_SUPSHARE", "MPIB_SUP_SHARE"),
+        ("MPIB_HCA_SOTU", "MPIB_HCA_SOUT"),
+        ("MPIB_STRICTLY", "MPIB_STRICT"),
+        ("MPIB_", "MPIB_MODE"),
+        ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
+        ("NCCL_IB_GID_IDX", "NCCL_IB_GID_INDEX"),
+        ("NCCL_IB_TIME_OUT", "NCCL_IB_TIMEOUT"),
+    ] {
+        let told = vain(&[(name, "1")]);
+        assert!(matches!(&told[..], [(true, _)]), "{told:?}");
+        assert!(
+            told[0].1.starts_with(&format!("{name}=\"1\" has no effect: "))
+                && told[0].1.ends_with(&format!("the nearest name is {nearest}")),
+            "{told:?}"
+        );
+    }
+    // As for every setting, an empty one of NCCL's is none, and one of ours is.
+    assert_eq!(vain(&[("NCCL_IB_FOO", "")]), []);
+    assert_eq!(vain(&[("MPIB_FOO", "")]).len(), 1);
+    // Of others.
+    assert_eq!(
+        vain(&[("NCCL_IBEXT_DISABLE", "1"), ("MPIBX", "1"), ("NCCL_NET", "x"), ("mpib_mode", "7")]),
+        []
     );
+    let long = &vain(&[(&format!("MPIB_{}", "x".repeat(100_000)), &"y".repeat(100_000))])[0].1;
+    assert!(long.len() < 400 && !long.contains('\n'), "{} bytes", long.len());
+}
+
+#[test]
+fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
+    for Other { variable, as_is, missed, why } in others::OTHERS {
+        let told = vain(&[(variable, "7\n")]);
+        assert_eq!(told, [(*missed, format!("{variable}=\"7\\n\" has no effect: {why}"))]);
+        for value in *as_is {
+            assert_eq!(vain(&[(variable, value), ("PATH", "x")]), [], "{variable}={value}");
+        }
+    }
+    assert!(Config::VARIABLES.iter().all(|v| vain(&[(v, "1")]).is_empty()), "what is read has its effect");
 }

@@ -1,17 +1,8 @@
 //! How adapters reach NCCL's memory: GPU memory, relaxed ordering, flush. What each came to, and why, for the log.
 
 use super::Gpu;
-use crate::config::Config;
+use crate::config::{Config, Finding};
 use crate::verbs;
-
-/// What became of one feature.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Somebody misses it.
-    pub lost: bool,
-    /// In words.
-    pub text: String,
-}
 
 /// One for each feature.
 pub fn findings(config: &Config) -> [Finding; 3] {

@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::proto::Mode;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
@@ -161,10 +161,7 @@ pub fn open(config: &Config) -> Result<&'static [Device]> {
 
 /// One warning for what the user asked for and does not get, or an error where that is not wanted.
 fn lose(config: &Config, what: String) -> Result<()> {
-    if config.strict {
-        return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
-    }
-    tracing::warn!(target: "init", "{what}");
+    tracing::warn!(target: "init", "{}", config.lose(what)?);
     Ok(())
 }
 

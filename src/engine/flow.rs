@@ -124,9 +124,7 @@ fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
                 "no hints for the connection with {}: they are for rails with IPv4 addresses",
                 core.peer.name()
             );
-            if config.strict {
-                return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
-            }
+            let what = config.lose(what)?;
             tracing::warn!(target: "net", "{what}; its data is all on SOUT");
             Ok(None)
         }

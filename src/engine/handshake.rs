@@ -271,9 +271,7 @@ impl Handshake {
             }
             _ => what,
         };
-        if self.settings.config.strict {
-            return Err(Error::Usage(format!("{what} (MPIB_STRICT=1)")));
-        }
+        let what = self.settings.config.lose(what)?;
         let left: Vec<_> = left.iter().map(|role| rail_name(*role)).collect();
         tracing::warn!(target: "net", "{what}; the connection goes on with {} alone", left.join(", "));
         Ok(())

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Set in the child; its value is the test's name.
-const CHILD: &str = "MPIB_TEST_CHILD";
+const CHILD: &str = "TEST_CHILD";
 
 /// Below /sys while the kernel's module for GPU memory is loaded.
 pub const PEERMEM: &str = "module/nvidia_peermem/version";

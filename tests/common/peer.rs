@@ -12,7 +12,7 @@ use super::pair::{Buffer, LIMIT, until};
 use super::table::{Ptr, Table};
 
 /// Set in the second process.
-pub const PEER: &str = "MPIB_TEST_PEER";
+pub const PEER: &str = "TEST_PEER";
 /// Marks lines of the conversation among those of the test harness.
 pub const MARK: &str = "@@";
 

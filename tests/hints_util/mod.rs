@@ -19,7 +19,7 @@ use nccl_net_versions::{Level, Logger};
 
 /// How long a test waits before it says that something never happened.
 const PATIENCE: Duration = Duration::from_secs(60);
-const VARIABLE: &str = "MPIB_TEST_AGENT";
+const VARIABLE: &str = "TEST_AGENT";
 
 /// Asks until there is an answer.
 pub(crate) fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {

@@ -181,7 +181,7 @@ impl Hosts {
 }
 
 /// Where the process of [`knock`] is to connect to.
-const KNOCK: &str = "MPIB_TEST_KNOCK";
+const KNOCK: &str = "TEST_KNOCK";
 
 /// The process that [`Hosts::reaches`] runs.
 pub fn knock() {

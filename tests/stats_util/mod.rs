@@ -9,7 +9,7 @@ use nccl_net_mpib_agent_iface::stats::{Connection, Summary, pages_of};
 use super::common::peer::{MARK, Peer};
 
 /// Set in the process that reads.
-const READER: &str = "MPIB_TEST_READER";
+const READER: &str = "TEST_READER";
 
 /// The process that reads, seen from the one that counts.
 pub(crate) struct Reader(Peer);

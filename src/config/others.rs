@@ -1,0 +1,200 @@
+//! Variables that are set and have no effect: those of NCCL's own InfiniBand transport that this plugin does not read, and
+//! names that nobody knows. What was asked for in vain is told.
+
+use std::ffi::OsString;
+
+use super::Config;
+use super::form::shown;
+
+/// What became of something that somebody may have asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Somebody misses it: a warning, or an error with `MPIB_STRICT=1`.
+    pub lost: bool,
+    /// In words.
+    pub text: String,
+}
+
+/// Every `NCCL_IB_` variable of NCCL 2.32. Each is either a setting or one of [`OTHERS`].
+#[cfg(test)]
+pub(super) const NCCL_IB: &[&str] = &[
+    "NCCL_IB_ADAPTIVE_ROUTING",
+    "NCCL_IB_ADDR_FAMILY",
+    "NCCL_IB_ADDR_RANGE",
+    "NCCL_IB_AR_THRESHOLD",
+    "NCCL_IB_DATA_DIRECT",
+    "NCCL_IB_DEVICE_PCI_ORDER",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_ECE_ENABLE",
+    "NCCL_IB_EVENT_BASED_LB",
+    "NCCL_IB_EVENT_BASED_LB_REMOTE",
+    "NCCL_IB_FIFO_TC",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_HCA",
+    "NCCL_IB_MERGE_NICS",
+    "NCCL_IB_MERGE_VFS",
+    "NCCL_IB_MQP_RETRY_ALL",
+    "NCCL_IB_MQP_RETRY_CNT",
+    "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
+    "NCCL_IB_OOO_RQ",
+    "NCCL_IB_PCI_RELAXED_ORDERING",
+    "NCCL_IB_PKEY",
+    "NCCL_IB_PKEY_VALUE",
+    "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS",
+    "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_IB_QUERY_PORT_SPEED",
+    "NCCL_IB_RAIL_POLICY",
+    "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME",
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER",
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS",
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY",
+    "NCCL_IB_RETRY_CNT",
+    "NCCL_IB_RETURN_ASYNC_EVENTS",
+    "NCCL_IB_ROCE_VERSION_NUM",
+    "NCCL_IB_ROUTABLE_FLID_GID_INDEX",
+    "NCCL_IB_SL",
+    "NCCL_IB_SORT_MERGE_NICS",
+    "NCCL_IB_SPLIT_DATA_ON_QPS",
+    "NCCL_IB_SUBNET_AWARE_ROUTING",
+    "NCCL_IB_SUBNET_PREFIX_LEN",
+    "NCCL_IB_TC",
+    "NCCL_IB_TIMEOUT",
+    "NCCL_IB_USE_INLINE",
+    "NCCL_IB_WARN_RAIL_LOCAL",
+    "NCCL_IB_WQE_LATENCY_REPORT",
+    "NCCL_IB_WQE_LATENCY_THRESHOLD_NS",
+];
+
+/// A variable that is known and not read.
+#[derive(Debug)]
+pub(super) struct Other {
+    pub(super) variable: &'static str,
+    /// Values that ask for what this plugin does anyway: nothing is told of them.
+    pub(super) as_is: &'static [&'static str],
+    /// Who sets it to another value misses something.
+    pub(super) missed: bool,
+    pub(super) why: &'static str,
+}
+
+macro_rules! others {
+    ($($variable:literal $([$($as_is:literal)|+])? $word:ident: $why:literal;)*) => {
+        /// What NCCL's own InfiniBand transport reads and this plugin does not.
+        pub(super) const OTHERS: &[Other] = &[$(Other {
+            variable: $variable,
+            as_is: &[$($($as_is),+)?],
+            missed: others!($word),
+            why: $why,
+        }),*];
+    };
+    (note) => { false };
+    (missed) => { true };
+}
+
+// In brackets the values that say what is so anyway. `missed`: a warning; `note`: an informative line.
+others! {
+    "NCCL_IB_ADAPTIVE_ROUTING" ["0" | "-2"] missed: "the last part of the data and its immediate are one work request, whatever the network's routing";
+    "NCCL_IB_AR_THRESHOLD" note: "there is no second way to send that a size could choose";
+    "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
+    "NCCL_IB_DEVICE_PCI_ORDER" ["0"] note: "devices keep the order in which the verbs library lists them";
+    "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
+    "NCCL_IB_ECE_ENABLE" ["0"] note: "queue pairs are set up without ECE";
+    "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
+    "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
+    "NCCL_IB_FIFO_TC" ["-1"] missed: "CTS writes have the traffic class of the data";
+    "NCCL_IB_MERGE_NICS" ["0"] note: "devices are joined with MPIB_HCA_SOUT and MPIB_HCA_SUP only";
+    "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
+    "NCCL_IB_MQP_RETRY_ALL" ["0"] missed: "a change of a queue pair that fails is not tried again";
+    "NCCL_IB_MQP_RETRY_CNT" ["0"] missed: "a change of a queue pair that fails is not tried again";
+    "NCCL_IB_MQP_RETRY_SLEEP_MSEC" note: "a change of a queue pair that fails is not tried again";
+    "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
+    "NCCL_IB_PKEY_VALUE" ["-1"] missed: "the partition is chosen by NCCL_IB_PKEY";
+    "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
+    "NCCL_IB_QPS_PER_CONNECTION" missed: "the number of queue pairs is MPIB_SOUT_QP and MPIB_SUP_QP, and 1 for devices of one port";
+    "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed is its lanes times their speed, as ibv_query_port tells them";
+    "NCCL_IB_RAIL_POLICY" missed: "rails are those of MPIB_HCA_SOUT and MPIB_HCA_SUP";
+    "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER" ["0"] missed: "there is no failover: a rail that fails, fails its connections";
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY" ["0"] missed: "there is no failover, so nothing to go back to";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX" note: "there is no failover";
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY" note: "there is no failover";
+    "NCCL_IB_RETURN_ASYNC_EVENTS" ["0"] missed: "events of adapters are told when a request fails, and fail nothing themselves";
+    "NCCL_IB_ROUTABLE_FLID_GID_INDEX" ["0"] missed: "InfiniBand ports use entry 0 of their GID table";
+    "NCCL_IB_SORT_MERGE_NICS" note: "rail 0 is MPIB_HCA_SOUT, rail 1 MPIB_HCA_SUP";
+    "NCCL_IB_SPLIT_DATA_ON_QPS" ["0"] missed: "each rail's part of a message goes on one queue pair";
+    "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
+    "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";
+    "NCCL_IB_USE_INLINE" ["1"] note: "CTS writes are inline wherever the adapter has room for that";
+    "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always told";
+    "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
+    "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
+}
+
+/// What the environment asks for in vain.
+pub fn in_vain(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+    let mut found: Vec<_> = env
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, value)| {
+            name.starts_with("MPIB_") || name.starts_with("NCCL_IB_") && !value.is_empty()
+        })
+        .filter(|(name, _)| !Config::VARIABLES.contains(&name.as_str()))
+        .collect();
+    found.sort();
+    found.iter().filter_map(|(name, value)| of_one(name, &value.to_string_lossy())).collect()
+}
+
+fn of_one(name: &str, value: &str) -> Option<Finding> {
+    let Some(other) = OTHERS.iter().find(|o| o.variable == name) else {
+        let whose = if name.starts_with("MPIB_") {
+            "there is no such setting"
+        } else {
+            "neither NCCL 2.32 nor this plugin knows it"
+        };
+        let name_shown = name.chars().take(60).collect::<String>();
+        let text = format!(
+            "{name_shown}={} has no effect: {whose}; the nearest name is {}",
+            shown(value),
+            nearest(name)
+        );
+        return Some(Finding { lost: true, text });
+    };
+    if other.as_is.contains(&value.trim()) {
+        return None;
+    }
+    Some(Finding {
+        lost: other.missed,
+        text: format!("{name}={} has no effect: {}", shown(value), other.why),
+    })
+}
+
+/// The setting that a wrong name most likely means.
+fn nearest(name: &str) -> &'static str {
+    let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
+    Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
+}
+
+/// The second table in `docs/configuration.md`.
+#[cfg(test)]
+pub(super) fn manual() -> String {
+    let mut out =
+        String::from("| variable | told | nothing is told at | why it has no effect |\n|---|---|---|---|\n");
+    for Other { variable, as_is, missed, why } in OTHERS {
+        let told = if *missed { "warning" } else { "informative" };
+        out += &format!("| `{variable}` | {told} | {} | {why} |\n", as_is.join(", "));
+    }
+    out
+}
