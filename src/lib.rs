@@ -12,6 +12,7 @@ pub mod device;
 #[forbid(unsafe_code)]
 pub mod engine;
 pub mod error;
+mod forked;
 #[forbid(unsafe_code)]
 pub mod hints;
 pub mod log;

@@ -1,6 +1,7 @@
 //! The plugin behind NCCL's tables: a few lines a call.
 
 use std::ffi::{CStr, c_int};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -13,7 +14,7 @@ use crate::config::{self, Config};
 use crate::device::{self, Device, Gpu};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
-use crate::{log, stats};
+use crate::{forked, log, stats};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -34,6 +35,18 @@ fn told<T>(call: &'static str, result: Result<T>) -> Result<T, Failure> {
     result.map_err(|e| e.report(call))
 }
 
+/// As [`told`], for a call that does nothing in a child of the process that the plugin works in.
+#[inline]
+fn here<T>(call: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
+    told(call, forked::check().and_then(|()| body()))
+}
+
+/// As [`here`], for calls that end something: in a child it is left as it is, since it is the parent's.
+fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
+    let it = ManuallyDrop::new(it);
+    here(call, || body(ManuallyDrop::into_inner(it)))
+}
+
 /// Device `dev` and the settings.
 fn device(dev: usize) -> Result<(Config, &'static Device)> {
     let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
@@ -51,6 +64,7 @@ fn device(dev: usize) -> Result<(Config, &'static Device)> {
 fn open(args: &Init) -> Result<Context> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let config = Config::from_env()?;
+    forked::watch()?;
     let devices = device::open(&config)?;
     let mut findings = config::in_vain(std::env::vars_os());
     findings.extend(device::findings(&config));
@@ -158,22 +172,26 @@ impl NetPlugin for Plugin {
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {
-        told("init", open(args))
+        here("init", || open(args))
     }
 
     fn finalize(ctx: Context) -> Result<(), Failure> {
-        engine::abandon(ctx.id);
-        Ok(())
+        end("finalize", ctx, |ctx| {
+            engine::abandon(ctx.id);
+            Ok(())
+        })
     }
 
     fn devices() -> Result<usize, Failure> {
-        let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
-        let devices = opened.as_ref().map(|(_, devices)| devices.len());
-        told("devices", devices.ok_or_else(|| Error::Usage("no init has succeeded before this call".into())))
+        here("devices", || {
+            let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
+            let devices = opened.as_ref().map(|(_, devices)| devices.len());
+            devices.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+        })
     }
 
     fn properties(dev: usize) -> Result<Properties, Failure> {
-        told("getProperties", properties(dev))
+        here("getProperties", || properties(dev))
     }
 
     fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
@@ -188,7 +206,7 @@ impl NetPlugin for Plugin {
     }
 
     fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
-        told("listen", device(dev).and_then(|(_, device)| Listening::open(&ctx.settings, device, handle)))
+        here("listen", || device(dev).and_then(|(_, device)| Listening::open(&ctx.settings, device, handle)))
     }
 
     fn connect(
@@ -197,7 +215,8 @@ impl NetPlugin for Plugin {
         config: &CommConfig,
         handle: &mut HandleBuf,
     ) -> Result<Option<SendComm>, Failure> {
-        let connected = device(dev).and_then(|(_, device)| {
+        here("connect", || {
+            let (_, device) = device(dev)?;
             // v10 tells the traffic class here, later versions at init.
             let settings = match config.traffic_class {
                 Some(class) if ctx.settings.comm_traffic_class != Some(class) => {
@@ -206,12 +225,11 @@ impl NetPlugin for Plugin {
                 _ => Arc::clone(&ctx.settings),
             };
             engine::connect(&settings, ctx.id, device, handle)
-        });
-        told("connect", connected)
+        })
     }
 
     fn accept(listen: &Listening) -> Result<Option<RecvComm>, Failure> {
-        told("accept", listen.accept())
+        here("accept", || listen.accept())
     }
 
     fn reg_mr_send(
@@ -220,7 +238,7 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        told("regMr", no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
+        here("regMr", || no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
     }
 
     fn reg_mr_recv(
@@ -229,12 +247,14 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        told("regMr", no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
+        here("regMr", || no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
     }
 
     fn dereg_mr(mr: Mr) -> Result<(), Failure> {
-        drop(mr);
-        Ok(())
+        end("deregMr", mr, |mr| {
+            drop(mr);
+            Ok(())
+        })
     }
 
     fn isend<'a>(
@@ -244,7 +264,7 @@ impl NetPlugin for Plugin {
         mr: Option<&Mr>,
         _: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        told("isend", comm.send(buffer, tag, mr))
+        here("isend", || comm.send(buffer, tag, mr))
     }
 
     fn irecv<'a>(
@@ -252,30 +272,32 @@ impl NetPlugin for Plugin {
         buffers: &[RecvBuffer<'_, Self>],
         _: bool,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        told("irecv", comm.receive(buffers))
+        here("irecv", || comm.receive(buffers))
     }
 
     fn iflush<'a>(
         comm: &'a RecvComm,
         buffers: &[(Buffer, Option<&Mr>)],
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        told("iflush", comm.flush(buffers))
+        here("iflush", || comm.flush(buffers))
     }
 
     fn test(request: &Request) -> Result<Option<Sizes>, Failure> {
-        told("test", request.test())
+        here("test", || request.test())
     }
 
     fn close_send(comm: SendComm) -> Result<(), Failure> {
-        told("closeSend", comm.close())
+        end("closeSend", comm, SendComm::close)
     }
 
     fn close_recv(comm: RecvComm) -> Result<(), Failure> {
-        told("closeRecv", comm.close())
+        end("closeRecv", comm, RecvComm::close)
     }
 
     fn close_listen(listen: Listening) -> Result<(), Failure> {
-        drop(listen);
-        Ok(())
+        end("closeListen", listen, |listen| {
+            drop(listen);
+            Ok(())
+        })
     }
 }
