@@ -114,6 +114,22 @@ fn a_silent_address_does_not_hold_up_the_next() {
     assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
 }
 
+/// In less time than one has before those of other networks are tried beside it.
+#[test]
+fn all_addresses_of_own_networks_are_tried_at_once() {
+    let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];
+    let first = std::net::TcpListener::bind((ips[0], 0)).unwrap();
+    let port = first.local_addr().unwrap().port();
+    let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
+    let handle = handle_with(port, &ips);
+    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50)).unwrap();
+    let text = wait("the failure", || channel.try_recv().err()).to_string();
+    for ip in ips {
+        assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
+    }
+    drop((first, others));
+}
+
 #[test]
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mio::Token;
 
 use super::connector::Connector;
-use super::interfaces::{in_order, interfaces};
+use super::interfaces::{in_groups, interfaces};
 use super::link::{Link, State};
 use super::reactor::{Command, Reactor};
 use crate::error::{Error, Result};
@@ -39,7 +39,7 @@ impl Channel {
         let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
         let reactor = Reactor::get()?;
         let link = Arc::new(Link::pending());
-        let connector = Connector::new(Arc::clone(&link), in_order(handle, &local), frame, token, timeout);
+        let connector = Connector::new(Arc::clone(&link), in_groups(handle, &local), frame, token, timeout);
         let id = reactor.next_token();
         reactor.tell(Command::Connect(id, connector))?;
         Ok(Self::new(link, reactor, id, timeout))

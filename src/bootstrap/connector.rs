@@ -14,7 +14,7 @@ use super::reactor::{Core, Entry};
 use super::socket;
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 
-/// How long an address has before the next one is tried beside it.
+/// How long a group of addresses has before the next group is tried beside it.
 const STAGGER: Duration = Duration::from_millis(100);
 /// How long to wait before an address that connected, and then closed without an answer, is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -23,8 +23,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Connector {
     link: Arc<Link>,
-    /// Not tried yet, or again from the given time on.
-    targets: VecDeque<(Instant, SocketAddr)>,
+    /// Not tried yet, or to be tried again.
+    targets: VecDeque<Target>,
     attempts: Vec<Token>,
     /// The last failure of each address.
     failures: Vec<(SocketAddr, String)>,
@@ -32,57 +32,74 @@ pub(super) struct Connector {
     token: Nonce,
     timeout: Duration,
     until: Instant,
-    /// Not before this is a further address tried while others are under way.
-    next: Instant,
+}
+
+/// An address to be tried.
+#[derive(Debug, Clone, Copy)]
+struct Target {
+    addr: SocketAddr,
+    /// Not before this.
+    from: Instant,
+    /// Not before this while others are under way; the same for a whole group.
+    turn: Instant,
 }
 
 impl Connector {
     pub(super) fn new(
         link: Arc<Link>,
-        targets: Vec<SocketAddr>,
+        groups: Vec<Vec<SocketAddr>>,
         hello: Vec<u8>,
         token: Nonce,
         timeout: Duration,
     ) -> Self {
         let now = Instant::now();
+        let turns = (0..).map(|n| now + n * STAGGER).zip(groups);
+        let target = |turn, addr| Target { addr, from: now, turn };
         Self {
             link,
-            targets: targets.into_iter().map(|t| (now, t)).collect(),
+            targets: turns.flat_map(|(turn, g)| g.into_iter().map(move |addr| target(turn, addr))).collect(),
             attempts: Vec::new(),
             failures: Vec::new(),
             hello: hello.into(),
             token,
             timeout,
             until: now + timeout,
-            next: now,
         }
     }
 
     /// Starts what is due. `None` when it has failed.
     pub(super) fn on_timer(mut self, me: Token, core: &mut Core) -> Option<Entry> {
-        loop {
-            let now = Instant::now();
-            if now >= self.until {
-                let text =
-                    format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
-                return self.give_up(&text, core);
-            }
-            let due = self.targets.iter().position(|(when, _)| *when <= now);
-            let Some(due) = due.filter(|_| self.attempts.is_empty() || now >= self.next) else { break };
-            if let Some((_, addr)) = self.targets.remove(due) {
-                self.next = now + STAGGER;
-                match Attempt::start(me, addr, &self.hello, self.token, core) {
-                    Ok(token) => self.attempts.push(token),
-                    Err(e) => self.note(addr, e.to_string()),
-                }
-            }
+        let now = Instant::now();
+        if now >= self.until {
+            let text = format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
+            return self.give_up(&text, core);
         }
+        while self.start_group(me, now, core) {}
         if self.attempts.is_empty() && self.targets.is_empty() {
             return self.give_up("none of its addresses answers", core);
         }
-        let soonest = self.targets.iter().map(|(when, _)| *when).min().map(|t| t.max(self.next));
+        // With none under way, none of these waits for its turn.
+        let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.turn) };
+        let soonest = self.targets.iter().map(due).min();
         core.wake_at(soonest.map_or(self.until, |t| t.min(self.until)), me);
         Some(Entry::Connector(self))
+    }
+
+    /// Tries all that are due; with none under way, the next group. `false` if there was nothing to try.
+    fn start_group(&mut self, me: Token, now: Instant, core: &mut Core) -> bool {
+        let ready = || self.targets.iter().filter(|t| t.from <= now);
+        let next = ready().map(|t| t.turn).min().filter(|_| self.attempts.is_empty());
+        let turn = next.map_or(now, |next| next.max(now));
+        let (due, rest): (VecDeque<_>, _) =
+            self.targets.iter().partition(|t| t.from <= now && t.turn <= turn);
+        self.targets = rest;
+        for target in &due {
+            match Attempt::start(me, target.addr, &self.hello, self.token, core) {
+                Ok(token) => self.attempts.push(token),
+                Err(e) => self.note(target.addr, e.to_string()),
+            }
+        }
+        !due.is_empty()
     }
 
     fn note(&mut self, addr: SocketAddr, why: String) {
@@ -97,8 +114,8 @@ impl Connector {
         tried.extend(
             self.targets
                 .iter()
-                .filter(|t| !self.failures.iter().any(|f| f.0 == t.1))
-                .map(|t| format!("{}: not tried", t.1)),
+                .filter(|t| !self.failures.iter().any(|f| f.0 == t.addr))
+                .map(|t| format!("{}: not tried", t.addr)),
         );
         self.end(format!("cannot connect to the peer's listener: {why}; tried {}", tried.join("; ")), core)
     }
@@ -140,7 +157,8 @@ impl Connector {
             Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), core),
             Outcome::Unanswered(why) => {
                 self.note(addr, why);
-                self.targets.push_back((Instant::now() + AGAIN, addr));
+                let from = Instant::now() + AGAIN;
+                self.targets.push_back(Target { addr, from, turn: from });
                 self.on_timer(me, core)
             }
             Outcome::Failed(why) => {

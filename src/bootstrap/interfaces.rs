@@ -9,7 +9,7 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use super::Options;
 use crate::config::Family;
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle};
+use crate::proto::{Addr, Handle, HandleError, Nonce};
 
 /// Beginnings of names of bridges and tunnels inside of a host: their addresses repeat from host to host.
 const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "flannel", "br-"];
@@ -51,8 +51,9 @@ fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
 }
 
 /// The addresses that a handle should name, the most useful first. Without a filter those of SOUT's own interface; where
-/// there is none, or it has no address of the family, and with a filter: as the filter orders them, addresses of
-/// networks before those of bridges inside of the host, loopback last, so that two processes of one host
+/// there is none, or it has no address of the family, and with a filter: as the filter orders them, one of each subnet before
+/// a second one; of the former those of interfaces of adapters first, then of other networks, then of bridges inside of
+/// the host; loopback last, so that two processes of one host
 /// find each other without a network. Link-local IPv6 addresses mean nothing without an interface and are left out.
 pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr>> {
     let own = options.sout.filter(|_| options.interfaces.is_none());
@@ -64,7 +65,16 @@ pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr
 }
 
 /// Those of use among `interfaces`, in order.
-fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface>, options: &Options) -> Vec<Addr> {
+fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface> + Clone, options: &Options) -> Vec<Addr> {
+    let all = ranked(interfaces.clone(), options, &[]);
+    if Handle::holds(&all) { all } else { ranked(interfaces, options, &(options.adapters)()) }
+}
+
+fn ranked<'a>(
+    interfaces: impl Iterator<Item = &'a Interface>,
+    options: &Options,
+    adapters: &[IpAddr],
+) -> Vec<Addr> {
     let mut ranked: Vec<_> = interfaces
         .filter(|i| match (options.family, i.addr.ip()) {
             (Some(Family::V6), IpAddr::V4(_)) | (Some(Family::V4), IpAddr::V6(_)) => false,
@@ -73,19 +83,49 @@ fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface>, options: &Options)
         })
         .filter_map(|i| {
             let named = options.interfaces.as_ref().map_or(Some(0), |(_, filter)| filter.rank(&i.name))?;
-            let inner = INNER.iter().any(|p| i.name.starts_with(p));
-            let link_local = matches!(i.addr.ip(), IpAddr::V4(ip) if ip.is_link_local());
-            Some(((i.addr.ip().is_loopback(), named, inner, link_local, i.addr.ip().is_ipv6()), i.addr))
+            Some(((i.addr.ip().is_loopback(), named), (use_of(i, adapters), i.addr.ip().is_ipv6()), i.addr))
         })
         .collect();
-    ranked.sort_by_key(|(rank, _)| *rank);
-    let mut addrs: Vec<Addr> = Vec::new();
-    for (_, addr) in ranked {
-        if !addrs.iter().any(|a| a.ip() == addr.ip()) {
-            addrs.push(addr);
+    ranked.sort_by_key(|(first, second, _)| (*first, *second));
+    let (mut addrs, mut seen) = (Vec::new(), Vec::new());
+    for (first, second, addr) in ranked {
+        if !seen.iter().any(|a: &Addr| a.ip() == addr.ip()) {
+            let again = seen.iter().any(|a| a.prefix() == addr.prefix() && a.same_subnet(addr.ip()));
+            seen.push(addr);
+            addrs.push(((first, again, second), addr));
         }
     }
-    addrs
+    addrs.sort_by_key(|(rank, _)| *rank);
+    addrs.into_iter().map(|(_, addr)| addr).collect()
+}
+
+/// Of how much use an interface's network is to peers, 0 is best: one with an adapter, another, one that has nothing but an address
+/// that it gave itself, a bridge of the host.
+fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
+    let link_local = matches!(interface.addr.ip(), IpAddr::V4(ip) if ip.is_link_local());
+    match INNER.iter().any(|p| interface.name.starts_with(p)) {
+        true => 3,
+        false if link_local => 2,
+        false => u8::from(!adapters.contains(&interface.addr.ip())),
+    }
+}
+
+/// A handle with as many of `addrs` as fit, the first ones, but one of each family; and those that do not.
+pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
+    let left = |handle: &Handle| -> Vec<Addr> {
+        addrs.iter().filter(|a| !handle.addrs().contains(a)).copied().collect()
+    };
+    let handle = Handle::new(nonce, port, addrs)?;
+    let out = left(&handle);
+    let other = |a: &&Addr| !handle.addrs().iter().any(|b| b.ip().is_ipv4() == a.ip().is_ipv4());
+    let Some(other) = out.iter().find(other) else { return Ok((handle, out)) };
+    // Right behind the first one of all.
+    let mut order = addrs.to_vec();
+    order.retain(|a| a != other);
+    order.insert(1, *other);
+    let handle = Handle::new(nonce, port, &order)?;
+    let out = left(&handle);
+    Ok((handle, out))
 }
 
 fn nothing(interfaces: &[Interface], options: &Options) -> Error {
@@ -106,13 +146,16 @@ fn nothing(interfaces: &[Interface], options: &Options) -> Error {
     }
 }
 
-/// The order in which a connector tries a handle's addresses: those of networks that this host is in, the others, loopback.
-pub(super) fn in_order(handle: &Handle, local: &[Addr]) -> Vec<SocketAddr> {
+/// A handle's addresses as a connector tries them, in groups, each at once: those of networks that this host is in, the others, loopback.
+pub(super) fn in_groups(handle: &Handle, local: &[Addr]) -> Vec<Vec<SocketAddr>> {
     let near = |ip: IpAddr| local.iter().any(|a| a.same_subnet(ip));
-    let mut targets: Vec<_> =
-        handle.addrs().iter().map(|a| (a.ip().is_loopback(), !near(a.ip()), a.ip())).collect();
-    targets.sort_by_key(|(loopback, far, _)| (*loopback, *far));
-    targets.into_iter().map(|(.., ip)| SocketAddr::new(ip, handle.port())).collect()
+    let mut groups = vec![Vec::new(); 3];
+    for ip in handle.addrs().iter().map(Addr::ip) {
+        let group = if ip.is_loopback() { 2 } else { usize::from(!near(ip)) };
+        groups[group].push(SocketAddr::new(ip, handle.port()));
+    }
+    groups.retain(|group| !group.is_empty());
+    groups
 }
 
 #[cfg(test)]
@@ -141,7 +184,7 @@ mod tests {
 
     fn options(filter: Option<&str>, family: Option<Family>) -> Options {
         let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
-        Options { interfaces, sout: None, family, timeout: Duration::from_secs(1) }
+        Options { interfaces, sout: None, adapters: Vec::new, family, timeout: Duration::from_secs(1) }
     }
 
     fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {
@@ -157,6 +200,80 @@ mod tests {
         // The one of a network hides the same one of a bridge.
         assert_eq!(reachable(&host(), &options(None, None)).unwrap()[0].prefix(), 24);
         assert_eq!(ips(None, Some(Family::V6)), ["fd00::1", "::1"]);
+    }
+
+    /// In order, for a host with these interfaces and adapters at these addresses.
+    fn order(interfaces: &[(&str, &str, u8)], adapters: &[&str]) -> Vec<String> {
+        let all: Vec<_> = interfaces.iter().map(|(name, ip, prefix)| interface(name, ip, *prefix)).collect();
+        let adapters: Vec<IpAddr> = adapters.iter().map(|ip| ip.parse().unwrap()).collect();
+        let addrs = ranked(all.iter(), &options(None, None), &adapters);
+        addrs.iter().map(|a| a.ip().to_string()).collect()
+    }
+
+    #[test]
+    fn each_subnet_comes_before_a_second_address_of_one_and_adapters_come_first() {
+        let host = [
+            ("docker0", "172.17.0.1", 16),
+            ("eth0", "10.0.0.1", 24),
+            ("eth0", "10.0.0.2", 24),
+            ("eth0", "10.0.1.1", 24),
+            ("rdma0", "10.0.1.2", 24),
+            ("rdma0", "fd00::1", 64),
+            ("rdma1", "10.0.2.1", 24),
+            ("lo", "127.0.0.1", 8),
+        ];
+        assert_eq!(
+            order(&host, &["10.0.1.2", "10.0.2.1", "fd00::1"]),
+            [
+                "10.0.1.2",
+                "10.0.2.1",
+                "fd00::1",
+                "10.0.0.1",
+                "172.17.0.1",
+                "10.0.0.2",
+                "10.0.1.1",
+                "127.0.0.1"
+            ]
+        );
+        // None is known to be an adapter's.
+        assert_eq!(order(&host, &[])[..4], ["10.0.0.1", "10.0.1.1", "10.0.2.1", "fd00::1"]);
+        // One network in another is not the same one.
+        let nested = [("a", "10.0.0.1", 8), ("b", "10.0.0.2", 24), ("c", "10.0.0.3", 24)];
+        assert_eq!(order(&nested, &["10.0.0.3"]), ["10.0.0.3", "10.0.0.1", "10.0.0.2"]);
+    }
+
+    #[test]
+    fn adapters_are_asked_for_where_there_is_no_room_for_all() {
+        let all = |n: u8| -> Vec<Interface> {
+            (0..n).map(|i| interface(&format!("eth{i}"), &format!("10.0.{i}.1"), 24)).collect()
+        };
+        let last: fn() -> Vec<IpAddr> = || vec![[10, 0, 15, 1].into()];
+        let first = |n, adapters| {
+            let addrs = reachable(&all(n), &Options { adapters, ..options(None, None) }).unwrap();
+            assert_eq!(addrs.len(), n.into());
+            addrs[0].ip().to_string()
+        };
+        assert_eq!(first(16, last), "10.0.15.1");
+        assert_eq!(first(15, || unreachable!("all fit")), "10.0.0.1");
+    }
+
+    #[test]
+    fn a_handle_that_is_too_small_for_all_has_both_families() {
+        let addr = |text: String, prefix| Addr::new(text.parse().unwrap(), prefix).unwrap();
+        let v4: Vec<Addr> = (0..20).map(|i| addr(format!("10.0.{i}.1"), 24)).collect();
+        let v6: Vec<Addr> = (0..20).map(|i| addr(format!("fd00:{i}::1"), 64)).collect();
+        let fitted = |addrs: &[Addr]| {
+            let (handle, out) = fitted([7; 16], 9, addrs).unwrap();
+            assert_eq!(handle.addrs().len() + out.len(), addrs.len());
+            assert!(!out.iter().any(|a| handle.addrs().contains(a)));
+            handle.addrs().to_vec()
+        };
+        assert_eq!(fitted(&v4[..15]), v4[..15]);
+        assert_eq!(fitted(&v4), v4[..15]);
+        assert_eq!(fitted(&[&v4[..3], &v6[..2]].concat()), [&v4[..3], &v6[..2]].concat());
+        // 18 bytes for one of IPv6 leave 77 for IPv4, six each.
+        assert_eq!(fitted(&[&v4[..], &v6[..]].concat()), [&v4[..1], &v6[..1], &v4[1..12]].concat());
+        assert_eq!(fitted(&[&v6[..], &v4[..]].concat()), [&v6[..1], &v4[..1], &v6[1..4], &v4[1..3]].concat());
     }
 
     #[test]
@@ -201,8 +318,11 @@ mod tests {
             .collect();
         let handle = Handle::new([0; 16], 7, &addrs).unwrap();
         let local: Vec<Addr> = host().iter().map(|i| i.addr).collect();
-        let order: Vec<String> = in_order(&handle, &local).iter().map(ToString::to_string).collect();
-        assert_eq!(order, ["10.0.0.9:7", "[fd00::9]:7", "172.16.0.9:7", "127.0.0.1:7"]);
+        let groups: Vec<Vec<String>> = in_groups(&handle, &local)
+            .iter()
+            .map(|group| group.iter().map(ToString::to_string).collect())
+            .collect();
+        assert_eq!(groups, [&["10.0.0.9:7", "[fd00::9]:7"][..], &["172.16.0.9:7"], &["127.0.0.1:7"]]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -10,12 +10,12 @@ use mio::net::TcpListener;
 
 use super::channel::Channel;
 use super::half_open::HalfOpen;
-use super::interfaces::{interfaces, reachable};
+use super::interfaces::{fitted, interfaces, reachable};
 use super::link::Link;
 use super::reactor::{Command, Core, Entry, Reactor};
 use super::{Options, socket};
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Nonce};
+use crate::proto::{Addr, Handle, Nonce};
 
 /// Connections of a listener that have not shown a HELLO, at most; the oldest makes room.
 const HALF_OPEN_MAX: usize = 64;
@@ -59,7 +59,8 @@ impl Listener {
         let port = socket.local_addr().map_err(|e| Error::io("getsockname of a listener", e))?.port();
         let mut nonce = Nonce::default();
         getrandom::fill(&mut nonce).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-        let handle = Handle::new(nonce, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
+        let (handle, left) = fitted(nonce, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
+        tell_of_those_left_out(&handle, &left);
         let reactor = Reactor::get()?;
         let shared = Arc::new(Shared::default());
         let token = reactor.next_token();
@@ -82,6 +83,25 @@ impl Listener {
             }
             None => self.reactor.alive().map(|()| None),
         }
+    }
+}
+
+/// Once in a process: its listeners have the same addresses.
+fn tell_of_those_left_out(handle: &Handle, left: &[Addr]) {
+    static ONCE: Once = Once::new();
+    let tell = || {
+        let [named, left] = [handle.addrs(), left].map(|addrs| {
+            let texts: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+            texts.join(", ")
+        });
+        tracing::info!(
+            target: "net",
+            "this host has more addresses than peers can be told, who are told of {named}; left out are {left}: a peer that reaches \
+             these only needs them in MPIB_OOB_IF or NCCL_SOCKET_IFNAME"
+        );
+    };
+    if !left.is_empty() {
+        ONCE.call_once(tell);
     }
 }
 

@@ -7,8 +7,8 @@
 //! listener's nonce. Everything else (port scans, health checks, other jobs' peers) is dropped, holds at most
 //! a fixed number of descriptors until then, and never delays a real peer.
 //!
-//! How a connector finds the right host: it tries the handle's addresses one soon after the other, those of its own
-//! networks first, and sends the same HELLO, with a random token, on each that connects. The listener answers WELCOME
+//! How a connector finds the right host: it tries the handle's addresses on networks of its own all at once, soon after them the
+//! others, and sends the same HELLO, with a random token, on each that connects. The listener answers WELCOME
 //! to the first HELLO with that token and drops the others. So an address that leads elsewhere (every host may have a
 //! 172.17.0.1) does no harm.
 
@@ -38,6 +38,9 @@ pub struct Options {
     pub interfaces: Option<(&'static str, NameFilter)>,
     /// SOUT's address: without `interfaces`, a listener names those of the interface that has it, where one has.
     pub sout: Option<IpAddr>,
+    /// Gives the addresses of this host's adapters: interfaces that have one are of more use to peers than others. Asked only where
+    /// a handle has no room for all.
+    pub adapters: fn() -> Vec<IpAddr>,
     /// Address family; `None` is both.
     pub family: Option<Family>,
     /// How long each step of the handshake may take.
@@ -49,6 +52,7 @@ impl From<&Config> for Options {
         Self {
             interfaces: config.oob_filter().map(|(variable, filter)| (variable, filter.clone())),
             sout: None,
+            adapters: Vec::new,
             family: config.socket_family,
             timeout: config.connect_timeout,
         }

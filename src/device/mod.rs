@@ -9,6 +9,7 @@ mod memory;
 mod plan;
 
 use std::ffi::{CStr, CString};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::config::Config;
@@ -138,9 +139,16 @@ fn gids(context: &Context, port: &Port) -> Vec<Gid> {
     indices.filter_map(|i| context.gid(port.number, i)).collect()
 }
 
+static DEVICES: OnceLock<(Config, Vec<Device>)> = OnceLock::new();
+
+/// IP addresses of the devices' ports, as they are now.
+pub fn addrs() -> Vec<IpAddr> {
+    let nics = DEVICES.get().into_iter().flat_map(|(_, devices)| devices).flat_map(|d| &d.rails);
+    nics.filter_map(|nic| nic.now().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
+}
+
 /// The process's devices, opened by the first call that succeeds.
 pub fn open(config: &Config) -> Result<&'static [Device]> {
-    static DEVICES: OnceLock<(Config, Vec<Device>)> = OnceLock::new();
     static OPENING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((first, devices)) = DEVICES.get() {

@@ -13,7 +13,7 @@ use super::handshake::Handshake;
 use super::recv::RecvComm;
 use super::send::SendComm;
 use crate::bootstrap::{Listener, Options};
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
@@ -105,7 +105,8 @@ impl Listening {
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_fused());
         let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
-        let listener = Listener::open(&Options { sout, ..Options::from(&settings.config) })?;
+        let options = Options { sout, adapters: device::addrs, ..Options::from(&settings.config) };
+        let listener = Listener::open(&options)?;
         *handle = listener.handle().encode();
         Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
     }

@@ -123,6 +123,11 @@ impl Handle {
         if addrs.is_empty() { Err(HandleError::NoAddress) } else { Ok(Self { nonce, port, addrs }) }
     }
 
+    /// Whether one handle has room for all of these.
+    pub fn holds(addrs: &[Addr]) -> bool {
+        addrs.iter().map(Addr::entry_bytes).sum::<usize>() <= STATE_OFFSET - ENTRIES_OFFSET
+    }
+
     /// Random bytes that the HELLO must carry.
     pub fn nonce(&self) -> &Nonce {
         &self.nonce
@@ -254,6 +259,8 @@ mod tests {
         let mixed = [&[six; 6][..], &many[..2]].concat();
         // Five of 18 bytes leave room for no sixth; one IPv4 address would need six of the five bytes left.
         assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[six; 5]);
+        let holds = [&many[..15], &many[..16], &[six; 5], &mixed].map(Handle::holds);
+        assert_eq!(holds, [true, false, true, false]);
         assert_eq!(Handle::new([0; 16], 1, &[]), Err(HandleError::NoAddress));
         assert_eq!(Handle::new([0; 16], 0, &many), Err(HandleError::Port));
     }

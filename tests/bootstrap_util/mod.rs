@@ -33,7 +33,7 @@ pub(crate) fn recv(channel: &Channel) -> Message {
 }
 
 pub(crate) fn options() -> Options {
-    Options { interfaces: None, sout: None, family: None, timeout: patience() }
+    Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout: patience() }
 }
 
 pub(crate) fn listen() -> Listener {

@@ -76,6 +76,27 @@ impl Ends {
                 self.recv.push(accepted(table, self.listen));
                 assert_eq!(table.close_listen(self.listen), 0);
             }
+            // Both, whichever comes first.
+            "cross" => {
+                let mut handle = handle_of(rest);
+                let (mut send, mut recv) = (Ptr::default(), Ptr::default());
+                until("connect and accept", || {
+                    if send.is_null() {
+                        let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                        assert_eq!(rc, 0, "connect");
+                        send = comm;
+                    }
+                    if recv.is_null() {
+                        let (rc, comm) = table.accept(self.listen);
+                        assert_eq!(rc, 0, "accept");
+                        recv = comm;
+                    }
+                    (!send.is_null() && !recv.is_null()).then_some(())
+                });
+                assert_eq!(table.close_listen(self.listen), 0);
+                self.send.push(send);
+                self.recv.push(recv);
+            }
             "connect" => self.send.push(connected(table, ctx, &mut handle_of(rest))),
             // What must fail; its code.
             "listen-fails" => {
