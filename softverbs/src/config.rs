@@ -43,6 +43,10 @@ pub struct DeviceSpec {
     pub latency_ns: u64,
     /// Path MTU of the port in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu: u32,
+    /// The largest path MTU that the network behind the port lets through, from the same list; `None` is `mtu`.
+    pub carries: Option<u32>,
+    /// The cable or switch that the port is on: ports on different ones do not reach each other, whatever their addresses.
+    pub wire: u32,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -68,6 +72,8 @@ impl DeviceSpec {
             rate: None,
             latency_ns: 0,
             mtu: 4096,
+            carries: None,
+            wire: 0,
         }
     }
 
@@ -180,8 +186,10 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
             MAX_LATENCY_NS / 1_000_000_000
         ));
     }
-    if ![256, 512, 1024, 2048, 4096].contains(&device.mtu) {
-        return Err(format!("mtu={}: expected 256, 512, 1024, 2048 or 4096", device.mtu));
+    for (key, mtu) in [("mtu", device.mtu), ("carries", device.carries.unwrap_or(device.mtu))] {
+        if ![256, 512, 1024, 2048, 4096].contains(&mtu) {
+            return Err(format!("{key}={mtu}: expected 256, 512, 1024, 2048 or 4096"));
+        }
     }
     Ok(())
 }

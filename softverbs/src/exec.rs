@@ -117,9 +117,13 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
     if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
         return Step::NoAnswer("its process has ended");
     }
-    let mut ends = [own_device(process, qp), to.device()].into_iter().flatten();
-    if ends.any(|device| !link::is_up(&process.fabric, device)) {
+    let ends = [own_device(process, qp), to.device()].into_iter().flatten();
+    if ends.clone().any(|device| !link::is_up(&process.fabric, device)) {
         return Step::NoAnswer("the link of one of the two devices is down");
+    }
+    let packet = wqe.len.min(u64::from(head.connection.path_mtu));
+    if ends.clone().any(|device| packet > u64::from(device.mtu.load(Relaxed))) {
+        return Step::NoAnswer("its packets are longer than a port on the way takes (path_mtu)");
     }
     let _guard = bounce::lock(&to.qp.lock);
     if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {

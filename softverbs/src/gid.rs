@@ -26,7 +26,7 @@ pub(crate) struct Gid {
     pub(crate) kind: GidKind,
 }
 
-/// A device's GUID: the same wherever the same name has the same first address or LID, since a device is
+/// A device's GUID: the same wherever the same name has the same first address or LID on the same wire, since a device is
 /// known by them. Locally administered, so that it meets no maker's.
 pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -37,6 +37,9 @@ pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     }
     if let Some(lid) = spec.lid {
         lid.to_be_bytes().into_iter().for_each(&mut mix);
+    }
+    if spec.wire != 0 {
+        spec.wire.to_be_bytes().into_iter().for_each(&mut mix);
     }
     let [a, b, c, d, e, f, ..] = hash.to_be_bytes();
     u64::from_be_bytes([(a & 0xfc) | 0x02, b, c, 0xff, 0xfe, d, e, f])

@@ -157,8 +157,10 @@ pub(crate) fn halves(raw: [u8; 16]) -> [u64; 2] {
 fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     let header = own.header();
     for (device, shared) in device::all().iter().zip(&header.devices) {
-        let DeviceShared { lid, gid_count, link, rate, latency_ns, gids, .. } = shared;
+        let DeviceShared { lid, gid_count, link, wire, mtu, rate, latency_ns, gids, .. } = shared;
         lid.store(u32::from(device.lid), Relaxed);
+        wire.store(device.spec.wire, Relaxed);
+        mtu.store(device.spec.mtu.min(device.spec.carries.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);
         latency_ns.store(device.spec.latency_ns, Relaxed);
         link.store(fabric.link_of(device_key(device))?, Relaxed);
@@ -268,20 +270,26 @@ impl<T> Table<T> {
     }
 }
 
-/// Whether a connection between the processes' devices exists: those of one subnet, or of InfiniBand.
+/// Whether a connection between the processes' devices exists: those on one wire and of one subnet, or of InfiniBand. Subnets are one where
+/// each end finds the other's address in its own.
 pub(crate) fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     let gids = |d: &DeviceShared| -> Vec<_> {
         let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
         gidtable::of(fabric, d).into_iter().flatten().map(bits).collect()
     };
     if a.link.load(Relaxed) == b.link.load(Relaxed) || a.lid.load(Relaxed) != 0 && b.lid.load(Relaxed) != 0 {
-        return true;
+        return a.wire.load(Relaxed) == b.wire.load(Relaxed);
+    }
+    if a.wire.load(Relaxed) != b.wire.load(Relaxed) {
+        return false;
     }
     // Every device has a link-local address, which says nothing of what it is connected to.
     let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
     let b = gids(b);
     gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {
-        let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
-        b.iter().any(|&(y, p)| p == prefix && x & mask == y & mask)
+        b.iter().any(|&(y, p)| {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.max(p).min(128))).unwrap_or(0);
+            x & mask == y & mask
+        })
     })
 }

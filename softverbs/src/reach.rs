@@ -48,7 +48,7 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
         return Err("that QP is on another device than the one that the destination address names");
     }
     if !own_device(process, qp).is_some_and(|own| same_link(&process.fabric, own, device)) {
-        return Err("the two devices have no subnet in common");
+        return Err("the two devices are on different wires, or have no subnet in common");
     }
     let expected = [shared.dgid_high.load(Relaxed), shared.dgid_low.load(Relaxed)];
     if connection.global && expected != [0, 0] && expected != crate::process::halves(connection.sgid) {

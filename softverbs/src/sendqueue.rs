@@ -74,6 +74,8 @@ pub(crate) struct Connection {
     pub(crate) timeout: u8,
     pub(crate) retry: u8,
     pub(crate) rnr_retry: u8,
+    /// Payload of a full packet, in bytes.
+    pub(crate) path_mtu: u32,
 }
 
 /// See the module. Slots, pieces and inline data are made once, at creation.
@@ -111,6 +113,7 @@ impl SendQueue {
             timeout: 0,
             retry: 0,
             rnr_retry: 0,
+            path_mtu: 0,
         };
         Self {
             wqes: vec![Wqe::default(); slots].into(),
@@ -175,6 +178,7 @@ impl SendQueue {
             timeout: attr.timeout,
             retry: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
+            path_mtu: 128 << attr.path_mtu.min(5),
         };
     }
 

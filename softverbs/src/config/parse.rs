@@ -6,7 +6,7 @@ use super::{ConfigError, DeviceSpec, LinkLayer, quantity};
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -45,6 +45,10 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "rate" => spec.rate = Some(quantity::rate(value)?),
         "latency" | "lat" => spec.latency_ns = quantity::nanoseconds(value)?,
         "mtu" => spec.mtu = value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?,
+        "carries" => {
+            spec.carries = Some(value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?);
+        }
+        "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
             spec.link_layer = match value {
@@ -53,7 +57,11 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
                 _ => return Err("expected roce or ib".to_owned()),
             }
         }
-        _ => return Err("expected one of the keys addr, link, lid, rate, latency, mtu".to_owned()),
+        _ => {
+            return Err(
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire".to_owned()
+            );
+        }
     }
     Ok(())
 }

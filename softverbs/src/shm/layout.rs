@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Says that a file is ours and of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0005;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0006;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes that one bounce carries.
@@ -67,6 +67,10 @@ pub(crate) struct DeviceShared {
     pub(crate) gid_count: AtomicU32,
     /// Index in the fabric's link table.
     pub(crate) link: AtomicU32,
+    /// Others than this are out of reach.
+    pub(crate) wire: AtomicU32,
+    /// The longest payload of a packet that the port takes, and the network behind it lets through.
+    pub(crate) mtu: AtomicU32,
     pub(crate) _pad: AtomicU32,
     /// Bytes per second, 0 for unlimited.
     pub(crate) rate: AtomicU64,
