@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use address::{AddrRange, GidIndex};
-pub use filter::{Family, HcaFilter, HcaName, NameFilter};
+pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Text, Whole, WholeOrAuto, WholeOrUnset,
 };
@@ -127,10 +127,17 @@ settings! {
     /// Address family of the control connections; unset: both.
     socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL,
         test: "networks_come_first_and_loopback_last";
-    /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set.
+    /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. Behind a port may stand to which rail
+    /// and plane of the network it belongs, which NCCL is told from v12 on.
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL,
-        differs: "the same for names and ports; a rail and a plane behind the port are refused",
         test: "hca_filters_mean_what_nccl_means";
+    /// 0: NCCL may not join several devices to one. See `docs/fused-devices.md`.
+    merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag,
+        test: "nothing_is_joined_where_the_user_wants_none";
+    /// What a port carries in Mb/s, for ports that carry something else than they say. It counts for what NCCL is told, and for
+    /// the parts of a message on the rails of a fused device.
+    rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Parsed::<RailSpeeds>::OPTIONAL,
+        test: "four_rails_carry_by_their_speeds";
     /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
     /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,

@@ -11,7 +11,7 @@ use nccl_net_versions::{
 };
 
 use crate::config::{self, Config};
-use crate::device::{self, Device, Gpu};
+use crate::device::{self, Device, Gpu, Hold};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
 use crate::{forked, log, stats};
@@ -25,10 +25,11 @@ pub struct Plugin;
 pub struct Context {
     id: u64,
     settings: Arc<Settings>,
+    _devices: Hold,
 }
 
-/// What the calls without a context go by: the settings of the latest `init`, and the process's devices.
-static OPENED: RwLock<Option<(Config, &'static [Device])>> = RwLock::new(None);
+/// What the calls without a context go by: the settings of the latest `init`.
+static LATEST: RwLock<Option<Config>> = RwLock::new(None);
 
 /// Reports a failure once, where it leaves the plugin.
 fn told<T>(call: &'static str, result: Result<T>) -> Result<T, Failure> {
@@ -47,16 +48,20 @@ fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Resu
     here(call, || body(ManuallyDrop::into_inner(it)))
 }
 
+/// The settings of the latest `init`.
+fn latest() -> Result<Config> {
+    let config = LATEST.read().unwrap_or_else(PoisonError::into_inner).clone();
+    config.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+}
+
 /// Device `dev` and the settings.
 fn device(dev: usize) -> Result<(Config, &'static Device)> {
-    let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
-    let (config, devices) =
-        opened.as_ref().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))?;
-    match devices.get(dev) {
-        Some(device) => Ok((config.clone(), device)),
+    let config = latest()?;
+    match device::get(dev) {
+        Some(device) => Ok((config, device)),
         None => Err(Error::Argument(format!(
             "device {dev}: expected 0 to {}, which are the devices of this process",
-            devices.len().saturating_sub(1)
+            device::count().saturating_sub(1)
         ))),
     }
 }
@@ -65,23 +70,22 @@ fn open(args: &Init) -> Result<Context> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let config = Config::from_env()?;
     forked::watch()?;
-    let devices = device::open(&config)?;
+    let hold = Hold::open(&config)?;
     let mut findings = config::in_vain(std::env::vars_os());
     findings.extend(device::findings(&config));
     for lost in findings.iter().filter(|f| f.lost) {
         config.lose(lost.text.clone())?;
     }
     stats::init(&config)?;
-    let first =
-        OPENED.write().unwrap_or_else(PoisonError::into_inner).replace((config.clone(), devices)).is_none();
+    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(config.clone()).is_none();
     if first {
-        let all: Vec<String> = devices.iter().map(describe).collect();
+        let all: Vec<String> = device::all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
         tracing::info!(
             target: "init",
             "version {}, table v{}, {} device(s): {}{set}",
-            env!("CARGO_PKG_VERSION"), args.version, devices.len(), all.join(", ")
+            env!("CARGO_PKG_VERSION"), args.version, all.len(), all.join(", ")
         );
         for found in findings {
             match found.lost {
@@ -91,7 +95,7 @@ fn open(args: &Init) -> Result<Context> {
         }
     }
     let settings = Arc::new(Settings::new(config, args.config.traffic_class));
-    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings })
+    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _devices: hold })
 }
 
 /// One device, for the log.
@@ -112,7 +116,6 @@ fn properties(dev: usize) -> Result<Properties> {
     // Any one rail may have to carry a message alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
-    let dev = c_int::try_from(dev).map_err(|_| Error::Argument(format!("device {dev}")))?;
     Ok(Properties {
         name: device.name,
         pci_path: device.pci_path,
@@ -128,13 +131,22 @@ fn properties(dev: usize) -> Result<Properties> {
         max_recvs: MAX_RECVS as c_int,
         device_type: 0,
         device_version: 0,
-        vdevs: VDevs::new(&[dev]).unwrap_or_default(),
+        vdevs: VDevs::new(&device.members).unwrap_or_default(),
         max_p2p_bytes: max_bytes,
         max_coll_bytes: max_bytes,
         max_multi_request_size: 1,
-        rail_id: -1,
-        plane_id: -1,
+        rail_id: device.rail_id.unwrap_or(-1),
+        plane_id: device.plane_id.unwrap_or(-1),
     })
+}
+
+fn make_vdevice(devs: &VDevs) -> Result<usize> {
+    let before = device::count();
+    let index = device::fused(devs.as_slice())?;
+    if let Some(device) = device::get(index).filter(|_| index >= before) {
+        tracing::info!(target: "init", "device {index} made of {:?}: {}", devs.as_slice(), describe(device));
+    }
+    Ok(index)
 }
 
 /// Where memory may lie that adapters reach here.
@@ -153,7 +165,7 @@ fn no_dmabuf(dmabuf: Option<DmaBuf>) -> Result<()> {
 
 impl NetPlugin for Plugin {
     const NAME: &'static CStr = c"MPIB";
-    const VDEVICES: bool = false;
+    const VDEVICES: bool = true;
     const DMABUF: bool = false;
 
     type Context = Context;
@@ -183,22 +195,21 @@ impl NetPlugin for Plugin {
     }
 
     fn devices() -> Result<usize, Failure> {
-        here("devices", || {
-            let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
-            let devices = opened.as_ref().map(|(_, devices)| devices.len());
-            devices.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
-        })
+        here("devices", || latest().map(|_| device::count()))
     }
 
     fn properties(dev: usize) -> Result<Properties, Failure> {
         here("getProperties", || properties(dev))
     }
 
-    fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
-        told(
-            "makeVDevice",
-            Err(Error::Usage("devices are joined with MPIB_HCA_SOUT and MPIB_HCA_SUP only".into())),
-        )
+    fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
+        if here("makeVDevice", latest)?.merge_nics || devs.as_slice().len() < 2 {
+            return told("makeVDevice", make_vdevice(devs));
+        }
+        // As the user wants it, hence no warning. Not the code of a usage error, for which NCCL 2.24 and 2.25 fail the
+        // communicator: with any other they, too, go on with the devices as they are.
+        tracing::info!(target: "init", "devices {:?} are not joined: NCCL_IB_MERGE_NICS=0", devs.as_slice());
+        Err(Failure::InvalidArgument)
     }
 
     fn set_net_attr(_: &Context, _: &NetAttr) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::config::Config;
-use crate::proto::{Mode, RailInfo, SHARE_ONE, Split, Terms};
+use crate::proto::{MAX_RAILS, Mode, RailInfo, SHARE_ONE, Split, Terms};
 use crate::route::{self, Class};
 
 /// Rail index of SOUT in its device.
@@ -14,10 +14,10 @@ const SOUT: u8 = 0;
 /// Rail index of SUP in its device.
 const SUP: u8 = 1;
 
-/// What an end of `rails` rails demands of its peer.
-pub fn terms(config: &Config, rails: usize) -> Terms {
+/// What an end demands of its peer. `fused`: its device is SOUT and SUP.
+pub fn terms(config: &Config, fused: bool) -> Terms {
     Terms {
-        fused: rails > 1,
+        fused,
         mode: config.mode,
         fixed_share: config.sup_share.is_some(),
         island_prefix_len: config.island_prefix_len,
@@ -28,7 +28,7 @@ pub fn terms(config: &Config, rails: usize) -> Terms {
 /// How a connection uses its rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// An end is not SOUT and SUP: whatever can be joined is used.
+    /// An end is not SOUT and SUP: whatever can be joined is used, in proportion to the rails' speeds.
     Plain,
     /// Vanilla: one rail carries all.
     Isolated(Class),
@@ -84,7 +84,7 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plain => f.write_str("one rail each"),
+            Self::Plain => f.write_str("plain rails"),
             Self::Isolated(class) => write!(f, "{class}, all on one rail"),
             Self::Shared(class) => write!(f, "{class}, split"),
         }
@@ -113,9 +113,26 @@ pub enum Source {
     Fixed(u16),
     /// From outside, and it may change from one transfer to the next.
     Hint(Box<dyn Flow>),
+    /// No share of SUP but a weight of each rail: see [`weights`].
+    Weights([u16; MAX_RAILS]),
 }
 
-/// A connection's policy. Rails are those of the connection: 0 is SOUT where there are two.
+/// Weights of plain rails, from what each end of each carries in Mb/s: a rail is as fast as its slower end. Zero is a speed
+/// that is not known; where one is not, all count alike.
+pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
+    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
+    let known = speeds.iter().all(|pair| slower(pair) > 0);
+    let largest = speeds.iter().map(slower).max().unwrap_or(0);
+    // Halved until they fit: in proportion, to 1 in 2^15.
+    let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
+    let mut weights = [0; MAX_RAILS];
+    for (place, pair) in weights.iter_mut().zip(speeds) {
+        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
+    }
+    weights
+}
+
+/// A connection's policy. Rails are those of the connection: 0 is SOUT where they are SOUT and SUP.
 #[derive(Debug)]
 pub struct Policy {
     source: Source,
@@ -129,7 +146,7 @@ impl Policy {
     /// For a connection whose rails have these indices in their device, in order. `threshold` is
     /// `MPIB_BDP_THRESHOLD`, which counts for hints between islands.
     pub fn new(plan: Plan, source: Source, threshold: u32, roles: &[u8]) -> Self {
-        let all = roles.iter().take(2).fold(0, |mask, _| mask << 1 | 1);
+        let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
         let home = plan.home().and_then(|home| roles.iter().position(|role| *role == home));
         let counts = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
         Self {
@@ -154,13 +171,17 @@ impl Policy {
             _ if size <= self.threshold => 0,
             Source::Fixed(share) => *share,
             Source::Hint(flow) => flow.share(),
+            Source::Weights(_) => return None,
         };
         Some(share.min(SHARE_ONE))
     }
 
     /// [`split`](Self::split) by what [`share`](Self::share) gave.
     pub fn split_by(&self, size: usize, share: Option<u16>) -> Option<Split> {
-        Split::by_share(size, share.unwrap_or(0), self.available)
+        match &self.source {
+            Source::Weights(weights) => Split::by_weights(size, weights, self.available),
+            Source::Fixed(_) | Source::Hint(_) => Split::by_share(size, share.unwrap_or(0), self.available),
+        }
     }
 }
 

@@ -117,19 +117,62 @@ fn plans_follow_mode_and_class() {
         (Mode::Vanilla, true, "10.0.1.2", [true, true], None, SOUT),
     ];
     for (mode, fixed_share, peer, joins, home, cts) in table {
-        let terms = Terms { mode, fixed_share, ..terms(&Config::default(), 2) };
+        let terms = Terms { mode, fixed_share, ..terms(&Config::default(), true) };
         let plan = Plan::new(&terms, &terms, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
         assert_eq!(BOTH.map(|role| plan.joins(role)), joins, "{mode:?} {peer}");
         assert_eq!((plan.home(), plan.cts()), (home, cts), "{mode:?} {peer}");
         assert_eq!(BOTH.map(|role| plan.qps(&terms, role)), [2, 4]);
     }
-    let lone = terms(&Config::default(), 1);
-    let plan = Plan::new(&terms(&Config::default(), 2), &lone, &[], &[]);
+    let lone = terms(&Config::default(), false);
+    let plan = Plan::new(&terms(&Config::default(), true), &lone, &[], &[]);
     assert_eq!((plan, plan.home(), plan.qps(&lone, 1)), (Plan::Plain, None, 1));
     assert!(plan.joins(SOUT) && plan.joins(SUP));
 }
 
+fn weighed(speeds: &[(u32, u32)]) -> Policy {
+    let roles: Vec<u8> = (0u8..).take(speeds.len()).collect();
+    Policy::new(Plan::Plain, Source::Weights(weights(speeds)), 4096, &roles)
+}
+
+#[test]
+fn plain_rails_carry_in_proportion_to_their_slower_end() {
+    for (speeds, parts) in [
+        (
+            &[(400_000, 400_000), (300_000, 400_000), (200_000, 200_000), (400_000, 100_000)][..],
+            &[4, 3, 2, 1][..],
+        ),
+        (&[(1, 1), (2, 3), (7, 5)], &[1, 2, 5]),
+        // A speed that is not known tells nothing of the others either.
+        (&[(400_000, 400_000), (0, 100_000)], &[1, 1]),
+        (&[(100_000, 100_000); 8], &[1; 8]),
+        (&[(u32::MAX, u32::MAX), (1 << 31, u32::MAX)], &[2, 1]),
+    ] {
+        let policy = weighed(speeds);
+        let sum: usize = parts.iter().sum();
+        let split = policy.split(sum << 22).unwrap();
+        for (rail, part) in parts.iter().enumerate() {
+            let off = split.bytes(rail).abs_diff(part << 22);
+            assert!(off < 1024, "rail {rail} of {speeds:?}: {off} bytes off");
+        }
+        assert_eq!(policy.share(sum << 22), None);
+        assert_eq!((policy.split(0).unwrap().mask(), policy.split(127).unwrap().mask()), (1, 1));
+    }
+    // Next to nothing is not nothing.
+    assert_eq!(weights(&[(u32::MAX, u32::MAX), (1, 1)])[..3], [u16::MAX, 1, 0]);
+}
+
 proptest! {
+    #[test]
+    fn plain_rails_cover_the_transfer(
+        size in prop_oneof![0usize..5000, 0usize..1 << 40],
+        speeds in prop::collection::vec((any::<u32>(), any::<u32>()), 1..=8),
+    ) {
+        let split = weighed(&speeds).split(size).unwrap();
+        prop_assert_eq!(split.parts().map(|p| p.len).sum::<usize>(), size);
+        prop_assert!(split.parts().skip(1).all(|p| p.len % 128 == 0));
+        prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << speeds.len());
+    }
+
     /// Whatever is asked: every byte once, on rails that are there, aligned; and exactly the rule.
     #[test]
     fn every_decision_covers_the_transfer(

@@ -62,9 +62,41 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
                 "a b", "a:", "a:x", "a:0", "a:-1", "a:256", "a:1x", "a:+1", ":1", "a:1:2", "a,b", "^a", &long,
             ])
         }
-        _ if form.starts_with("`[^][=]name[:port],…`") => {
-            own(&["^", "=", "^=", ",", "a,", "a,,b", "a b", "a:", "a:0", "a:256", "a:1x", "=^a", "a/b"])
-        }
+        _ if form.starts_with("`[^][=]name[:port[:rail[:plane]]],…`") => own(&[
+            "^",
+            "=",
+            "^=",
+            ",",
+            "a,",
+            "a,,b",
+            "a b",
+            "a:",
+            "a:0",
+            "a:256",
+            "a:1x",
+            "=^a",
+            "a/b",
+            "a:1:",
+            "a:1:x",
+            "a:1:-1",
+            "a:1:2:32768",
+            "a:1:2:3:4",
+        ]),
+        _ if form.starts_with("`name[:port]:number,…` with each port named once and numbers") => own(&[
+            "a",
+            "5",
+            "a:",
+            "a:0",
+            "a:x",
+            "a:-1",
+            "a:1.5",
+            "a:1,",
+            "a:1,a:2",
+            "a:100000001",
+            "a:1:2:3",
+            "a b:1",
+            HUGE,
+        ]),
         _ if form.starts_with("`[^][=]interface,…`") => {
             own(&["^", "=", ",", "a,", "a,,b", "a b", "=^a", "a/b", &"n".repeat(64)])
         }

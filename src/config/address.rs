@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use super::filter::{Family, HcaName, NotOfThisForm};
+use super::filter::{Family, HcaName, NotOfThisForm, of_port, per_port, write_list};
 use super::form::{Described, number};
 
 /// `NCCL_IB_GID_INDEX`
@@ -24,10 +24,7 @@ impl GidIndex {
         match self {
             Self::Auto => None,
             Self::All(index) => Some(*index),
-            Self::Each(list) => {
-                let meant = |name: &HcaName| name.name == hca && name.port.is_none_or(|p| p == port);
-                list.iter().find(|(name, _)| meant(name)).map(|(_, index)| *index)
-            }
+            Self::Each(list) => of_port(list, hca, port),
         }
     }
 
@@ -54,16 +51,7 @@ impl FromStr for GidIndex {
         if !text.contains(':') {
             return index(text).map(Self::All).ok_or(NotOfThisForm);
         }
-        let mut list: Vec<(HcaName, u8)> = Vec::new();
-        for item in text.split(',') {
-            let (name, place) = item.trim().rsplit_once(':').ok_or(NotOfThisForm)?;
-            let name: HcaName = name.parse()?;
-            if list.iter().any(|(earlier, _)| earlier.same_port(&name)) {
-                return Err(NotOfThisForm);
-            }
-            list.push((name, index(place).ok_or(NotOfThisForm)?));
-        }
-        Ok(Self::Each(list))
+        per_port(text, index).map(Self::Each)
     }
 }
 
@@ -72,10 +60,7 @@ impl fmt::Display for GidIndex {
         match self {
             Self::Auto => f.write_str("-1"),
             Self::All(index) => index.fmt(f),
-            Self::Each(list) => {
-                let items: Vec<_> = list.iter().map(|(name, index)| format!("{name}:{index}")).collect();
-                f.write_str(&items.join(","))
-            }
+            Self::Each(list) => write_list(list, f),
         }
     }
 }

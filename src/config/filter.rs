@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::form::Described;
+use super::form::{Described, number};
 
 /// A text that is not of the form; the caller says which form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,35 @@ impl fmt::Display for HcaName {
     }
 }
 
+/// A list of `name[:port]:value`, in which no port is named twice.
+pub(super) fn per_port<T>(
+    text: &str,
+    value: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<(HcaName, T)>, NotOfThisForm> {
+    let mut list: Vec<(HcaName, T)> = Vec::new();
+    for item in text.split(',') {
+        let (name, place) = item.trim().rsplit_once(':').ok_or(NotOfThisForm)?;
+        let name: HcaName = name.parse()?;
+        if list.iter().any(|(earlier, _)| earlier.same_port(&name)) {
+            return Err(NotOfThisForm);
+        }
+        list.push((name, value(place).ok_or(NotOfThisForm)?));
+    }
+    Ok(list)
+}
+
+/// What such a list says of port `port` of this HCA.
+pub(super) fn of_port<T: Copy>(list: &[(HcaName, T)], hca: &str, port: u8) -> Option<T> {
+    let meant = |name: &HcaName| name.name == hca && name.port.is_none_or(|p| p == port);
+    list.iter().find(|(name, _)| meant(name)).map(|(_, value)| *value)
+}
+
+/// As it would be written.
+pub(super) fn write_list<T: fmt::Display>(list: &[(HcaName, T)], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let items: Vec<_> = list.iter().map(|(name, value)| format!("{name}:{value}")).collect();
+    f.write_str(&items.join(","))
+}
+
 /// A device or interface name that the kernel could give, without the filter's own signs.
 fn plain_name(text: &str) -> Option<&str> {
     let good = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ',' | '^' | '=');
@@ -93,14 +122,57 @@ impl<T: fmt::Display> fmt::Display for Filter<T> {
     }
 }
 
+/// An item of `NCCL_IB_HCA`: an HCA, and to which rail and plane of the network its port is said to belong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HcaItem {
+    hca: HcaName,
+    rail: Option<i16>,
+    plane: Option<i16>,
+}
+
+impl FromStr for HcaItem {
+    type Err = NotOfThisForm;
+
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        let mut fields = text.splitn(3, ':');
+        let ends = [fields.next(), fields.next()].into_iter().flatten().map(str::len).sum::<usize>();
+        let Some(ids) = fields.next() else {
+            return Ok(Self { hca: text.parse()?, rail: None, plane: None });
+        };
+        let id = |text: &str| number(text).and_then(|n| i16::try_from(n).ok()).map(Some).ok_or(NotOfThisForm);
+        let (rail, plane) = match ids.split_once(':') {
+            None => (id(ids)?, None),
+            Some((rail, plane)) => (id(rail)?, id(plane)?),
+        };
+        Ok(Self { hca: text[..=ends].parse()?, rail, plane })
+    }
+}
+
+impl fmt::Display for HcaItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.hca.fmt(f)?;
+        [self.rail, self.plane].into_iter().flatten().try_for_each(|id| write!(f, ":{id}"))
+    }
+}
+
 /// `NCCL_IB_HCA`
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HcaFilter(Filter<HcaName>);
+pub struct HcaFilter(Filter<HcaItem>);
 
 impl HcaFilter {
     /// Whether port `port` of HCA `name` is meant. An item without a port means all of them.
     pub fn matches(&self, name: &str, port: u8) -> bool {
-        self.0.rank(|i| self.0.same(&i.name, name) && i.port.is_none_or(|p| p == port)).is_some()
+        self.0.rank(|i| self.hits(i, name, port)).is_some()
+    }
+
+    /// Rail and plane that the first item for this port gives it. What is left out has none.
+    pub fn ids(&self, name: &str, port: u8) -> (Option<i16>, Option<i16>) {
+        let item = self.0.items.iter().find(|i| self.names() && self.hits(i, name, port));
+        item.map_or((None, None), |i| (i.rail, i.plane))
+    }
+
+    fn hits(&self, item: &HcaItem, name: &str, port: u8) -> bool {
+        self.0.same(&item.hca.name, name) && item.hca.port.is_none_or(|p| p == port)
     }
 
     /// Whether it says what is wanted, rather than what is not.
@@ -111,7 +183,7 @@ impl HcaFilter {
 
 impl Described for HcaFilter {
     const EXPECTED: &'static str =
-        "`[^][=]name[:port],…` (^: all but these, =: whole names, else beginnings of names)";
+        "`[^][=]name[:port[:rail[:plane]]],…` (^: all but these, =: whole names, else beginnings of names)";
 }
 
 impl FromStr for HcaFilter {
@@ -189,6 +261,42 @@ impl fmt::Display for Family {
     }
 }
 
+/// `MPIB_RAIL_SPEED`: Mb/s of some ports, each named once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailSpeeds(Vec<(HcaName, u32)>);
+
+impl RailSpeeds {
+    /// What was set for this port of this HCA.
+    pub fn of(&self, hca: &str, port: u8) -> Option<u32> {
+        of_port(&self.0, hca, port)
+    }
+
+    /// The HCAs and ports that it names.
+    pub fn names(&self) -> impl Iterator<Item = &HcaName> {
+        self.0.iter().map(|(name, _)| name)
+    }
+}
+
+impl Described for RailSpeeds {
+    const EXPECTED: &'static str =
+        "`name[:port]:number,…` with each port named once and numbers from 1 to 100000000 (Mb/s)";
+}
+
+impl FromStr for RailSpeeds {
+    type Err = NotOfThisForm;
+
+    fn from_str(text: &str) -> Result<Self, NotOfThisForm> {
+        let speed = |text: &str| number(text).filter(|n| (1..=100_000_000).contains(n)).map(|n| n as u32);
+        per_port(text, speed).map(Self)
+    }
+}
+
+impl fmt::Display for RailSpeeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_list(&self.0, f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,6 +325,22 @@ mod tests {
     }
 
     #[test]
+    fn the_first_item_for_a_port_gives_rail_and_plane() {
+        for (text, name, port, ids) in [
+            ("a:1:3:4,b:1:5", "a", 1, (Some(3), Some(4))),
+            ("a:1:3:4,b:1:5", "b", 1, (Some(5), None)),
+            ("a:1:3:4,b:1:5", "a", 2, (None, None)),
+            ("=a:1:3", "ab", 1, (None, None)),
+            ("a:1:3", "ab", 1, (Some(3), None)),
+            ("a,a:1:3", "a", 1, (None, None)),
+            ("^b:1:3", "a", 1, (None, None)),
+            ("^b:1:3", "b", 1, (None, None)),
+        ] {
+            assert_eq!(text.parse::<HcaFilter>().unwrap().ids(name, port), ids, "{text} {name}:{port}");
+        }
+    }
+
+    #[test]
     fn interface_filters_rank_by_the_order_of_their_items() {
         let filter = |text: &str| text.parse::<NameFilter>().unwrap();
         for (text, name, rank) in [
@@ -236,7 +360,7 @@ mod tests {
 
     #[test]
     fn texts_come_back_as_written() {
-        for text in ["mlx5_0", "=mlx5_0:1,mlx5_1", "^=a:255", "^a,b"] {
+        for text in ["mlx5_0", "=mlx5_0:1,mlx5_1", "^=a:255", "^a,b", "a:1:0,b:2:32767:3"] {
             assert_eq!(text.parse::<HcaFilter>().unwrap().to_string(), text);
         }
         for text in ["mlx5_0", "mlx5_0:2"] {
@@ -252,13 +376,34 @@ mod tests {
         ] {
             assert_eq!(text.parse::<HcaName>(), Err(NotOfThisForm), "{text:?}");
         }
-        for text in ["", "^", "=", "^=", "a,", ",a", "a,,b", "=^a", "^^a", "a,^b", "a:0", "a:1:2"] {
+        for text in ["", "^", "=", "^=", "a,", ",a", "a,,b", "=^a", "^^a", "a,^b", "a:0", "a:0:2", "a::2"] {
+            assert_eq!(text.parse::<HcaFilter>(), Err(NotOfThisForm), "{text:?}");
+        }
+        for text in ["a:1:", "a:1:x", "a:1:-1", "a:1:32768", "a:1:2:", "a:1:2:3:", "a:1:2:3:4", ":1:2"] {
             assert_eq!(text.parse::<HcaFilter>(), Err(NotOfThisForm), "{text:?}");
         }
         for text in ["", "^", "a,,b", "a/b", "=^a"] {
             assert_eq!(text.parse::<NameFilter>(), Err(NotOfThisForm), "{text:?}");
         }
         assert_eq!("x".repeat(64).parse::<HcaName>(), Err(NotOfThisForm));
+    }
+
+    #[test]
+    fn speeds_are_of_ports_and_have_bounds() {
+        let speeds: RailSpeeds = "a:32000,b:2:1,b:1:100000000".parse().unwrap();
+        for (hca, port, speed) in [
+            ("a", 1, Some(32_000)),
+            ("a", 7, Some(32_000)),
+            ("b", 2, Some(1)),
+            ("b", 3, None),
+            ("c", 1, None),
+        ] {
+            assert_eq!(speeds.of(hca, port), speed, "{hca}:{port}");
+        }
+        assert_eq!(speeds.to_string(), "a:32000,b:2:1,b:1:100000000");
+        for text in ["", "1", "a", "a:0", "a:100000001", "a:x", "a:1,a:2", "a:1:5,a:6", "a:1:2:3"] {
+            assert_eq!(text.parse::<RailSpeeds>(), Err(NotOfThisForm), "{text:?}");
+        }
     }
 
     #[test]

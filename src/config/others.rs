@@ -109,7 +109,6 @@ others! {
     "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
     "NCCL_IB_FIFO_TC" ["-1"] missed: "CTS writes have the traffic class of the data";
-    "NCCL_IB_MERGE_NICS" ["0"] note: "devices are joined with MPIB_HCA_SOUT and MPIB_HCA_SUP only";
     "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
     "NCCL_IB_MQP_RETRY_ALL" ["0"] missed: "a change of a queue pair that fails is not tried again";
     "NCCL_IB_MQP_RETRY_CNT" ["0"] missed: "a change of a queue pair that fails is not tried again";
@@ -119,7 +118,7 @@ others! {
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
     "NCCL_IB_QPS_PER_CONNECTION" missed: "the number of queue pairs is MPIB_SOUT_QP and MPIB_SUP_QP, and 1 for devices of one port";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed is its lanes times their speed, as ibv_query_port tells them";
-    "NCCL_IB_RAIL_POLICY" missed: "rails are those of MPIB_HCA_SOUT and MPIB_HCA_SUP";
+    "NCCL_IB_RAIL_POLICY" missed: "rails keep the order in which NCCL joins them";
     "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
     "NCCL_IB_RESILIENCY_PORT_FAILOVER" ["0"] missed: "there is no failover: a rail that fails, fails its connections";
     "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS" note: "there is no failover";
@@ -134,7 +133,7 @@ others! {
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY" note: "there is no failover";
     "NCCL_IB_RETURN_ASYNC_EVENTS" ["0"] missed: "events of adapters are told when a request fails, and fail nothing themselves";
     "NCCL_IB_ROUTABLE_FLID_GID_INDEX" ["0"] missed: "InfiniBand ports use entry 0 of their GID table";
-    "NCCL_IB_SORT_MERGE_NICS" note: "rail 0 is MPIB_HCA_SOUT, rail 1 MPIB_HCA_SUP";
+    "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
     "NCCL_IB_SPLIT_DATA_ON_QPS" ["0"] missed: "each rail's part of a message goes on one queue pair";
     "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
     "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";

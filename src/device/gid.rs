@@ -5,7 +5,7 @@ use crate::config::{AddrRange, Config, Family};
 use crate::proto::{GidKind, LinkLayer};
 use crate::verbs::Gid;
 
-/// What the settings say of the addresses of one port.
+/// What the settings say of one port: of its addresses, and of its speed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     /// `NCCL_IB_GID_INDEX`. With it, the rest does not count.
@@ -16,6 +16,8 @@ pub(super) struct Wanted {
     range: Option<AddrRange>,
     /// `NCCL_IB_ROCE_VERSION_NUM`
     version: Option<u8>,
+    /// `MPIB_RAIL_SPEED`, in Mb/s.
+    pub(super) speed: Option<u32>,
 }
 
 impl Wanted {
@@ -26,6 +28,7 @@ impl Wanted {
             family: config.addr_family,
             range: config.addr_range.clone(),
             version: config.roce_version,
+            speed: config.rail_speed.as_ref().and_then(|speeds| speeds.of(hca, port)),
         }
     }
 

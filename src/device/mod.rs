@@ -1,25 +1,27 @@
 //! What exists: HCAs, ports and GIDs, and the devices that NCCL is shown.
 //!
-//! Devices are opened once per process and kept across `finalize` and the next `init`: NCCL keeps their
-//! names, and a plugin that is closed and opened again finds them as they were.
+//! Ports are opened once per process and kept across `finalize` and the next `init`: NCCL keeps the names of
+//! devices, and a plugin that is closed and opened again finds them as they were.
 
+mod fuse;
 mod gid;
 mod gpu;
+mod list;
 mod memory;
 mod plan;
 
-use std::ffi::{CStr, CString};
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::ffi::{CStr, CString, c_int};
+use std::sync::Arc;
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::proto::Mode;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
 use plan::{Found, Trouble};
 
 pub use gpu::Gpu;
+pub use list::{Hold, addrs, all, count, fused, get};
 pub use memory::findings;
 
 /// One port of one HCA.
@@ -32,15 +34,23 @@ pub struct Nic {
     wanted: Wanted,
 }
 
-/// A device as NCCL sees it: one port, or SOUT and SUP.
-#[derive(Debug)]
+/// A device as NCCL sees it.
+#[derive(Debug, Clone)]
 pub struct Device {
-    /// Unique in the process.
+    /// Unique among the physical devices. A virtual one of a single device has that one's.
     pub name: &'static CStr,
     /// sysfs path of the first rail's PCI device.
     pub pci_path: Option<&'static CStr>,
-    /// Its ports: rail 0, rail 1.
+    /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
+    /// Whether it is SOUT and SUP, for which `policy` has rules of their own.
+    pub is_mpib: bool,
+    /// The physical devices that it consists of, itself where it is one.
+    pub members: Vec<c_int>,
+    /// Which rail of the network it is on, where the settings say so.
+    pub rail_id: Option<i16>,
+    /// Which plane of the network it is on, likewise.
+    pub plane_id: Option<i16>,
 }
 
 impl Nic {
@@ -90,18 +100,13 @@ impl Nic {
 }
 
 impl Device {
-    /// Whether it is SOUT and SUP.
-    pub fn is_fused(&self) -> bool {
-        self.rails.len() > 1
-    }
-
-    /// Mb/s that transfers can see: with a fixed share, of the rails that it uses; in vanilla mode of the faster rail,
-    /// since a connection uses one; in advanced mode of both.
+    /// Mb/s that transfers can see: of all rails. Of SOUT and SUP with a fixed share those that it uses; in vanilla mode the
+    /// faster one, since a connection uses one; in advanced mode both.
     pub fn speed(&self, config: &Config) -> u32 {
         let speed = |rail: usize| self.rails.get(rail).map_or(0, |n| n.port.speed);
         let both = speed(0).saturating_add(speed(1));
         match (config.sup_share, config.mode) {
-            _ if !self.is_fused() => speed(0),
+            _ if !self.is_mpib => self.rails.iter().fold(0, |sum, n| n.port.speed.saturating_add(sum)),
             (Some(0), _) => speed(0),
             (Some(1..1024), _) | (None, Mode::Advanced) => both,
             (Some(_), _) => speed(1),
@@ -112,7 +117,7 @@ impl Device {
     /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each.
     pub fn max_connections(&self, config: &Config) -> u32 {
         let each = |rail: usize| match rail {
-            _ if !self.is_fused() => 1,
+            _ if !self.is_mpib => 1,
             0 => config.sout_qp,
             _ => config.sup_qp,
         };
@@ -125,10 +130,11 @@ impl Device {
 
 /// The port and the GIDs that connections may use, or why it cannot be used.
 fn usable(context: &Context, number: u8, wanted: &Wanted) -> Result<(Port, Vec<Gid>), Trouble> {
-    let port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
+    let mut port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
     if !port.active {
         return Err(Trouble::Inactive);
     }
+    port.speed = wanted.speed.unwrap_or(port.speed);
     let gids = gid::candidates(&gids(context, &port), port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))
 }
@@ -137,34 +143,6 @@ fn usable(context: &Context, number: u8, wanted: &Wanted) -> Result<(Port, Vec<G
 fn gids(context: &Context, port: &Port) -> Vec<Gid> {
     let indices = 0..u8::try_from(port.gids).unwrap_or(u8::MAX);
     indices.filter_map(|i| context.gid(port.number, i)).collect()
-}
-
-static DEVICES: OnceLock<(Config, Vec<Device>)> = OnceLock::new();
-
-/// IP addresses of the devices' ports, as they are now.
-pub fn addrs() -> Vec<IpAddr> {
-    let nics = DEVICES.get().into_iter().flat_map(|(_, devices)| devices).flat_map(|d| &d.rails);
-    nics.filter_map(|nic| nic.now().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
-}
-
-/// The process's devices, opened by the first call that succeeds.
-pub fn open(config: &Config) -> Result<&'static [Device]> {
-    static OPENING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((first, devices)) = DEVICES.get() {
-        let changed = plan::changed(first, config);
-        if !changed.is_empty() {
-            let what = format!(
-                "changed since this process opened its devices, which stay as they are: {}",
-                changed.join(", ")
-            );
-            lose(config, what)?;
-        }
-        return Ok(devices);
-    }
-    let devices = enumerate(config)?;
-    let (_, devices) = DEVICES.get_or_init(|| (config.clone(), devices));
-    Ok(devices)
 }
 
 /// One warning for what the user asked for and does not get, or an error where that is not wanted.
@@ -215,7 +193,16 @@ fn enumerate(config: &Config) -> Result<Vec<Device>> {
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);
-        devices.push(Device { name: leak(plan.name), pci_path, rails });
+        let index = c_int::try_from(devices.len()).map_err(|_| Error::Internal("too many devices".into()))?;
+        devices.push(Device {
+            name: leak(plan.name),
+            pci_path,
+            is_mpib: rails.len() > 1,
+            rails,
+            members: vec![index],
+            rail_id: plan.ids.0,
+            plane_id: plan.ids.1,
+        });
     }
     Ok(devices)
 }

@@ -49,6 +49,8 @@ pub(super) struct Plan {
     pub name: String,
     /// Indices of its ports in what was found: SOUT and SUP, or one.
     pub rails: Vec<usize>,
+    /// Rail and plane of the network that `NCCL_IB_HCA` gives it.
+    pub ids: (Option<i16>, Option<i16>),
 }
 
 /// The devices that `config` asks for.
@@ -57,12 +59,19 @@ pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
         // Whatever the settings say, they are not what is wrong.
         return Err(nothing(config, found));
     }
-    for name in config.gid_index.names() {
-        if !found.iter().any(|f| f.hca == name.name && name.port.is_none_or(|p| p == f.port)) {
-            let expected =
-                format!("HCAs and ports of this host, which {name} is not: it has {}", list(found));
-            return Err(Error::config("NCCL_IB_GID_INDEX", format!("\"{}\"", config.gid_index), expected));
-        }
+    let unknown =
+        |name: &&HcaName| !found.iter().any(|f| f.hca == name.name && name.port.is_none_or(|p| p == f.port));
+    let refuse = |variable, text: String, name: &HcaName| {
+        let expected = format!("HCAs and ports of this host, which {name} is not: it has {}", list(found));
+        Err(Error::config(variable, format!("\"{text}\""), expected))
+    };
+    if let Some(name) = config.gid_index.names().find(unknown) {
+        return refuse("NCCL_IB_GID_INDEX", config.gid_index.to_string(), name);
+    }
+    if let Some((speeds, name)) =
+        config.rail_speed.as_ref().and_then(|s| s.names().find(unknown).map(|name| (s, name)))
+    {
+        return refuse("MPIB_RAIL_SPEED", speeds.to_string(), name);
     }
     let plans = match (&config.hca_sout, &config.hca_sup) {
         (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
@@ -127,6 +136,7 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
         row("MPIB_HCA_SOUT", then.hca_sout.as_ref(), now.hca_sout.as_ref()),
         row("MPIB_HCA_SUP", then.hca_sup.as_ref(), now.hca_sup.as_ref()),
         row("NCCL_IB_HCA", then.ib_hca.as_ref(), now.ib_hca.as_ref()),
+        row("MPIB_RAIL_SPEED", then.rail_speed.as_ref(), now.rail_speed.as_ref()),
         row("NCCL_IB_GID_INDEX", Some(&then.gid_index), Some(&now.gid_index)),
         row("NCCL_IB_ADDR_FAMILY", then.addr_family.as_ref(), now.addr_family.as_ref()),
         row("NCCL_IB_ADDR_RANGE", then.addr_range.as_ref(), now.addr_range.as_ref()),
@@ -147,7 +157,8 @@ fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
     let plan = |i: usize| {
         let Found { hca, port, .. } = &found[i];
         let name = if several(hca) { format!("{hca}:{port}") } else { hca.clone() };
-        Plan { name, rails: vec![i] }
+        let ids = config.ib_hca.as_ref().map_or((None, None), |filter| filter.ids(hca, *port));
+        Plan { name, rails: vec![i], ids }
     };
     usable.iter().copied().map(plan).collect()
 }
@@ -163,7 +174,7 @@ fn fused(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
     let one = found[a].hca == found[b].hca;
     let name =
         |i: usize| if one { format!("{}:{}", found[i].hca, found[i].port) } else { found[i].hca.clone() };
-    Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b] })
+    Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b], ids: (None, None) })
 }
 
 /// The port that `wanted` names: the one it says, or the first usable one of the HCA.
@@ -214,7 +225,7 @@ mod tests {
     fn two_rails_become_one_device() {
         let found = host(&[("a", 1, true), ("b", 1, false), ("b", 2, true)]);
         let plans = plan(&mpib("b", "a"), &found).unwrap();
-        assert_eq!(plans, [Plan { name: "b+a".into(), rails: vec![2, 0] }]);
+        assert_eq!(plans, [Plan { name: "b+a".into(), rails: vec![2, 0], ids: (None, None) }]);
         assert_eq!(plan(&mpib("b:2", "a:1"), &found).unwrap()[0].rails, [2, 0]);
         let two_ports = host(&[("a", 1, true), ("a", 2, true)]);
         assert_eq!(plan(&mpib("a:2", "a:1"), &two_ports).unwrap()[0].name, "a:2+a:1");
@@ -247,6 +258,27 @@ mod tests {
         assert!(names.contains("m0") && names.contains("m3:1") && names.contains("m3:2"));
         let only = plan(&config(&[("NCCL_IB_HCA", "=m3:2")]), &found).unwrap();
         assert_eq!((only.len(), only[0].name.as_str()), (1, "m3"));
+    }
+
+    #[test]
+    fn the_filter_gives_devices_their_rail_and_plane() {
+        let found = host(&[("a", 1, true), ("a", 2, true), ("b", 1, true), ("c", 1, true)]);
+        let plans = plan(&config(&[("NCCL_IB_HCA", "=a:1:4,a:2:5:6,b,c:1:0:0")]), &found).unwrap();
+        let ids: Vec<_> = plans.iter().map(|p| p.ids).collect();
+        assert_eq!(ids, [(Some(4), None), (Some(5), Some(6)), (None, None), (Some(0), Some(0))]);
+    }
+
+    #[test]
+    fn a_speed_of_a_port_that_is_not_there_is_refused() {
+        let found = host(&[("a", 1, true)]);
+        assert!(plan(&config(&[("MPIB_RAIL_SPEED", "a:1:5")]), &found).is_ok());
+        for name in ["b", "a:2"] {
+            let e = plan(&config(&[("MPIB_RAIL_SPEED", &format!("{name}:5"))]), &found).unwrap_err();
+            let said = format!(
+                "MPIB_RAIL_SPEED=\"{name}:5\": expected HCAs and ports of this host, which {name} is not"
+            );
+            assert!(e.to_string().contains(&said), "{e}");
+        }
     }
 
     #[test]

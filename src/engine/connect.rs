@@ -15,7 +15,7 @@ use super::send::SendComm;
 use crate::bootstrap::{Listener, Options};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::policy::{Policy, Source};
+use crate::policy::{self, Plan, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 
 /// A connector between two calls of `connect`.
@@ -76,6 +76,10 @@ pub fn connect(
     let Some((core, flow)) = polled? else { return Ok(None) };
     let source = match flow {
         Some(flow) => Source::Hint(Box::new(flow)),
+        None if core.plan == Plan::Plain && core.rails.len() > 1 => {
+            let speeds: Vec<_> = core.rails.iter().map(|r| r.speeds).collect();
+            Source::Weights(policy::weights(&speeds))
+        }
         // Without a hint all is on SOUT.
         None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
     };
@@ -103,7 +107,7 @@ pub struct Listening {
 impl Listening {
     /// Opens it and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
-        let sout = device.rails.first().filter(|_| device.is_fused());
+        let sout = device.rails.first().filter(|_| device.is_mpib);
         let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
         let options = Options { sout, adapters: device::addrs, ..Options::from(&settings.config) };
         let listener = Listener::open(&options)?;

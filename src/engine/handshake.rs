@@ -331,7 +331,7 @@ impl Handshake {
 /// What this end brings.
 fn prepare(settings: &Settings, device: &Device) -> Result<(Offers, Hello)> {
     let offers = offers(device)?;
-    let hello = hello(&offers.usable, policy::terms(&settings.config, device.rails.len()))?;
+    let hello = hello(&offers.usable, policy::terms(&settings.config, device.is_mpib))?;
     Ok((offers, hello))
 }
 

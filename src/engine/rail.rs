@@ -73,8 +73,10 @@ pub(super) struct Rail {
     /// Of all lanes, both ways: what completes here is this rail's.
     pub(super) cq: Arc<Cq>,
     pub(super) nic: Arc<Nic>,
-    /// Rail index in the device: 0 SOUT, 1 SUP.
+    /// Rail index in the device: of SOUT and SUP, 0 SOUT, 1 SUP.
     pub(super) role: u8,
+    /// Mb/s, of this end and of the peer's.
+    pub(super) speeds: (u32, u32),
     pub(super) names: Names,
 }
 

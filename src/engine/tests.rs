@@ -26,25 +26,27 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The two ports of the first two devices, opened once.
-fn ports() -> &'static [Device] {
+fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
-    device::open(&Config::default()).unwrap()
+    // As long as the process lives.
+    std::mem::forget(device::Hold::open(&Config::default()).unwrap());
+    device::all()
 }
 
 /// A connection with send queues of these depths at the sender and at the receiver.
 fn pair(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
-    join(sender, receiver, &ports()[0], &Config::default())
+    join(sender, receiver, ports()[0], &Config::default())
 }
 
 /// As [`pair`], over SOUT with two queue pairs and SUP with three.
 fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
     static FUSED: OnceLock<Device> = OnceLock::new();
     let fused = FUSED.get_or_init(|| {
-        let [sout, sup, ..] = ports() else { panic!("two devices") };
+        let [sout, sup, ..] = ports()[..] else { panic!("two devices") };
         let rails = [&sout.rails[0], &sup.rails[0]].map(Arc::clone);
-        Device { name: c"fused", pci_path: None, rails: rails.into() }
+        Device { name: c"fused", rails: rails.into(), is_mpib: true, ..sout.clone() }
     });
     let config = Config { sup_share: Some(512), sup_qp: 3, ..Config::default() };
     join(sender, receiver, fused, &config)
@@ -153,7 +155,7 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     let config = Config::default();
     let mut handle = [0; 128];
     let (send, recv) = pair(u32::MAX, u32::MAX);
-    let device = &device::open(&config).unwrap()[0];
+    let device = ports()[0];
     let settings = Arc::new(Settings { queue_depth: MIN_DEPTH - 1, ..Settings::new(config, None) });
     let listening = Listening::open(&settings, device, &mut handle).unwrap();
     let e = until(|| {

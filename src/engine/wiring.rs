@@ -292,7 +292,8 @@ impl HalfRoute {
         }
         let names =
             Names { local_gid: gid.raw, remote_gid: peer_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let (receives, cq) = (self.receives, self.cq);
-        Ok(Rail { lanes, flush, receives, cq, nic: Arc::clone(&offer.nic), role: offer.role, names })
+        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
+        let speeds = (offer.port.speed, peer.speed_mbps);
+        Ok(Rail { lanes, flush, receives, cq, nic, role: offer.role, speeds, names })
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn listen() -> Listener {
 }
 
 pub(crate) fn hello(host: &str) -> Hello {
-    let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), 2);
+    let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
     Hello { nonce: [0; 16], token: [5; 16], pid: 42, host: host.into(), terms, rails: Vec::new() }
 }
 

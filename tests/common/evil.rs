@@ -42,7 +42,9 @@ pub fn config() -> Config {
 }
 
 fn device() -> &'static Device {
-    &device::open(&config()).unwrap()[0]
+    // As long as the process lives.
+    std::mem::forget(device::Hold::open(&config()).unwrap());
+    device::get(0).unwrap()
 }
 
 /// What an honest end says of the two rails.
@@ -62,7 +64,7 @@ pub fn hello() -> Hello {
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    let terms = nccl_net_mpib::policy::terms(&config(), device().rails.len());
+    let terms = nccl_net_mpib::policy::terms(&config(), device().is_mpib);
     Hello { nonce: [0; 16], token: [0; 16], pid: std::process::id(), host: "evil".into(), terms, rails }
 }
 
