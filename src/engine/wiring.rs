@@ -15,7 +15,7 @@ use crate::proto::{
     SLOTS, Wiring,
 };
 use crate::route::Route;
-use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq, Timing};
+use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 
 /// Send requests for 256 groups: each has a write and the signalling one on a rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
@@ -134,7 +134,7 @@ impl Half {
             }
             remote.rkeys[i] = wiring.memory.rkeys[half.theirs];
             let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
-            rails.push(half.connect(settings, offer, rail, name, &theirs.qps));
+            rails.push(half.connect(role, settings, offer, rail, name, &theirs.qps));
         }
         Ok(Joined { rails, region: self.region, remote })
     }
@@ -239,6 +239,7 @@ impl HalfRoute {
 
     fn connect(
         self,
+        role: Role,
         settings: &Settings,
         offer: &Offer,
         peer: &RailInfo,
@@ -251,10 +252,11 @@ impl HalfRoute {
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
         let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
         let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
+        let pkey_index = offer.nic.pkey_index(&settings.config)?;
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index,
-            pkey_index: settings.config.pkey_index,
+            pkey_index,
             mtu: offer.port.mtu.min(peer.mtu.raw() as u8),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
@@ -265,11 +267,17 @@ impl HalfRoute {
             psn,
             access: Access::Write,
         };
-        let timing = Timing { timeout: settings.config.timeout, retries: settings.config.retry_cnt };
-        let lane = |((qp, psn), theirs): ((Qp<Fresh>, u32), &QpWiring)| {
-            Ok(Lane::new(qp.connect(&path(psn, theirs), timing)?, theirs.qpn))
+        let timing = settings.timing();
+        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
+        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && roce);
+        let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
+            let mut path = path(psn, theirs);
+            if let (0, Some(class)) = (i, cts_class) {
+                path.traffic_class = class;
+            }
+            Ok(Lane::new(qp.connect(&path, timing)?, theirs.qpn))
         };
-        let lanes = self.qps.into_iter().zip(theirs).map(lane).collect::<Result<_>>()?;
+        let lanes = self.qps.into_iter().zip(theirs).enumerate().map(lane).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = QpWiring { qpn: qp.number(), psn: 0 };
             let path = Path {
