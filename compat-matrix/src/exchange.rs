@@ -18,8 +18,6 @@ use crate::{
     worker::foreign,
 };
 
-/// The only device: both rails.
-const DEVICE: i32 = 0;
 /// Room behind each message that must stay as it was: receives may be larger than what is sent.
 const SLACK: usize = 64;
 const UNTOUCHED: u8 = 0xee;
@@ -99,7 +97,7 @@ fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> R
     let bytes: [u8; HANDLE_BYTES] =
         peer.take()?.try_into().map_err(|_| Failure::tool("a handle of a wrong length"))?;
     let mut handle = Handle(bytes);
-    let comm = until(|| net.connect(DEVICE, &mut handle))?;
+    let comm = until(|| net.connect(plan.device, &mut handle))?;
     for (size, group) in &plan.sizes {
         let mut memory = Memory::new(net, comm, *size, group * plan.depth)?;
         for slot in 0..memory.slots {
@@ -128,7 +126,7 @@ fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> R
 
 fn receive_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
     let mut handle = Handle([0; HANDLE_BYTES]);
-    let listening = net.listen(DEVICE, &mut handle).map_err(foreign)?;
+    let listening = net.listen(plan.device, &mut handle).map_err(foreign)?;
     peer.give(&handle.0)?;
     let comm = until(|| net.accept(listening))?;
     net.close_listen(listening).map_err(foreign)?;

@@ -14,6 +14,8 @@ pub(crate) enum Step {
     Open,
     /// Reads all devices through the communicator's table.
     Describe(usize),
+    /// Makes one device of several through the communicator's table.
+    Fuse(usize, Vec<i32>),
     /// Moves data to or from the other process through the communicator's table, from listen to the last close.
     Exchange(usize, Plan),
     /// Moves data of the GPU with the other process by NCCL's own calls; so many bytes each.
@@ -27,6 +29,7 @@ impl fmt::Display for Step {
         match self {
             Self::Open => f.write_str("open a communicator"),
             Self::Describe(comm) => write!(f, "read the devices of communicator {comm}"),
+            Self::Fuse(comm, devices) => write!(f, "make one of devices {devices:?} of communicator {comm}"),
             Self::Exchange(comm, _) => write!(f, "move data on communicator {comm}"),
             Self::Collectives(_) => f.write_str("run collectives"),
             Self::Close(comm) => write!(f, "close communicator {comm}"),
@@ -37,6 +40,8 @@ impl fmt::Display for Step {
 /// What is moved on one connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plan {
+    /// Of the plugin.
+    pub(crate) device: i32,
     /// Bytes of a message, and receives in an irecv.
     pub(crate) sizes: Vec<(usize, usize)>,
     /// Groups in flight for each entry of `sizes`.
@@ -48,17 +53,17 @@ impl Plan {
     pub(crate) fn whole() -> Self {
         let alone = [1, 127, 128, 129, 4096, 65_537, 1 << 20, 8 << 20].map(|size| (size, 1));
         let groups = [1, 129, 4097, 65_536, 1 << 20].map(|size| (size, 8));
-        Self { sizes: alone.into_iter().chain(groups).collect(), depth: 4 }
+        Self { device: 0, sizes: alone.into_iter().chain(groups).collect(), depth: 4 }
     }
 
     /// Enough to see that a connection works on both rails.
     pub(crate) fn brief() -> Self {
-        Self { sizes: vec![(1, 1), (1 << 20, 1), (4097, 8)], depth: 2 }
+        Self { device: 0, sizes: vec![(1, 1), (1 << 20, 1), (4097, 8)], depth: 2 }
     }
 
     /// One message of more than 1 GiB.
     pub(crate) fn large() -> Self {
-        Self { sizes: vec![((1 << 30) + 4097, 1)], depth: 1 }
+        Self { device: 0, sizes: vec![((1 << 30) + 4097, 1)], depth: 1 }
     }
 }
 
@@ -97,6 +102,8 @@ pub(crate) enum Told {
         table: usize,
     },
     Described(Vec<Device>),
+    /// The index that was given.
+    Fused(i32),
     Exchanged(Tally),
     Collected(Collected),
     Closed(Vec<Called>),

@@ -79,6 +79,9 @@ impl Worker<'_> {
                 let devices = (0..count).map(|dev| net.properties(dev).map_err(foreign));
                 Ok(Told::Described(devices.collect::<Result<_>>()?))
             }
+            Step::Fuse(comm, devices) => {
+                self.net(*comm)?.make_vdevice(devices).map(Told::Fused).map_err(foreign)
+            }
             Step::Exchange(comm, plan) => {
                 let net = self.net(*comm)?;
                 let (role, peer) =

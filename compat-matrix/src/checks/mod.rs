@@ -4,6 +4,7 @@ mod life;
 mod loading;
 mod names;
 mod traffic;
+mod vnics;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -39,6 +40,7 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("traffic", traffic::newest),
     ("over 1 GiB", traffic::large),
     ("older tables", traffic::older),
+    ("virtual devices", vnics::fused),
     ("two communicators", life::two),
     ("reload", life::reload),
     ("lost name", life::lost_name),
