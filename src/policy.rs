@@ -17,6 +17,7 @@ const SUP: u8 = 1;
 /// What an end demands of its peer. `fused`: its device is SOUT and SUP.
 pub fn terms(config: &Config, fused: bool) -> Terms {
     Terms {
+        route: config.route,
         fused,
         mode: config.mode,
         fixed_share: config.sup_share.is_some(),

@@ -40,8 +40,16 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Begins to count. `rails`: of each its index in the device, and its HCA and port.
-    pub fn open(config: &Config, direction: Direction, plan: Plan, peer: &str, rails: &[(u8, &str)]) -> Self {
+    /// Begins to count. `rails`: of each its index in the device, and its HCA and port; `elsewhere`: NCCL did not ask for
+    /// one of them.
+    pub fn open(
+        config: &Config,
+        direction: Direction,
+        plan: Plan,
+        peer: &str,
+        rails: &[(u8, &str)],
+        elsewhere: bool,
+    ) -> Self {
         // That there is no page was told at init.
         let Some(page) = config.stats.then(|| page().ok()).flatten() else { return Self::default() };
         let class = |class| match class {
@@ -53,7 +61,7 @@ impl Counters {
             Plan::Isolated(c) => (class(c), Data::OneRail),
             Plan::Shared(c) => (class(c), Data::Split),
         };
-        let taken = page.take(&Opening { direction, islands, data, peer, rails });
+        let taken = page.take(&Opening { direction, islands, data, peer, rails, elsewhere });
         Self { entry: taken.entry(), _taken: Some(taken) }
     }
 

@@ -171,7 +171,7 @@ fn an_address_that_is_gone_is_named_in_the_reason() {
             &handle,
             &[
                 "no rail reaches",
-                "rail 0 to rail 0: soft0:1 has 10.0.0.1, soft0:1 has 2001:db8::2: not of one family",
+                "soft0:1 to soft0:1: soft0:1 has 10.0.0.1, soft0:1 has 2001:db8::2: not of one family",
             ],
         );
         let handle = two.b.ask("listen");
@@ -346,7 +346,7 @@ fn values_that_cannot_be_are_told_with_what_may_be() {
 /// The index is of the table: what stands there now is used.
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
-    isolated(here!(), &[DEVICES, ("NCCL_IB_GID_INDEX", "3")], || {
+    isolated(here!(), &[DEVICES, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {
         let ctx = init(newest());
         goes_by(ctx, 0, "10.0.0.1 to 10.0.0.1 (RoCE v2)");
         let v4 = |c| Some((IpAddr::from([10, 0, c, 1]), 24));

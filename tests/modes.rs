@@ -284,7 +284,10 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
         let lies = Lies {
             // An address that nobody has, in another island.
             hello: Some(|hello| hello.rails[0].addrs[0].gid[12..].copy_from_slice(&[10, 1, 99, 9])),
-            wiring: Some(|wiring| wiring.routes.truncate(1)),
+            wiring: Some(|wiring| {
+                wiring.routes.truncate(1);
+                wiring.memory.rkeys.truncate(1);
+            }),
             probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "no answer".into())] }),
             ..Lies::default()
         };

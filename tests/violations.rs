@@ -199,7 +199,7 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
         (wiring(|w| w.routes[0].qps.clear()), "0 queue pairs for route 0, expected 2"),
         (wiring(|w| w.memory.len = 100), "100 bytes at"),
         (wiring(|w| w.memory.addr = u64::MAX - 5), "bytes at 0xfffffffffffffffa"),
-        (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 rails"),
+        (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 routes"),
         (
             Lies { ready: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
             "PROBED while READY was due",

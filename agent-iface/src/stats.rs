@@ -18,6 +18,7 @@
 //! | 56 | 4 | connections there are now |
 //! | 60 | 4 | how many of them found no entry free |
 //! | 64 | 4 | entries that were ever used: all others are free |
+//! | 68 | 4 | connections made so far by a rail that is not of the device that NCCL asked for |
 //! | 96 | 32 | version of the plugin, UTF-8, zeros behind |
 //!
 //! | offset | bytes | entry: one connection, one direction |

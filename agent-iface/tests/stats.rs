@@ -27,7 +27,7 @@ const NAMES: [(u8, &str); 2] = [(0, "mlx5_0:1"), (1, "mlx5_1:2")];
 
 fn opening(peer: &str) -> Opening<'_> {
     let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
-    Opening { direction, islands, data, peer, rails: &NAMES }
+    Opening { direction, islands, data, peer, rails: &NAMES, elsewhere: false }
 }
 
 fn page() -> StatsPage {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::BadSetting;
-use crate::proto::Mode;
+use crate::proto::{Mode, RoutePolicy};
 
 /// Most characters of a value that an error repeats.
 const SHOWN: usize = 120;
@@ -162,26 +162,26 @@ impl Form for ModeNumber {
     }
 }
 
-/// A number, or -1 for "choose".
+/// A small number, or -1 for "choose".
 #[derive(Debug)]
-pub(super) struct WholeOrAuto<T>(Whole<T>);
+pub(super) struct WholeOrAuto(Whole<u8>);
 
-impl<T> WholeOrAuto<T> {
-    pub(super) const fn new(low: T, high: T) -> Self {
+impl WholeOrAuto {
+    pub(super) const fn new(low: u8, high: u8) -> Self {
         Self(Whole::new(low, high))
     }
 }
 
-impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrAuto<T> {
-    type Value = Option<T>;
-    fn parse(&self, text: &str) -> Option<Option<T>> {
+impl Form for WholeOrAuto {
+    type Value = Option<u8>;
+    fn parse(&self, text: &str) -> Option<Option<u8>> {
         if text == "-1" { Some(None) } else { self.0.parse(text).map(Some) }
     }
     fn expected(&self) -> String {
         format!("-1 or {}", self.0.expected())
     }
-    fn show(&self, value: &Option<T>) -> String {
-        value.as_ref().map_or("-1".into(), ToString::to_string)
+    fn show(&self, value: &Option<u8>) -> String {
+        value.map_or("-1".into(), |n| n.to_string())
     }
 }
 
@@ -259,6 +259,10 @@ impl Form for Millis {
 pub(super) trait Described: FromStr + Display {
     /// What may stand there.
     const EXPECTED: &'static str;
+}
+
+impl Described for RoutePolicy {
+    const EXPECTED: &'static str = "prefer-subnet, subnet, any or strict";
 }
 
 /// An optional value of a type that parses itself.

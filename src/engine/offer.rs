@@ -1,90 +1,118 @@
 //! The rails that one end brings to a handshake.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use nix::net::if_::if_indextoname;
 
 use crate::bootstrap::{Interface, interfaces};
-use crate::device::{Device, Nic};
+use crate::config::Config;
+use crate::device::{self, Device, Nic};
 use crate::error::{Error, Result};
-use crate::proto::{Hello, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, Terms};
+use crate::policy;
+use crate::proto::{
+    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RoutePolicy,
+};
 use crate::verbs::{Gid, Port};
 
-/// A port of the device that can be used now.
+/// A port that can be used now.
 #[derive(Debug, Clone)]
 pub(super) struct Offer {
     pub(super) nic: Arc<Nic>,
     pub(super) port: Port,
     /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub(super) gids: Vec<Gid>,
-    /// Rail index in the device.
+    /// Rail index in its device.
     pub(super) role: u8,
+    /// Whether it is of the device that NCCL asked for.
+    asked: bool,
 }
 
-/// The device's rails as they are now.
-#[derive(Debug)]
-pub(super) struct Offers {
-    /// At least one.
-    pub(super) usable: Vec<Offer>,
-    /// Index in the device of each rail that cannot be used, and why. Whether it is missed depends on the peer.
-    pub(super) lost: Vec<(u8, String)>,
-}
-
-/// An error where no rail can be used.
-pub(super) fn offers(device: &Device) -> Result<Offers> {
-    let mut usable = Vec::with_capacity(device.rails.len());
-    let mut lost = Vec::new();
-    for (role, nic) in (0u8..).zip(&device.rails) {
-        match nic.now() {
-            Ok((port, mut gids)) => {
-                if gids.len() > MAX_RAIL_ADDRS {
-                    let (name, n) = (nic.name(), gids.len());
-                    tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
-                    gids.truncate(MAX_RAIL_ADDRS);
-                }
-                usable.push(Offer { nic: Arc::clone(nic), port, gids, role });
+/// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
+/// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
+pub(super) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<Offer>, Hello)> {
+    let terms = policy::terms(config, device.is_mpib);
+    let own = (0u8..).zip(&device.rails).map(|(role, nic)| (role, nic, true));
+    let others = || {
+        let mut others: Vec<(u8, &Arc<Nic>, bool)> = Vec::new();
+        for (role, nic) in device::all().into_iter().flat_map(|other| (0u8..).zip(&other.rails)) {
+            let known = device.rails.iter().chain(others.iter().map(|(_, nic, _)| *nic));
+            if known.into_iter().all(|known| known.name() != nic.name()) {
+                others.push((role, nic, false));
             }
-            Err(why) => lost.push((role, format!("our {}: {why}", nic.name()))),
+        }
+        others
+    };
+    // SOUT and SUP are what they are for.
+    let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
+    let (mut usable, mut lost) = (Vec::new(), Vec::new());
+    for (role, nic, asked) in own.chain(others) {
+        match nic.now() {
+            Ok(_) if usable.len() == MAX_OFFERS => too_many(),
+            Ok((port, gids)) => usable.push(offer(nic, port, gids, role, asked)),
+            Err(why) if lost.len() < MAX_OFFERS => {
+                lost.push(LostRail { name: nic.name().to_owned(), role, asked, why });
+            }
+            Err(_) => {}
         }
     }
     if usable.is_empty() {
-        let why: Vec<_> = lost.into_iter().map(|(_, why)| why).collect();
+        let why: Vec<_> = lost.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
-    Ok(Offers { usable, lost })
+    let networks = interfaces()?;
+    let rails = usable.iter().map(|offer| offer.info(&networks)).collect::<Result<_>>()?;
+    let (nonce, token) = (Nonce::default(), Nonce::default());
+    let hello = Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn, rails, lost };
+    Ok((usable, hello))
 }
 
-/// What the peer is told of us.
-pub(super) fn hello(offers: &[Offer], terms: Terms) -> Result<Hello> {
-    let networks = interfaces()?;
-    let addr = |gid: &Gid| RailAddr {
-        gid: gid.raw,
-        gid_index: gid.index,
-        gid_kind: gid.kind,
-        prefix_len: prefix_len(&networks, gid),
-    };
-    let rail = |o: &Offer| {
-        let mtu = Mtu::from_raw(o.port.mtu.into());
+fn offer(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: u8, asked: bool) -> Offer {
+    if gids.len() > MAX_RAIL_ADDRS {
+        let (name, n) = (nic.name(), gids.len());
+        tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
+        gids.truncate(MAX_RAIL_ADDRS);
+    }
+    Offer { nic: Arc::clone(nic), port, gids, role, asked }
+}
+
+/// Said once: every connection would say the same.
+fn too_many() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        tracing::info!(
+            target: "net",
+            "this process has more than {MAX_OFFERS} ports; a peer is told of its device's own and of the first others"
+        );
+    }
+}
+
+impl Offer {
+    /// What the peer is told of it.
+    fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
+        let addr = |gid: &Gid| RailAddr {
+            gid: gid.raw,
+            gid_index: gid.index,
+            gid_kind: gid.kind,
+            prefix_len: prefix_len(networks, gid),
+        };
+        let (name, port) = (self.nic.name(), &self.port);
+        let mtu = Mtu::from_raw(port.mtu.into());
         Ok(RailInfo {
-            name: o.nic.name().to_owned(),
-            port: o.port.number,
-            link_layer: o.port.link,
-            mtu: mtu
-                .ok_or_else(|| Error::Internal(format!("{} has MTU number {}", o.nic.name(), o.port.mtu)))?,
-            lid: o.port.lid,
-            addrs: o.gids.iter().map(addr).collect(),
-            speed_mbps: o.port.speed,
-            role: o.role,
+            name: name.to_owned(),
+            port: port.number,
+            link_layer: port.link,
+            mtu: mtu.ok_or_else(|| Error::Internal(format!("{name} has MTU number {}", port.mtu)))?,
+            lid: port.lid,
+            addrs: self.gids.iter().map(addr).collect(),
+            speed_mbps: port.speed,
+            role: self.role,
+            asked: self.asked,
         })
-    };
-    Ok(Hello {
-        nonce: Nonce::default(),
-        token: Nonce::default(),
-        pid: std::process::id(),
-        host: host_name(),
-        terms,
-        rails: offers.iter().map(rail).collect::<Result<_>>()?,
-    })
+    }
 }
 
 /// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
@@ -94,6 +122,23 @@ fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
     let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
     let own = with_address().find(|i| Some(&i.name) == name.as_ref());
     own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
+}
+
+/// Connections begun from a device to a host.
+type Begun = HashMap<(&'static CStr, Option<IpAddr>), u32>;
+
+/// How many connections this process has begun before from this device to the handle's host, and the device's place among
+/// all: connections of one device take turns, and those of several devices do not begin with the same.
+pub(super) fn turn(device: &Device, handle: &Handle) -> u32 {
+    static BEGUN: LazyLock<Mutex<Begun>> = LazyLock::new(Mutex::default);
+    let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
+    let host = handle.addrs().first().map(Addr::ip);
+    // The map is whole after a panic: each use is one addition.
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = begun.entry((device.name, host)).or_default();
+    let turn = *count;
+    *count = count.wrapping_add(1);
+    turn.wrapping_add(u32::try_from(place).unwrap_or(0))
 }
 
 /// For logs.

@@ -11,11 +11,11 @@ use super::{Role, Settings, recv, send};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring,
+    FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring,
     SLOTS, Wiring,
 };
 use crate::route::Route;
-use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
+use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq, Timing};
 
 /// Send requests for 256 groups: each has a write and the signalling one on a rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
@@ -55,6 +55,8 @@ pub(super) struct Joined {
     pub(super) rails: Vec<Result<Rail>>,
     pub(super) region: Region,
     pub(super) remote: RemoteMemory,
+    /// Bytes of payload in a full packet of each route.
+    pub(super) mtus: [u32; MAX_RAILS],
 }
 
 impl Half {
@@ -81,12 +83,9 @@ impl Half {
         Ok(Self { routes: halves, region: Region::new(&pds, bytes / 8)? })
     }
 
-    /// What the peer must know. Its remote keys are in the order of our offers.
-    pub(super) fn message(&self, role: Role, offers: usize) -> Wiring {
-        let mut rkeys = vec![0; offers];
-        for (route, mr) in self.routes.iter().zip(self.region.mrs()) {
-            rkeys[route.ours] = mr.rkey();
-        }
+    /// What the peer must know.
+    pub(super) fn message(&self, role: Role) -> Wiring {
+        let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
         let route = |r: &HalfRoute| RouteWiring {
             local_rail: r.ours as u8,
             remote_rail: r.theirs as u8,
@@ -117,10 +116,12 @@ impl Half {
                 wiring.memory.len, wiring.memory.addr
             ));
         }
-        if wiring.memory.rkeys.len() != peer.len() {
-            return refuse(format!("{} remote keys for {} rails", wiring.memory.rkeys.len(), peer.len()));
+        let (keys, routes) = (&wiring.memory.rkeys, self.routes.len());
+        if keys.len() != routes {
+            return refuse(format!("{} remote keys for {routes} routes", keys.len()));
         }
         let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        let mut mtus = [0; MAX_RAILS];
         let mut rails = Vec::with_capacity(self.routes.len());
         for (i, (half, theirs)) in self.routes.into_iter().zip(&wiring.routes).enumerate() {
             let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
@@ -132,12 +133,19 @@ impl Half {
                 let (found, expected) = (theirs.qps.len(), half.qps.len());
                 return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
             }
-            remote.rkeys[i] = wiring.memory.rkeys[half.theirs];
+            remote.rkeys[i] = keys[i];
             let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
-            rails.push(half.connect(role, settings, offer, rail, name, &theirs.qps));
+            mtus[i] = Mtu::from_raw(path_mtu(offer, rail).into()).map_or(0, Mtu::bytes);
+            rails.push(half.connect(settings, offer, rail, name, &theirs.qps));
         }
-        Ok(Joined { rails, region: self.region, remote })
+        Ok(Joined { rails, region: self.region, remote, mtus })
     }
+}
+
+/// The number of the MTU that two ports have in common. Ports of different MTUs can be joined: a packet is as long as the smaller
+/// one allows.
+fn path_mtu(ours: &Offer, theirs: &RailInfo) -> u8 {
+    ours.port.mtu.min(theirs.mtu.raw() as u8)
 }
 
 /// Bytes of an end's memory that its peer writes: the front part.
@@ -239,7 +247,6 @@ impl HalfRoute {
 
     fn connect(
         self,
-        role: Role,
         settings: &Settings,
         offer: &Offer,
         peer: &RailInfo,
@@ -252,12 +259,11 @@ impl HalfRoute {
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
         let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
         let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
-        let pkey_index = offer.nic.pkey_index(&settings.config)?;
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index,
-            pkey_index,
-            mtu: offer.port.mtu.min(peer.mtu.raw() as u8),
+            pkey_index: settings.config.pkey_index,
+            mtu: path_mtu(offer, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
             service_level: settings.service_level(),
@@ -267,17 +273,11 @@ impl HalfRoute {
             psn,
             access: Access::Write,
         };
-        let timing = settings.timing();
-        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
-        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && roce);
-        let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
-            let mut path = path(psn, theirs);
-            if let (0, Some(class)) = (i, cts_class) {
-                path.traffic_class = class;
-            }
-            Ok(Lane::new(qp.connect(&path, timing)?, theirs.qpn))
+        let timing = Timing { timeout: settings.config.timeout, retries: settings.config.retry_cnt };
+        let lane = |((qp, psn), theirs): ((Qp<Fresh>, u32), &QpWiring)| {
+            Ok(Lane::new(qp.connect(&path(psn, theirs), timing)?, theirs.qpn))
         };
-        let lanes = self.qps.into_iter().zip(theirs).enumerate().map(lane).collect::<Result<_>>()?;
+        let lanes = self.qps.into_iter().zip(theirs).map(lane).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = QpWiring { qpn: qp.number(), psn: 0 };
             let path = Path {

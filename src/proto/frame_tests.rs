@@ -10,8 +10,8 @@ fn text(limit: usize) -> impl Strategy<Value = String> {
 }
 
 fn rail_info() -> impl Strategy<Value = RailInfo> {
-    ((text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()), (any::<u32>(), 0u8..8)).prop_map(
-        |((name, port, link, mtu, lid, addrs), (speed_mbps, role))| RailInfo {
+    ((text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()), (any::<u32>(), 0u8..8, any::<bool>()))
+        .prop_map(|((name, port, link, mtu, lid, addrs), (speed_mbps, role, asked))| RailInfo {
             name,
             port,
             link_layer: LinkLayer::from_raw(link).unwrap(),
@@ -20,8 +20,17 @@ fn rail_info() -> impl Strategy<Value = RailInfo> {
             addrs,
             speed_mbps,
             role,
-        },
-    )
+            asked,
+        })
+}
+
+fn lost_rail() -> impl Strategy<Value = LostRail> {
+    (text(64), 0u8..8, any::<bool>(), text(512)).prop_map(|(name, role, asked, why)| LostRail {
+        name,
+        role,
+        asked,
+        why,
+    })
 }
 
 fn rail_addrs() -> impl Strategy<Value = Vec<RailAddr>> {
@@ -38,7 +47,7 @@ fn rail_addrs() -> impl Strategy<Value = Vec<RailAddr>> {
 fn wiring() -> impl Strategy<Value = Wiring> {
     let qp = (0u32..1 << 24, 0u32..1 << 24).prop_map(|(qpn, psn)| QpWiring { qpn, psn });
     let qps = prop_oneof![prop::collection::vec(qp.clone(), 0..4), prop::collection::vec(qp, 126..=128)];
-    let route = (0u8..8, 0u8..8, qps).prop_map(|(local_rail, remote_rail, qps)| RouteWiring {
+    let route = (0u8..32, 0u8..32, qps).prop_map(|(local_rail, remote_rail, qps)| RouteWiring {
         local_rail,
         remote_rail,
         qps,
@@ -53,8 +62,9 @@ fn wiring() -> impl Strategy<Value = Wiring> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=32, 1u8..=32, 1u8..=32).prop_map(
-        |(fused, advanced, fixed_share, island_prefix_len, sout, sup)| Terms {
+    (0usize..4, any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=32, 1u8..=32, 1u8..=32).prop_map(
+        |(route, fused, advanced, fixed_share, island_prefix_len, sout, sup)| Terms {
+            route: RoutePolicy::ALL[route],
             fused,
             mode: if advanced { Mode::Advanced } else { Mode::Vanilla },
             fixed_share,
@@ -72,15 +82,25 @@ fn message() -> impl Strategy<Value = Message> {
             any::<u32>(),
             text(255),
             terms(),
-            prop::collection::vec(rail_info(), 0..=8)
+            any::<u32>(),
+            prop_oneof![
+                prop::collection::vec(rail_info(), 0..4),
+                prop::collection::vec(rail_info(), 31..=32)
+            ],
+            prop_oneof![
+                prop::collection::vec(lost_rail(), 0..4),
+                prop::collection::vec(lost_rail(), 31..=32)
+            ],
         )
-            .prop_map(|(nonce, token, pid, host, terms, rails)| Message::Hello(Hello {
+            .prop_map(|(nonce, token, pid, host, terms, turn, rails, lost)| Message::Hello(Hello {
                 nonce,
                 token,
                 pid,
                 host,
                 terms,
-                rails
+                turn,
+                rails,
+                lost
             })),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
@@ -102,10 +122,19 @@ fn hello() -> Hello {
         addrs: vec![RailAddr { gid: [9; 16], gid_index: 3, gid_kind: GidKind::RoceV2, prefix_len: 24 }],
         speed_mbps: 400_000,
         role: 0,
+        asked: true,
     };
-    let terms =
-        Terms { fused: true, mode: Mode::Advanced, fixed_share: false, island_prefix_len: 24, qps: [2, 4] };
-    Hello { nonce: [1; 16], token: [2; 16], pid: 42, host: "node7".into(), terms, rails: vec![rail] }
+    let terms = Terms {
+        route: RoutePolicy::Any,
+        fused: true,
+        mode: Mode::Advanced,
+        fixed_share: false,
+        island_prefix_len: 24,
+        qps: [2, 4],
+    };
+    let lost = vec![LostRail { name: "mlx5_1:1".into(), role: 1, asked: true, why: "down".into() }];
+    let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
+    Hello { nonce, token, pid: 42, host, terms, turn: 3, rails: vec![rail], lost }
 }
 
 /// Body of the message, with one byte changed.
@@ -118,7 +147,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 4, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 5, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -128,12 +157,16 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 4"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 5"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, one rail, its name of six bytes, its port.
-    let terms = 1 + 22 + 16 + 4 + 2 + 5;
-    let port = terms + 6 + 1 + 2 + 6;
+    // Behind type, prefix and token: pid, "node7", the terms, the turn, one rail, its name of six bytes, its port.
+    let route = 1 + 22 + 16 + 4 + 2 + 5;
+    let terms = route + 1;
+    let port = terms + 6 + 4 + 1 + 2 + 6;
+    // Behind the rail: a count of one, and a name of eight bytes.
+    let lost = port + 31 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
+    assert_eq!(with(&hello, route, 4), range("route policy", 4, "0 to 3"));
     for (at, what) in ["fused", "mode", "fixed share"].into_iter().enumerate() {
         assert_eq!(with(&hello, terms + at, 2), range(what, 2, "0 or 1"));
     }
@@ -150,12 +183,19 @@ fn refusals_name_the_field() {
     );
     assert_eq!(with(&hello, port + 24, 129), range("prefix length", 129, "0 to 128"));
     assert_eq!(with(&hello, port + 29, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, port + 30, 2), range("asked for", 2, "0 or 1"));
+    assert_eq!(with(&hello, lost, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, lost + 1, 2), range("asked for", 2, "0 or 1"));
+    assert_eq!(
+        with(&hello, lost - 11, 33),
+        Err(DecodeError::TooLong { what: "rails that cannot be used", found: 33, limit: 32 })
+    );
     assert_eq!(with(&hello, port + 5, 0), range("addresses of a rail", 0, "1 to 16"));
     assert_eq!(
         with(&hello, port + 5, 17),
         Err(DecodeError::TooLong { what: "addresses of a rail", found: 17, limit: 16 })
     );
-    assert_eq!(with(&hello, port - 9, 9), Err(DecodeError::TooLong { what: "rails", found: 9, limit: 8 }),);
+    assert_eq!(with(&hello, port - 9, 33), Err(DecodeError::TooLong { what: "rails", found: 33, limit: 32 }));
 }
 
 #[test]
@@ -164,8 +204,8 @@ fn wiring_is_bounded() {
     let memory = Memory { addr: 1, len: 2, rkeys: vec![3] };
     let wiring = Wiring { routes: vec![RouteWiring { local_rail: 0, remote_rail: 1, qps }], memory };
     let message = Message::Wiring(wiring.clone());
-    assert!(matches!(with(&message, 2, 8), Err(DecodeError::Range { what: "rail", .. })));
-    assert!(matches!(with(&message, 3, 8), Err(DecodeError::Range { what: "rail", .. })));
+    assert!(matches!(with(&message, 2, 32), Err(DecodeError::Range { what: "rail", .. })));
+    assert!(matches!(with(&message, 3, 32), Err(DecodeError::Range { what: "rail", .. })));
     assert!(matches!(
         with(&message, 8, 1),
         Err(DecodeError::Range { what: "queue pair number", found: 0x0100_0000, .. })
@@ -205,7 +245,8 @@ fn the_largest_message_fits_a_frame() {
     let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
     let mut hello = hello();
     let addrs = vec![hello.rails[0].addrs[0]; 16];
-    hello.rails = vec![RailInfo { name: "x".repeat(64), addrs, ..hello.rails[0].clone() }; 8];
+    hello.rails = vec![RailInfo { name: "x".repeat(64), addrs, ..hello.rails[0].clone() }; 32];
+    hello.lost = vec![LostRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.lost[0].clone() }; 32];
     hello.host = "x".repeat(255);
     for message in [wiring, probed, Message::Hello(hello)] {
         assert!(message.encode().is_ok());
@@ -230,7 +271,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 4, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 5, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

@@ -5,6 +5,9 @@ use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
+const WHY_BYTES: usize = 512;
+/// Most rails in a HELLO, and most that it says cannot be used. A connection uses at most [`MAX_RAILS`] of them.
+pub const MAX_OFFERS: usize = 32;
 /// Most addresses of a rail in a HELLO.
 pub const MAX_RAIL_ADDRS: usize = 16;
 
@@ -22,8 +25,26 @@ pub struct Hello {
     pub host: String,
     /// What the other end must agree to.
     pub terms: Terms,
-    /// Rails of the sender of this message, at most [`MAX_RAILS`].
+    /// Connections that the connector's process has begun from this device to this host before: they take turns over routes
+    /// that are as good as each other. What an acceptor says here does not count.
+    pub turn: u32,
+    /// Rails of the sender of this message that can be used now, at most [`MAX_OFFERS`].
     pub rails: Vec<RailInfo>,
+    /// Those that cannot, at most [`MAX_OFFERS`].
+    pub lost: Vec<LostRail>,
+}
+
+/// A rail that cannot be used now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostRail {
+    /// HCA and port, at most 64 bytes.
+    pub name: String,
+    /// As in [`RailInfo`].
+    pub role: u8,
+    /// As in [`RailInfo`].
+    pub asked: bool,
+    /// In words, at most 512 bytes.
+    pub why: String,
 }
 
 /// One rail as its owner sees it.
@@ -45,6 +66,8 @@ pub struct RailInfo {
     pub speed_mbps: u32,
     /// Rail index in its device: 0 SOUT, 1 SUP.
     pub role: u8,
+    /// Whether it is of the device that NCCL asked for. Others stand in where none of those reaches the peer.
+    pub asked: bool,
 }
 
 /// An address of a rail: an entry of its port's GID table.
@@ -136,7 +159,12 @@ impl Hello {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
-        out.list(&self.rails, MAX_RAILS, "rails", |out, rail| rail.write(out))
+        out.u32(self.turn);
+        out.list(&self.rails, MAX_OFFERS, "rails", |out, rail| rail.write(out))?;
+        out.list(&self.lost, MAX_OFFERS, "rails that cannot be used", |out, rail| {
+            rail.write(out);
+            Ok(())
+        })
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -154,7 +182,9 @@ impl Hello {
             pid: from.u32("process id")?,
             host: from.text(HOST_BYTES, "host name")?,
             terms: Terms::read(from)?,
-            rails: from.list(MAX_RAILS, "rails", RailInfo::read)?,
+            turn: from.u32("turn")?,
+            rails: from.list(MAX_OFFERS, "rails", RailInfo::read)?,
+            lost: from.list(MAX_OFFERS, "rails that cannot be used", LostRail::read)?,
         })
     }
 }
@@ -167,7 +197,7 @@ impl RailInfo {
             out.bytes(&addr.gid).u8(addr.gid_index).u8(addr.gid_kind.raw() as u8).u8(addr.prefix_len);
             Ok(())
         })?;
-        out.u32(self.speed_mbps).u8(self.role);
+        out.u32(self.speed_mbps).u8(self.role).u8(self.asked.into());
         Ok(())
     }
 
@@ -192,6 +222,22 @@ impl RailInfo {
             addrs,
             speed_mbps: from.u32("speed")?,
             role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
+            asked: from.flag("asked for")?,
+        })
+    }
+}
+
+impl LostRail {
+    fn write(&self, out: &mut Writer) {
+        out.text(&self.name, NAME_BYTES).u8(self.role).u8(self.asked.into()).text(&self.why, WHY_BYTES);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            name: from.text(NAME_BYTES, "rail name")?,
+            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
+            asked: from.flag("asked for")?,
+            why: from.text(WHY_BYTES, "reason")?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The messages of the control channel.
 
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Hello, MAX_RAILS, Nonce};
+use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce};
 
 /// Most queue pairs of a route.
 const MAX_QPS: usize = 128;
@@ -23,9 +23,9 @@ pub enum Message {
     Ready,
     /// What its probes found.
     Probed {
-        /// Rails that work.
+        /// Routes that work, of those of the last WIRING.
         mask: u8,
-        /// Rails that do not, and why.
+        /// Those that do not, and why.
         reasons: Vec<(u8, String)>,
     },
     /// It will not go on; the sentence is for a person.
@@ -49,9 +49,9 @@ pub struct Wiring {
 /// The queue pairs that join two rails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteWiring {
-    /// Rail index at the sender of this message.
+    /// Rail in the HELLO of the sender of this message.
     pub local_rail: u8,
-    /// Rail index at its receiver.
+    /// Rail in that of its receiver.
     pub remote_rail: u8,
     /// Both ends list them in the same order.
     pub qps: Vec<QpWiring>,
@@ -73,7 +73,7 @@ pub struct Memory {
     pub addr: u64,
     /// Bytes.
     pub len: u64,
-    /// Remote key per rail, at most [`MAX_RAILS`].
+    /// Remote key per route, at most [`MAX_RAILS`].
     pub rkeys: Vec<u32>,
 }
 
@@ -146,7 +146,7 @@ impl Message {
             kind::PROBED => Self::Probed {
                 mask: from.u8("mask")?,
                 reasons: from.list(MAX_RAILS, "reasons", |from| {
-                    Ok((rail(from)?, from.text(REASON_BYTES, "reason")?))
+                    Ok((from.below(MAX_RAILS as u8, "route", "0 to 7")?, from.text(REASON_BYTES, "reason")?))
                 })?,
             },
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
@@ -197,7 +197,7 @@ impl Wiring {
 }
 
 fn rail(from: &mut Reader<'_>) -> Result<u8, DecodeError> {
-    from.below(MAX_RAILS as u8, "rail", "0 to 7")
+    from.below(MAX_OFFERS as u8, "rail", "0 to 31")
 }
 
 fn bits24(from: &mut Reader<'_>, what: &'static str) -> Result<u32, DecodeError> {

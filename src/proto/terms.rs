@@ -1,5 +1,8 @@
 //! What both ends of a connection must have been told alike, since each derives the same rails and queue pairs from it.
 
+use std::fmt;
+use std::str::FromStr;
+
 use super::wire::{DecodeError, Reader, Writer};
 
 /// Most queue pairs of a rail.
@@ -15,9 +18,50 @@ pub enum Mode {
     Advanced = 1,
 }
 
-/// One end's settings that the other's must match, where both devices are SOUT and SUP.
+/// Which pairs of rails a connection may use, and which it prefers: `MPIB_ROUTE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RoutePolicy {
+    /// Those of a common subnet before all others.
+    PreferSubnet = 0,
+    /// None but those of a common subnet.
+    Subnet = 1,
+    /// Those of the devices that were asked for before all others, whatever lies between.
+    Any = 2,
+    /// None but those of the devices that were asked for.
+    Strict = 3,
+}
+
+impl RoutePolicy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::PreferSubnet, Self::Subnet, Self::Any, Self::Strict];
+}
+
+/// As the setting says it.
+impl fmt::Display for RoutePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PreferSubnet => "prefer-subnet",
+            Self::Subnet => "subnet",
+            Self::Any => "any",
+            Self::Strict => "strict",
+        })
+    }
+}
+
+impl FromStr for RoutePolicy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or(())
+    }
+}
+
+/// One end's settings that the other's must match; all but the first only where both devices are SOUT and SUP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
+    /// `MPIB_ROUTE`
+    pub route: RoutePolicy,
     /// Whether the device is SOUT and SUP, whatever state their ports are in.
     pub fused: bool,
     /// `MPIB_MODE`
@@ -31,13 +75,11 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Every setting that differs, with both values; none where an end has no two rails to rule over.
+    /// Every setting that differs and that counts for these two ends, with both values.
     pub fn differences(&self, peer: &Self) -> Vec<String> {
-        if !(self.fused && peer.fused) {
-            return Vec::new();
-        }
         let set = |fixed| if fixed { "set" } else { "unset" }.to_owned();
         let rows = [
+            ("MPIB_ROUTE", self.route.to_string(), peer.route.to_string()),
             ("MPIB_MODE", (self.mode as u8).to_string(), (peer.mode as u8).to_string()),
             ("MPIB_SUP_SHARE", set(self.fixed_share), set(peer.fixed_share)),
             (
@@ -49,21 +91,20 @@ impl Terms {
             ("MPIB_SUP_QP", self.qps[1].to_string(), peer.qps[1].to_string()),
         ];
         let row = |(name, ours, theirs)| format!("{name} is {ours} here and {theirs} there");
-        rows.into_iter().filter(|(_, ours, theirs)| ours != theirs).map(row).collect()
+        let count = if self.fused && peer.fused { rows.len() } else { 1 };
+        rows.into_iter().take(count).filter(|(_, ours, theirs)| ours != theirs).map(row).collect()
     }
 
     pub(super) fn write(&self, out: &mut Writer) {
-        out.u8(self.fused.into()).u8(self.mode as u8).u8(self.fixed_share.into());
+        out.u8(self.route as u8).u8(self.fused.into()).u8(self.mode as u8).u8(self.fixed_share.into());
         out.u8(self.island_prefix_len).u8(self.qps[0]).u8(self.qps[1]);
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let fused = from.below(2, "fused", "0 or 1")? == 1;
-        let mode = match from.below(2, "mode", "0 or 1")? {
-            0 => Mode::Vanilla,
-            _ => Mode::Advanced,
-        };
-        let fixed_share = from.below(2, "fixed share", "0 or 1")? == 1;
+        let route = RoutePolicy::ALL[usize::from(from.below(4, "route policy", "0 to 3")?)];
+        let fused = from.flag("fused")?;
+        let mode = if from.flag("mode")? { Mode::Advanced } else { Mode::Vanilla };
+        let fixed_share = from.flag("fixed share")?;
         let island_prefix_len = from.below(33, "island prefix length", "0 to 32")?;
         let mut qps = [0; 2];
         for place in &mut qps {
@@ -77,7 +118,7 @@ impl Terms {
             }
             *place = found;
         }
-        Ok(Self { fused, mode, fixed_share, island_prefix_len, qps })
+        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps })
     }
 }
 
@@ -85,13 +126,20 @@ impl Terms {
 mod tests {
     use super::*;
 
-    const OURS: Terms =
-        Terms { fused: true, mode: Mode::Vanilla, fixed_share: false, island_prefix_len: 24, qps: [2, 4] };
+    const OURS: Terms = Terms {
+        route: RoutePolicy::PreferSubnet,
+        fused: true,
+        mode: Mode::Vanilla,
+        fixed_share: false,
+        island_prefix_len: 24,
+        qps: [2, 4],
+    };
 
     #[test]
     fn every_difference_is_told_with_both_values() {
         assert!(OURS.differences(&OURS).is_empty());
         let peer = Terms {
+            route: RoutePolicy::Strict,
             mode: Mode::Advanced,
             fixed_share: true,
             island_prefix_len: 16,
@@ -101,6 +149,7 @@ mod tests {
         assert_eq!(
             OURS.differences(&peer),
             [
+                "MPIB_ROUTE is prefer-subnet here and strict there",
                 "MPIB_MODE is 0 here and 1 there",
                 "MPIB_SUP_SHARE is unset here and set there",
                 "MPIB_ISLAND_PREFIX_LEN is 24 here and 16 there",
@@ -108,7 +157,17 @@ mod tests {
                 "MPIB_SUP_QP is 4 here and 3 there",
             ]
         );
-        // A device of one rail has nothing to agree on.
-        assert!(OURS.differences(&Terms { fused: false, ..peer }).is_empty());
+        // A device that is not SOUT and SUP has nothing else to agree on.
+        let plain = Terms { fused: false, ..peer };
+        assert_eq!(OURS.differences(&plain), ["MPIB_ROUTE is prefer-subnet here and strict there"]);
+        assert!(OURS.differences(&Terms { route: OURS.route, ..plain }).is_empty());
+    }
+
+    #[test]
+    fn a_route_policy_is_written_as_it_is_read() {
+        for (policy, text) in RoutePolicy::ALL.into_iter().zip(["prefer-subnet", "subnet", "any", "strict"]) {
+            assert_eq!((policy.to_string().as_str(), text.parse()), (text, Ok(policy)));
+        }
+        assert_eq!("Any".parse::<RoutePolicy>(), Err(()));
     }
 }

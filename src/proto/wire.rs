@@ -98,6 +98,11 @@ impl<'a> Reader<'a> {
         if n < limit { Ok(n) } else { Err(DecodeError::Range { what, found: n.into(), expected }) }
     }
 
+    /// A byte that is 0 or 1.
+    pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
+        Ok(self.below(2, what, "0 or 1")? == 1)
+    }
+
     /// A list: its length in one byte, then its items.
     pub(super) fn list<T>(
         &mut self,

@@ -42,7 +42,8 @@ pub(crate) fn listen() -> Listener {
 
 pub(crate) fn hello(host: &str) -> Hello {
     let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
-    Hello { nonce: [0; 16], token: [5; 16], pid: 42, host: host.into(), terms, rails: Vec::new() }
+    let (nonce, token, host) = ([0; 16], [5; 16], host.into());
+    Hello { nonce, token, pid: 42, host, terms, turn: 0, rails: Vec::new(), lost: Vec::new() }
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {

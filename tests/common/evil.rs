@@ -10,8 +10,7 @@ use nccl_net_mpib::proto::{
     Wiring,
 };
 use nccl_net_mpib::verbs::{
-    Access, Again, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
-    Timing,
+    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
 };
 
 use super::pair::until;
@@ -62,11 +61,13 @@ pub fn hello() -> Hello {
             addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
             speed_mbps: port.speed,
             role: role as u8,
+            asked: true,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_mpib);
-    Hello { nonce: [0; 16], token: [0; 16], pid: std::process::id(), host: "evil".into(), terms, rails }
+    let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
+    Hello { nonce, token, pid, host, terms, turn: 0, rails, lost: Vec::new() }
 }
 
 /// The next message, whatever it is; the error's text where the channel ends.
@@ -154,7 +155,7 @@ impl Evil {
                 psn: 0,
                 access: Access::Write,
             };
-            let timing = Timing { timeout: 14, retries: 7, again: Again::default() };
+            let timing = Timing { timeout: 14, retries: 7 };
             let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }

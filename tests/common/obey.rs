@@ -4,10 +4,11 @@ use std::io::Write;
 
 use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
+use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use super::evil;
 use super::pair::{Buffer, HOST, init, pattern, until};
-use super::peer::{MARK, PEER, accepted, connected, handle_of, recv, send, wait, word};
+use super::peer::{MARK, PEER, accepted, connected_by, handle_of, recv, send, wait, word};
 use super::table::{LOG, Ptr, Table, newest, warnings};
 
 fn tell(line: &str) {
@@ -29,6 +30,8 @@ fn counters() -> String {
 struct Ends {
     table: &'static dyn Table,
     ctx: Ptr,
+    /// That listens and connects.
+    dev: i32,
     listen: Ptr,
     send: Vec<Ptr>,
     recv: Vec<Ptr>,
@@ -46,6 +49,7 @@ pub fn obey() {
     let mut ends = Ends {
         table,
         ctx: init(table),
+        dev: 0,
         listen: Ptr::default(),
         send: Vec::new(),
         recv: Vec::new(),
@@ -61,13 +65,14 @@ pub fn obey() {
 
 impl Ends {
     fn do_(&mut self, verb: &str, rest: &str) {
-        let Self { table, ctx, .. } = *self;
+        let Self { table, ctx, dev, .. } = *self;
         let numbers: Vec<usize> = rest.split(' ').filter_map(|word| word.parse().ok()).collect();
         let at = |n: usize| numbers.get(n).copied().unwrap_or(0);
         match verb {
+            "device" => self.dev = at(0) as i32,
             "listen" => {
                 let mut handle = [0; 128];
-                let (rc, listen) = table.listen(ctx, 0, &mut handle);
+                let (rc, listen) = table.listen(ctx, dev, &mut handle);
                 assert_eq!(rc, 0, "listen");
                 self.listen = listen;
                 return tell(&word(&handle));
@@ -82,7 +87,7 @@ impl Ends {
                 let (mut send, mut recv) = (Ptr::default(), Ptr::default());
                 until("connect and accept", || {
                     if send.is_null() {
-                        let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                        let (rc, comm) = table.connect(ctx, dev, &mut handle);
                         assert_eq!(rc, 0, "connect");
                         send = comm;
                     }
@@ -97,7 +102,7 @@ impl Ends {
                 self.send.push(send);
                 self.recv.push(recv);
             }
-            "connect" => self.send.push(connected(table, ctx, &mut handle_of(rest))),
+            "connect" => self.send.push(connected_by(table, ctx, dev, &mut handle_of(rest))),
             // What must fail; its code.
             "listen-fails" => {
                 let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
@@ -107,7 +112,7 @@ impl Ends {
             "connect-fails" => {
                 let mut handle = handle_of(rest);
                 let code = until("a failure", || {
-                    let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                    let (rc, comm) = table.connect(ctx, dev, &mut handle);
                     assert!(comm.is_null(), "it has connected");
                     (rc != 0).then_some(rc)
                 });
@@ -137,7 +142,17 @@ impl Ends {
                 };
                 softverbs::set_addrs(device, &addrs.split(' ').map(addr).collect::<Vec<_>>()).unwrap();
             }
+            // A device's link, up or down.
+            "link" => {
+                let (device, up) = rest.split_once(' ').unwrap();
+                softverbs::set_link(device, up == "1").unwrap();
+            }
             "counters" => return tell(&counters()),
+            // Connections so far by another NIC than was asked for.
+            "elsewhere" => {
+                let pages = pages_of(std::process::id()).unwrap();
+                return tell(&pages.iter().map(|page| page.summary().elsewhere).sum::<u32>().to_string());
+            }
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {
                 let listener = Handle::decode(&handle_of(rest)).unwrap();

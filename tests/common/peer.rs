@@ -206,8 +206,13 @@ pub fn to_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
 
 /// `connect`, tried until it is done.
 pub fn connected(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128]) -> Ptr {
+    connected_by(table, ctx, 0, handle)
+}
+
+/// As [`connected`], from this device.
+pub fn connected_by(table: &dyn Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128]) -> Ptr {
     until("connect", || {
-        let (rc, comm) = table.connect(ctx, 0, handle);
+        let (rc, comm) = table.connect(ctx, dev, handle);
         assert_eq!(rc, 0, "connect");
         (!comm.is_null()).then_some(comm)
     })

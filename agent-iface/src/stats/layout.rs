@@ -32,7 +32,8 @@ pub(super) struct Header {
     pub(super) open: AtomicU32,
     pub(super) hidden: AtomicU32,
     pub(super) used: AtomicU32,
-    _reserved: [AtomicU32; 7],
+    pub(super) elsewhere: AtomicU32,
+    _reserved: [AtomicU32; 6],
     pub(super) plugin: Text<4>,
     _rest: [AtomicU64; 16],
 }
@@ -92,7 +93,8 @@ const _: () = {
     assert!(
         offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
     );
-    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, plugin) == 96);
+    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, elsewhere) == 68);
+    assert!(offset_of!(Header, plugin) == 96);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);

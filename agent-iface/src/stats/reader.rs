@@ -67,6 +67,8 @@ pub struct Summary {
     pub open: u32,
     /// How many of them have no entry, since all were in use.
     pub hidden: u32,
+    /// Connections made so far by a rail that is not of the device that NCCL asked for.
+    pub elsewhere: u32,
 }
 
 /// One connection, as it was at some moment of the reading.
@@ -186,6 +188,7 @@ impl StatsPage {
             opened: num(&h.opened),
             open: get(&h.open),
             hidden: get(&h.hidden),
+            elsewhere: get(&h.elsewhere),
         }
     }
 

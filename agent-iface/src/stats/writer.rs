@@ -33,6 +33,8 @@ pub struct Opening<'a> {
     pub peer: &'a str,
     /// Of each rail its index in the device, and its HCA and port; at most [`STATS_RAILS`] count.
     pub rails: &'a [(u8, &'a str)],
+    /// It uses a rail that is not of the device that was asked for.
+    pub elsewhere: bool,
 }
 
 /// A connection that is counted, until this is dropped.
@@ -96,6 +98,7 @@ impl StatsWriter {
         let h = &self.page.header;
         h.opened.store(h.opened.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         change(&h.open, 1);
+        change(&h.elsewhere, i32::from(opening.elsewhere));
         let place = free.pop().map(|(index, even)| {
             let odd = begin(&self.page.entries[index], even, opening);
             (index, odd)

@@ -37,6 +37,8 @@ pub(super) struct ProcessStats {
     pub(super) open: u32,
     /// How many of them are not in `connections`, since the page is full.
     pub(super) not_shown: u32,
+    /// Connections made so far by a NIC that NCCL did not ask for.
+    pub(super) elsewhere: u32,
     pub(super) connections: Vec<ConnectionStats>,
 }
 
@@ -127,6 +129,7 @@ fn process(pid: u32, page: &StatsPage) -> ProcessStats {
         opened: summary.opened,
         open: summary.open,
         not_shown: summary.hidden,
+        elsewhere: summary.elsewhere,
         connections,
     }
 }

@@ -29,8 +29,14 @@ fn head(p: &ProcessStats) -> String {
         0 => String::new(),
         n => format!(" ({n} of them not shown: the page is full)"),
     };
+    let elsewhere = match p.elsewhere {
+        0 => String::new(),
+        n => format!(", {n} of these by another NIC than NCCL asked for"),
+    };
     let (pid, command, plugin, open, opened) = (p.pid, &p.command, &p.plugin, p.open, p.opened);
-    format!("process {pid} ({command}), plugin {plugin}; connections: {open} now{hidden}, {opened} so far\n")
+    format!(
+        "process {pid} ({command}), plugin {plugin}; connections: {open} now{hidden}, {opened} so far{elsewhere}\n"
+    )
 }
 
 fn table(connections: &[ConnectionStats]) -> String {

@@ -1,0 +1,388 @@
+//! The choice of routes, and what is said of it.
+
+use super::*;
+use crate::proto::{GidKind, LinkLayer, Mtu, RailAddr};
+use RoutePolicy::{Any, PreferSubnet, Strict, Subnet};
+use proptest::prelude::*;
+use std::net::IpAddr;
+
+pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
+    let gid = match ip.parse::<IpAddr>().unwrap() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    RailInfo {
+        name: name.into(),
+        port: 1,
+        link_layer: LinkLayer::Ethernet,
+        mtu: Mtu::B4096,
+        lid: 0,
+        addrs: vec![RailAddr { gid, gid_index: 0, gid_kind: GidKind::RoceV2, prefix_len }],
+        speed_mbps: 100_000,
+        role,
+        asked: true,
+    }
+}
+
+pub(crate) fn ib(name: &str, role: u8) -> RailInfo {
+    let base = roce(name, "fe80::1", 0, role);
+    let addrs = base.addrs.iter().map(|addr| RailAddr { gid_kind: GidKind::Ib, ..*addr }).collect();
+    RailInfo { link_layer: LinkLayer::InfiniBand, addrs, lid: 7, ..base }
+}
+
+/// A RoCE rail with these addresses, as both versions of RoCE where `v1` is set.
+pub(crate) fn with(name: &str, addrs: &[(&str, u8)], v1: bool) -> RailInfo {
+    let one = |(ip, prefix): &(&str, u8)| roce(name, ip, *prefix, 0).addrs[0];
+    let mut all: Vec<_> = addrs.iter().map(one).collect();
+    if v1 {
+        let old: Vec<_> = all.iter().map(|a| RailAddr { gid_kind: GidKind::RoceV1, ..*a }).collect();
+        all.extend(old);
+    }
+    RailInfo { addrs: all, ..roce(name, "10.0.0.1", 24, 0) }
+}
+
+/// A host's rails, `NAME IP/PREFIX` each; those with a `*` were asked for.
+fn host(rails: &[&str]) -> Vec<RailInfo> {
+    let rail = |text: &&str| {
+        let (name, addr) = text.split_once(' ').unwrap();
+        let (ip, prefix) = addr.split_once('/').unwrap();
+        let asked = name.ends_with('*');
+        RailInfo { asked, ..roce(name.trim_end_matches('*'), ip, prefix.parse().unwrap(), 0) }
+    };
+    rails.iter().map(rail).collect()
+}
+
+/// What is tried first, and then, as pairs of names.
+fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], turn: u32) -> (Vec<String>, Vec<String>) {
+    let choice = choose(policy, c, a, turn);
+    let names = |routes: &[Route]| {
+        routes.iter().map(|r| format!("{} {}", c[r.connector].name, a[r.acceptor].name)).collect()
+    };
+    (names(&choice.first), names(&choice.rest))
+}
+
+fn first(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo]) -> Vec<String> {
+    order(policy, c, a, 0).0
+}
+
+fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<'a> {
+    Ends { connector: End { rails: c, lost: &[] }, acceptor: End { rails: a, lost: &[] } }
+}
+
+/// Three hosts, a cable between each two: whichever devices are asked for, the cable between the two hosts is used.
+#[test]
+fn a_triangle_needs_no_setting() {
+    let hosts = [
+        ["a0 10.0.1.1/24", "a1 10.0.2.1/24"],
+        ["b0 10.0.1.2/24", "b1 10.0.3.2/24"],
+        ["c0 10.0.2.3/24", "c1 10.0.3.3/24"],
+    ];
+    let asking = |which: usize, dev: usize| {
+        let mut rails = host(&hosts[which]);
+        rails[dev].asked = true;
+        rails.swap(0, dev);
+        rails
+    };
+    for (from, to, cable) in
+        [(0, 1, "a0 b0"), (0, 2, "a1 c0"), (1, 2, "b1 c1"), (1, 0, "b0 a0"), (2, 0, "c0 a1")]
+    {
+        for (x, y) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let (c, a) = (asking(from, x), asking(to, y));
+            assert_eq!(first(PreferSubnet, &c, &a), [cable], "{from} {to} {x} {y}");
+            assert_eq!(first(Subnet, &c, &a), [cable], "{from} {to} {x} {y}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_puts_subnets_or_what_was_asked_for_first() {
+    let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
+    let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24"]);
+    let all = |policy| {
+        let (first, rest) = order(policy, &c, &a, 0);
+        [first, rest].concat()
+    };
+    assert_eq!(all(PreferSubnet), ["a1 b1", "a0 b0", "a0 b1", "a1 b0"]);
+    assert_eq!(all(Subnet), ["a1 b1"]);
+    assert_eq!(all(Any), ["a0 b0", "a0 b1", "a1 b0", "a1 b1"]);
+    assert_eq!(all(Strict), ["a0 b0"]);
+    // Where the one that was asked for has the subnet, all agree.
+    let near = host(&["b0* 10.0.0.2/24", "b1 10.0.1.2/24"]);
+    for policy in RoutePolicy::ALL {
+        assert_eq!(first(policy, &c, &near), ["a0 b0"], "{policy}");
+    }
+    // Of those that one end asked for, the one on a subnet, also with any.
+    let half = host(&["b0* 10.9.0.2/24", "b1 10.0.0.2/24"]);
+    assert_eq!(order(Any, &c, &half, 0).1[0], "a0 b1");
+    assert_eq!(first(PreferSubnet, &c, &half), ["a0 b1"]);
+}
+
+#[test]
+fn what_a_policy_refuses_is_told_with_the_way_out() {
+    let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
+    let a = host(&["b0* 10.9.0.2/24"]);
+    let refused = |policy| choose(policy, &c, &a, 0).table(&ends(&c, &a), &[]);
+    assert_eq!(
+        refused(Subnet),
+        "a0 to b0: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any; \
+         a1 to b0: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any"
+    );
+    assert!(
+        refused(Strict)
+            .ends_with("a1 to b0: NCCL did not ask for a1, and MPIB_ROUTE=strict keeps to what it asks for")
+    );
+}
+
+/// The asked device does not reach the peer, two others do: both are used, one connection after the other.
+#[test]
+fn connections_take_turns_over_links_that_are_as_good() {
+    let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24", "a2 10.0.2.1/24"]);
+    let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
+    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
+    assert_eq!([0, 1, 2, u32::MAX].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b1", "a2 b2"]);
+    // One that reaches it itself is used by itself.
+    let near = host(&["b0* 10.0.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
+    for i in 0..4 {
+        assert_eq!(order(PreferSubnet, &c, &near, i).0, ["a0 b0"]);
+    }
+    // On one network for all, neighbours have no rail in common.
+    let c = host(&["a0* 10.8.0.1/24", "a1 10.0.0.1/24", "a2 10.0.0.2/24"]);
+    let a = host(&["b0* 10.9.0.2/24", "b1 10.0.0.3/24", "b2 10.0.0.4/24"]);
+    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
+    assert_eq!([0, 1, 2, 3].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b2", "a2 b1"]);
+    // A slower link is not as good.
+    let mut slow = a.clone();
+    slow[1].speed_mbps = 10_000;
+    assert_eq!([0, 1, 2].map(|i| order(PreferSubnet, &c, &slow, i).0).concat(), ["a1 b2", "a2 b2", "a1 b2"]);
+}
+
+#[test]
+fn devices_of_several_rails_are_matched_by_subnets() {
+    let c = host(&["a0* 10.0.0.1/24", "a1* 10.0.1.1/24", "a2 10.0.2.1/24"]);
+    let a = host(&["b0* 10.0.1.2/24", "b1* 10.0.0.2/24", "b2 10.0.2.2/24"]);
+    assert_eq!(first(PreferSubnet, &c, &a), ["a0 b1", "a1 b0"]);
+    // As many as the narrower has; a rail that stays over is told.
+    let one = host(&["b0* 10.0.1.2/24", "b1 10.0.0.2/24"]);
+    assert_eq!(first(PreferSubnet, &c, &one), ["a1 b0"]);
+    let choice = choose(PreferSubnet, &c, &one, 0);
+    assert_eq!(
+        choice.left_out(&ends(&c, &one), |_| true),
+        ["the connector's a0: the connector's a1 and the acceptor's b0 are a route as good or better"]
+    );
+    // Others stand in only where none that was asked for reaches.
+    let elsewhere = host(&["b0* 10.9.1.2/24", "b1* 10.9.0.2/24", "b2 10.0.2.2/24"]);
+    assert_eq!(first(PreferSubnet, &c, &elsewhere), ["a2 b2"]);
+    assert_eq!(choose(PreferSubnet, &c, &elsewhere, 0).left_out(&ends(&c, &elsewhere), |_| true), [""; 0]);
+}
+
+#[test]
+fn of_what_works_no_rail_is_used_twice() {
+    let c = host(&["a0* 10.0.0.1/24", "a1* 10.0.0.2/24"]);
+    let a = host(&["b0* 10.0.0.3/24", "b1* 10.0.0.4/24"]);
+    let choice = choose(PreferSubnet, &c, &a, 0);
+    let all = [&choice.first[..], &choice.rest[..]].concat();
+    let names =
+        |kept: Vec<usize>| -> Vec<_> { kept.iter().map(|i| (all[*i].connector, all[*i].acceptor)).collect() };
+    assert_eq!(names(choice.keep(&all, |_| true)), [(0, 0), (1, 1)]);
+    assert_eq!(names(choice.keep(&all, |i| all[i].connector != all[i].acceptor)), [(0, 1), (1, 0)]);
+    assert_eq!(names(choice.keep(&all, |i| all[i].connector == 1)), [(1, 1)]);
+    assert_eq!(choice.keep(&all, |_| false), [0; 0]);
+}
+
+#[test]
+fn what_stands_in_is_told_with_every_reason() {
+    let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
+    let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24"]);
+    let choice = choose(PreferSubnet, &c, &a, 0);
+    assert_eq!(
+        choice.instead(&ends(&c, &a), &choice.first[0], &[]),
+        "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL asked for: \
+         a0 (10.0.0.1/24) to b0 (10.9.0.2/24): no common subnet"
+    );
+    let down = |name: &str, asked| LostRail {
+        name: name.into(),
+        role: 0,
+        asked,
+        why: "the port is not active".into(),
+    };
+    let lost = [down("a0", true), down("a2", false)];
+    let ends = Ends { connector: End { rails: &c[1..], lost: &lost }, ..ends(&c, &a) };
+    let choice = choose(PreferSubnet, &c[1..], &a, 0);
+    let tried = [(choice.first[0], "no answer".to_owned())];
+    assert_eq!(
+        choice.instead(&ends, &choice.rest[0], &tried),
+        "goes from a1 (10.0.1.1/24) to b0 (10.9.0.2/24), since one of them was asked for; they share no subnet, so that \
+         routers must join them, and not as NCCL asked for: the connector's a0: the port is not active; \
+         a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer"
+    );
+    assert_eq!(
+        choice.table(&ends, &tried),
+        "a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer; a1 (10.0.1.1/24) to b0 (10.9.0.2/24): not tried, the time was \
+         up; the connector's a0: the port is not active; the connector's a2: the port is not active"
+    );
+}
+
+fn roles(c: &[RailInfo], a: &[RailInfo]) -> Vec<(usize, usize)> {
+    choose_roles(c, a).first.iter().map(|r| (r.connector, r.acceptor)).collect()
+}
+
+#[test]
+fn sout_never_meets_sup() {
+    let ours = [roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.1.1", 24, 1)];
+    let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
+    assert_eq!(roles(&ours, &theirs), [(0, 0), (1, 1)]);
+    // Another device's ports are not looked at.
+    let strange = RailInfo { asked: false, ..roce("e", "10.0.0.2", 24, 0) };
+    assert_eq!(roles(&ours, &[strange]), [(0, 0); 0]);
+    let choice = choose_roles(&ours[..1], &theirs[1..]);
+    assert_eq!(choice.first, []);
+    assert_eq!(choice.refused[0].why, "a is SOUT, d is SUP");
+    let table = choice.table(&ends(&ours[..1], &theirs[1..]), &[]);
+    assert_eq!(table, "a to d: a is SOUT, d is SUP");
+}
+
+/// Each end says why the other's rail is missing.
+#[test]
+fn a_rail_that_cannot_be_used_is_told_with_its_owners_reason() {
+    let ours = [roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.1.1", 24, 1)];
+    let theirs = [roce("c", "10.0.0.2", 24, 0)];
+    let choice = choose_roles(&ours, &theirs);
+    let none = ends(&ours, &theirs);
+    assert_eq!(choice.left_out(&none, |_| true), ["the connector's b: the other end has no SUP to offer"]);
+    let lost = [LostRail { name: "d".into(), role: 1, asked: true, why: "the port is not active".into() }];
+    let said = Ends { acceptor: End { lost: &lost, ..none.acceptor }, ..none };
+    assert_eq!(choice.left_out(&said, |_| true), ["the acceptor's SUP d: the port is not active"]);
+    assert_eq!(choice.left_out(&said, |role| role == 0), [""; 0]);
+}
+
+#[test]
+fn a_single_rail_meets_the_one_in_its_subnet() {
+    let ours = [roce("a", "10.0.1.1", 24, 0)];
+    let theirs = [roce("c", "10.0.0.2", 24, 0), roce("d", "10.0.1.2", 24, 1)];
+    assert_eq!(first(PreferSubnet, &ours, &theirs), ["a d"]);
+    assert_eq!(first(PreferSubnet, &theirs, &ours), ["d a"]);
+    let lost = choose(PreferSubnet, &ours, &theirs, 0).left_out(&ends(&ours, &theirs), |_| true);
+    assert_eq!(
+        lost,
+        ["the acceptor's c: the connector's a and the acceptor's d are a route as good or better"]
+    );
+}
+
+#[test]
+fn a_lone_sup_meets_sup_where_no_subnet_tells() {
+    let ours = [roce("b", "10.0.1.1", 0, 1)];
+    let theirs = [roce("c", "10.0.0.2", 0, 0), roce("d", "10.0.1.2", 0, 1)];
+    assert_eq!(first(PreferSubnet, &ours, &theirs), ["b d"]);
+    assert_eq!(first(PreferSubnet, &theirs, &ours), ["d b"]);
+}
+
+#[test]
+fn a_prefix_that_one_end_sees_wider_is_no_common_subnet() {
+    let ours = [roce("a", "10.0.0.1", 16, 0)];
+    let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
+    assert_eq!(first(PreferSubnet, &ours, &theirs), ["a d"]);
+}
+
+#[test]
+fn link_layers_do_not_mix() {
+    let ours = [ib("a", 0), roce("b", "10.0.0.1", 24, 1)];
+    let theirs = [ib("c", 0), ib("d", 1)];
+    assert_eq!(first(PreferSubnet, &ours, &theirs), ["a c"]);
+    let none = choose(PreferSubnet, &ours[1..], &theirs, 0);
+    assert_eq!((none.first.len(), none.rest.len()), (0, 0));
+    assert_eq!(
+        none.table(&ends(&ours[1..], &theirs), &[]),
+        "b to c: b is Ethernet, c is InfiniBand; b to d: b is Ethernet, d is InfiniBand"
+    );
+}
+
+/// A queue pair uses the smaller MTU, so that ports of different ones can be joined.
+#[test]
+fn mtus_may_differ() {
+    let ours = [RailInfo { mtu: Mtu::B1024, ..roce("a", "10.0.0.1", 24, 0) }];
+    assert_eq!(first(Strict, &ours, &[roce("b", "10.0.0.2", 24, 0)]), ["a b"]);
+}
+
+#[test]
+fn roce_versions_and_families_do_not_mix() {
+    let ours = [roce("a", "10.0.0.1", 24, 0)];
+    let why = |theirs: RailInfo| choose(Any, &ours, &[theirs], 0).refused[0].why.clone();
+    let c = roce("c", "10.0.0.2", 24, 0);
+    let old = |addr: &RailAddr| RailAddr { gid_kind: GidKind::RoceV1, ..*addr };
+    assert!(why(RailInfo { addrs: c.addrs.iter().map(old).collect(), ..c }).contains("RoceV1"));
+    assert!(why(roce("c", "2001:db8::2", 64, 0)).contains("family"));
+}
+
+#[test]
+fn no_rails_is_said() {
+    assert_eq!(choose(Any, &[], &[], 0).table(&ends(&[], &[]), &[]), "an end has no rail to offer");
+}
+
+fn any_rail() -> impl Strategy<Value = RailInfo> {
+    (0u8..3, 0u8..3, 0u8..8, any::<bool>(), 0u8..2, any::<bool>(), 0u32..2).prop_map(
+        |(net, host, ib_in, v6, role, asked, speed)| {
+            let ip = if v6 { format!("2001:db8:{net}::{host}") } else { format!("10.0.{net}.{}", host + 1) };
+            let rail = roce("r", &ip, if v6 { 48 } else { 24 }, role);
+            let rail = if ib_in == 0 { ib("i", role) } else { rail };
+            RailInfo { asked, speed_mbps: 100 + speed, ..rail }
+        },
+    )
+}
+
+proptest! {
+    /// Every pair is in one of the three lists; those tried first are as the manual says; nothing stands before what is better.
+    #[test]
+    fn every_pair_is_tried_in_the_order_of_the_policy_or_refused(
+        c in prop::collection::vec(any_rail(), 0..=5),
+        a in prop::collection::vec(any_rail(), 0..=5),
+        policy in 0usize..4,
+        turn: u32,
+    ) {
+        let policy = RoutePolicy::ALL[policy];
+        let choice = choose(policy, &c, &a, turn);
+        let Choice { first, rest, refused, width, .. } = &choice;
+        let routes = || first.iter().chain(rest);
+        let mut pairs: Vec<_> = routes().map(|r| (r.connector, r.acceptor)).collect();
+        pairs.extend(refused.iter().map(|r| (r.connector, r.acceptor)));
+        pairs.sort_unstable();
+        let all: Vec<_> = (0..c.len()).flat_map(|x| (0..a.len()).map(move |y| (x, y))).collect();
+        prop_assert_eq!(pairs, all);
+        prop_assert!(first.len() <= *width && (first.is_empty() == rest.is_empty() || !first.is_empty()));
+        for r in routes() {
+            prop_assert!(policy != Subnet || r.one_subnet);
+            prop_assert!(policy != Strict || r.asked == 2);
+        }
+        for (i, r) in first.iter().enumerate() {
+            prop_assert!(first[i + 1..].iter().all(|s| r.connector < s.connector && r.acceptor != s.acceptor));
+        }
+        let kind = |r: &Route| match policy {
+            Any => (2 - r.asked, !r.one_subnet),
+            _ => (u8::from(!r.one_subnet), r.asked < 2),
+        };
+        prop_assert!(rest.is_sorted_by_key(kind));
+        // What the first of them is, nothing else is better.
+        let best = routes().map(kind).min();
+        prop_assert_eq!(first.iter().map(kind).min(), best);
+        // No route that was asked for on both ends could have been added.
+        if first.len() < *width && first.iter().all(|r| r.asked == 2) {
+            prop_assert!(!rest.iter().any(|r| r.asked == 2 && apart(first, r)));
+        }
+    }
+
+    /// Whatever the turn, the same routes are there, and no turn is better than another.
+    #[test]
+    fn turns_change_nothing_but_the_order_of_equals(
+        c in prop::collection::vec(any_rail(), 1..=4),
+        a in prop::collection::vec(any_rail(), 1..=4),
+        turn: u32,
+    ) {
+        let at = |turn| {
+            let choice = choose(PreferSubnet, &c, &a, turn);
+            let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.connector, r.acceptor)).collect();
+            all.sort_unstable();
+            let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.asked)).collect();
+            (all, kinds.first().copied(), choice.first.iter().all(|r| r.asked == 2).then_some(choice.first))
+        };
+        prop_assert_eq!(at(0), at(turn));
+    }
+}
