@@ -45,6 +45,13 @@ macro_rules! settings {
             /// Reads through `var`, so that tests never touch the process environment. All settings that
             /// cannot be used are in the one error.
             pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+                let (config, bad) = Self::judge(var);
+                if bad.is_empty() { Ok(config) } else { Err(Error::Config(bad)) }
+            }
+
+            /// As [`Config::read`], with the settings that cannot be used beside those that can: each of the former has
+            /// its default.
+            pub fn judge(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
                 let mut config = Self::default();
                 let mut bad = Vec::new();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
@@ -56,7 +63,13 @@ macro_rules! settings {
                 if bad.is_empty() {
                     bad = config.contradictions();
                 }
-                if bad.is_empty() { Ok(config) } else { Err(Error::Config(bad)) }
+                (config, bad)
+            }
+
+            /// Every setting in effect: its variable, as it would be written, and whether that is its default.
+            pub fn all(&self) -> Vec<(&'static str, String, bool)> {
+                let default = Self::default();
+                vec![$(($var, $form.show(&self.$field), self.$field == default.$field)),*]
             }
 
             /// The settings that differ from their defaults, as they would be written: for one line in the log.

@@ -11,6 +11,8 @@ use nix::errno::Errno;
 
 use crate::proto::{self, Blame};
 
+pub(crate) use hints::RAISE_MEMLOCK;
+
 /// What every fallible function of the plugin gives.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -9,6 +9,7 @@ pub mod bootstrap;
 pub mod config;
 #[forbid(unsafe_code)]
 pub mod device;
+pub mod doctor;
 #[forbid(unsafe_code)]
 pub mod engine;
 pub mod error;

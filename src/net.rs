@@ -99,7 +99,7 @@ fn open(args: &Init) -> Result<Context> {
 }
 
 /// One device, for the log.
-fn describe(device: &Device) -> String {
+pub(crate) fn describe(device: &Device) -> String {
     let rail = |nic: &Arc<device::Nic>| {
         let port = nic.port();
         format!("{} {:?} {} Mb/s", nic.name(), port.link, port.speed)
@@ -155,11 +155,14 @@ fn ptr_support() -> c_int {
     nccl_net_abi::NCCL_PTR_HOST | gpu
 }
 
+/// DMA-BUF in words.
+pub(crate) const NO_DMABUF: &str = "this plugin registers no memory by DMA-BUF";
+
 /// The tables have no `regMrDmaBuf`.
 fn no_dmabuf(dmabuf: Option<DmaBuf>) -> Result<()> {
     match dmabuf {
         None => Ok(()),
-        Some(_) => Err(Error::Usage("this plugin registers no memory by DMA-BUF".into())),
+        Some(_) => Err(Error::Usage(NO_DMABUF.into())),
     }
 }
 

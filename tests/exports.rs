@@ -77,12 +77,13 @@ fn names(symbols: &BTreeSet<Name>) -> BTreeSet<&str> {
 }
 
 #[test]
-fn exports_the_fourteen_tables_and_nothing_else() {
+fn exports_the_fourteen_tables_and_the_doctor_and_nothing_else() {
     let file = artifact("libnccl-net-mpib.so");
     let exported = Elf::parse(&file).symbols(true);
-    let tables: Vec<String> =
+    let mut expected: Vec<String> =
         (6..=12).flat_map(|v| [format!("ncclNetPlugin_v{v}"), format!("ncclNet_v{v}")]).collect();
-    assert_eq!(names(&exported), tables.iter().map(String::as_str).collect());
+    expected.push("mpib_doctor_v1".into());
+    assert_eq!(names(&exported), expected.iter().map(String::as_str).collect());
 }
 
 /// Name and version of each symbol that programs are linked with today, of rdma-core 44 (Debian 12).

@@ -26,10 +26,12 @@
 //!
 //! # What tools read
 //!
-//! Each process with the plugin keeps counters in a page that other processes map: [`stats`].
+//! Each process with the plugin keeps counters in a page that other processes map: [`stats`]. What the plugin finds on a host it
+//! tells in a document: [`doctor`].
 //!
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
+pub mod doctor;
 mod layout;
 mod message;
 mod seqlock;

@@ -2,6 +2,7 @@
 
 mod abi;
 mod compare;
+mod doctor;
 mod perf;
 mod stats;
 
@@ -23,9 +24,13 @@ enum Command {
     Stats(stats::StatsArgs),
     Compare(Box<compare::CompareArgs>),
     Abi(abi::AbiArgs),
+    Doctor(doctor::DoctorArgs),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
+    /// Loads the plugin and asks it; started by "mpib doctor".
+    #[command(name = doctor::worker::COMMAND, hide = true)]
+    DoctorWorker(doctor::worker::WorkerArgs),
     /// Both ends of a run in one process; started by "mpib compare".
     #[command(name = perf::solo::COMMAND, hide = true)]
     Solo(perf::solo::SoloArgs),
@@ -37,6 +42,8 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::main(&args),
         Command::Compare(args) => compare::main(&args),
         Command::Abi(args) => abi::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        Command::DoctorWorker(args) => ended(doctor::worker::main(&args)),
         Command::Worker(args) => ended(perf::worker::main(&args)),
         Command::Solo(args) => ended(perf::solo::main(&args)),
     }

@@ -90,6 +90,11 @@ fn softverbs() -> Option<Counters> {
     parse(&softverbs_json()?)
 }
 
+/// Whether the libibverbs in this process is softverbs.
+pub fn is_softverbs() -> bool {
+    softverbs_json().is_some()
+}
+
 /// softverbs' own counters, if the libibverbs in this process is softverbs.
 fn softverbs_json() -> Option<String> {
     type Json = unsafe extern "C" fn(*mut c_char, usize) -> usize;

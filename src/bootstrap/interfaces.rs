@@ -250,7 +250,7 @@ mod tests {
         let last: fn() -> Vec<IpAddr> = || vec![[10, 0, 15, 1].into()];
         let first = |n, adapters| {
             let addrs = reachable(&all(n), &Options { adapters, ..options(None, None) }).unwrap();
-            assert_eq!(addrs.len(), n.into());
+            assert_eq!(addrs.len(), usize::from(n));
             addrs[0].ip().to_string()
         };
         assert_eq!(first(16, last), "10.0.15.1");

@@ -103,6 +103,24 @@ pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Resu
     Ok(good)
 }
 
+/// Each of `gids` with its place among the [`candidates`], 0 for the best, or why it is not one of them.
+pub(super) fn verdicts(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Vec<Result<usize, String>> {
+    let chosen = candidates(gids, link, wanted).unwrap_or_default();
+    let verdict = |gid: &Gid| {
+        if let Some(place) = chosen.iter().position(|c| c.index == gid.index) {
+            return Ok(place);
+        }
+        Err(match (wanted.index, link) {
+            (Some(index), _) => format!("NCCL_IB_GID_INDEX says {index}"),
+            (None, LinkLayer::InfiniBand) => "InfiniBand uses GID index 0".into(),
+            (None, LinkLayer::Ethernet) => {
+                wanted.objection(gid).unwrap_or_else(|| "link-local, and there are others".into())
+            }
+        })
+    };
+    gids.iter().map(verdict).collect()
+}
+
 /// Lower is better.
 fn class(gid: &Gid) -> u8 {
     let v4 = gid.addr().is_ipv4();
@@ -167,6 +185,23 @@ mod tests {
     #[test]
     fn the_best_come_first_and_what_nobody_can_reach_not_at_all() {
         assert_eq!(order(&ALL, &[]), Ok(vec![4, 3, 2]));
+    }
+
+    #[test]
+    fn each_entry_has_its_place_or_a_reason() {
+        let of = |entries: &[(&str, GidKind)], link, vars: &[(&str, &str)]| {
+            let told = |v: Result<usize, String>| v.map_or_else(|why| why, |place| place.to_string());
+            verdicts(&table(entries), link, &set(vars)).into_iter().map(told).collect::<Vec<_>>()
+        };
+        let others = "link-local, and there are others";
+        let roce = LinkLayer::Ethernet;
+        assert_eq!(of(&ALL, roce, &[]), [others, others, "2", "1", "0", "loopback"]);
+        assert_eq!(of(&ALL[1..4], roce, &[("NCCL_IB_ADDR_FAMILY", "AF_INET")]), ["IPv6", "0", "IPv6"]);
+        assert_eq!(of(&ALL[2..4], roce, &[("NCCL_IB_GID_INDEX", "1")]), ["NCCL_IB_GID_INDEX says 1", "0"]);
+        let two = [("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)];
+        assert_eq!(of(&two, LinkLayer::InfiniBand, &[]), ["0", "InfiniBand uses GID index 0"]);
+        // Nothing can be used: each says why.
+        assert_eq!(of(&ALL[5..], roce, &[]), ["loopback"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod gpu;
 mod list;
 mod memory;
 mod plan;
+mod survey;
 
 use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
@@ -16,13 +17,15 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::Mode;
-use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
+use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
-use plan::{Found, Trouble};
+use plan::{Plan, Trouble};
+use survey::{Adapter, Seen};
 
 pub use gpu::Gpu;
 pub use list::{Hold, addrs, all, count, fused, get};
 pub use memory::findings;
+pub use survey::{PortView, Survey, survey};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -152,38 +155,25 @@ fn lose(config: &Config, what: String) -> Result<()> {
 }
 
 fn enumerate(config: &Config) -> Result<Vec<Device>> {
-    let mut found = Vec::new();
-    let mut ports = Vec::new();
-    for (hca, context) in verbs::open_all()? {
-        match context.and_then(|context| Ok((context.limits()?, context))) {
-            Ok((limits, context)) => {
-                for number in 1..=limits.ports {
-                    let port = usable(&context, number, &Wanted::new(config, &hca, number));
-                    let trouble = port.as_ref().err().cloned();
-                    found.push(Found { hca: hca.clone(), port: number, trouble });
-                    ports.push(port.ok().map(|(port, _)| (Arc::clone(&context), limits, port)));
-                }
-            }
-            Err(e) => {
-                // Its first port stands for all of it.
-                found.push(Found { hca, port: 1, trouble: Some(Trouble::Fault(e.to_string())) });
-                ports.push(None);
-            }
-        }
+    let seen = survey::look(config)?;
+    let plans = plan::plan(config, &seen.found)?;
+    let left_out = plan::left_out(config, &seen.found);
+    if let Some(lost) = left_out.lost_text() {
+        lose(config, lost)?;
     }
-    let plans = plan::plan(config, &found)?;
-    let left_out = plan::left_out(config, &found);
-    if !left_out.lost.is_empty() {
-        lose(config, format!("ports that cannot be used: {}", left_out.lost.join("; ")))?;
+    if let Some(idle) = left_out.idle_text() {
+        tracing::info!(target: "init", "{idle}");
     }
-    if !left_out.idle.is_empty() {
-        tracing::info!(target: "init", "ports left out: {}", left_out.idle.join("; "));
-    }
+    build(config, plans, &seen)
+}
+
+/// The devices of these plans, ready for use.
+fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> {
     let mut devices = Vec::with_capacity(plans.len());
     for plan in plans {
         let mut rails = Vec::with_capacity(plan.rails.len());
         for &i in &plan.rails {
-            let Some((context, limits, port)) = &ports[i] else { continue };
+            let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
             rails.push(Arc::new(Nic {
                 name: format!("{}:{}", context.name(), port.number),
                 pd: Arc::new(Pd::new(context)?),

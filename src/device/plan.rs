@@ -107,6 +107,18 @@ pub(super) struct LeftOut {
     pub idle: Vec<String>,
 }
 
+impl LeftOut {
+    /// One sentence on what is missed.
+    pub(super) fn lost_text(&self) -> Option<String> {
+        (!self.lost.is_empty()).then(|| format!("ports that cannot be used: {}", self.lost.join("; ")))
+    }
+
+    /// One sentence on what nobody misses.
+    pub(super) fn idle_text(&self) -> Option<String> {
+        (!self.idle.is_empty()).then(|| format!("ports left out: {}", self.idle.join("; ")))
+    }
+}
+
 /// What a plan of one device per port leaves out. SOUT and SUP are both there, or there is no plan.
 pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
     let mut out = LeftOut::default();

@@ -117,7 +117,7 @@ impl Offer {
 
 /// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
 /// address; 0 where there is none, as in a container that has the adapter and not its interface.
-fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
+pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
     let own = with_address().find(|i| Some(&i.name) == name.as_ref());
@@ -142,6 +142,6 @@ pub(super) fn turn(device: &Device, handle: &Handle) -> u32 {
 }
 
 /// For logs.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
 }

@@ -49,16 +49,17 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     Some(text.into())
 }
 
+/// What to do about the limit on locked memory.
+pub(crate) const RAISE_MEMLOCK: &str =
+    "set it to unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
+
 /// `limit` in bytes; `None` where it cannot be read.
 fn memlock_text(limit: Option<u64>) -> String {
     let now = match limit {
         Some(RLIM_INFINITY) => {
             "unlimited here, so look at the adapter's limits (ibv_devinfo -v) and at free memory".into()
         }
-        Some(bytes) => format!(
-            "{} KiB here: set it to unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)",
-            bytes >> 10
-        ),
+        Some(bytes) => format!("{} KiB here: {RAISE_MEMLOCK}", bytes >> 10),
         None => "unknown here".into(),
     };
     format!("The usual cause is the limit on locked memory (ulimit -l), which is {now}")

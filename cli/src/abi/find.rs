@@ -14,13 +14,18 @@ const LAST: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// By `LD_LIBRARY_PATH`, the linker's cache, and its own folders, in that order. Whatever finds NCCL by another way (a
 /// RUNPATH, a Python package) is not seen here.
-pub(super) fn library() -> Result<PathBuf, Failure> {
+pub(crate) fn library() -> Result<PathBuf, Failure> {
+    by_name(NAME).ok_or_else(missing)
+}
+
+/// A shared object of this name, without a slash, as [`library`] finds it.
+pub(crate) fn by_name(name: &str) -> Option<PathBuf> {
     let set = env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let in_folder = |folder: &Path| Some(folder.join(NAME)).filter(|path| path.is_file());
+    let in_folder = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let by_variable = || folders(&set).iter().find_map(|folder| in_folder(folder));
-    let by_cache = || cached(&said("ldconfig", &["-p"]).or_else(|| said("/sbin/ldconfig", &["-p"]))?);
+    let by_cache = || cached(&said("ldconfig", &["-p"]).or_else(|| said("/sbin/ldconfig", &["-p"]))?, name);
     let by_default = || LAST.iter().find_map(|folder| in_folder(Path::new(folder)));
-    by_variable().or_else(by_cache).or_else(by_default).ok_or_else(missing)
+    by_variable().or_else(by_cache).or_else(by_default)
 }
 
 fn missing() -> Failure {
@@ -60,10 +65,10 @@ fn folders(variable: &str) -> Vec<PathBuf> {
 }
 
 /// From `ldconfig -p`, in whose lines the place follows an arrow.
-fn cached(list: &str) -> Option<PathBuf> {
+fn cached(list: &str, wanted: &str) -> Option<PathBuf> {
     let of = |line: &str| {
         let (name, place) = line.trim().split_once(" => ")?;
-        (name.split_whitespace().next() == Some(NAME)).then(|| PathBuf::from(place.trim()))
+        (name.split_whitespace().next() == Some(wanted)).then(|| PathBuf::from(place.trim()))
     };
     list.lines().filter_map(of).find(|path| path.is_file())
 }
@@ -85,7 +90,7 @@ mod tests {
             "2 libs found in cache\n\tlibnccl.so (libc6,x86-64) => /a\n\tlibnccl.so.2 (libc6,x86-64) => /gone/libnccl.so.2\n\tlibnccl.so.2 (libc6,x86-64) => {}\n",
             exe.display()
         );
-        assert_eq!(cached(&list), Some(exe));
-        assert_eq!(cached("libnccl.so.2 => /gone"), None);
+        assert_eq!(cached(&list, NAME), Some(exe));
+        assert_eq!(cached("libnccl.so.2 => /gone", NAME), None);
     }
 }

@@ -19,17 +19,17 @@ const VERSION: &[u8] = b"NCCL version ";
 
 /// A file with NCCL in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Library {
-    pub(super) path: PathBuf,
+pub(crate) struct Library {
+    pub(crate) path: PathBuf,
     /// As in `2.27.7`; absent where the file does not say.
-    pub(super) release: Option<String>,
+    pub(crate) release: Option<String>,
     /// Versions of the net tables that it looks up, newest first, which is the order in which it does.
-    pub(super) looks_up: Vec<u32>,
+    pub(crate) looks_up: Vec<u32>,
 }
 
 impl Library {
     /// Reads the names that NCCL gives to dlsym, which stand among the file's strings.
-    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let mut looks_up = BTreeSet::new();
         let mut release = None;
         shared_object(path, |elf| {
@@ -61,7 +61,7 @@ impl Library {
 }
 
 /// Versions of the net tables that a plugin exports, newest first.
-pub(super) fn exports(path: &Path) -> Result<Vec<u32>, Failure> {
+pub(crate) fn exports(path: &Path) -> Result<Vec<u32>, Failure> {
     let mut found = BTreeSet::new();
     shared_object(path, |elf| {
         let defined = elf.dynamic_symbols().filter(|s| s.is_definition());

@@ -1,6 +1,6 @@
 //! `mpib abi`: which table a libnccl will take from a plugin, told from the two files alone. No code of either runs.
 
-mod find;
+pub(crate) mod find;
 mod library;
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Args;
-use library::{Library, exports};
+pub(crate) use library::{Library, exports};
 use serde::Serialize;
 
 use crate::failure::{Context, Failure, Kind};

@@ -69,6 +69,24 @@ pub fn hidden_table(path: &Path, symbol: &str, version: u32) -> Result<(), Failu
     symtab::find(path, symbol, version).map(drop)
 }
 
+fn at(path: &Path, what: String) -> Failure {
+    Failure::new(Kind::Load, format!("{}: {what}", path.display()))
+}
+
+/// Opens the file with the flags NCCL uses. Whoever takes something from it must not close it.
+pub(super) fn load(path: &Path, watch: &Watch) -> Result<Library, Failure> {
+    let fail = |what: String| at(path, what);
+    // A name without a slash would be searched for on the library path.
+    let full = fs::canonicalize(path).map_err(|e| fail(e.to_string()))?;
+    // SAFETY: this runs the plugin's constructors, which is what the user asked for; the process exists for it alone.
+    let library = watch.during(Call::Load, || unsafe { Library::open(Some(&full), RTLD_NOW | RTLD_LOCAL) });
+    library.map_err(|e| {
+        let said = with_sources(&e);
+        let advice = missing_library(&said).map_or(String::new(), |advice| format!("; {advice}"));
+        fail(format!("dlopen failed: {said}{advice}"))
+    })
+}
+
 /// Opens the file with the flags NCCL uses, and takes one table: the exported one of that version, or the one under
 /// the `hidden` symbol. The library stays until the process ends, as a plugin may have threads.
 pub fn open(
@@ -77,19 +95,11 @@ pub fn open(
     hidden: Option<&str>,
     watch: Rc<Watch>,
 ) -> Result<Box<dyn Net>, Failure> {
-    let fail = |what: String| Failure::new(Kind::Load, format!("{}: {what}", path.display()));
+    let fail = |what: String| at(path, what);
     let Some((_, symbol)) = tables::SYMBOLS.iter().find(|(v, _)| *v == version) else {
         return Err(fail(format!("v{version} is no version that this tool knows (v6 to v12)")));
     };
-    // A name without a slash would be searched for on the library path.
-    let full = fs::canonicalize(path).map_err(|e| fail(e.to_string()))?;
-    // SAFETY: this runs the plugin's constructors, which is what the user asked for; the process exists for it alone.
-    let library = watch.during(Call::Load, || unsafe { Library::open(Some(&full), RTLD_NOW | RTLD_LOCAL) });
-    let library = library.map_err(|e| {
-        let said = with_sources(&e);
-        let advice = missing_library(&said).map_or(String::new(), |advice| format!("; {advice}"));
-        fail(format!("dlopen failed: {said}{advice}"))
-    })?;
+    let library = load(path, &watch)?;
     let (symbol, table) = match hidden {
         Some(hidden) => {
             let address = symtab::find(path, hidden, version)?;
@@ -132,7 +142,7 @@ fn missing_library(said: &str) -> Option<String> {
 }
 
 /// An error and what caused it, in one line: libloading hides dlerror's text in the source.
-fn with_sources(error: &dyn std::error::Error) -> String {
+pub(super) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -31,6 +31,7 @@ macro_rules! calls {
 calls! {
     Outside = "no call of the plugin",
     Load = "dlopen",
+    Doctor = "mpib_doctor_v1",
     Init = "init",
     Devices = "devices",
     GetProperties = "getProperties",

@@ -1,0 +1,145 @@
+//! Has a process of its own ask the plugin, so that one that hangs or crashes is a finding.
+
+use std::{
+    env, fs, io,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
+
+use super::worker::{COMMAND, Findings};
+use crate::failure::{Context, Failure};
+use crate::perf::ending;
+
+/// From its end to the end of what it said.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What became of asking.
+pub(super) struct Inspection {
+    pub(super) report: Option<Report>,
+    pub(super) softverbs: bool,
+    pub(super) checks: Vec<Check>,
+}
+
+/// Asks, and waits until there is an answer or none can come.
+pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Failure> {
+    let table =
+        crate::abi::exports(plugin)?.into_iter().find(|v| crate::plugin::SYMBOLS.iter().any(|(w, _)| w == v));
+    let folder = tempfile::tempdir().tool("make a temporary folder")?;
+    let output = folder.path().join("findings");
+    let mut command = Command::new(env::current_exe().tool("find this program's own file")?);
+    command.arg(COMMAND).arg("--plugin").arg(plugin).arg("--output").arg(&output);
+    command.args(["--table", &table.unwrap_or(0).to_string()]);
+    // What a plugin prints must not get into the text or the JSON.
+    command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::piped());
+    ends_with_us(&mut command);
+    let mut child = command.spawn().tool("start a worker process")?;
+    let said = drain(&mut child);
+    let status = wait(&mut child, limit)?;
+    // What it started may hold the other end for ever.
+    let said = said.recv_timeout(DRAIN).unwrap_or_default();
+    let broken = |what: String| Inspection {
+        report: None,
+        softverbs: false,
+        checks: vec![Check::new("plugin", Level::Fail, what)],
+    };
+    let Some(status) = status else {
+        return Ok(broken(format!(
+            "asked what it would do here, it did not answer within {limit:?}; its last words: {}",
+            last(&said)
+        )));
+    };
+    let findings = fs::read(&output).ok().filter(|_| status.success());
+    let findings = findings.and_then(|text| serde_json::from_slice::<Findings>(&text).ok());
+    let Some(Findings { report, softverbs, init }) = findings else {
+        return Ok(broken(match status.code() {
+            // It has said why.
+            Some(_) if !said.is_empty() => last(&said).trim_start_matches("mpib: ").to_owned(),
+            _ => format!(
+                "asked what it would do here, its process {}; its last words: {}",
+                ending(status),
+                last(&said)
+            ),
+        }));
+    };
+    let mut checks = Vec::new();
+    if report.is_none() {
+        let text = "it is not this project's plugin, or an older one: it does not export mpib_doctor_v1, so only its init was tried";
+        checks.push(Check::new("plugin", Level::Warn, text));
+    }
+    checks.extend(init.map(|outcome| match outcome {
+        Ok(devices) => Check::new(
+            "init",
+            Level::Ok,
+            format!("init succeeds, with {} device(s): {}", devices.len(), devices.join(", ")),
+        ),
+        Err(failure) => Check::new("init", Level::Fail, failure.message),
+    }));
+    Ok(Inspection { report, softverbs, checks })
+}
+
+/// The last line, for a sentence.
+fn last(said: &str) -> &str {
+    said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
+}
+
+/// Its stderr, read to the end so that it never waits for us; a plugin may print much.
+fn drain(child: &mut Child) -> Receiver<String> {
+    const KEPT: usize = 64 << 10;
+    let stderr = child.stderr.take();
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        let mut said = Vec::new();
+        let mut piece = [0; 4096];
+        let Some(mut stderr) = stderr else { return };
+        while let Ok(n @ 1..) = io::Read::read(&mut stderr, &mut piece) {
+            said.extend_from_slice(&piece[..n]);
+            if said.len() > 2 * KEPT {
+                said.drain(..said.len() - KEPT);
+            }
+        }
+        // Nobody may wait for it any more.
+        let _ = tell.send(String::from_utf8_lossy(&said).into_owned());
+    });
+    told
+}
+
+/// `None`: it was killed, its time being over.
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failure> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().tool("wait for a worker process")? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            // Both fail only where it has ended meanwhile.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// It is killed when this process ends, whatever ends it.
+fn ends_with_us(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only prctl and getppid are called, which are async-signal-safe; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the signal was asked for.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        })
+    };
+}

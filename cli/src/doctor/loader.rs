@@ -1,0 +1,204 @@
+//! The plugin's file and NCCL's: would they find each other? Reads the files; no code of them runs.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level};
+use serde::Serialize;
+
+use crate::abi::{Library, exports, find};
+use crate::failure::{Failure, Kind};
+
+/// A libnccl, and the table that it would take from the plugin.
+#[derive(Debug, Serialize)]
+pub(super) struct Nccl {
+    #[serde(flatten)]
+    library: Library,
+    /// Absent where they do not fit.
+    picked: Option<u32>,
+}
+
+/// Whether there is a plugin, whether NCCL would find it, and which table it would take.
+pub(super) fn checks(
+    plugin: Option<&Path>,
+    tables: &Result<Vec<u32>, Failure>,
+    nccl: Option<&Path>,
+) -> (Option<Nccl>, Vec<Check>) {
+    let tables = match tables {
+        Ok(tables) => tables,
+        Err(failure) => return (None, vec![Check::new("plugin", Level::Fail, &failure.message)]),
+    };
+    let mut checks = vec![Check::new("plugin", Level::Ok, format!("its tables are {}", versions(tables)))];
+    let variable = env::var("NCCL_NET_PLUGIN").ok();
+    checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), opened)));
+    checks.push(net(env::var("NCCL_NET").ok().as_deref()));
+    let library =
+        nccl.map(Path::to_owned).map_or_else(find::library, Ok).and_then(|path| Library::read(&path));
+    let (nccl, check) = fit(library, tables);
+    checks.push(check);
+    (nccl, checks)
+}
+
+fn versions(list: &[u32]) -> String {
+    list.iter().map(|v| format!("v{v}")).collect::<Vec<_>>().join(", ")
+}
+
+fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Check) {
+    let library = match library {
+        Ok(library) => library,
+        // That none was found is no fault: programs bring their own.
+        Err(failure) if failure.kind == Kind::Usage => {
+            let check = Check::new("nccl", Level::Note, failure.message)
+                .remedy("name the one that the job uses with --nccl PATH");
+            return (None, check);
+        }
+        Err(failure) => return (None, Check::new("nccl", Level::Fail, failure.message)),
+    };
+    let picked = library.looks_up.iter().copied().find(|v| exports.contains(v));
+    let release = library.release.as_deref().unwrap_or("of an unknown release");
+    let whose = format!("NCCL {release} ({})", library.path.display());
+    let check = match picked {
+        Some(version) => Check::new("nccl", Level::Ok, format!("{whose} takes table v{version}")),
+        None => Check::new(
+            "nccl",
+            Level::Fail,
+            format!("{whose} looks for {} and finds no table that it knows", versions(&library.looks_up)),
+        )
+        .remedy("take an NCCL from 2.18 on"),
+    };
+    (Some(Nccl { library, picked }), check)
+}
+
+/// What the newest releases would open for a value of `NCCL_NET_PLUGIN`, in order.
+fn names(variable: Option<&str>) -> Vec<String> {
+    let Some(list) = variable else { return vec!["libnccl-net.so".into()] };
+    let each = |word: &str| {
+        let mut names = vec![word.to_owned()];
+        let whole = word.starts_with("lib") && word.ends_with(".so");
+        if !word.contains('/') && !whole {
+            names.push(format!("libnccl-net-{word}.so"));
+        }
+        names
+    };
+    list.split(',').map(str::trim).filter(|word| !word.is_empty()).flat_map(each).collect()
+}
+
+/// The file that dlopen takes for a name, where it is a plugin: NCCL goes on to the next name where it cannot be opened. A
+/// program, such as this one, cannot, although it may lie on the way under the first name.
+fn opened(name: &str) -> Option<PathBuf> {
+    let path = if name.contains('/') { Some(name.into()) } else { find::by_name(name) };
+    path.filter(|path| exports(path).is_ok())
+}
+
+/// Whether NCCL, started here, would open this very file.
+fn found(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Option<PathBuf>) -> Check {
+    let id = "plugin";
+    if let Some(none @ ("" | "none")) = variable {
+        let text = format!(
+            "NCCL_NET_PLUGIN={none:?} means no plugin to NCCL (an empty one from 2.27 on, none from 2.28.3 on)"
+        );
+        return Check::new(id, Level::Fail, text).remedy("set NCCL_NET_PLUGIN=mpib, or unset it");
+    }
+    let names = names(variable);
+    let setting =
+        variable.map_or_else(|| "NCCL_NET_PLUGIN not set".into(), |v| format!("NCCL_NET_PLUGIN={v}"));
+    let folder = fs::canonicalize(plugin).ok().and_then(|p| p.parent().map(Path::to_owned));
+    let remedy = || {
+        let folder = folder.as_ref().map_or_else(String::new, |f| f.display().to_string());
+        format!(
+            "for the job, LD_LIBRARY_PATH={folder} and NCCL_NET_PLUGIN=mpib, or make install and ldconfig"
+        )
+    };
+    match names.iter().find_map(|name| opened(name)) {
+        None => {
+            let text = format!(
+                "NCCL would not find it: no {} on the dynamic linker's path ({setting})",
+                names.join(", ")
+            );
+            Check::new(id, Level::Warn, text).remedy(remedy())
+        }
+        Some(other) if !same(&other, plugin) => {
+            let text = format!("NCCL would open another file: {} ({setting})", other.display());
+            Check::new(id, Level::Warn, text).remedy(remedy())
+        }
+        Some(path) => {
+            Check::new(id, Level::Ok, format!("NCCL would open it as {} ({setting})", path.display()))
+        }
+    }
+}
+
+fn same(a: &Path, b: &Path) -> bool {
+    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Whether NCCL may take another transport without a word.
+fn net(variable: Option<&str>) -> Check {
+    let id = "transport";
+    match variable {
+        Some(name) if name.eq_ignore_ascii_case("MPIB") => {
+            Check::new(id, Level::Ok, "NCCL_NET=MPIB: NCCL fails rather than take another transport")
+        }
+        None | Some("") => Check::new(
+            id,
+            Level::Note,
+            "NCCL_NET is not set: where this plugin does not come up, NCCL takes another transport and does not say so above INFO",
+        )
+        .remedy("NCCL_NET=MPIB makes that an error"),
+        Some(other) => {
+            Check::new(id, Level::Fail, format!("NCCL_NET={other}: NCCL takes no transport of another name than that, and this one is MPIB"))
+                .remedy("set NCCL_NET=MPIB, or unset it")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_nccl_tries() {
+        assert_eq!(names(None), ["libnccl-net.so"]);
+        assert_eq!(names(Some("mpib")), ["mpib", "libnccl-net-mpib.so"]);
+        assert_eq!(names(Some("a,/x/libb.so, libc.so")), ["a", "libnccl-net-a.so", "/x/libb.so", "libc.so"]);
+    }
+
+    #[test]
+    fn the_file_that_nccl_would_open_is_compared_with_the_one_at_hand() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, name).unwrap();
+            path
+        };
+        let (ours, other) = (file("libnccl-net-mpib.so"), file("other.so"));
+        let link = dir.path().join("libnccl-net.so");
+        std::os::unix::fs::symlink(&ours, &link).unwrap();
+        let at = |name: &str| Some(dir.path().join(name)).filter(|p| p.is_file());
+        for (variable, level, said) in [
+            (None, Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN not set)"),
+            (Some("mpib"), Level::Ok, "NCCL_NET_PLUGIN=mpib"),
+            (Some("absent"), Level::Warn, "no absent, libnccl-net-absent.so on the dynamic linker's path"),
+            (Some("none"), Level::Fail, "means no plugin"),
+            (Some(""), Level::Fail, "means no plugin"),
+            (other.to_str(), Level::Warn, "would open another file"),
+        ] {
+            let check = found(&ours, variable, at);
+            assert_eq!(check.level, level, "{check:?}");
+            assert!(check.text.contains(said), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn a_transport_of_another_name_shuts_this_one_out() {
+        for (variable, level) in [
+            (None, Level::Note),
+            (Some("mpib"), Level::Ok),
+            (Some(""), Level::Note),
+            (Some("Socket"), Level::Fail),
+        ] {
+            assert_eq!(net(variable).level, level, "{variable:?}");
+        }
+    }
+}

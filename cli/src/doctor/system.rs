@@ -1,0 +1,165 @@
+//! The kernel's side: modules, adapters, device files. Below a root, so that tests bring their own.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
+
+/// What programs reach adapters through, whatever the adapter.
+const CORE: [&str; 2] = ["ib_core", "ib_uverbs"];
+/// Drivers of adapters, hardware first.
+const DRIVERS: [&str; 13] = [
+    "mlx5_ib",
+    "mlx4_ib",
+    "irdma",
+    "bnxt_re",
+    "efa",
+    "erdma",
+    "mana_ib",
+    "hns_roce_hw_v2",
+    "ionic_rdma",
+    "qedr",
+    "hfi1",
+    "rdma_rxe",
+    "siw",
+];
+/// GPU memory for adapters.
+const GPU: [&str; 3] = ["nvidia", "nvidia_peermem", "nv_peer_mem"];
+
+/// Whether programs of this user can open the kernel's adapters. `softverbs`: the libibverbs of this process is that.
+pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> Vec<Check> {
+    if softverbs {
+        let text = "softverbs plays libibverbs: no kernel module and no device file is needed, and no adapter is used";
+        return vec![Check::new("verbs", Level::Ok, text)];
+    }
+    let adapters = names(&root.join("sys/class/infiniband"));
+    let seen = report.is_some_and(|report| !report.ports.is_empty());
+    let mut checks = vec![modules(root, &adapters, seen)];
+    if !adapters.is_empty() {
+        checks.push(files(root, &adapters));
+    }
+    checks
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Loaded, or part of the kernel.
+fn loaded(root: &Path, name: &str) -> bool {
+    let list = fs::read_to_string(root.join("proc/modules")).unwrap_or_default();
+    list.lines().any(|line| line.split(' ').next() == Some(name))
+        || root.join("sys/module").join(name).is_dir()
+}
+
+/// `seen`: the plugin has found ports, so that what is missing here is not missed.
+fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
+    let id = "modules";
+    let there =
+        |names: &[&'static str]| names.iter().copied().filter(|name| loaded(root, name)).collect::<Vec<_>>();
+    let (core, drivers, gpu) = (there(&CORE), there(&DRIVERS), there(&GPU));
+    let all = [&core[..], &drivers, &gpu].concat();
+    let list = if all.is_empty() { "none".into() } else { all.join(", ") };
+    let text = format!("of the kernel's modules for RDMA and GPUs these are loaded: {list}");
+    if seen || (!adapters.is_empty() && core.contains(&"ib_uverbs")) {
+        return Check::new(id, Level::Ok, text);
+    }
+    if adapters.is_empty() {
+        return Check::new(id, Level::Fail, format!("the kernel has no RDMA adapter (/sys/class/infiniband); {text}")).remedy(
+            "load the adapter's driver (modprobe mlx5_ib, or another one); on any Ethernet: modprobe rdma_rxe, \
+             then rdma link add rxe0 type rxe netdev eth0",
+        );
+    }
+    let text = format!(
+        "the kernel has {}, and ib_uverbs is not loaded, through which programs open them; {text}",
+        adapters.join(", ")
+    );
+    Check::new(id, Level::Fail, text).remedy("modprobe ib_uverbs")
+}
+
+/// Device files of the adapters: there, and open to this user.
+fn files(root: &Path, adapters: &[String]) -> Check {
+    let id = "uverbs";
+    let folder = root.join("dev/infiniband");
+    let files: Vec<PathBuf> = names(&folder)
+        .into_iter()
+        .filter(|name| name.starts_with("uverbs"))
+        .map(|name| folder.join(name))
+        .collect();
+    if files.is_empty() {
+        let text = format!("the kernel has {}, and there is no /dev/infiniband/uverbs*", adapters.join(", "));
+        return Check::new(id, Level::Fail, text).remedy(
+            "in a container, give it the files (--device /dev/infiniband); on a host, modprobe ib_uverbs",
+        );
+    }
+    let refused = |path: &&PathBuf| {
+        let opened = fs::OpenOptions::new().read(true).write(true).open(path);
+        opened.is_err_and(|e| e.kind() == ErrorKind::PermissionDenied)
+    };
+    let refused: Vec<String> = files
+        .iter()
+        .filter(refused)
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    let text = format!(
+        "{} of {} files /dev/infiniband/uverbs* are open to this user",
+        files.len() - refused.len(),
+        files.len()
+    );
+    if refused.is_empty() {
+        return Check::new(id, Level::Ok, text);
+    }
+    let level = if refused.len() == files.len() { Level::Fail } else { Level::Warn };
+    Check::new(id, level, format!("{text}, not {}", refused.join(", ")))
+        .remedy("look at their permissions (udev's rule gives them mode 0666) and at the container's devices")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files below a root, and what is found there.
+    fn look(files: &[(&str, &str)], softverbs: bool) -> Vec<(String, Level, String)> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        checks(root.path(), softverbs, None).into_iter().map(|c| (c.id, c.level, c.text)).collect()
+    }
+
+    const ADAPTER: (&str, &str) = ("sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
+
+    #[test]
+    fn what_is_missing_is_told_in_the_order_of_its_cause() {
+        let none = look(&[], false);
+        assert_eq!((none.len(), none[0].1), (1, Level::Fail));
+        assert!(none[0].2.contains("no RDMA adapter"), "{none:?}");
+        let core = ("proc/modules", "mlx5_ib 1 0 - Live 0x0\nib_core 1 0 - Live 0x0\n");
+        let shut = look(&[ADAPTER, core], false);
+        assert!(shut[0].1 == Level::Fail && shut[0].2.contains("ib_uverbs is not loaded"), "{shut:?}");
+        assert!(shut[0].2.ends_with("these are loaded: ib_core, mlx5_ib"), "{shut:?}");
+        let uverbs = ("sys/module/ib_uverbs/refcnt", "0");
+        let bare = look(&[ADAPTER, core, uverbs], false);
+        assert_eq!((bare[0].1, bare[1].1), (Level::Ok, Level::Fail), "{bare:?}");
+        assert!(
+            bare[1].2.contains("the kernel has mlx5_0, and there is no /dev/infiniband/uverbs*"),
+            "{bare:?}"
+        );
+        let good = look(&[ADAPTER, core, uverbs, ("dev/infiniband/uverbs0", "")], false);
+        assert!(good.iter().all(|c| c.1 == Level::Ok), "{good:?}");
+        assert!(good[1].2.starts_with("1 of 1 files"), "{good:?}");
+    }
+
+    #[test]
+    fn softverbs_needs_nothing_of_the_kernel() {
+        assert_eq!(look(&[], true)[0].1, Level::Ok);
+    }
+}

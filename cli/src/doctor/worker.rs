@@ -1,0 +1,78 @@
+//! The process that loads the plugin and asks it. It is started by this same program, writes what it was told into a file, and ends.
+
+use std::{fs, path::PathBuf, rc::Rc};
+
+use clap::Args;
+use nccl_net_mpib_agent_iface::doctor::{FORMAT, Level, Report};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Context, Failure, Kind};
+use crate::plugin::{self, Told, watch::Watch};
+use mpib::rails;
+
+/// The name of the hidden command.
+pub(crate) const COMMAND: &str = "doctor-worker";
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    #[arg(long)]
+    pub(super) plugin: PathBuf,
+    /// The version of the table to try.
+    #[arg(long)]
+    pub(super) table: u32,
+    /// Where the findings go; the plugin may print on stdout.
+    #[arg(long)]
+    pub(super) output: PathBuf,
+}
+
+/// What was found.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Findings {
+    /// `None`: the plugin does not export the function.
+    pub(super) report: Option<Report>,
+    /// Whether softverbs plays libibverbs.
+    pub(super) softverbs: bool,
+    /// What init and the questions after it came to: devices by name; absent where the report says that init fails.
+    pub(super) init: Option<Result<Vec<String>, Failure>>,
+}
+
+/// The worker's main.
+pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
+    let watch = Rc::new(Watch::new()?);
+    let report = match plugin::doctor(&args.plugin, &watch)? {
+        Told::Nothing => None,
+        Told::Document(text) => Some(parse(&text)?),
+    };
+    let fails = |report: &Report| report.checks.iter().any(|check| check.level == Level::Fail);
+    let init = (!report.as_ref().is_some_and(fails)).then(|| init(args, watch));
+    let findings = Findings { report, softverbs: rails::is_softverbs(), init };
+    let text = serde_json::to_string(&findings).tool("encode the findings")?;
+    fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
+}
+
+fn parse(text: &str) -> Result<Report, Failure> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+    let bad = |e: String| {
+        Failure::new(
+            Kind::Load,
+            format!("the plugin's report cannot be read: {e}; take mpib and plugin of one release"),
+        )
+    };
+    let head: Head = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+    if head.format != FORMAT {
+        return Err(bad(format!("format {}, expected {FORMAT}", head.format)));
+    }
+    serde_json::from_str(text).map_err(|e| bad(e.to_string()))
+}
+
+/// As NCCL begins.
+fn init(args: &WorkerArgs, watch: Rc<Watch>) -> Result<Vec<String>, Failure> {
+    let mut net = plugin::open(&args.plugin, args.table, None, watch)?;
+    net.init()?;
+    let names = (0..net.devices()?).map(|dev| Ok(net.properties(dev)?.name)).collect();
+    net.finalize()?;
+    names
+}

@@ -1,0 +1,336 @@
+//! `mpib doctor` as an operator starts it, with the plugin that "make build" leaves, on hosts made of softverbs: each thing that
+//! is wrong is named, and the exit code says how bad it is.
+
+mod doctor_util;
+
+use std::{
+    fs, io,
+    os::unix::{net::UnixListener, process::CommandExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use doctor_util::{Doctor, TWO, artifact, doctor, fabric, mpib};
+use serde_json::{Value, json};
+
+const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];
+
+#[test]
+fn a_good_host_is_usable_and_told_in_full() {
+    let found = doctor(TWO, &BOTH);
+    found.usable_with(&[]);
+    let document = &found.document;
+    assert_eq!((&document["format"], &document["mpib"]), (&json!(1), &json!(env!("CARGO_PKG_VERSION"))));
+    let report = &document["report"];
+    assert_eq!(report["format"], 1);
+    assert_eq!(report["plugin"], env!("CARGO_PKG_VERSION"));
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(report["host"], host.trim());
+    let setting = |name: &str| {
+        let all = report["settings"].as_array().unwrap().iter();
+        let found: Vec<_> =
+            all.filter(|s| s["name"] == name).map(|s| (s["value"].clone(), s["default"].clone())).collect();
+        assert_eq!(found.len(), 1, "{name}");
+        found[0].clone()
+    };
+    assert_eq!(setting("MPIB_HCA_SOUT"), (json!("sout"), json!(false)));
+    assert_eq!(setting("MPIB_SUP_QP"), (json!("4"), json!(true)));
+    let ports = report["ports"].as_array().unwrap();
+    assert_eq!(ports.iter().map(|p| p["hca"].as_str().unwrap()).collect::<Vec<_>>(), ["sout", "sup"]);
+    for port in ports {
+        assert_eq!((&port["usable"], &port["trouble"]), (&json!(true), &Value::Null));
+        assert_eq!(port["device"], "sout+sup");
+        let state =
+            json!({ "active": true, "link": "ethernet", "speed_mbps": 100_000, "mtu": 4096, "lid": 0 });
+        assert_eq!(port["state"], state);
+    }
+    let gids = ports[0]["gids"].as_array().unwrap();
+    let table: Vec<_> = gids
+        .iter()
+        .map(|g| (g["kind"].as_str().unwrap(), g["rank"].as_u64(), g["why_not"].as_str()))
+        .collect();
+    let others = Some("link-local, and there are others");
+    assert_eq!(
+        table,
+        [
+            ("roce-v1", None, others),
+            ("roce-v2", None, others),
+            ("roce-v1", Some(1), None),
+            ("roce-v2", Some(0), None)
+        ]
+    );
+    assert_eq!((&gids[3]["address"], &gids[3]["index"]), (&json!("10.9.0.1"), &json!(3)));
+    let rails = json!([{ "name": "sout:1", "role": 0 }, { "name": "sup:1", "role": 1 }]);
+    let devices = report["devices"].as_array().unwrap();
+    assert_eq!((devices.len(), &devices[0]["name"], &devices[0]["rails"]), (1, &json!("sout+sup"), &rails));
+    assert_eq!(report["island"], "hosts whose SOUT is in 10.9.0.0/24");
+    found.says("init", "ok", &["with 1 device(s): sout+sup"]);
+    found.says("verbs", "ok", &["softverbs"]);
+    found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
+}
+
+#[test]
+fn the_lines_for_people_say_the_same() {
+    let mut command = mpib(&fabric(), TWO);
+    command
+        .args(["doctor", "--plugin"])
+        .arg(artifact("libnccl-net-mpib.so"))
+        .envs(BOTH)
+        .env("MPIB_SOUT_QP", "0");
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for line in [
+        "  sout:1  -       RoCE  100 Gb/s  4096  -     -    not used",
+        "    uses, the best first: 10.9.0.1 v2 (GID 3); 10.9.0.1 v1 (GID 2)",
+        "fail  settings   MPIB_SOUT_QP=\"0\": expected a whole number from 1 to 32, or unset",
+        "                 -> correct MPIB_SOUT_QP or unset it: init fails for it",
+        "unusable: 1 failure",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line:?} in\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "colours are for terminals");
+}
+
+#[test]
+fn the_devices_are_those_that_the_table_gives() {
+    for env in [&[][..], &BOTH, &[("MPIB_HCA_SOUT", "sup"), ("MPIB_HCA_SUP", "sout"), ("MPIB_MODE", "1")]] {
+        let found = doctor("sout:addr=10.9.0.1/24,rate=10Gb;sup:addr=10.9.1.1/24,rate=100Gb", env);
+        let devices = found.document["report"]["devices"].as_array().unwrap().clone();
+        for (i, device) in devices.iter().enumerate() {
+            let mut perf = mpib(&fabric(), "sout:addr=10.9.0.1/24,rate=10Gb;sup:addr=10.9.1.1/24,rate=100Gb");
+            perf.args([
+                "perf",
+                "--json",
+                "--sizes",
+                "8",
+                "--iterations",
+                "1",
+                "--device",
+                &i.to_string(),
+                "--plugin",
+            ]);
+            let output =
+                perf.arg(artifact("libnccl-net-mpib.so")).envs(env.iter().copied()).output().unwrap();
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let table = &report["tables"][0]["device"];
+            assert_eq!(
+                (&table["name"], &table["speed"]),
+                (&device["name"], &device["speed_mbps"]),
+                "{env:?}"
+            );
+        }
+        assert_eq!(devices.len(), if env.is_empty() { 2 } else { 1 }, "{env:?}");
+    }
+}
+
+#[test]
+fn a_host_without_an_adapter_is_unusable() {
+    let found = doctor("", &[]);
+    found.unusable();
+    found.says("devices", "fail", &["no RDMA device found (does ibv_devices list one"]);
+    assert_eq!(found.document["report"]["devices"], json!([]));
+    assert_eq!(found.checks("init", "ok"), []);
+}
+
+#[test]
+fn every_bad_setting_is_named_with_what_to_do() {
+    let found = doctor(TWO, &[("MPIB_SOUT_QP", "0"), ("MPIB_MODE", "two")]);
+    found.unusable();
+    found.says(
+        "settings",
+        "fail",
+        &["MPIB_SOUT_QP=\"0\": expected a whole number from 1 to 32", "correct MPIB_SOUT_QP"],
+    );
+    found.says("settings", "fail", &["MPIB_MODE=\"two\": expected 0 or 1", "correct MPIB_MODE"]);
+    // The adapters are told all the same, and no device of which NCCL would hear.
+    assert_eq!(found.document["report"]["ports"].as_array().unwrap().len(), 2);
+    assert_eq!(found.document["report"]["devices"], json!([]));
+}
+
+#[test]
+fn sout_without_sup_is_named() {
+    let found = doctor(TWO, &BOTH[..1]);
+    found.unusable();
+    found.says(
+        "settings",
+        "fail",
+        &["MPIB_HCA_SUP=(unset): expected an HCA, since MPIB_HCA_SOUT=sout: set both or neither"],
+    );
+    let found = doctor(TWO, &[BOTH[0], ("MPIB_HCA_SUP", "absent")]);
+    found.unusable();
+    found.says(
+        "devices",
+        "fail",
+        &["MPIB_HCA_SUP=\"absent\": expected an HCA of this host, which has sout:1, sup:1"],
+    );
+}
+
+/// The last warning of an init of the plugin, in `mpib perf`.
+fn warning_of_init(env: &[(&str, &str)]) -> String {
+    let mut perf = mpib(&fabric(), TWO);
+    perf.args(["perf", "--sizes", "8", "--iterations", "1", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+    let output = perf.envs(env.iter().copied()).output().unwrap();
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_port_without_an_address_that_fits_is_a_loss_in_the_words_of_the_log() {
+    let env = [("NCCL_IB_ADDR_RANGE", "10.9.0.0/24")];
+    let found = doctor(TWO, &env);
+    found.usable_with(&["ports"]);
+    let text = found.says(
+        "ports",
+        "warn",
+        &["ports that cannot be used: sup:1 (no entry of its GID table fits NCCL_IB_ADDR_RANGE=10.9.0.0/24"],
+    );
+    let log = warning_of_init(&env);
+    assert!(log.contains(&text), "{text:?} in {log}");
+    // Where nothing may be lost it fails, also in the words of the log.
+    let strict = [env[0], ("MPIB_STRICT", "1")];
+    let found = doctor(TWO, &strict);
+    found.unusable();
+    let text = found.says("ports", "fail", &["(MPIB_STRICT=1)"]);
+    assert!(warning_of_init(&strict).contains(&text), "{text}");
+}
+
+#[test]
+fn settings_that_leave_no_address_leave_no_device() {
+    let found = doctor(TWO, &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]);
+    found.unusable();
+    found.says(
+        "devices",
+        "fail",
+        &["no usable RDMA port", "sout:1 (no entry of its GID table fits NCCL_IB_ADDR_FAMILY=AF_INET6"],
+    );
+    let port = &found.document["report"]["ports"][0];
+    assert_eq!((&port["usable"], &port["device"]), (&json!(false), &Value::Null));
+    let why: Vec<_> =
+        port["gids"].as_array().unwrap().iter().map(|g| g["why_not"].as_str().unwrap()).collect();
+    assert_eq!(why, ["link-local", "link-local", "IPv4", "IPv4"]);
+}
+
+#[test]
+fn control_connections_need_an_address() {
+    let found = doctor(TWO, &[("MPIB_OOB_IF", "=nosuch")]);
+    found.unusable();
+    found.says("control", "fail", &["MPIB_OOB_IF=\"=nosuch\": expected a filter that leaves an interface"]);
+    let found = doctor(TWO, &[("NCCL_SOCKET_IFNAME", "=lo")]);
+    found.usable_with(&["control"]);
+    assert_eq!(found.document["report"]["control"][0], "127.0.0.1");
+}
+
+#[test]
+fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
+    let mut command = mpib(&fabric(), TWO);
+    command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+    // SAFETY: prctl and setrlimit are async-signal-safe, and nothing is allocated.
+    unsafe {
+        command.pre_exec(|| {
+            const CAP_IPC_LOCK: libc::c_ulong = 14;
+            // Root keeps no more over exec than this leaves it; who is not root has no such capability to begin with.
+            if libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) != 0 && libc::geteuid() == 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let limit = libc::rlimit { rlim_cur: 64 << 10, rlim_max: 64 << 10 };
+            match libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        })
+    };
+    let found = Doctor::of(&mut command);
+    assert_eq!(found.code, 1, "{found:#?}");
+    found.says("memlock", "warn", &["64 KiB (ulimit -l)", "set it to unlimited (limits.conf"]);
+}
+
+#[test]
+fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (socket, hints) = (path("socket"), path("hints"));
+    let env = [BOTH[0], BOTH[1], ("MPIB_MODE", "1"), ("MPIB_AGENT_SOCKET", &socket), ("MPIB_HINTS", &hints)];
+    let found = doctor(TWO, &env);
+    found.usable_with(&["agent", "hints"]);
+    found.says("agent", "warn", &[&socket, "nobody listens there", "all goes on SOUT"]);
+    found.says("hints", "warn", &[&hints, "No such file"]);
+    let strict = doctor(TWO, &[&env[..], &[("MPIB_STRICT", "1")]].concat());
+    strict.unusable();
+    strict.says("agent", "fail", &["no connection is made without a hint (MPIB_STRICT=1)"]);
+    // There, all is well; with a fixed share nobody is asked.
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let _writer = nccl_net_mpib_agent_iface::HintsWriter::create(Path::new(&hints)).unwrap();
+    doctor(TWO, &env).usable_with(&[]);
+    let fixed =
+        doctor(TWO, &[&env[..3], &[("MPIB_SUP_SHARE", "9"), ("MPIB_HINTS", "/nowhere/at/all")]].concat());
+    fixed.usable_with(&[]);
+}
+
+#[test]
+fn a_plugin_where_nccl_does_not_look_is_a_loss() {
+    let found = doctor(TWO, &[("NCCL_NET_PLUGIN", "other")]);
+    found.usable_with(&["plugin"]);
+    found.says(
+        "plugin",
+        "warn",
+        &["no other, libnccl-net-other.so on the dynamic linker's path", "NCCL_NET_PLUGIN=mpib"],
+    );
+    let found = doctor(TWO, &[("NCCL_NET", "Socket")]);
+    found.unusable();
+    found.says("transport", "fail", &["NCCL_NET=Socket"]);
+    let found = doctor(TWO, &[("NCCL_IB_HCAS", "x")]);
+    assert!(found.document["checks"].to_string().contains("NCCL_IB_HCAS"), "{found:#?}");
+}
+
+/// A plugin of a few lines of C.
+fn plugin(dir: &Path, code: &str) -> PathBuf {
+    let (source, path) = (dir.join("p.c"), dir.join("libp.so"));
+    fs::write(&source, format!("#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\nvoid *ncclNetPlugin_v12[64];\n{code}\n")).unwrap();
+    let cc = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let status = Command::new(cc)
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&path, &source])
+        .status()
+        .expect("a C compiler");
+    assert!(status.success());
+    path
+}
+
+#[test]
+fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
+    for (code, said) in [
+        ("size_t mpib_doctor_v1(char *o, size_t n) { abort(); }", "died of signal 6"),
+        ("size_t mpib_doctor_v1(char *o, size_t n) { for (;;) pause(); }", "did not answer within 1"),
+        ("size_t mpib_doctor_v1(char *o, size_t n) { return 0; }", "it has no document"),
+        (
+            "size_t mpib_doctor_v1(char *o, size_t n) { return (size_t)-1; }",
+            "its document takes 18446744073709551615 bytes",
+        ),
+        ("size_t mpib_doctor_v1(char *o, size_t n) { strcpy(o, \"{\"); return 2; }", "cannot be read: EOF"),
+        (
+            "size_t mpib_doctor_v1(char *o, size_t n) { const char *d = \"{\\\"format\\\":9}\"; strcpy(o, d); return strlen(d) + 1; }",
+            "format 9, expected 1; take mpib and plugin of one release",
+        ),
+        ("__attribute__((constructor)) void f(void) { _exit(3); }", "exited with status 3"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = mpib(&fabric(), TWO);
+        let limit = if said.contains("did not answer") { "1" } else { "60" };
+        command.args(["doctor", "--json", "--timeout", limit, "--plugin"]).arg(plugin(dir.path(), code));
+        let found = Doctor::of(&mut command);
+        found.unusable();
+        found.says("plugin", "fail", &[said]);
+        assert_eq!(found.document["report"], Value::Null);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_named() {
+    let mut command = mpib(&fabric(), TWO);
+    let found = Doctor::of(command.args(["doctor", "--json", "--plugin", "/bin/true"]));
+    found.unusable();
+    found.says("plugin", "fail", &["/bin/true", "it exports no ncclNetPlugin_vN"]);
+    let mut command = mpib(&fabric(), TWO);
+    let found = Doctor::of(command.args(["doctor", "--json", "--plugin", "/nowhere/x.so"]));
+    found.says("plugin", "fail", &["/nowhere/x.so", "No such file"]);
+}

@@ -1,0 +1,76 @@
+//! The doctor as C sees it. Knows nothing of what is in the documents.
+
+use std::ffi::c_char;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+
+/// What the plugin would do on this host, under the environment of this process, as a JSON document
+/// (`nccl_net_mpib_agent_iface::doctor::Report`). May be called at any time, before init, after it, or where init fails; touches
+/// nothing that NCCL uses, and logs nothing.
+///
+/// Returns the bytes that the whole document takes, its NUL included, and writes as much of it as there is room for, NUL-terminated.
+/// A document that was cut is none: call again with more room, and look anew at what it returns, as the host may have changed.
+/// 0 if there is no document: a mistake of this plugin.
+///
+/// # Safety
+/// `out` is writable for `cap` bytes; it may be NULL where `cap` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
+    let document = caught(|| serde_json::to_vec(&super::report()).ok());
+    // SAFETY: the caller's promise.
+    unsafe { give(document, out, cap) }
+}
+
+/// `None` where `make` panics or has nothing.
+fn caught(make: impl FnOnce() -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(document) => document,
+        Err(payload) => {
+            // A payload may panic again when it is dropped; it is leaked rather than tried.
+            std::mem::forget(payload);
+            None
+        }
+    }
+}
+
+/// Hands a document out.
+///
+/// # Safety
+/// `out` is writable for `cap` bytes; it may be NULL where `cap` is 0.
+unsafe fn give(document: Option<Vec<u8>>, out: *mut c_char, cap: usize) -> usize {
+    let Some(document) = document else { return 0 };
+    if !out.is_null() && cap > 0 {
+        // SAFETY: writable for `cap` bytes (the caller's promise), and bytes have no alignment.
+        let room = unsafe { slice::from_raw_parts_mut(out.cast::<u8>(), cap) };
+        let n = document.len().min(cap - 1);
+        room[..n].copy_from_slice(&document[..n]);
+        room[n] = 0;
+    }
+    document.len() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_is_cut_where_there_is_no_room_and_its_size_told() {
+        for (cap, expected) in [(0, &b"####"[..]), (1, b"\0###"), (3, b"ab\0#"), (4, b"abc\0")] {
+            let mut room = *b"####";
+            // SAFETY: at least `cap` bytes.
+            let needed = unsafe { give(Some(b"abc".to_vec()), room.as_mut_ptr().cast(), cap) };
+            assert_eq!((needed, &room[..]), (4, expected), "{cap}");
+        }
+        // SAFETY: NULL where there is no room.
+        assert_eq!(unsafe { give(Some(b"abc".to_vec()), std::ptr::null_mut(), 0) }, 4);
+    }
+
+    #[test]
+    fn a_panic_is_no_document() {
+        let none = caught(|| panic!("doctor test"));
+        let mut room = *b"##";
+        // SAFETY: two bytes.
+        assert_eq!(unsafe { give(none, room.as_mut_ptr().cast(), 2) }, 0);
+        assert_eq!(&room, b"##");
+    }
+}

@@ -1,0 +1,201 @@
+//! Judges: each check is a sentence of the log where the log has one, with its weight.
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
+use Level::{Fail, Note, Ok as Good, Warn};
+
+use crate::config::{Config, Finding, in_vain};
+use crate::device::{Gpu, Survey, findings};
+use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
+use crate::net;
+use crate::proto::Addr;
+
+/// In the order in which a reader looks for causes.
+pub(super) fn all(
+    config: &Config,
+    bad: &[BadSetting],
+    survey: &Result<Survey>,
+    control: Result<&[Addr], &String>,
+    report: &Report,
+) -> Vec<Check> {
+    let mut checks = settings(config, bad);
+    checks.extend(devices(config, bad, survey));
+    checks.extend(report.ports.iter().flat_map(addresses));
+    checks.extend(rails(config, report));
+    checks.push(control_addresses(control));
+    checks.extend(memory(config));
+    checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
+    checks
+}
+
+/// What is lost, which MPIB_STRICT=1 does not allow.
+fn lost(config: &Config, id: &str, text: &str) -> Check {
+    match config.lose(text.to_owned()) {
+        Ok(text) => Check::new(id, Warn, text),
+        Err(e) => Check::new(id, Fail, e.to_string()),
+    }
+}
+
+fn settings(config: &Config, bad: &[BadSetting]) -> Vec<Check> {
+    let one = |b: &BadSetting| {
+        let remedy = format!("correct {} or unset it: init fails for it", b.variable);
+        Check::new("settings", Fail, b.to_string()).remedy(remedy)
+    };
+    if !bad.is_empty() {
+        return bad.iter().map(one).collect();
+    }
+    let set = config.differing();
+    let text = match set.len() {
+        0 => "all have their defaults".to_owned(),
+        _ => format!("not the defaults: {}", set.join(" ")),
+    };
+    let mut checks = vec![Check::new("settings", Good, text)];
+    checks.extend(in_vain(std::env::vars_os()).iter().map(|found| feature(config, "settings", found, Note)));
+    checks
+}
+
+/// `rest`: the weight of what nobody misses.
+fn feature(config: &Config, id: &str, found: &Finding, rest: Level) -> Check {
+    if found.lost { lost(config, id, &found.text) } else { Check::new(id, rest, &found.text) }
+}
+
+fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<Check> {
+    let survey = match survey {
+        Ok(survey) => survey,
+        Err(e) => return vec![Check::new("devices", Fail, e.to_string())],
+    };
+    let mut checks = match &survey.devices {
+        Ok(devices) if bad.is_empty() => {
+            let all: Vec<String> = devices.iter().map(net::describe).collect();
+            vec![Check::new("devices", Good, format!("{} for NCCL: {}", devices.len(), all.join(", ")))]
+        }
+        // Which ones there would be depends on the settings to be corrected.
+        Ok(_) => Vec::new(),
+        Err(e) => vec![Check::new("devices", Fail, e.to_string())],
+    };
+    checks.extend(survey.lost.iter().map(|text| lost(config, "ports", text)));
+    checks.extend(survey.idle.iter().map(|text| Check::new("ports", Note, text)));
+    checks
+}
+
+/// Of the addresses that a connection may use: whether other hosts reach them, and whether their network is known.
+fn addresses(port: &Port) -> Option<Check> {
+    let roce = port.state.as_ref().is_some_and(|state| state.link == Link::Ethernet);
+    let usable: Vec<_> = port.gids.iter().filter(|gid| gid.rank.is_some()).collect();
+    if !port.usable || port.device.is_none() || !roce || usable.is_empty() {
+        return None;
+    }
+    let name = format!("{}:{}", port.hca, port.port);
+    if usable.iter().all(|gid| gid.link_local) {
+        let text =
+            format!("{name} has link-local addresses only, which reach none but their like on one link");
+        return Some(Check::new("addresses", Warn, text).remedy(
+            "give its network interface an address (ip addr add), the same network on both ends of a link",
+        ));
+    }
+    if usable.iter().any(|gid| gid.prefix.is_some()) {
+        return None;
+    }
+    let text = format!(
+        "no network interface here has {}'s address {}, so that the prefix of its network is not known",
+        name, usable[0].address
+    );
+    Some(Check::new("addresses", Note, text).remedy(
+        "in a container with the adapter and without its interface, use the host's network (--network host)",
+    ))
+}
+
+fn rails(config: &Config, report: &Report) -> Option<Check> {
+    let island = report.island.as_ref()?;
+    let (sout, sup) = (config.hca_sout.as_ref()?, config.hca_sup.as_ref()?);
+    Some(Check::new("island", Good, format!("SOUT {sout}, SUP {sup}; one island with this host: {island}")))
+}
+
+fn control_addresses(control: Result<&[Addr], &String>) -> Check {
+    match control {
+        Err(why) => Check::new("control", Fail, why),
+        Ok(addrs) if addrs.iter().all(|addr| addr.ip().is_loopback()) => {
+            let text = "a listener here can be reached at loopback addresses only, by no other host";
+            Check::new("control", Warn, text)
+                .remedy("bring a network interface up, or name one with MPIB_OOB_IF or NCCL_SOCKET_IFNAME")
+        }
+        Ok(addrs) => {
+            let all: Vec<String> = addrs.iter().map(|addr| addr.ip().to_string()).collect();
+            Check::new("control", Good, format!("a listener here is reached at {}", all.join(", ")))
+        }
+    }
+}
+
+fn memory(config: &Config) -> Vec<Check> {
+    let gpu = if Gpu::here().is_direct() { Good } else { Note };
+    let features = [("gpu", gpu), ("ordering", Good), ("flush", Good)].into_iter().zip(findings(config));
+    let mut checks: Vec<Check> =
+        features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
+    checks.push(Check::new("dmabuf", Note, net::NO_DMABUF));
+    checks
+}
+
+/// Below this NCCL's own buffers for a few peers do not fit.
+const ENOUGH: u64 = 1 << 30;
+
+/// `limit` in bytes, `None` where it cannot be read.
+fn memlock(limit: Option<u64>, unbound: bool) -> Check {
+    let id = "memlock";
+    match limit {
+        Some(RLIM_INFINITY) => Check::new(id, Good, "locked memory is unlimited (ulimit -l)"),
+        Some(bytes) if unbound => {
+            let text = format!(
+                "the limit on locked memory is {} KiB (ulimit -l), and does not bind this process, which has CAP_IPC_LOCK",
+                bytes >> 10
+            );
+            Check::new(id, Good, text)
+        }
+        Some(bytes) => {
+            let level = if bytes < ENOUGH { Warn } else { Note };
+            let text = format!(
+                "the limit on locked memory is {} KiB (ulimit -l): registrations beyond it fail with ENOMEM",
+                bytes >> 10
+            );
+            Check::new(id, level, text).remedy(format!("for the job as well: {RAISE_MEMLOCK}"))
+        }
+        None => Check::new(id, Note, "the limit on locked memory cannot be read"),
+    }
+}
+
+/// Whether this process has CAP_IPC_LOCK in effect: the kernel asks no limit of it.
+fn may_lock() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_on_locked_memory_is_judged_by_who_is_bound() {
+        for (limit, unbound, level, said) in [
+            (Some(RLIM_INFINITY), false, Good, "unlimited"),
+            (Some(8 << 20), false, Warn, "8192 KiB (ulimit -l): registrations"),
+            (Some(8 << 20), true, Good, "CAP_IPC_LOCK"),
+            (Some(ENOUGH), false, Note, "1048576 KiB"),
+            (None, false, Note, "cannot be read"),
+        ] {
+            let check = memlock(limit, unbound);
+            assert_eq!(check.level, level, "{check:?}");
+            assert!(check.text.contains(said), "{check:?}");
+            assert_eq!(check.remedy.is_some(), said.contains("KiB"), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_lost_fails_where_nothing_may_be() {
+        let strict = Config { strict: true, ..Config::default() };
+        assert_eq!(lost(&strict, "x", "a").text, "a (MPIB_STRICT=1)");
+        assert_eq!((lost(&strict, "x", "a").level, lost(&Config::default(), "x", "a").level), (Fail, Warn));
+    }
+}

@@ -1,0 +1,152 @@
+//! Gathers what there is and what becomes of it. Changes nothing of the process.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use nccl_net_mpib_agent_iface::doctor::{
+    Device, FORMAT, Gid, Kind, Link, Port, PortState, Rail, Report, Setting,
+};
+use nix::net::if_::if_indextoname;
+
+use super::checks;
+use crate::bootstrap::{Interface, Options, interfaces, reachable};
+use crate::config::Config;
+use crate::device::{self, PortView, Survey, survey};
+use crate::engine::host_name;
+use crate::error::Result;
+use crate::proto::{GidKind, LinkLayer, Mtu, PROTOCOL_VERSION};
+use crate::verbs;
+
+/// Of this host, under the settings of this process.
+pub fn report() -> Report {
+    let (config, bad) = Config::judge(|name| std::env::var_os(name));
+    let networks = interfaces();
+    let survey = survey(&config);
+    let control = networks.as_ref().map_err(ToString::to_string).and_then(|networks| {
+        let options = Options { sout: sout_addr(&survey), adapters: device::addrs, ..Options::from(&config) };
+        reachable(networks, &options).map_err(|e| e.to_string())
+    });
+    let networks = networks.unwrap_or_default();
+    let setting =
+        |(name, value, default): (&str, String, bool)| Setting { name: name.into(), value, default };
+    let mut report = Report {
+        format: FORMAT,
+        plugin: env!("CARGO_PKG_VERSION").into(),
+        protocol: PROTOCOL_VERSION,
+        host: host_name(),
+        settings: config.all().into_iter().map(setting).collect(),
+        ports: ports(&survey, &networks),
+        devices: devices(&survey, &config),
+        control: control.iter().flatten().map(|addr| addr.ip().to_string()).collect(),
+        island: island(&survey, &config),
+        checks: Vec::new(),
+    };
+    if !bad.is_empty() {
+        // Init fails before it looks at any adapter.
+        report.devices.clear();
+        report.ports.iter_mut().for_each(|port| port.device = None);
+    }
+    report.checks = checks::all(&config, &bad, &survey, control.as_deref(), &report);
+    report
+}
+
+/// The address of SOUT, which the control connections keep to.
+fn sout_addr(survey: &Result<Survey>) -> Option<IpAddr> {
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let (_, gids) = device.rails.first()?.now().ok()?;
+    Some(gids.first()?.addr())
+}
+
+fn devices(survey: &Result<Survey>, config: &Config) -> Vec<Device> {
+    let Some(devices) = survey.as_ref().ok().and_then(|s| s.devices.as_ref().ok()) else { return Vec::new() };
+    let one = |device: &device::Device| Device {
+        name: device.name.to_string_lossy().into_owned(),
+        speed_mbps: device.speed(config),
+        pci_path: device.pci_path.map(|path| path.to_string_lossy().into_owned()),
+        max_connections: device.max_connections(config),
+        rail_id: device.rail_id,
+        plane_id: device.plane_id,
+        rails: (0..).zip(&device.rails).map(|(role, nic)| Rail { name: nic.name().into(), role }).collect(),
+    };
+    devices.iter().map(one).collect()
+}
+
+fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
+    let Ok(survey) = survey else { return Vec::new() };
+    let devices = survey.devices.as_ref().map_or(&[][..], Vec::as_slice);
+    let one = |view: &PortView| {
+        let name = format!("{}:{}", view.hca, view.number);
+        let device = devices.iter().find(|d| d.rails.iter().any(|nic: &Arc<_>| nic.name() == name));
+        Port {
+            hca: view.hca.clone(),
+            port: view.number,
+            usable: view.trouble.is_none(),
+            trouble: view.trouble.clone(),
+            device: device.map(|d| d.name.to_string_lossy().into_owned()),
+            state: view.state.as_ref().map(state),
+            pci_path: view.pci_path.clone(),
+            numa: view.pci_path.as_deref().and_then(|path| numa(Path::new(path))),
+            gids: view.gids.iter().map(|(gid, verdict)| entry(gid, verdict, networks)).collect(),
+        }
+    };
+    survey.ports.iter().map(one).collect()
+}
+
+fn state(port: &verbs::Port) -> PortState {
+    PortState {
+        active: port.active,
+        link: match port.link {
+            LinkLayer::InfiniBand => Link::Infiniband,
+            LinkLayer::Ethernet => Link::Ethernet,
+        },
+        speed_mbps: port.speed,
+        mtu: Mtu::from_raw(port.mtu.into()).map_or(0, Mtu::bytes),
+        lid: port.lid,
+    }
+}
+
+/// The kernel says -1 where it knows none.
+fn numa(device: &Path) -> Option<u32> {
+    std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
+}
+
+fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {
+    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
+    let name = name.filter(|name| !name.is_empty());
+    let prefix = crate::engine::prefix_len(networks, gid);
+    Gid {
+        index: gid.index,
+        address: gid.addr().to_string(),
+        kind: match gid.kind {
+            GidKind::Ib => Kind::Ib,
+            GidKind::RoceV1 => Kind::RoceV1,
+            GidKind::RoceV2 => Kind::RoceV2,
+        },
+        link_local: gid.is_link_local(),
+        interface: name,
+        prefix: (prefix > 0).then_some(prefix),
+        rank: verdict.as_ref().ok().copied(),
+        why_not: verdict.as_ref().err().cloned(),
+    }
+}
+
+/// The rule is that of [`route::class`](crate::route::class); the address is the one that a connection prefers.
+fn island(survey: &Result<Survey>, config: &Config) -> Option<String> {
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let (port, gids) = device.rails.first()?.now().ok()?;
+    let gid = gids.first()?;
+    Some(match (config.island_prefix_len, port.link, gid.addr()) {
+        (0, ..) => "every host".into(),
+        (_, LinkLayer::InfiniBand, _) => "hosts of the same InfiniBand subnet".into(),
+        _ if gid.is_link_local() => "no other host: SOUT has link-local addresses only".into(),
+        (len, _, IpAddr::V4(ip)) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
+            format!("hosts whose SOUT is in {}/{len}", std::net::Ipv4Addr::from_bits(ip.to_bits() & mask))
+        }
+        (_, _, IpAddr::V6(ip)) => {
+            let network = std::net::Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64);
+            format!("hosts whose SOUT is in {network}/64")
+        }
+    })
+}
