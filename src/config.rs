@@ -175,16 +175,40 @@ settings! {
         test: "a_version_is_kept_to";
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31),
-        differs: "0 (without end) is refused";
+        differs: "0 (without end) is refused",
+        test: "timeouts_and_retries_reach_every_queue_pair";
     /// How often an unacknowledged packet is sent again.
-    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
-    /// Index into each port's P_Key table.
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7),
+        test: "timeouts_and_retries_reach_every_queue_pair";
+    /// Index into each port's P_Key table, where `NCCL_IB_PKEY_VALUE` is -1.
     pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
         test: "a_pkey_index_that_the_port_lacks_is_an_error_of_connect";
+    /// Partition by its number: the first entry of each port's P_Key table with these low 15 bits. -1: `NCCL_IB_PKEY`.
+    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
+        test: "a_partition_is_found_by_its_number_wherever_it_stands";
     /// InfiniBand service level; -1: the communicator's traffic class, else 0.
-    sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::new(0, 15);
+    sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),
+        differs: "a traffic class above 15 is no service level: 0",
+        test: "classes_are_the_settings_then_the_communicators";
     /// RoCE traffic class; -1: the communicator's, else 0.
-    tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::new(0, 255);
+    tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::<u8>::new(0, 255),
+        test: "classes_are_the_settings_then_the_communicators";
+    /// RoCE traffic class of the receiver's first queue pair on each rail, which its CTS writes go on, beside the
+    /// acknowledgements of that queue pair's data; -1: that of the others.
+    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255),
+        test: "cts_writes_have_a_class_of_their_own";
+    /// How often a change of a queue pair that failed with ETIMEDOUT is tried again, while connect or accept waits: the kernel may
+    /// just be looking for the peer's address.
+    mqp_retry_cnt: u32 = 34, "NCCL_IB_MQP_RETRY_CNT", Whole::<u32>::new(0, 1000),
+        test: "a_queue_pair_that_times_out_is_tried_again";
+    /// The wait before the first such try, in ms; before the n-th it is n times as long. In all no longer than
+    /// `MPIB_CONNECT_TIMEOUT_MS`.
+    mqp_retry_sleep: Duration = Duration::from_millis(100), "NCCL_IB_MQP_RETRY_SLEEP_MSEC", Millis::new(0, 60_000),
+        differs: "bounded by `MPIB_CONNECT_TIMEOUT_MS`",
+        test: "a_queue_pair_that_times_out_is_tried_again";
+    /// 1: tried again after any error.
+    mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag,
+        test: "a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for";
     /// How long the handshake of a connection may take, in ms, and each of its steps.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
         test: "addresses_that_nothing_answers_at_fail_by_the_deadline";

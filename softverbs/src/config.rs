@@ -47,6 +47,8 @@ pub struct DeviceSpec {
     pub carries: Option<u32>,
     /// The cable or switch that the port is on: ports on different ones do not reach each other, whatever their addresses.
     pub wire: u32,
+    /// The port's P_Key table, 1 to 16 entries.
+    pub pkeys: Vec<u16>,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -74,6 +76,8 @@ impl DeviceSpec {
             mtu: 4096,
             carries: None,
             wire: 0,
+            // Full member of the default partition.
+            pkeys: vec![0xffff],
         }
     }
 
@@ -191,8 +195,17 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
             return Err(format!("{key}={mtu}: expected 256, 512, 1024, 2048 or 4096"));
         }
     }
+    if !(1..=MAX_PKEYS).contains(&device.pkeys.len()) || device.pkeys.iter().any(|key| key & 0x7fff == 0) {
+        return Err(format!(
+            "found P_Keys {:x?}, expected 1 to {MAX_PKEYS}, of which none names partition 0",
+            device.pkeys
+        ));
+    }
     Ok(())
 }
+
+/// Entries of a P_Key table.
+const MAX_PKEYS: usize = 16;
 
 /// A latency above this is a slip of the unit.
 const MAX_LATENCY_NS: u64 = 10_000_000_000;

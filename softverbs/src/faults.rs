@@ -1,7 +1,10 @@
 //! Faults on command.
 
+use std::ffi::c_int;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::{Mutex, PoisonError};
 
+use crate::border::Errno;
 use crate::config::ConfigError;
 use crate::device::{self, Device};
 use crate::events::{self, PORT_ACTIVE, PORT_ERR};
@@ -55,4 +58,24 @@ pub(crate) fn tell_all(kind: u32, link: u32) {
             events::raise(&peer, kind, link, 0);
         }
     }
+}
+
+/// Changes of queue pairs to a state that fail: that state, with which errno, how many are left.
+static MODIFY: Mutex<(u32, c_int, u32)> = Mutex::new((0, 0, 0));
+
+/// Lets the next `times` calls of `ibv_modify_qp` of this process that ask for `state` (`enum ibv_qp_state`) fail with `errno`,
+/// and change nothing. As when the kernel cannot resolve the peer's address: RTR and `ETIMEDOUT`.
+pub fn fail_modify(state: u32, errno: c_int, times: u32) {
+    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) = (state, errno, times);
+}
+
+/// Fails where it was commanded.
+pub(crate) fn modify(to: u32) -> Result<(), Errno> {
+    let mut next = MODIFY.lock().unwrap_or_else(PoisonError::into_inner);
+    let (state, errno, times) = *next;
+    if times == 0 || state != to {
+        return Ok(());
+    }
+    next.2 -= 1;
+    Err(Errno(errno))
 }

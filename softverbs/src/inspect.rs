@@ -1,6 +1,7 @@
 //! What tests may look at, the modelled times, the objects that exist and how memory is registered, and what they may take away.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, PoisonError};
 
 use rdma_sys as sys;
 
@@ -9,6 +10,7 @@ use crate::cqring::Ring;
 use crate::device;
 use crate::handle::Handle;
 use crate::process;
+use crate::qp::Qp;
 use crate::shm::layout::MrShared;
 
 /// The clocks of a device's link, in nanoseconds.
@@ -88,4 +90,50 @@ pub struct Objects {
 pub fn objects() -> Option<Objects> {
     let p = process::get().ok()?;
     Some(Objects { qps: p.qps.used(), cqs: p.cqs.used(), srqs: p.srqs.used(), mrs: p.keys.used() })
+}
+
+/// What a program has set of a queue pair with `ibv_modify_qp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpAttributes {
+    /// Name of its device.
+    pub device: &'static str,
+    /// Its number.
+    pub qpn: u32,
+    /// `enum ibv_qp_state`
+    pub state: u32,
+    /// Number of the peer's queue pair.
+    pub dest_qpn: u32,
+    /// Place in the port's P_Key table.
+    pub pkey_index: u16,
+    /// `ah_attr.sl`
+    pub service_level: u8,
+    /// `ah_attr.grh.traffic_class`
+    pub traffic_class: u8,
+    /// Exponent of the acknowledge timeout.
+    pub timeout: u8,
+    /// Retries of what is not acknowledged.
+    pub retry_cnt: u8,
+    /// Retries where the receiver is not ready; 7 is without end.
+    pub rnr_retry: u8,
+}
+
+/// Of each queue pair that this process has made and not destroyed.
+pub fn qp_attributes() -> Vec<QpAttributes> {
+    let Ok(process) = process::get() else { return Vec::new() };
+    let one = |qp: Arc<Qp>| {
+        let attr = qp.attr.lock().unwrap_or_else(PoisonError::into_inner);
+        QpAttributes {
+            device: &qp.context.device.spec.name,
+            qpn: qp.qpn,
+            state: qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)),
+            dest_qpn: attr.dest_qp_num,
+            pkey_index: attr.pkey_index,
+            service_level: attr.ah_attr.sl,
+            traffic_class: attr.ah_attr.grh.traffic_class,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+        }
+    };
+    process.qps.all().into_iter().map(one).collect()
 }

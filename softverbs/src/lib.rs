@@ -45,7 +45,9 @@ mod unsupported;
 
 pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
-pub use faults::set_link;
+pub use faults::{fail_modify, set_link};
 pub use gidtable::set_addrs;
-pub use inspect::{LinkTimes, Objects, access_at, link_times, objects, ready_times, revoke_at};
+pub use inspect::{
+    LinkTimes, Objects, QpAttributes, access_at, link_times, objects, qp_attributes, ready_times, revoke_at,
+};
 pub use shm::dir::set_fabric;

@@ -10,6 +10,7 @@ use crate::border::{self, Errno};
 use crate::bounce;
 use crate::config::LinkLayer;
 use crate::events;
+use crate::faults;
 use crate::gidtable;
 use crate::handle::Handle;
 use crate::limits::MAX_RD_ATOMIC;
@@ -104,7 +105,7 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
         false => Ok(()),
     };
     let port_attr = || {
-        below(PKEY, "pkey_index", u32::from(attr.pkey_index), 0)?;
+        below(PKEY, "pkey_index", u32::from(attr.pkey_index), device.spec.pkeys.len() as u32 - 1)?;
         below(DEST_QPN, "dest_qp_num", attr.dest_qp_num, 0xff_ffff)?;
         below(TIMEOUT, "timeout", u32::from(attr.timeout), 31)?;
         below(RETRY, "retry_cnt", u32::from(attr.retry_cnt), 7)?;
@@ -186,6 +187,9 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        if mask & STATE != 0 {
+            faults::modify(attr.qp_state)?;
+        }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
         if mask & STATE != 0 && attr.qp_state == SQD && shared.state.load(Acquire) == RTS {

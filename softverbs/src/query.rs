@@ -45,9 +45,6 @@ unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
     unsafe { ptr::write_bytes(to.add(n), 0, size - n) };
 }
 
-/// The one P_Key of a port: full member of the default partition.
-const PKEY: u16 = 0xFFFF;
-
 /// `ibv_query_pkey(3)`: 0, or -1 with `errno`.
 ///
 /// # Safety
@@ -61,13 +58,12 @@ unsafe extern "C" fn ibv_query_pkey(
 ) -> c_int {
     border::minus_one("ibv_query_pkey", || {
         // SAFETY: the caller's promise.
-        unsafe { device_of(context) }?;
+        let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
-        if index != 0 || pkey.is_null() {
-            return Err(Errno(libc::EINVAL));
-        }
+        let found = usize::try_from(index).ok().and_then(|index| device.spec.pkeys.get(index));
+        let found = found.filter(|_| !pkey.is_null()).ok_or(Errno(libc::EINVAL))?;
         // SAFETY: the caller's promise.
-        unsafe { pkey.write(PKEY.to_be()) };
+        unsafe { pkey.write(found.to_be()) };
         Ok(())
     })
 }
@@ -78,12 +74,16 @@ unsafe extern "C" fn ibv_query_pkey(
 /// `context` is open.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8, pkey: u16) -> c_int {
-    border::minus_one("ibv_get_pkey_index", || {
+    let mut found = 0;
+    let rc = border::minus_one("ibv_get_pkey_index", || {
         // SAFETY: the caller's promise.
-        unsafe { device_of(context) }?;
+        let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
-        if u16::from_be(pkey) == PKEY { Ok(()) } else { Err(Errno(libc::ENOENT)) }
-    })
+        let place = device.spec.pkeys.iter().position(|key| *key == u16::from_be(pkey));
+        found = place.and_then(|place| c_int::try_from(place).ok()).ok_or(Errno(libc::ENOENT))?;
+        Ok(())
+    });
+    if rc == 0 { found } else { rc }
 }
 
 /// `ibv_query_qp_data_in_order(3)`: 0, no promise. A copy by the CPU fills memory in no stated order.

@@ -162,26 +162,26 @@ impl Form for ModeNumber {
     }
 }
 
-/// A small number, or -1 for "choose".
+/// A number, or -1 for "choose".
 #[derive(Debug)]
-pub(super) struct WholeOrAuto(Whole<u8>);
+pub(super) struct WholeOrAuto<T>(Whole<T>);
 
-impl WholeOrAuto {
-    pub(super) const fn new(low: u8, high: u8) -> Self {
+impl<T> WholeOrAuto<T> {
+    pub(super) const fn new(low: T, high: T) -> Self {
         Self(Whole::new(low, high))
     }
 }
 
-impl Form for WholeOrAuto {
-    type Value = Option<u8>;
-    fn parse(&self, text: &str) -> Option<Option<u8>> {
+impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrAuto<T> {
+    type Value = Option<T>;
+    fn parse(&self, text: &str) -> Option<Option<T>> {
         if text == "-1" { Some(None) } else { self.0.parse(text).map(Some) }
     }
     fn expected(&self) -> String {
         format!("-1 or {}", self.0.expected())
     }
-    fn show(&self, value: &Option<u8>) -> String {
-        value.map_or("-1".into(), |n| n.to_string())
+    fn show(&self, value: &Option<T>) -> String {
+        value.as_ref().map_or("-1".into(), ToString::to_string)
     }
 }
 

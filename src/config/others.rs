@@ -108,13 +108,8 @@ others! {
     "NCCL_IB_ECE_ENABLE" ["0"] note: "queue pairs are set up without ECE";
     "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
-    "NCCL_IB_FIFO_TC" ["-1"] missed: "CTS writes have the traffic class of the data";
     "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
-    "NCCL_IB_MQP_RETRY_ALL" ["0"] missed: "a change of a queue pair that fails is not tried again";
-    "NCCL_IB_MQP_RETRY_CNT" ["0"] missed: "a change of a queue pair that fails is not tried again";
-    "NCCL_IB_MQP_RETRY_SLEEP_MSEC" note: "a change of a queue pair that fails is not tried again";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
-    "NCCL_IB_PKEY_VALUE" ["-1"] missed: "the partition is chosen by NCCL_IB_PKEY";
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
     "NCCL_IB_QPS_PER_CONNECTION" missed: "the number of queue pairs is MPIB_SOUT_QP and MPIB_SUP_QP, and 1 for devices of one port";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed is its lanes times their speed, as ibv_query_port tells them";

@@ -83,6 +83,27 @@ impl Nic {
         usable(self.pd.context(), self.port.number, &self.wanted).map_err(|trouble| trouble.to_string())
     }
 
+    /// Place in the port's P_Key table that the settings mean, as the table is now.
+    ///
+    /// # Errors
+    /// `NCCL_IB_PKEY_VALUE` is not in the table: with what is.
+    pub fn pkey_index(&self, config: &Config) -> Result<u16> {
+        let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
+        let context = self.pd.context();
+        let port = context.port(self.port.number)?;
+        let keys: Vec<u16> = (0..port.pkeys).map(|i| context.pkey(port.number, i)).collect::<Result<_>>()?;
+        // The top bit is no part of the partition's number: it tells full members from limited ones.
+        let found = keys.iter().position(|key| key & 0x7fff == value & 0x7fff);
+        found.and_then(|i| u16::try_from(i).ok()).ok_or_else(|| {
+            let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
+            Error::config(
+                "NCCL_IB_PKEY_VALUE",
+                format!("{value:#06x}"),
+                format!("a partition of {}, whose P_Keys are {}", self.name, keys.join(", ")),
+            )
+        })
+    }
+
     /// Where in the table a GID is now. The error is a reason to do without it.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
         let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;

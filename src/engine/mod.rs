@@ -28,6 +28,7 @@ pub use request::Request;
 pub use send::SendComm;
 
 use crate::config::Config;
+use crate::verbs::{Again, Timing};
 
 /// What a communicator's connections have in common.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +50,18 @@ impl Settings {
     /// Traffic class of RoCE packets.
     fn traffic_class(&self) -> u8 {
         self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok()).unwrap_or(0)
+    }
+
+    /// How long queue pairs wait, for their peers and for the kernel.
+    fn timing(&self) -> Timing {
+        let config = &self.config;
+        let again = Again {
+            any: config.mqp_retry_all,
+            tries: config.mqp_retry_cnt,
+            sleep: config.mqp_retry_sleep,
+            limit: config.connect_timeout,
+        };
+        Timing { timeout: config.timeout, retries: config.retry_cnt, again }
     }
 
     /// InfiniBand service level, 0 to 15.

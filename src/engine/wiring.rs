@@ -15,7 +15,7 @@ use crate::proto::{
     SLOTS, Wiring,
 };
 use crate::route::Route;
-use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq, Timing};
+use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 
 /// Send requests for 256 groups: each has a write and the signalling one on a rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
@@ -136,7 +136,7 @@ impl Half {
             remote.rkeys[i] = keys[i];
             let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
             mtus[i] = Mtu::from_raw(path_mtu(offer, rail).into()).map_or(0, Mtu::bytes);
-            rails.push(half.connect(settings, offer, rail, name, &theirs.qps));
+            rails.push(half.connect(role, settings, offer, rail, name, &theirs.qps));
         }
         Ok(Joined { rails, region: self.region, remote, mtus })
     }
@@ -247,6 +247,7 @@ impl HalfRoute {
 
     fn connect(
         self,
+        role: Role,
         settings: &Settings,
         offer: &Offer,
         peer: &RailInfo,
@@ -259,10 +260,11 @@ impl HalfRoute {
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
         let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
         let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
+        let pkey_index = offer.nic.pkey_index(&settings.config)?;
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index,
-            pkey_index: settings.config.pkey_index,
+            pkey_index,
             mtu: path_mtu(offer, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
@@ -273,11 +275,17 @@ impl HalfRoute {
             psn,
             access: Access::Write,
         };
-        let timing = Timing { timeout: settings.config.timeout, retries: settings.config.retry_cnt };
-        let lane = |((qp, psn), theirs): ((Qp<Fresh>, u32), &QpWiring)| {
-            Ok(Lane::new(qp.connect(&path(psn, theirs), timing)?, theirs.qpn))
+        let timing = settings.timing();
+        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
+        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && roce);
+        let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
+            let mut path = path(psn, theirs);
+            if let (0, Some(class)) = (i, cts_class) {
+                path.traffic_class = class;
+            }
+            Ok(Lane::new(qp.connect(&path, timing)?, theirs.qpn))
         };
-        let lanes = self.qps.into_iter().zip(theirs).map(lane).collect::<Result<_>>()?;
+        let lanes = self.qps.into_iter().zip(theirs).enumerate().map(lane).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = QpWiring { qpn: qp.number(), psn: 0 };
             let path = Path {

@@ -62,6 +62,8 @@ pub struct Port {
     pub lid: u16,
     /// Entries in the GID table.
     pub gids: u32,
+    /// Entries in the P_Key table.
+    pub pkeys: u16,
     /// Largest message in bytes.
     pub max_message: u32,
 }
@@ -211,6 +213,7 @@ impl Context {
             mtu: u8::try_from(attr.active_mtu).unwrap_or(0),
             lid: attr.lid,
             gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            pkeys: attr.pkey_tbl_len,
             max_message: attr.max_msg_sz,
         })
     }
@@ -227,6 +230,15 @@ impl Context {
         };
         let gid = Gid { index, raw, kind, interface };
         gid.is_set().then_some(gid)
+    }
+
+    /// `ibv_query_pkey`, in host byte order; the top bit tells full members.
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        let mut key = 0;
+        // SAFETY: open context, writable integer.
+        let rc = unsafe { sys::ibv_query_pkey(self.raw.as_ptr(), port, index.into(), &raw mut key) };
+        zero("ibv_query_pkey", rc, || format!("{} port {port} index {index}", self.name))?;
+        Ok(u16::from_be(key))
     }
 
     /// Asynchronous events pending on the device that may be the cause of something, acknowledged, in words.

@@ -21,7 +21,7 @@ pub use chain::{Chain, INLINE, Local, Remote};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use memory::{Mr, Pd, Region};
-pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use qp::{Access, Again, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use shim::can_relax_ordering;
 pub use srq::Srq;
 

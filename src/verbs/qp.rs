@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_sys as sys;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 use super::{Chain, Cq, Pd, Srq, gone, non_null, zero};
 
@@ -71,6 +72,30 @@ pub struct Timing {
     pub timeout: u8,
     /// Retries, 0..=7.
     pub retries: u8,
+    /// What is done when a change of its state fails.
+    pub again: Again,
+}
+
+/// Another try of `ibv_modify_qp`, which may fail only because the kernel has not found the peer's address yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Again {
+    /// After any error, not only `ETIMEDOUT`.
+    pub any: bool,
+    /// Tries after the first.
+    pub tries: u32,
+    /// The wait before the first; before the n-th it is n times as long.
+    pub sleep: Duration,
+    /// All waits together.
+    pub limit: Duration,
+}
+
+impl Again {
+    /// How long to wait before try `n`, from 1, when that is due.
+    fn wait(&self, n: u32, errno: i32, waited: Duration) -> Option<Duration> {
+        let wait = self.sleep.saturating_mul(n);
+        let due = n <= self.tries && (self.any || errno == libc::ETIMEDOUT);
+        (due && waited.saturating_add(wait) <= self.limit).then_some(wait)
+    }
 }
 
 /// A queue pair; see [`Fresh`] and [`Ready`].
@@ -158,7 +183,7 @@ impl Qp<Fresh> {
         };
         let what =
             mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
-        self.modify("INIT", &mut init, what.0, path)?;
+        self.modify("INIT", &mut init, what.0, path, timing.again)?;
 
         let mut rtr = zeroed();
         rtr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
@@ -184,7 +209,7 @@ impl Qp<Fresh> {
             | mask::IBV_QP_RQ_PSN
             | mask::IBV_QP_MAX_DEST_RD_ATOMIC
             | mask::IBV_QP_MIN_RNR_TIMER;
-        self.modify("RTR", &mut rtr, what.0, path)?;
+        self.modify("RTR", &mut rtr, what.0, path, timing.again)?;
 
         let mut rts = zeroed();
         rts.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
@@ -199,24 +224,45 @@ impl Qp<Fresh> {
             | mask::IBV_QP_RNR_RETRY
             | mask::IBV_QP_SQ_PSN
             | mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("RTS", &mut rts, what.0, path)?;
+        self.modify("RTS", &mut rts, what.0, path, timing.again)?;
         let Self { raw, number, send_depth, inline, .. } = self;
         Ok(Qp { raw, number, send_depth, inline, state: PhantomData })
     }
 
-    fn modify(&self, state: &'static str, attr: &mut sys::ibv_qp_attr, mask: u32, path: &Path) -> Result<()> {
-        // SAFETY: live QP, filled struct.
-        let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
-        zero("ibv_modify_qp", rc, || {
-            let device = self.raw.cq.context().name();
-            let to = path
-                .gid
-                .map_or_else(|| format!("LID {}", path.lid), |gid| std::net::Ipv6Addr::from(gid).to_string());
-            format!(
-                "to {state}, {device} port {} GID index {} QP {}, towards {to} QP {}",
-                path.port, path.gid_index, self.number, path.qpn
-            )
-        })
+    fn modify(
+        &self,
+        state: &'static str,
+        attr: &mut sys::ibv_qp_attr,
+        mask: u32,
+        path: &Path,
+        again: Again,
+    ) -> Result<()> {
+        let (mut tries, mut waited) = (0, Duration::ZERO);
+        loop {
+            // SAFETY: live QP, filled struct.
+            let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
+            let done = zero("ibv_modify_qp", rc, || self.describe(state, path));
+            let Err(Error::Verbs { source, .. }) = &done else { return done };
+            let errno = source.raw_os_error().unwrap_or(0);
+            let Some(wait) = again.wait(tries + 1, errno, waited) else { return done };
+            (tries, waited) = (tries + 1, waited + wait);
+            tracing::info!(
+                target: "net",
+                "ibv_modify_qp failed ({source}); try {tries} of {} follows in {wait:?}: {}", again.tries, self.describe(state, path)
+            );
+            std::thread::sleep(wait);
+        }
+    }
+
+    fn describe(&self, state: &str, path: &Path) -> String {
+        let device = self.raw.cq.context().name();
+        let to = path
+            .gid
+            .map_or_else(|| format!("LID {}", path.lid), |gid| std::net::Ipv6Addr::from(gid).to_string());
+        format!(
+            "to {state}, {device} port {} GID index {} QP {}, towards {to} QP {}",
+            path.port, path.gid_index, self.number, path.qpn
+        )
     }
 }
 

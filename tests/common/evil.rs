@@ -10,7 +10,8 @@ use nccl_net_mpib::proto::{
     Wiring,
 };
 use nccl_net_mpib::verbs::{
-    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
+    Access, Again, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
+    Timing,
 };
 
 use super::pair::until;
@@ -155,7 +156,7 @@ impl Evil {
                 psn: 0,
                 access: Access::Write,
             };
-            let timing = Timing { timeout: 14, retries: 7 };
+            let timing = Timing { timeout: 14, retries: 7, again: Again::default() };
             let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }

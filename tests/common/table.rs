@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 use std::io::Write as _;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use nccl_net_abi as abi;
 
@@ -269,11 +270,22 @@ macro_rules! tables {
     };
 }
 
-/// A traffic class that nobody set.
-static NO_CLASS: c_int = -1;
+/// The communicators' traffic class; -1 is none.
+static CLASS: AtomicI32 = AtomicI32::new(-1);
 
-fn no_class<T>() -> *mut T {
-    (&raw const NO_CLASS).cast_mut().cast()
+/// Gives communicators a traffic class from now on: `init` of v11 and v12 tells it, `connect` of v10.
+pub fn set_traffic_class(class: c_int) {
+    CLASS.store(class, Ordering::Relaxed);
+}
+
+/// A configuration with the class.
+fn config<T>() -> *mut T {
+    CLASS.as_ptr().cast()
+}
+
+/// As [`config`]; null where there is no class, as some releases give it.
+fn config_or_null<T>() -> *mut T {
+    if CLASS.load(Ordering::Relaxed) < 0 { null_mut() } else { config() }
 }
 
 tables! {
@@ -304,18 +316,18 @@ tables! {
     V10 = v10::ncclNetPlugin_v10, 10, size usize, reg usize,
         init |t, _ctx| t.init.unwrap()(c_logger(), None),
         listen |dev, handle, ctx, out| (dev, handle, out),
-        connect |dev, handle, ctx, out| (dev, null_mut(), handle, out, null_mut()),
+        connect |dev, handle, ctx, out| (dev, config_or_null(), handle, out, null_mut()),
         dev_handle (null_mut()), phandle (null_mut::<c_void>()),
         finalize |_f, _ctx| 0;
     V11 = v11::ncclNetPlugin_v11, 11, size usize, reg usize,
-        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, no_class(), c_logger(), None),
+        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), None),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (null_mut::<c_void>()),
         // SAFETY: the test's context.
         finalize |f, ctx| code(unsafe { f.finalize.unwrap()(ctx) });
     V12 = v12::ncclNetPlugin_v12, 12, size usize, reg usize,
-        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, no_class(), c_logger(), None),
+        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), None),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (null_mut::<c_void>()),

@@ -40,6 +40,15 @@ fn names_may_have_every_plain_character() {
 }
 
 #[test]
+fn a_port_has_the_pkeys_that_are_listed() {
+    assert_eq!(good("a:addr=10.0.0.1/24")[0].pkeys, [0xffff]);
+    assert_eq!(good("a:addr=10.0.0.1/24,pkey=0x7fff+0x8001")[0].pkeys, [0x7fff, 0x8001]);
+    for bad in ["", "1", "0x", "0x10000", "0x8000", "0x0", "0xffff+", &["0x1"; 17].join("+")] {
+        assert!(line(&format!("a:addr=10.0.0.1/24,pkey={bad}")).contains("P_Key"), "{bad}");
+    }
+}
+
+#[test]
 fn latency_has_a_long_name_too() {
     assert_eq!(good("a:addr=10.0.0.1/24,latency=3us")[0].latency_ns, 3000);
 }

@@ -56,7 +56,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.max_srq = int(limits::MAX_SRQ);
     attr.max_srq_wr = int(limits::MAX_SRQ_WR);
     attr.max_srq_sge = int(limits::MAX_SRQ_SGE);
-    attr.max_pkeys = 1;
+    attr.max_pkeys = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;
     attr

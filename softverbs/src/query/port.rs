@@ -84,7 +84,7 @@ fn attributes(device: &Device) -> sys::ibv_port_attr {
     attr.max_mtu = sys::ibv_mtu::IBV_MTU_4096;
     attr.active_mtu = mtu_code(device.spec.mtu);
     attr.gid_tbl_len = c_int::try_from(limits::MAX_GIDS).unwrap_or(c_int::MAX);
-    attr.pkey_tbl_len = 1;
+    attr.pkey_tbl_len = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.max_msg_sz = u32::try_from(limits::MAX_MSG).unwrap_or(u32::MAX);
     attr.max_vl_num = 1;
     attr.lid = device.lid;
