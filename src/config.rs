@@ -209,6 +209,11 @@ settings! {
     /// 1: tried again after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag,
         test: "a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for";
+    /// 1: an adapter's report that a queue or the adapter itself failed ends the connections that it concerns: their calls fail. 0:
+    /// it is told and counted only. See `docs/stats.md`.
+    return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
+        differs: "also of shared receive queues, which are not used there",
+        test: "a_fatal_event_ends_the_connections_that_it_concerns_and_no_others";
     /// How long the handshake of a connection may take, in ms, and each of its steps.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
         test: "addresses_that_nothing_answers_at_fail_by_the_deadline";

@@ -55,6 +55,9 @@ pub enum Error {
         /// errno.
         source: io::Error,
     },
+    /// An adapter reported what ends a connection.
+    #[error("{0}")]
+    Event(String),
     /// A mistake of this plugin.
     #[error("internal error, please report it: {0}")]
     Internal(String),
@@ -182,7 +185,7 @@ impl Error {
     // No wildcard: a new variant must choose its code.
     pub fn failure(&self) -> Failure {
         match self {
-            Self::Verbs { .. } | Self::Io { .. } => Failure::System,
+            Self::Verbs { .. } | Self::Io { .. } | Self::Event(_) => Failure::System,
             Self::Completion(c) if c.port.is_some() => Failure::System,
             Self::Completion(c) => match proto::wc_status(c.status).blame {
                 Blame::Peer | Blame::Path if c.loopback => Failure::System,

@@ -13,6 +13,7 @@ pub mod doctor;
 #[forbid(unsafe_code)]
 pub mod engine;
 pub mod error;
+pub mod events;
 mod forked;
 #[forbid(unsafe_code)]
 pub mod hints;

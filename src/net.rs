@@ -14,6 +14,7 @@ use crate::config::{self, Config};
 use crate::device::{self, Device, Gpu, Hold};
 use crate::engine::{self, Listening, Mr, RecvComm, Request, SendComm, Settings};
 use crate::error::{Error, Result};
+use crate::events::Watch;
 use crate::{forked, log, stats};
 
 /// The implementation of [`NetPlugin`].
@@ -25,6 +26,7 @@ pub struct Plugin;
 pub struct Context {
     id: u64,
     settings: Arc<Settings>,
+    _events: Arc<Watch>,
     _devices: Hold,
 }
 
@@ -77,6 +79,7 @@ fn open(args: &Init) -> Result<Context> {
         config.lose(lost.text.clone())?;
     }
     stats::init(&config)?;
+    let events = Watch::get(&config)?;
     let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(config.clone()).is_none();
     if first {
         let all: Vec<String> = device::all().into_iter().map(describe).collect();
@@ -95,7 +98,7 @@ fn open(args: &Init) -> Result<Context> {
         }
     }
     let settings = Arc::new(Settings::new(config, args.config.traffic_class));
-    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _devices: hold })
+    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _events: events, _devices: hold })
 }
 
 /// One device, for the log.

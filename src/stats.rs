@@ -5,16 +5,20 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nccl_net_mpib_agent_iface::stats::{Data, Direction, Entry, Islands, Opening, StatsWriter, Taken};
+use nccl_net_mpib_agent_iface::stats::{Data, Direction, Entry, Event, Islands, Opening, StatsWriter, Taken};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::route::Class;
+use crate::verbs::{About, AsyncEvent};
 
 fn page() -> std::io::Result<&'static StatsWriter> {
     StatsWriter::of_this_process(env!("CARGO_PKG_VERSION"))
 }
+
+/// Some init wanted the page, and it is there.
+static COUNTS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the page, unless the settings want none or it is there. Where that fails, one warning says so.
 ///
@@ -22,13 +26,34 @@ fn page() -> std::io::Result<&'static StatsWriter> {
 /// With `MPIB_STRICT=1`: it cannot be made.
 pub fn init(config: &Config) -> Result<()> {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    let Some(e) = config.stats.then(page).and_then(std::result::Result::err) else { return Ok(()) };
+    let Some(page) = config.stats.then(page) else { return Ok(()) };
+    let Err(e) = page else {
+        COUNTS.store(true, Ordering::Relaxed);
+        return Ok(());
+    };
     let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
     let what = config.lose(what)?;
     if !TOLD.swap(true, Ordering::Relaxed) {
         tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
     }
     Ok(())
+}
+
+/// An adapter reported something.
+pub fn event(event: &AsyncEvent) {
+    let kind = match event {
+        e if e.is_link_down() => Event::LinkDown,
+        e if e.is_link_up() => Event::LinkUp,
+        e if e.is_table() => Event::Table,
+        e if e.is_fatal() && e.about == About::Device => Event::Device,
+        e if e.is_fatal() => Event::Queue,
+        _ => Event::Other,
+    };
+    if COUNTS.load(Ordering::Relaxed)
+        && let Ok(page) = page()
+    {
+        page.event(kind);
+    }
 }
 
 /// One end of a connection, counted or not.

@@ -351,7 +351,11 @@ fn a_read_that_fails_is_told() {
             (rc != 0).then_some(rc)
         });
         assert_eq!(code, SYSTEM);
-        let said = take_warnings();
+        // The adapter's own reports, which come when they come, are not the subject.
+        let told = || -> Vec<String> {
+            take_warnings().into_iter().filter(|line| !line.contains("IBV_EVENT_")).collect()
+        };
+        let said = told();
         for part in [
             "test: flush's read to this adapter, which is its own peer in that, failed on rail ",
             "(soft",
@@ -364,7 +368,7 @@ fn a_read_that_fails_is_told() {
         assert_eq!(table.test(request).0, SYSTEM);
         assert_eq!(table.iflush(pair.recv, &group).0, SYSTEM);
         assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, to.mr)]).0, SYSTEM);
-        assert_eq!(take_warnings(), Vec::<String>::new());
+        assert_eq!(told(), Vec::<String>::new());
         until("the sender to learn of it", || {
             let (rc, request) = table.isend(pair.send, from.addr(), 10, 1, from.mr);
             assert!(request.is_null());

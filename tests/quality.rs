@@ -76,6 +76,8 @@ fn classes_are_the_settings_then_the_communicators() {
 fn cts_writes_have_a_class_of_their_own() {
     isolated(here!(), &rails(&[("NCCL_IB_TC", "104"), ("NCCL_IB_FIFO_TC", "184")]), || {
         let pair = Pair::new(newest());
+        let counted = || softverbs::counters().into_iter().flat_map(|device| device.qps).collect::<Vec<_>>();
+        let probed = counted();
         (0..30).for_each(|i| pair.message(4096, 4096, i));
         let set = softverbs::qp_attributes();
         let (cts, rest): (Vec<QpAttributes>, Vec<QpAttributes>) =
@@ -86,17 +88,13 @@ fn cts_writes_have_a_class_of_their_own() {
         devices.sort_unstable();
         assert_eq!(devices, ["soft0", "soft1"]);
         let mut writes = 0;
-        for device in softverbs::counters() {
-            for qp in &device.qps {
-                let is_cts = cts.iter().any(|a| a.qpn == qp.qpn);
-                // Each queue pair has had a probe without an immediate, and the first of a rail two.
-                let c = &qp.counters;
-                assert!(if is_cts { c.writes_with_imm == 0 } else { c.writes <= 2 }, "{qp:?}");
-                writes += c.writes;
-            }
+        for (qp, before) in counted().iter().zip(&probed) {
+            let is_cts = cts.iter().any(|a| a.qpn == qp.qpn);
+            let more = qp.counters.writes - before.counters.writes;
+            assert!(if is_cts { qp.counters.writes_with_imm == 0 } else { more == 0 }, "{qp:?}");
+            writes += more;
         }
-        let probes = 10 + 4;
-        assert_eq!(writes - probes, 30, "the CTS writes");
+        assert_eq!(writes, 30, "the CTS writes");
         pair.close();
     });
 }

@@ -20,6 +20,7 @@
 //! | 64 | 4 | entries that were ever used: all others are free |
 //! | 68 | 4 | connections made so far by a rail that is not of the device that NCCL asked for |
 //! | 96 | 32 | version of the plugin, UTF-8, zeros behind |
+//! | 128 | 48 | events that adapters reported, 8 bytes each: a link went down, a link came up, a table of a port changed, a queue failed, an adapter failed or was removed, others |
 //!
 //! | offset | bytes | entry: one connection, one direction |
 //! |---|---|---|
@@ -94,6 +95,8 @@ pub const STATS_ENTRY_SIZE: usize = 1536;
 pub const STATS_ENTRIES: usize = 1024;
 /// Rails that an entry has room for: as many as the protocol allows.
 pub const STATS_RAILS: usize = 8;
+/// Counters of what adapters report.
+pub const STATS_EVENTS: usize = 6;
 /// Bytes of a page.
 pub const STATS_SIZE: usize = STATS_HEADER_SIZE + STATS_ENTRIES * STATS_ENTRY_SIZE;
 /// Stands where no share decides.
@@ -156,5 +159,20 @@ codes! {
         OneRail = 1, "one rail";
         /// Both, by shares.
         Split = 2, "split";
+    }
+    /// What adapters report; the code is its place among the counters.
+    Event {
+        /// A link went down.
+        LinkDown = 0, "link down";
+        /// A link came up.
+        LinkUp = 1, "link up";
+        /// The GID or P_Key table, or the LID of a port changed.
+        Table = 2, "table changed";
+        /// A queue failed.
+        Queue = 3, "queue failed";
+        /// An adapter failed, or was removed.
+        Device = 4, "adapter failed";
+        /// Anything else.
+        Other = 5, "other";
     }
 }

@@ -24,8 +24,10 @@ pub(crate) const QP_REQ_ERR: u32 = 2;
 pub(crate) const QP_ACCESS_ERR: u32 = 3;
 pub(crate) const COMM_EST: u32 = 4;
 pub(crate) const SQ_DRAINED: u32 = 5;
+pub(crate) const DEVICE_FATAL: u32 = 8;
 pub(crate) const PORT_ACTIVE: u32 = 9;
 pub(crate) const PORT_ERR: u32 = 10;
+pub(crate) const SRQ_ERR: u32 = 14;
 pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
 pub(crate) const GID_CHANGE: u32 = 18;
@@ -77,6 +79,11 @@ impl Target {
     }
 }
 
+/// Events of the device and its one port, which name no other object.
+pub(crate) fn of_the_port(kind: u32) -> bool {
+    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE)
+}
+
 /// Raises event `kind` for the object at `index` of the segment's table; `id` says which object that was.
 pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     let header = peer.header();
@@ -107,7 +114,7 @@ fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
             context.events.push(Event { kind, target });
         }
     };
-    if matches!(kind, PORT_ACTIVE | PORT_ERR | GID_CHANGE) {
+    if of_the_port(kind) {
         for context in device::open_contexts() {
             let shared = process.own.header().devices.get(context.device.index);
             if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
@@ -122,7 +129,7 @@ fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
                 push(Target::Cq(Arc::clone(cq)));
             }
         }),
-        SRQ_LIMIT_REACHED => process.srqs.with(index, |srq| {
+        SRQ_ERR | SRQ_LIMIT_REACHED => process.srqs.with(index, |srq| {
             if srq.id == id {
                 push(Target::Srq(Arc::clone(srq)));
             }
@@ -207,9 +214,9 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
     // SAFETY: the event says what its element is, and the object is alive by the caller's promise.
     let acks: Result<&Acks, Errno> = unsafe {
         match kind {
-            PORT_ACTIVE | PORT_ERR | GID_CHANGE => return,
+            _ if of_the_port(kind) => return,
             CQ_ERR => Cq::from_c(element.cast()).map(|cq| &cq.async_acks),
-            SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
+            SRQ_ERR | SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
             _ => Qp::from_c(element.cast()).map(|qp| &qp.acks),
         }
     };

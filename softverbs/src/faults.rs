@@ -79,3 +79,44 @@ pub(crate) fn modify(to: u32) -> Result<(), Errno> {
     next.2 -= 1;
     Err(Errno(errno))
 }
+
+/// What [`raise_event`] lets something happen to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Raise<'a> {
+    /// The device of this name, or its port, in every process of the fabric that has it: 8 to 13, 17 and 18.
+    Device(&'a str),
+    /// The queue pair of this process with this number: 1 to 7 and 16; its send completion queue: 0; its shared receive
+    /// queue: 14 and 15.
+    Queue(u32),
+}
+
+/// Raises an asynchronous event, by its number in `enum ibv_event_type`. Nothing else happens: the queue pair goes on.
+///
+/// # Errors
+/// There is no such device, queue pair or shared receive queue, or the event is not of that kind of thing.
+pub fn raise_event(kind: u32, about: Raise<'_>) -> Result<(), ConfigError> {
+    let no = |what: &str| ConfigError(format!("event {kind}: {what}"));
+    let qpn = match about {
+        Raise::Device(name) if events::of_the_port(kind) => {
+            let (_, _, index) = named(name)?;
+            tell_all(kind, index);
+            return Ok(());
+        }
+        Raise::Device(_) => return Err(no("it is of no device")),
+        Raise::Queue(qpn) => qpn,
+    };
+    let process = process::get().map_err(|_| no("the fabric cannot be joined"))?;
+    let all = process.qps.all();
+    let qp = all.iter().find(|qp| qp.qpn == qpn).ok_or_else(|| no("there is no such queue pair"))?;
+    let (index, id) = match kind {
+        events::CQ_ERR => (qp.send_cq.index, qp.send_cq.id),
+        events::SRQ_ERR | events::SRQ_LIMIT_REACHED => {
+            let srq = qp.srq.as_ref().ok_or_else(|| no("the queue pair has no shared receive queue"))?;
+            (srq.index, srq.id)
+        }
+        1..=7 | events::LAST_WQE_REACHED => (qp.index, qp.qpn),
+        _ => return Err(no("it is of no queue")),
+    };
+    events::raise(&process.own, kind, index, id);
+    Ok(())
+}

@@ -45,7 +45,7 @@ mod unsupported;
 
 pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
-pub use faults::{fail_modify, set_link};
+pub use faults::{Raise, fail_modify, raise_event, set_link};
 pub use gidtable::set_addrs;
 pub use inspect::{
     LinkTimes, Objects, QpAttributes, access_at, link_times, objects, qp_attributes, ready_times, revoke_at,

@@ -126,7 +126,6 @@ others! {
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY" note: "there is no failover";
-    "NCCL_IB_RETURN_ASYNC_EVENTS" ["0"] missed: "events of adapters are told when a request fails, and fail nothing themselves";
     "NCCL_IB_ROUTABLE_FLID_GID_INDEX" ["0"] missed: "InfiniBand ports use entry 0 of their GID table";
     "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
     "NCCL_IB_SPLIT_DATA_ON_QPS" ["0"] missed: "each rail's part of a message goes on one queue pair";

@@ -56,6 +56,7 @@ fn every_variable_is_read() {
         ("NCCL_IB_MQP_RETRY_CNT", "0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7"),
         ("NCCL_IB_MQP_RETRY_ALL", "1"),
+        ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
         ("MPIB_CONNECT_TIMEOUT_MS", "3600000"),
         ("MPIB_PROBE_TIMEOUT_MS", "1"),
         ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),

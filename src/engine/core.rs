@@ -7,6 +7,7 @@ use nccl_net_versions::Sizes;
 use super::peer::Peer;
 use super::rail::Rail;
 use crate::error::{Error, Result};
+use crate::events::Watched;
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
 use crate::stats::Counters;
@@ -27,6 +28,7 @@ pub(super) struct Core {
     pub(super) peer: Peer,
     pub(super) plan: Plan,
     pub(super) stats: Counters,
+    watched: Arc<Watched>,
     failed: Option<Error>,
 }
 
@@ -48,14 +50,44 @@ impl Core {
         plan: Plan,
         stats: Counters,
     ) -> Self {
-        Self { rails, region, remote, layout, chain: Chain::default(), peer, plan, stats, failed: None }
+        let watched = Watched::new(
+            format!("the connection with {}", peer.name()),
+            rails.iter().map(Rail::queues).collect(),
+        );
+        Self {
+            rails,
+            region,
+            remote,
+            layout,
+            chain: Chain::default(),
+            peer,
+            plan,
+            stats,
+            watched,
+            failed: None,
+        }
     }
 
-    /// An error where the comm has failed before.
-    pub(super) fn alive(&self) -> Result<()> {
+    /// An error where the comm has failed before, or an event of an adapter has ended it.
+    pub(super) fn alive(&mut self) -> Result<()> {
+        self.not_failed()?;
+        self.not_ended()
+    }
+
+    fn not_failed(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
             Some(e) => Err(e.closed()),
+        }
+    }
+
+    fn not_ended(&mut self) -> Result<()> {
+        match self.watched.over() {
+            None => Ok(()),
+            Some(why) => {
+                let e = Error::Event(why.to_owned());
+                Err(self.fail(e))
+            }
         }
     }
 
@@ -142,12 +174,14 @@ pub(super) fn test<S: Progress>(state: &Mutex<S>, index: usize) -> Result<Option
     if let Some(sizes) = state.take_done(index)? {
         return Ok(Some(sizes));
     }
-    state.core().alive()?;
+    state.core().not_failed()?;
     let polled = state.poll();
     state.core().settle(polled)?;
     if let Some(sizes) = state.take_done(index)? {
         return Ok(Some(sizes));
     }
+    // A failed completion says more than the event that comes with it, so it goes first.
+    state.core().not_ended()?;
     let here = state.core().peer.look(S::OWED);
     state.core().settle(here)?;
     Ok(None)

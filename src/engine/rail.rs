@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::lane::Lane;
 use crate::device::Nic;
 use crate::error::{Completion as Failed, Error, Result};
+use crate::events::Queues;
 use crate::proto::{GidKind, lane};
 use crate::route::gid_addr;
 use crate::verbs::{Completion, Cq, Srq};
@@ -120,6 +121,17 @@ impl Rail {
         format!("{} from {ours} to {theirs}{version}", self.nic.name())
     }
 
+    /// What an event of the adapter may be about.
+    pub(super) fn queues(&self) -> Queues {
+        Queues {
+            context: self.nic.pd().context().id(),
+            port: self.nic.port().number,
+            qps: self.lanes.iter().chain(&self.flush).map(Lane::number).collect(),
+            cq: self.cq.id(),
+            srq: self.receives.as_ref().map(|receives| receives.srq.id()),
+        }
+    }
+
     /// One receive was used up.
     pub(super) fn arrived(&mut self) {
         if let Some(receives) = &mut self.receives {
@@ -130,10 +142,6 @@ impl Rail {
     /// Names everything about a failed completion.
     #[cold]
     pub(super) fn failed(&self, rail: usize, completion: &Completion) -> Error {
-        let events = self.nic.pd().context().take_events();
-        if !events.is_empty() {
-            tracing::warn!(target: "net", "{} reported before the failure: {}", self.nic.name(), events.join(", "));
-        }
         let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn);
         let (remote_gid, peer) = match loopback {
             true => (self.names.local_gid, "this adapter, which is its own peer in that,"),

@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use rdma_sys as sys;
 use crate::error::{Error, Result};
 use crate::proto::{GidKind, LinkLayer};
 
+use super::event::AsyncEvent;
 use super::{gone, non_null, shim, zero};
 
 /// An open device.
@@ -241,12 +243,25 @@ impl Context {
         Ok(u16::from_be(key))
     }
 
-    /// Asynchronous events pending on the device that may be the cause of something, acknowledged, in words.
-    /// Never waits.
-    pub fn take_events(&self) -> Vec<String> {
+    /// The next asynchronous event, acknowledged; `None` where there is none now. Never waits. The error is that no more will come.
+    pub fn next_event(&self) -> io::Result<Option<AsyncEvent>> {
         // SAFETY: open context whose descriptor does not block.
-        let events = std::iter::from_fn(|| unsafe { shim::next_event(self.raw.as_ptr()) });
-        events.filter(|event| !CONSEQUENCES.contains(event)).map(event_name).collect()
+        match unsafe { shim::next_event(self.raw.as_ptr()) } {
+            Ok(event) => Ok(Some(event)),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Readable while events are pending.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open until the context is closed, which is when we are dropped.
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
+    }
+
+    /// Unique while it is open.
+    pub fn id(&self) -> usize {
+        self.raw.addr().get()
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_context {
@@ -285,38 +300,6 @@ fn lane_speed(speed: u8) -> u32 {
         128 => 100_000,
         _ => 0,
     }
-}
-
-/// COMM_EST, SQ_DRAINED and QP_LAST_WQE_REACHED follow from what a queue pair does anyway: they are no cause of anything.
-const CONSEQUENCES: [i32; 3] = [4, 5, 16];
-
-/// `enum ibv_event_type` by number, since newer libraries know more than older ones can name.
-fn event_name(event: i32) -> String {
-    let name = match event {
-        0 => "CQ_ERR",
-        1 => "QP_FATAL",
-        2 => "QP_REQ_ERR",
-        3 => "QP_ACCESS_ERR",
-        4 => "COMM_EST",
-        5 => "SQ_DRAINED",
-        6 => "PATH_MIG",
-        7 => "PATH_MIG_ERR",
-        8 => "DEVICE_FATAL",
-        9 => "PORT_ACTIVE",
-        10 => "PORT_ERR",
-        11 => "LID_CHANGE",
-        12 => "PKEY_CHANGE",
-        13 => "SM_CHANGE",
-        14 => "SRQ_ERR",
-        15 => "SRQ_LIMIT_REACHED",
-        16 => "QP_LAST_WQE_REACHED",
-        17 => "CLIENT_REREGISTER",
-        18 => "GID_CHANGE",
-        19 => "WQ_FATAL",
-        20 => "DEVICE_SPEED_CHANGE",
-        other => return format!("event {other}"),
-    };
-    format!("IBV_EVENT_{name}")
 }
 
 #[cfg(test)]

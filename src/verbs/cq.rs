@@ -96,6 +96,11 @@ impl Default for Batch {
 }
 
 impl Cq {
+    /// Unique while it lives; asynchronous events name it so.
+    pub fn id(&self) -> usize {
+        self.raw.addr().get()
+    }
+
     /// `ibv_create_cq` for `entries`.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
         let n = i32::try_from(entries).unwrap_or(i32::MAX);

@@ -6,6 +6,7 @@
 mod chain;
 mod context;
 mod cq;
+mod event;
 mod memory;
 mod qp;
 mod shim;
@@ -20,6 +21,7 @@ use crate::error::{Error, Result};
 pub use chain::{Chain, INLINE, Local, Remote};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Batch, Completion, Cq, Kind};
+pub use event::{About, AsyncEvent};
 pub use memory::{Mr, Pd, Region};
 pub use qp::{Access, Again, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use shim::can_relax_ordering;

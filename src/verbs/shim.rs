@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
 
+use super::event::{About, AsyncEvent, Element, element};
+
 /// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
@@ -186,27 +188,45 @@ pub(super) unsafe fn reg_mr(
 /// `struct ibv_async_event` with the type as an integer: in rdma-sys it is a Rust enum that ends at 19, and
 /// newer libraries deliver 20.
 #[repr(C)]
-struct AsyncEvent {
-    element: u64,
+struct RawEvent {
+    element: RawElement,
     event_type: c_int,
 }
 
-const _: () = assert!(size_of::<AsyncEvent>() == size_of::<sys::ibv_async_event>());
+#[repr(C)]
+union RawElement {
+    qp: *mut sys::ibv_qp,
+    other: *mut c_void,
+    port: c_int,
+}
+
+const _: () = assert!(size_of::<RawEvent>() == size_of::<sys::ibv_async_event>());
 
 /// Takes one pending asynchronous event off a context whose `async_fd` does not block, and acknowledges it.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
-pub(super) unsafe fn next_event(context: *mut sys::ibv_context) -> Option<c_int> {
-    let mut event = AsyncEvent { element: 0, event_type: 0 };
+pub(super) unsafe fn next_event(context: *mut sys::ibv_context) -> io::Result<AsyncEvent> {
+    let mut event = RawEvent { element: RawElement { other: std::ptr::null_mut() }, event_type: 0 };
     // SAFETY: live context; the struct has the C layout (asserted above).
-    let rc = unsafe { sys::ibv_get_async_event(context, (&raw mut event).cast()) };
-    if rc != 0 {
-        return None;
+    if unsafe { sys::ibv_get_async_event(context, (&raw mut event).cast()) } != 0 {
+        return Err(io::Error::last_os_error());
     }
+    let kind = event.event_type;
+    let about = match element(kind) {
+        // SAFETY: an event of this kind names a queue pair, which is there until the event is acknowledged.
+        Element::Qp => About::Qp(unsafe { (*event.element.qp).qp_num }),
+        // SAFETY: any pointer may be read as one.
+        Element::Cq => About::Cq(unsafe { event.element.other }.addr()),
+        // SAFETY: as above.
+        Element::Srq => About::Srq(unsafe { event.element.other }.addr()),
+        // SAFETY: an event of this kind has a port number in these bytes; any bytes are an integer.
+        Element::Port => About::Port(u8::try_from(unsafe { event.element.port }).unwrap_or(0)),
+        Element::None => About::Device,
+    };
     // SAFETY: the event that was just taken, acknowledged once.
     unsafe { sys::ibv_ack_async_event((&raw mut event).cast()) };
-    Some(event.event_type)
+    Ok(AsyncEvent { kind, about })
 }
 
 /// Makes `async_fd` non-blocking, so that [`next_event`] never waits.

@@ -33,6 +33,11 @@ impl std::fmt::Debug for Srq {
 }
 
 impl Srq {
+    /// Unique while it lives; asynchronous events name it so.
+    pub fn id(&self) -> usize {
+        self.raw.addr().get()
+    }
+
     /// `ibv_create_srq` for `depth` receives, at least 1.
     pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };

@@ -4,7 +4,8 @@ use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::{
-    Generation, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_RAILS, STATS_SIZE, State,
+    Generation, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE, STATS_RAILS,
+    STATS_SIZE, State,
 };
 
 /// The whole page.
@@ -35,7 +36,8 @@ pub(super) struct Header {
     pub(super) elsewhere: AtomicU32,
     _reserved: [AtomicU32; 6],
     pub(super) plugin: Text<4>,
-    _rest: [AtomicU64; 16],
+    pub(super) events: [AtomicU64; STATS_EVENTS],
+    _rest: [AtomicU64; 16 - STATS_EVENTS],
 }
 
 /// One connection's entry. Its counters have one writer at a time: whoever has the connection's state.
@@ -95,6 +97,7 @@ const _: () = {
     );
     assert!(offset_of!(Header, used) == 64 && offset_of!(Header, elsewhere) == 68);
     assert!(offset_of!(Header, plugin) == 96);
+    assert!(offset_of!(Header, events) == 128);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);

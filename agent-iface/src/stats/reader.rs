@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::layout::{Entry, RailEntry};
 use super::page::Mapped;
 use super::{
-    Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC,
-    STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
+    Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
+    STATS_MAGIC, STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
 };
 
 /// Tries to copy an entry that is given to other connections meanwhile.
@@ -69,6 +69,8 @@ pub struct Summary {
     pub hidden: u32,
     /// Connections made so far by a rail that is not of the device that NCCL asked for.
     pub elsewhere: u32,
+    /// What adapters of the process reported, by the code of [`Event`](super::Event).
+    pub events: [u64; STATS_EVENTS],
 }
 
 /// One connection, as it was at some moment of the reading.
@@ -189,6 +191,7 @@ impl StatsPage {
             open: get(&h.open),
             hidden: get(&h.hidden),
             elsewhere: get(&h.elsewhere),
+            events: h.events.each_ref().map(num),
         }
     }
 

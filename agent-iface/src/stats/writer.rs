@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::{Entry, Page};
 use super::{
-    Data, Direction, Islands, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_RAILS,
-    STATS_SIZE, STATS_VERSION, State, page,
+    Data, Direction, Event, Islands, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC,
+    STATS_RAILS, STATS_SIZE, STATS_VERSION, State, page,
 };
 
 /// The page of this process. Counting goes through the entries that it gives.
@@ -111,6 +111,11 @@ impl StatsWriter {
             None => change(&h.hidden, 1),
         }
         Taken { writer: self, place }
+    }
+
+    /// An adapter of the process reported something. May be called by any thread.
+    pub fn event(&self, event: Event) {
+        self.page.header.events[usize::from(event.code())].fetch_add(1, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {

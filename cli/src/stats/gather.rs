@@ -1,10 +1,11 @@
 //! What the pages of processes say, as the documents of `--json` have it.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::fs;
 use std::time::Instant;
 
-use nccl_net_mpib_agent_iface::stats::{Connection, NoPage, Rail, StatsPage, pages_of, processes};
+use nccl_net_mpib_agent_iface::stats::{Connection, Event, NoPage, Rail, StatsPage, pages_of, processes};
 use serde::Serialize;
 
 /// All that was read at one time.
@@ -39,6 +40,8 @@ pub(super) struct ProcessStats {
     pub(super) not_shown: u32,
     /// Connections made so far by a NIC that NCCL did not ask for.
     pub(super) elsewhere: u32,
+    /// What adapters reported: in words, and how often. What never came is left out.
+    pub(super) events: BTreeMap<&'static str, u64>,
     pub(super) connections: Vec<ConnectionStats>,
 }
 
@@ -130,6 +133,10 @@ fn process(pid: u32, page: &StatsPage) -> ProcessStats {
         open: summary.open,
         not_shown: summary.hidden,
         elsewhere: summary.elsewhere,
+        events: (0u8..)
+            .zip(summary.events)
+            .filter_map(|(code, n)| Some((Event::of(code)?.word(), n)).filter(|(_, n)| *n > 0))
+            .collect(),
         connections,
     }
 }

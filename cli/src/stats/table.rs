@@ -34,9 +34,14 @@ fn head(p: &ProcessStats) -> String {
         n => format!(", {n} of these by another NIC than NCCL asked for"),
     };
     let (pid, command, plugin, open, opened) = (p.pid, &p.command, &p.plugin, p.open, p.opened);
-    format!(
+    let mut head = format!(
         "process {pid} ({command}), plugin {plugin}; connections: {open} now{hidden}, {opened} so far{elsewhere}\n"
-    )
+    );
+    if !p.events.is_empty() {
+        let events: Vec<_> = p.events.iter().map(|(what, n)| format!("{what} {n}")).collect();
+        head += &format!("  adapters reported: {}\n", events.join(", "));
+    }
+    head
 }
 
 fn table(connections: &[ConnectionStats]) -> String {
