@@ -337,3 +337,21 @@ fn each_end_knows_why_the_other_does_without_a_rail() {
         [a, b].into_iter().for_each(Peer::finish);
     });
 }
+
+/// Both ports take long packets and what is between them does not: an empty probe would find nothing. Ports of different
+/// MTUs are no trouble.
+#[test]
+fn a_way_that_loses_long_packets_is_told_as_such() {
+    on_hosts(here!(), &[], || {
+        let hosts = Hosts::up(overlapping());
+        let devices = |ip: &str, more: &str| format!("soft0:addr={ip}/24,{more}");
+        let env = [OOB, SOON[0], SOON[1]];
+        let mut a = start(&hosts, "a", &devices("10.0.1.1", "mtu=4096,carries=1024"), &env);
+        let mut b = start(&hosts, "b", &devices("10.0.1.2", "mtu=4096"), &env);
+        let said = "empty packets arrive, and those of 4096 bytes do not: has an interface or a switch on the way a smaller MTU";
+        refused(&mut a, &mut b, (0, 0), REMOTE, &["no rail works to", said]);
+        let mut small = start(&hosts, "a", &devices("10.0.1.1", "mtu=1024"), &env);
+        joined(&mut small, &mut b, (0, 0), (0, 0));
+        [a, b, small].into_iter().for_each(Peer::finish);
+    });
+}
