@@ -1,25 +1,45 @@
 #!/usr/bin/env bash
-# How much of two rails' sum the plugin reaches when the share is their true proportion: pairs of simulated rails, each of so
-# many GB/s, several rounds of "mpib perf" for each pair and size, every byte checked. Needs "make build".
-# usage: bench-rails.sh [SOUT+SUP...]   ROUNDS=5 TIME=0.5 (seconds for a size in a round) SIZES=1M,16M,64M
+# How much of the rails' sum the plugin reaches on simulated rails of so many GB/s, several rounds of "mpib perf" for each set of rails
+# and size, every byte checked. Needs "make build".
+#   4+2      SOUT and SUP, the share being their true proportion
+#   4+3+2+1  more than two: one device that is made of all, their speeds told by MPIB_RAIL_SPEED
+#   4x4      one rail of 4 GB/s, each message on four queue pairs
+# usage: bench-rails.sh [RAILS...]   ROUNDS=5 TIME=0.5 (seconds for a size in a round) SIZES=1M,16M,64M
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 . scripts/own-settings.sh
 export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup
 rounds=${ROUNDS:-5}
 
 # One line for each size of a run: its two words, and GB/s.
 rates() { awk '$2 ~ /^[KMG]?i?B$/ && $3 + 0 > 0 { print $1, $2, $8 }'; }
 
+# Settings and arguments for a set of rails, as words of "env".
+words() {
+    local rates list='' speeds='' indices='' i
+    IFS=+ read -ra rates <<<"${1%x*}"
+    for i in "${!rates[@]}"; do
+        list+="r$i:addr=192.168.$((200 + i)).1/24,rate=${rates[i]}GB;"
+        speeds+="r$i:$(awk -v gb="${rates[i]}" 'BEGIN { printf "%.0f", gb * 8000 }'),"
+        indices+="$i,"
+    done
+    printf '%s\n' "SOFTVERBS_DEVICES=${list%;}"
+    case $1 in
+        *x*) printf '%s\n' NCCL_IB_SPLIT_DATA_ON_QPS=1 "NCCL_IB_QPS_PER_CONNECTION=${1#*x}" build/mpib perf ;;
+        *+*+*) printf '%s\n' "MPIB_RAIL_SPEED=${speeds%,}" build/mpib perf --merge "${indices%,}" ;;
+        *) printf '%s\n' MPIB_HCA_SOUT=r0 MPIB_HCA_SUP=r1 "MPIB_SUP_SHARE=$(awk -v a="${rates[0]}" -v b="${rates[1]}" \
+            'BEGIN { printf "%.0f", 1024 * b / (a + b) }')" build/mpib perf ;;
+    esac
+}
+
 measure() {
-    local sout=$1 sup=$2 sum=$(($1 + $2)) share
-    share=$(((1024 * sup + sum / 2) / sum))
+    local rails=$1 sum run
+    sum=$(awk -v rails="${1%x*}" 'BEGIN { n = split(rails, each, "+"); for (i = 1; i <= n; i++) sum += each[i]; print sum }')
+    mapfile -t run < <(words "$rails")
     for _ in $(seq "$rounds"); do
-        SOFTVERBS_DEVICES="sout:addr=192.168.200.1/24,rate=${sout}GB;sup:addr=192.168.201.1/24,rate=${sup}GB" \
-            MPIB_SUP_SHARE=$share build/mpib perf --time "${TIME:-0.5}" --sizes "${SIZES:-1M,16M,64M}" | rates
-    done | awk -v rails="$sout + $sup" -v sum="$sum" -v share="$share" '
+        env "${run[@]}" --time "${TIME:-0.5}" --sizes "${SIZES:-1M,16M,64M}" | rates
+    done | awk -v rails="$rails" -v sum="$sum" '
         { size = $1 " " $2; if (!(size in n)) order[++sizes] = size; all[size, ++n[size]] = $3 }
         END {
             for (s = 1; s <= sizes; s++) {
@@ -29,12 +49,12 @@ measure() {
                         held = all[size, j]; all[size, j] = all[size, j - 1]; all[size, j - 1] = held
                     }
                 median = all[size, int((count + 1) / 2)]; best = all[size, count]
-                printf "%9s %10s %9s %9.3f %8.1f %% %9.3f %8.1f %%\n", rails, share "/1024", size, median, 100 * median / sum, best, 100 * best / sum
+                printf "%9s %9s %9.3f %8.1f %% %9.3f %8.1f %%\n", rails, size, median, 100 * median / sum, best, 100 * best / sum
             }
         }'
 }
 
-printf '%9s %10s %9s %9s %10s %9s %10s   (GB/s; %s rounds)\n' 'rails' 'sup share' 'size' 'median' 'of sum' 'best' 'of sum' "$rounds"
-for rails in ${@:-4+2 4+1 3+3 1+4}; do
-    measure "${rails%+*}" "${rails#*+}"
+printf '%9s %9s %9s %10s %9s %10s   (GB/s; %s rounds)\n' 'rails' 'size' 'median' 'of sum' 'best' 'of sum' "$rounds"
+for rails in ${@:-4+2 4+1 3+3 1+4 4+3+2+1 4x4}; do
+    measure "$rails"
 done

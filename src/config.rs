@@ -22,7 +22,7 @@ pub use others::{Finding, in_vain};
 use nccl_net_mpib_agent_iface::{HINTS_PATH, SOCKET_PATH};
 
 use crate::error::{BadSetting, Error, Result};
-use crate::proto::{MAX_RAIL_QPS, Mode, RoutePolicy};
+use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
 
 macro_rules! settings {
     ($(
@@ -156,6 +156,14 @@ settings! {
     /// the parts of a message on the rails of a fused device.
     rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Parsed::<RailSpeeds>::OPTIONAL,
         test: "four_rails_carry_by_their_speeds";
+    /// Queue pairs of a connection on each rail, where devices are not SOUT and SUP. Both ends must have it alike.
+    ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS),
+        test: "messages_take_turns_on_plain_queue_pairs";
+    /// 1: each message goes on all of these queue pairs, a part on each. 0: on one of them, in turn. Both ends must have it alike. See
+    /// `docs/fused-devices.md`.
+    ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
+        differs: "a message goes on at most eight queue pairs; the others take turns with these",
+        test: "one_rail_of_four_queue_pairs_is_striped";
     /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
     /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,

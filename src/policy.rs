@@ -23,6 +23,33 @@ pub fn terms(config: &Config, fused: bool) -> Terms {
         fixed_share: config.sup_share.is_some(),
         island_prefix_len: config.island_prefix_len,
         qps: [config.sout_qp, config.sup_qp],
+        plain_qps: config.ib_qps,
+        plain_split: config.ib_split,
+    }
+}
+
+/// How the queue pairs of one rail carry messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stripes {
+    /// Parts into which the rail's part of a message is cut, each with queue pairs of its own. To the rest of the connection each is
+    /// a rail of its own: with an immediate, a bit in the mask.
+    pub stripes: usize,
+    /// Queue pairs of each stripe, which messages take in turn.
+    pub turns: usize,
+}
+
+impl Stripes {
+    /// Of `rails` plain rails, with `qps` queue pairs each. A mask has [`MAX_RAILS`] bits, so that many queue pairs carry a
+    /// message at most; where there are more they take turns.
+    pub fn plain(qps: u8, split: bool, rails: usize) -> Self {
+        let qps = usize::from(qps.max(1));
+        let stripes = if split { qps.min(MAX_RAILS / rails.clamp(1, MAX_RAILS)) } else { 1 };
+        Self { stripes, turns: qps.div_ceil(stripes) }
+    }
+
+    /// Queue pairs of the rail.
+    pub fn qps(self) -> usize {
+        self.stripes * self.turns
     }
 }
 
@@ -70,12 +97,13 @@ impl Plan {
         self.home().unwrap_or(SOUT)
     }
 
-    /// Queue pairs of a rail.
-    pub fn qps(self, terms: &Terms, role: u8) -> usize {
+    /// The queue pairs of a rail with this index in its device, of `rails` that are joined.
+    pub fn stripes(self, terms: &Terms, role: u8, rails: usize) -> Stripes {
         match self {
-            Self::Plain => 1,
+            Self::Plain => Stripes::plain(terms.plain_qps, terms.plain_split, rails),
             Self::Isolated(_) | Self::Shared(_) => {
-                terms.qps.get(usize::from(role)).map_or(1, |n| (*n).into())
+                let turns = terms.qps.get(usize::from(role)).map_or(1, |n| (*n).into());
+                Stripes { stripes: 1, turns }
             }
         }
     }

@@ -121,12 +121,38 @@ fn plans_follow_mode_and_class() {
         let plan = Plan::new(&terms, &terms, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
         assert_eq!(BOTH.map(|role| plan.joins(role)), joins, "{mode:?} {peer}");
         assert_eq!((plan.home(), plan.cts()), (home, cts), "{mode:?} {peer}");
-        assert_eq!(BOTH.map(|role| plan.qps(&terms, role)), [2, 4]);
+        assert_eq!(BOTH.map(|role| plan.stripes(&terms, role, 2).qps()), [2, 4]);
+        assert_eq!(BOTH.map(|role| plan.stripes(&terms, role, 2).stripes), [1, 1]);
     }
     let lone = terms(&Config::default(), false);
     let plan = Plan::new(&terms(&Config::default(), true), &lone, &[], &[]);
-    assert_eq!((plan, plan.home(), plan.qps(&lone, 1)), (Plan::Plain, None, 1));
+    let one = Stripes { stripes: 1, turns: 1 };
+    assert_eq!((plan, plan.home(), plan.stripes(&lone, 1, 2)), (Plan::Plain, None, one));
     assert!(plan.joins(SOUT) && plan.joins(SUP));
+}
+
+#[test]
+fn plain_queue_pairs_take_turns_or_carry_parts() {
+    for (qps, split, rails, stripes, turns) in [
+        (1, false, 1, 1, 1),
+        (4, false, 1, 1, 4),
+        (128, false, 8, 1, 128),
+        (1, true, 8, 1, 1),
+        (4, true, 1, 4, 1),
+        (4, true, 2, 4, 1),
+        (2, true, 4, 2, 1),
+        (2, true, 3, 2, 1),
+        // More than fit into a mask.
+        (4, true, 4, 2, 2),
+        (4, true, 8, 1, 4),
+        (16, true, 1, 8, 2),
+        (5, true, 2, 4, 2),
+        (3, true, 4, 2, 2),
+    ] {
+        let found = Stripes::plain(qps, split, rails);
+        assert_eq!(found, Stripes { stripes, turns }, "{qps} on each of {rails}, {split}");
+        assert!(found.stripes * rails <= 8 && found.qps() >= usize::from(qps));
+    }
 }
 
 fn weighed(speeds: &[(u32, u32)]) -> Policy {

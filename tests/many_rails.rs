@@ -8,9 +8,10 @@ mod vdevices_util;
 use std::ffi::c_int;
 
 use common::isolated;
-use common::pair::{connect, init};
+use common::pair::{Pair, connect, init, pattern, until};
+use common::peer::{self, Peer, accepted, connected_by, handle_of, word};
 use common::rng::Rng;
-use common::table::{TABLES, take_warnings};
+use common::table::{Ptr, TABLES, take_warnings};
 use vdevices_util::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds, table};
 
 const MIB: usize = 1 << 20;
@@ -191,6 +192,97 @@ fn any_subset_of_the_rails_will_do() {
     });
 }
 
+/// A connection from one device of this process to another.
+fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
+    let mut handle = [0; 128];
+    let (rc, listen) = table(12).listen(ctx, to, &mut handle);
+    assert_eq!(rc, 0, "listen");
+    let (mut send, mut recv) = (Ptr::default(), Ptr::default());
+    until("connect and accept", || {
+        if send.is_null() {
+            let (rc, comm) = table(12).connect(ctx, from, &mut handle);
+            assert_eq!(rc, 0, "connect");
+            send = comm;
+        }
+        if recv.is_null() {
+            recv = table(12).accept(listen).1;
+        }
+        (!send.is_null() && !recv.is_null()).then_some(())
+    });
+    assert_eq!(table(12).close_listen(listen), 0);
+    Pair { table: table(12), send, recv }
+}
+
+/// Devices of four, two and one rails in either direction: as many rails are joined as the smaller has, in their proportion.
+#[test]
+fn ends_of_unequal_width_use_what_they_have_in_common() {
+    on_eight_rails(here!(), &[], || {
+        let ctx = init(table(12));
+        let [four, two, one] = [&[0, 1, 2, 3][..], &[1, 2], &[3]].map(|d| newest().fuse(d));
+        for (a, b, rails) in [(four, two, &[1, 2][..]), (four, one, &[3]), (four, four, &[0, 1, 2, 3])] {
+            for (from, to) in [(a, b), (b, a)] {
+                take_warnings();
+                let mut rig = Rig::of(between(ctx, from, to), 2 * MIB);
+                let mut weights = vec![0; 8];
+                rails.iter().for_each(|rail| weights[*rail] = WEIGHTS[*rail]);
+                for lens in [&[MIB][..], &[0], &[MIB + 1], &[1000, 70_000, 0]] {
+                    let counted = during(|| rig.exchange(lens));
+                    assert_eq!(counted, by_the_rule(lens, &weights, rails[0]), "{from} to {to}: {lens:?}");
+                }
+                rig.close();
+            }
+        }
+        assert_eq!(table(12).finalize(ctx), 0);
+    });
+}
+
+#[test]
+#[ignore = "the second process of the other tests"]
+fn other_process() {
+    common::obey::obey();
+}
+
+/// SOUT and SUP of one host, two plain rails of another: no islands, no share, but both rails by their speeds.
+#[test]
+fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
+    let (ours, theirs) = (rails(8, 1), rails(8, 2));
+    let env = [("SOFTVERBS_DEVICES", ours.as_str()), ("MPIB_RAIL_SPEED", "r0:200000,r1:100000")];
+    isolated(here!(), &env, || {
+        let (ctx, dev) = newest_device(2);
+        let theirs =
+            [("SOFTVERBS_DEVICES", theirs.as_str()), ("MPIB_HCA_SOUT", "r0"), ("MPIB_HCA_SUP", "r1")];
+        let mut peer = Peer::start_with(&theirs);
+        let mut handle = handle_of(&peer.ask("listen"));
+        peer.say("accept");
+        let send = connected_by(table(12), ctx, dev, &mut handle);
+        assert_eq!(peer.answer(), "ok");
+        let (rc, listen) = table(12).listen(ctx, dev, &mut handle);
+        assert_eq!(rc, 0);
+        peer.say(&format!("connect {}", word(&handle)));
+        let recv = accepted(table(12), listen);
+        assert_eq!((peer.answer().as_str(), table(12).close_listen(listen)), ("ok", 0));
+        let pair = Pair { table: table(12), send, recv };
+        let (from, to) = (pair.send_buffer(pattern(MIB, 5)), pair.recv_buffer(MIB));
+        let counted = during(|| {
+            peer.say(&format!("recv {MIB} 5"));
+            assert_eq!(peer::wait(table(12), peer::send(table(12), send, &from, MIB)), MIB);
+            assert_eq!(peer.answer(), "ok");
+        });
+        let expected = by_the_rule(&[MIB], &[2, 1, 0, 0, 0, 0, 0, 0], 0);
+        assert_eq!(counted[0].bytes, expected[0].bytes - 64, "the peer's CTS entry is its own");
+        assert_eq!(counted[1..], expected[1..]);
+        let request = peer::recv(table(12), recv, &to, MIB);
+        peer.must(&format!("send {MIB} 6"));
+        assert_eq!(peer::wait(table(12), request), MIB);
+        assert!(to.bytes == pattern(MIB, 6));
+        from.dereg();
+        to.dereg();
+        pair.close();
+        peer.finish();
+        assert_eq!(table(12).finalize(ctx), 0);
+    });
+}
+
 /// Several connections at once, each on a device of other rails, and both directions.
 #[test]
 fn devices_that_share_rails_do_not_disturb_each_other() {
@@ -208,7 +300,7 @@ fn devices_that_share_rails_do_not_disturb_each_other() {
                 });
             }
         });
-        pairs.into_iter().flatten().for_each(common::pair::Pair::close);
+        pairs.into_iter().flatten().for_each(Pair::close);
         assert_eq!(table(12).finalize(ctx), 0);
     });
 }

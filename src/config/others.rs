@@ -111,7 +111,6 @@ others! {
     "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
-    "NCCL_IB_QPS_PER_CONNECTION" missed: "the number of queue pairs is MPIB_SOUT_QP and MPIB_SUP_QP, and 1 for devices of one port";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed is its lanes times their speed, as ibv_query_port tells them";
     "NCCL_IB_RAIL_POLICY" missed: "rails keep the order in which NCCL joins them";
     "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
@@ -128,7 +127,6 @@ others! {
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY" note: "there is no failover";
     "NCCL_IB_ROUTABLE_FLID_GID_INDEX" ["0"] missed: "InfiniBand ports use entry 0 of their GID table";
     "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
-    "NCCL_IB_SPLIT_DATA_ON_QPS" ["0"] missed: "each rail's part of a message goes on one queue pair";
     "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
     "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";
     "NCCL_IB_USE_INLINE" ["1"] note: "CTS writes are inline wherever the adapter has room for that";

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::policy::Stripes;
 use crate::proto::Mode;
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
@@ -138,17 +139,20 @@ impl Device {
         }
     }
 
-    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each.
+    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each stripe.
     pub fn max_connections(&self, config: &Config) -> u32 {
+        let flush = usize::from(config.flush);
+        // A peer may join fewer rails, which are cut into more stripes then.
+        let plain = (1..=self.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
+        let plain = plain.map(|s| s.qps() + s.stripes * flush).max().unwrap_or(1);
         let each = |rail: usize| match rail {
-            _ if !self.is_mpib => 1,
-            0 => config.sout_qp,
-            _ => config.sup_qp,
+            _ if !self.is_mpib => plain,
+            0 => usize::from(config.sout_qp) + flush,
+            _ => usize::from(config.sup_qp) + flush,
         };
-        let flush = u32::from(config.flush);
-        let most =
-            |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp / (u32::from(each(rail).max(1)) + flush);
-        self.rails.iter().enumerate().map(most).min().unwrap_or(0)
+        let most = |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp as usize / each(rail).max(1);
+        let fewest = self.rails.iter().enumerate().map(most).min().unwrap_or(0);
+        u32::try_from(fewest).unwrap_or(u32::MAX)
     }
 }
 

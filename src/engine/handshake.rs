@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::{Handle, Hello, ImmLayout, Message, wc_status};
+use crate::route::Route;
 use crate::stats::Counters;
 
 /// `IBV_WC_RETRY_EXC_ERR`
@@ -168,9 +169,10 @@ impl Handshake {
 
     /// Makes the queue pairs of a round's routes and tells the peer.
     fn wire(&mut self, rounds: Rounds) -> Result<()> {
-        let qps = |r| rounds.plan.qps(&self.ours.terms, rounds.role_of(r));
-        let routes: Vec<_> = rounds.now().iter().map(|r| (*r, qps(r))).collect();
-        let half = Half::new(self.role, &self.settings, &self.offers, &routes)?;
+        // From here on each stripe is a route of its own.
+        let stripes = |r: &Route| vec![(*r, rounds.stripes(r).turns); rounds.stripes(r).stripes];
+        let stripes: Vec<_> = rounds.now().iter().flat_map(stripes).collect();
+        let half = Half::new(self.role, &self.settings, &self.offers, &stripes)?;
         self.send(&Message::Wiring(half.message(self.role)))?;
         self.expect("WIRING");
         self.stage = Stage::Wiring(rounds, half);
@@ -185,14 +187,20 @@ impl Handshake {
         mask: u8,
         reasons: &[(u8, String)],
     ) -> Result<Progress> {
-        let (joined, n) = (probing.joined, rounds.now().len());
+        let joined = probing.joined;
+        let n = joined.rails.len();
         if n < 8 && mask >> n != 0 {
             return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer())));
         }
+        let each = n / rounds.now().len().max(1);
         let theirs = |i: usize| mask >> i & 1 == 1;
+        let good = |i: &usize| joined.rails[*i].is_ok() && theirs(*i);
+        // A route of which a stripe does not work is none.
+        let stripes = |route: usize| route * each..(route + 1) * each;
         let works: Vec<bool> =
-            joined.rails.iter().enumerate().map(|(i, rail)| rail.is_ok() && theirs(i)).collect();
-        let why = |i: usize| {
+            (0..rounds.now().len()).map(|route| stripes(route).all(|i| good(&i))).collect();
+        let why = |route: usize| {
+            let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
             let ours = joined.rails[i].as_ref().err().map(ToString::to_string);
             let said =
                 || reasons.iter().find(|(r, _)| usize::from(*r) == i).map_or("no reason", |(_, why)| why);
@@ -202,13 +210,14 @@ impl Handshake {
         let routes = rounds.now().to_vec();
         match rounds.judge(&works, why) {
             After::Kept(kept) => {
+                let stripes: Vec<usize> = kept.iter().flat_map(|route| stripes(*route)).collect();
                 let routes: Vec<_> = kept.iter().map(|i| routes[*i]).collect();
                 if rounds.plan != Plan::Plain && works.contains(&false) {
                     rounds.failed(&self.settings, &self.peer(), &routes)?;
                 }
                 let host = self.channel()?.peer().map(|peer| peer.ip());
                 rounds.settle(&self.settings, &self.device, &self.peer(), host, &routes)?;
-                self.connected(&rounds, joined, &kept, rounds.elsewhere(&routes))
+                self.connected(&rounds, joined, &stripes, rounds.elsewhere(&routes))
             }
             After::Again if Instant::now() < self.until => {
                 // The peer has the same two masks, and comes to the same end.
@@ -227,7 +236,7 @@ impl Handshake {
         }
     }
 
-    /// The connection, over the routes that are `kept`.
+    /// The connection, over the stripes that are `kept`.
     fn connected(
         &mut self,
         rounds: &Rounds,
@@ -248,7 +257,9 @@ impl Handshake {
         let layout = layout.ok_or_else(|| Error::Internal(format!("{} rails", alive.len())))?;
         let channel = self.channel.take().ok_or_else(|| Error::Internal("a channel was lost".into()))?;
         channel.settled();
-        let (plan, routes) = (rounds.plan, alive.iter().map(Rail::describe).collect::<Vec<_>>());
+        let (plan, mut routes) = (rounds.plan, alive.iter().map(Rail::describe).collect::<Vec<_>>());
+        // The stripes of a rail stand beside each other.
+        routes.dedup();
         tracing::info!(
             target: "net",
             "{} {} ({plan}): rails {}", self.role.verb(), channel.describe(), routes.join(", ")

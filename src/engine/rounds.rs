@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::{Role, Settings};
 use crate::error::{Error, Result};
-use crate::policy::{Plan, rail_name};
+use crate::policy::{Plan, Stripes, rail_name};
 use crate::proto::{Hello, MAX_RAILS};
 use crate::route::{Choice, End, Ends, Route, choose, choose_roles};
 
@@ -63,9 +63,21 @@ impl Rounds {
         if now.is_empty() {
             std::mem::swap(&mut now, &mut later);
         }
-        now.truncate(MAX_RAILS);
         later.append(&mut choice.rest.clone());
-        Ok(Self { role, ours, theirs, plan, choice, now, later, tried: Vec::new(), again: false })
+        let mut rounds =
+            Self { role, ours, theirs, plan, choice, now, later, tried: Vec::new(), again: false };
+        rounds.now.truncate(rounds.at_once());
+        Ok(rounds)
+    }
+
+    /// The queue pairs of a route: the same for each, however many of the routes come to be used.
+    pub(super) fn stripes(&self, route: &Route) -> Stripes {
+        self.plan.stripes(&self.ours.terms, self.role_of(route), self.choice.width)
+    }
+
+    /// How many routes a round may try.
+    fn at_once(&self) -> usize {
+        MAX_RAILS / self.now.first().map_or(1, |route| self.stripes(route).stripes)
     }
 
     /// Routes of this round.
@@ -85,7 +97,7 @@ impl Rounds {
             return After::Nothing;
         }
         self.again = true;
-        let next = self.later.len().min(MAX_RAILS);
+        let next = self.later.len().min(self.at_once());
         self.now = self.later.drain(..next).collect();
         After::Again
     }

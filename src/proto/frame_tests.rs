@@ -62,14 +62,19 @@ fn wiring() -> impl Strategy<Value = Wiring> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (0usize..4, any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=32, 1u8..=32, 1u8..=32).prop_map(
-        |(route, fused, advanced, fixed_share, island_prefix_len, sout, sup)| Terms {
-            route: RoutePolicy::ALL[route],
-            fused,
-            mode: if advanced { Mode::Advanced } else { Mode::Vanilla },
-            fixed_share,
-            island_prefix_len,
-            qps: [sout, sup],
+    let flags = any::<[bool; 4]>();
+    (0usize..4, flags, 0u8..=32, 1u8..=32, 1u8..=32, 1u8..=128).prop_map(
+        |(route, [fused, advanced, fixed_share, plain_split], island_prefix_len, sout, sup, plain_qps)| {
+            Terms {
+                route: RoutePolicy::ALL[route],
+                fused,
+                mode: if advanced { Mode::Advanced } else { Mode::Vanilla },
+                fixed_share,
+                island_prefix_len,
+                qps: [sout, sup],
+                plain_qps,
+                plain_split,
+            }
         },
     )
 }
@@ -131,6 +136,8 @@ fn hello() -> Hello {
         fixed_share: false,
         island_prefix_len: 24,
         qps: [2, 4],
+        plain_qps: 1,
+        plain_split: false,
     };
     let lost = vec![LostRail { name: "mlx5_1:1".into(), role: 1, asked: true, why: "down".into() }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
@@ -162,7 +169,7 @@ fn refusals_name_the_field() {
     // Behind type, prefix and token: pid, "node7", the terms, the turn, one rail, its name of six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
-    let port = terms + 6 + 4 + 1 + 2 + 6;
+    let port = terms + 8 + 4 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
     let lost = port + 31 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
@@ -174,6 +181,10 @@ fn refusals_name_the_field() {
     for (at, found) in [(4, 0), (4, 33), (5, 0), (5, 255)] {
         assert_eq!(with(&hello, terms + at, found as u8), range("queue pairs of a rail", found, "1 to 32"));
     }
+    for found in [0, 129] {
+        assert_eq!(with(&hello, terms + 6, found as u8), range("queue pairs of a rail", found, "1 to 128"));
+    }
+    assert_eq!(with(&hello, terms + 7, 2), range("split", 2, "0 or 1"));
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));

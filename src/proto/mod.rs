@@ -30,7 +30,7 @@ pub use record::{RECORD_BYTES, Record, RecordError};
 pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use status::{Blame, WcStatus, wc_status};
-pub use terms::{MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
+pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;
 pub use wire::DecodeError;

@@ -5,8 +5,10 @@ use std::str::FromStr;
 
 use super::wire::{DecodeError, Reader, Writer};
 
-/// Most queue pairs of a rail.
+/// Most queue pairs of a rail of SOUT and SUP.
 pub const MAX_RAIL_QPS: u8 = 32;
+/// Most queue pairs of any other rail.
+pub const MAX_PLAIN_QPS: u8 = 128;
 
 /// Who decides the split between SOUT and SUP: `MPIB_MODE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +59,8 @@ impl FromStr for RoutePolicy {
     }
 }
 
-/// One end's settings that the other's must match; all but the first only where both devices are SOUT and SUP.
+/// One end's settings that the other's must match: the first always, those of SOUT and SUP where both devices are that, the last two
+/// elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// `MPIB_ROUTE`
@@ -72,14 +75,17 @@ pub struct Terms {
     pub island_prefix_len: u8,
     /// `MPIB_SOUT_QP` and `MPIB_SUP_QP`, 1 to [`MAX_RAIL_QPS`].
     pub qps: [u8; 2],
+    /// `NCCL_IB_QPS_PER_CONNECTION`, 1 to [`MAX_PLAIN_QPS`], which counts unless both devices are SOUT and SUP.
+    pub plain_qps: u8,
+    /// `NCCL_IB_SPLIT_DATA_ON_QPS`, likewise.
+    pub plain_split: bool,
 }
 
 impl Terms {
     /// Every setting that differs and that counts for these two ends, with both values.
     pub fn differences(&self, peer: &Self) -> Vec<String> {
         let set = |fixed| if fixed { "set" } else { "unset" }.to_owned();
-        let rows = [
-            ("MPIB_ROUTE", self.route.to_string(), peer.route.to_string()),
+        let mpib = [
             ("MPIB_MODE", (self.mode as u8).to_string(), (peer.mode as u8).to_string()),
             ("MPIB_SUP_SHARE", set(self.fixed_share), set(peer.fixed_share)),
             (
@@ -90,14 +96,23 @@ impl Terms {
             ("MPIB_SOUT_QP", self.qps[0].to_string(), peer.qps[0].to_string()),
             ("MPIB_SUP_QP", self.qps[1].to_string(), peer.qps[1].to_string()),
         ];
-        let row = |(name, ours, theirs)| format!("{name} is {ours} here and {theirs} there");
-        let count = if self.fused && peer.fused { rows.len() } else { 1 };
-        rows.into_iter().take(count).filter(|(_, ours, theirs)| ours != theirs).map(row).collect()
+        let split = |split| u8::from(split).to_string();
+        let plain = [
+            ("NCCL_IB_QPS_PER_CONNECTION", self.plain_qps.to_string(), peer.plain_qps.to_string()),
+            ("NCCL_IB_SPLIT_DATA_ON_QPS", split(self.plain_split), split(peer.plain_split)),
+        ];
+        let rows = if self.fused && peer.fused { &mpib[..] } else { &plain };
+        let route = [("MPIB_ROUTE", self.route.to_string(), peer.route.to_string())];
+        let row = |(name, ours, theirs): &(&str, String, String)| {
+            format!("{name} is {ours} here and {theirs} there")
+        };
+        route.iter().chain(rows).filter(|(_, ours, theirs)| ours != theirs).map(row).collect()
     }
 
     pub(super) fn write(&self, out: &mut Writer) {
         out.u8(self.route as u8).u8(self.fused.into()).u8(self.mode as u8).u8(self.fixed_share.into());
         out.u8(self.island_prefix_len).u8(self.qps[0]).u8(self.qps[1]);
+        out.u8(self.plain_qps).u8(self.plain_split.into());
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -108,17 +123,20 @@ impl Terms {
         let island_prefix_len = from.below(33, "island prefix length", "0 to 32")?;
         let mut qps = [0; 2];
         for place in &mut qps {
-            let found = from.below(MAX_RAIL_QPS + 1, "queue pairs of a rail", "1 to 32")?;
-            if found == 0 {
-                return Err(DecodeError::Range {
-                    what: "queue pairs of a rail",
-                    found: 0,
-                    expected: "1 to 32",
-                });
-            }
-            *place = found;
+            *place = queue_pairs(from, MAX_RAIL_QPS, "1 to 32")?;
         }
-        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps })
+        let plain_qps = queue_pairs(from, MAX_PLAIN_QPS, "1 to 128")?;
+        let plain_split = from.flag("split")?;
+        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps, plain_qps, plain_split })
+    }
+}
+
+/// 1 to `most`.
+fn queue_pairs(from: &mut Reader<'_>, most: u8, expected: &'static str) -> Result<u8, DecodeError> {
+    let what = "queue pairs of a rail";
+    match from.below(most + 1, what, expected)? {
+        0 => Err(DecodeError::Range { what, found: 0, expected }),
+        found => Ok(found),
     }
 }
 
@@ -133,6 +151,8 @@ mod tests {
         fixed_share: false,
         island_prefix_len: 24,
         qps: [2, 4],
+        plain_qps: 1,
+        plain_split: false,
     };
 
     #[test]
@@ -145,6 +165,8 @@ mod tests {
             island_prefix_len: 16,
             qps: [1, 3],
             fused: true,
+            plain_qps: 4,
+            plain_split: true,
         };
         assert_eq!(
             OURS.differences(&peer),
@@ -157,10 +179,17 @@ mod tests {
                 "MPIB_SUP_QP is 4 here and 3 there",
             ]
         );
-        // A device that is not SOUT and SUP has nothing else to agree on.
+        // Where an end is not SOUT and SUP other settings count.
         let plain = Terms { fused: false, ..peer };
-        assert_eq!(OURS.differences(&plain), ["MPIB_ROUTE is prefer-subnet here and strict there"]);
-        assert!(OURS.differences(&Terms { route: OURS.route, ..plain }).is_empty());
+        let told = [
+            "MPIB_ROUTE is prefer-subnet here and strict there",
+            "NCCL_IB_QPS_PER_CONNECTION is 1 here and 4 there",
+            "NCCL_IB_SPLIT_DATA_ON_QPS is 0 here and 1 there",
+        ];
+        assert_eq!(OURS.differences(&plain), told);
+        assert_eq!(Terms { fused: false, ..OURS }.differences(&peer), told);
+        let like = Terms { route: OURS.route, plain_qps: 1, plain_split: false, ..plain };
+        assert!(OURS.differences(&like).is_empty());
     }
 
     #[test]

@@ -129,7 +129,7 @@ pub(crate) fn parts(len: usize, weights: &[u64]) -> Vec<usize> {
 }
 
 /// Whether an immediate of a connection of `rails` rails can say this size.
-fn told(len: usize, rails: usize) -> bool {
+pub(crate) fn told(len: usize, rails: usize) -> bool {
     let bits = 23 - rails.max(2);
     len < 1 << bits || len.is_multiple_of(128) && len / 128 < (1 << bits) - 1
 }
