@@ -72,11 +72,15 @@ impl Connector {
         let now = Instant::now();
         if now >= self.until {
             let text = format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
-            return self.give_up(&text, core);
+            return self.give_up(
+                &text,
+                ". Does a firewall let TCP through to every port of that host?",
+                core,
+            );
         }
         while self.start_group(me, now, core) {}
         if self.attempts.is_empty() && self.targets.is_empty() {
-            return self.give_up("none of its addresses answers", core);
+            return self.give_up("none of its addresses answers", "", core);
         }
         // With none under way, none of these waits for its turn.
         let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.turn) };
@@ -107,7 +111,7 @@ impl Connector {
         self.failures.push((addr, why));
     }
 
-    fn give_up(self, why: &str, core: &mut Core) -> Option<Entry> {
+    fn give_up(self, why: &str, advice: &str, core: &mut Core) -> Option<Entry> {
         let mut tried: Vec<String> = self.failures.iter().map(|(addr, e)| format!("{addr}: {e}")).collect();
         let pending = self.attempts.iter().filter_map(|t| core.attempt_state(*t));
         tried.extend(pending);
@@ -117,7 +121,10 @@ impl Connector {
                 .filter(|t| !self.failures.iter().any(|f| f.0 == t.addr))
                 .map(|t| format!("{}: not tried", t.addr)),
         );
-        self.end(format!("cannot connect to the peer's listener: {why}; tried {}", tried.join("; ")), core)
+        self.end(
+            format!("cannot connect to the peer's listener: {why}; tried {}{advice}", tried.join("; ")),
+            core,
+        )
     }
 
     fn end(self, why: String, core: &mut Core) -> Option<Entry> {

@@ -205,6 +205,14 @@ impl Ends {
                 from.dereg();
                 return tell(&code.to_string());
             }
+            // A send over the first comm that is taken, and must fail then; its code.
+            "send-fails" => {
+                let from = self.buffer(self.send[0], pattern(numbers[0], 1));
+                let request = self.isend(self.send[0], &from);
+                let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0));
+                from.dereg();
+                return tell(&code.to_string());
+            }
             "echo" => self.echo(numbers[0], numbers[1]),
             "close" => self.close(),
             other => panic!("unknown command {other}"),
