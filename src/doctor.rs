@@ -7,5 +7,8 @@ pub mod border;
 mod checks;
 #[forbid(unsafe_code)]
 mod report;
+#[forbid(unsafe_code)]
+mod routes;
 
 pub use report::report;
+pub use routes::routes;

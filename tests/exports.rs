@@ -82,7 +82,7 @@ fn exports_the_fourteen_tables_and_the_doctor_and_nothing_else() {
     let exported = Elf::parse(&file).symbols(true);
     let mut expected: Vec<String> =
         (6..=12).flat_map(|v| [format!("ncclNetPlugin_v{v}"), format!("ncclNet_v{v}")]).collect();
-    expected.push("mpib_doctor_v1".into());
+    expected.extend(["mpib_doctor_v1", "mpib_doctor_routes_v1"].map(String::from));
     assert_eq!(names(&exported), expected.iter().map(String::as_str).collect());
 }
 

@@ -67,8 +67,51 @@ pub struct Report {
     pub control: Vec<String>,
     /// With SOUT and SUP: which addresses of SOUT make one island with this host.
     pub island: Option<String>,
+    /// What a peer is told of this host's ports: the bytes of a HELLO in hexadecimal, for `mpib_doctor_routes_v1` of the peer.
+    /// Absent where init would fail.
+    pub hello: Option<String>,
     /// What was looked at.
     pub checks: Vec<Check>,
+}
+
+/// Which port of one host reaches which port of another: the document of `mpib_doctor_routes_v1`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routes {
+    /// [`FORMAT`]
+    pub format: u32,
+    /// Why there is no table: what one of the two says cannot be read, or they cannot be joined at all.
+    pub error: Option<String>,
+    /// Settings that must be alike and are not, with both values: such hosts refuse each other's connections.
+    pub differences: Vec<String>,
+    /// Every pair of ports, those that a connection tries first before the others.
+    pub pairs: Vec<Pair>,
+}
+
+/// What becomes of a pair of ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Tried first.
+    First,
+    /// Tried where nothing before it works.
+    Later,
+    /// Not tried.
+    Refused,
+}
+
+/// A port of this host and one of the peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// `hca:port` of this host.
+    pub ours: String,
+    /// `hca:port` of the peer.
+    pub theirs: String,
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// The addresses that it would use, in words; absent where it is refused.
+    pub way: Option<String>,
+    /// Why.
+    pub why: String,
 }
 
 /// One setting.

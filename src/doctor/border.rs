@@ -21,6 +21,39 @@ pub unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
     unsafe { give(document, out, cap) }
 }
 
+/// Which ports of this host, whose report is `ours`, reach which of the host whose report is `theirs`, as a JSON document
+/// (`nccl_net_mpib_agent_iface::doctor::Routes`): what both ends of a connection come to, from the same code. `ours` and `theirs` are the
+/// `hello` fields of the two reports, in hexadecimal. Nothing of either is trusted. Returns and writes as [`mpib_doctor_v1`] does.
+///
+/// # Safety
+/// `ours` and `theirs` are readable for `ours_len` and `theirs_len` bytes, `out` is writable for `cap`; each may be NULL where its
+/// length is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mpib_doctor_routes_v1(
+    ours: *const c_char,
+    ours_len: usize,
+    theirs: *const c_char,
+    theirs_len: usize,
+    out: *mut c_char,
+    cap: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    let (ours, theirs) = unsafe { (bytes(ours, ours_len), bytes(theirs, theirs_len)) };
+    let document = caught(|| serde_json::to_vec(&super::routes(ours, theirs)).ok());
+    // SAFETY: the caller's promise.
+    unsafe { give(document, out, cap) }
+}
+
+/// # Safety
+/// `text` is readable for `len` bytes and stays so for as long as the slice is used; it may be NULL where `len` is 0.
+unsafe fn bytes<'a>(text: *const c_char, len: usize) -> &'a [u8] {
+    if text.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: readable for `len` bytes (the caller's promise), and bytes have no alignment.
+    unsafe { slice::from_raw_parts(text.cast(), len) }
+}
+
 /// `None` where `make` panics or has nothing.
 fn caught(make: impl FnOnce() -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     match catch_unwind(AssertUnwindSafe(make)) {

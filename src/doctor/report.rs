@@ -13,9 +13,12 @@ use super::checks;
 use crate::bootstrap::{Interface, Options, interfaces, reachable};
 use crate::config::Config;
 use crate::device::{self, PortView, Survey, survey};
-use crate::engine::host_name;
+use crate::engine::{host_name, rail_info};
 use crate::error::Result;
-use crate::proto::{GidKind, LinkLayer, Mtu, PROTOCOL_VERSION};
+use crate::policy;
+use crate::proto::{
+    GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
+};
 use crate::verbs;
 
 /// Of this host, under the settings of this process.
@@ -40,6 +43,7 @@ pub fn report() -> Report {
         devices: devices(&survey, &config),
         control: control.iter().flatten().map(|addr| addr.ip().to_string()).collect(),
         island: island(&survey, &config),
+        hello: if bad.is_empty() { hello(&survey, &config, &networks) } else { None },
         checks: Vec::new(),
     };
     if !bad.is_empty() {
@@ -49,6 +53,24 @@ pub fn report() -> Report {
     }
     report.checks = checks::all(&config, &bad, &survey, control.as_deref(), &report);
     report
+}
+
+/// Of all devices, as if each were asked for.
+fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Option<String> {
+    let devices = survey.as_ref().ok()?.devices.as_ref().ok()?;
+    let (mut rails, mut lost) = (Vec::new(), Vec::new());
+    for (role, nic) in devices.iter().flat_map(|d| (0..).zip(&d.rails)).take(MAX_OFFERS) {
+        match rail_info(nic, role, networks) {
+            Ok(rail) => rails.push(rail),
+            Err(why) => lost.push(LostRail { name: nic.name().into(), role, asked: true, why }),
+        }
+    }
+    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_mpib));
+    let (nonce, token) = (Nonce::default(), Nonce::default());
+    let hello =
+        Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn: 0, rails, lost };
+    let bytes = Message::Hello(hello).encode().ok()?;
+    Some(bytes[HEADER_BYTES..].iter().map(|b| format!("{b:02x}")).collect())
 }
 
 /// The address of SOUT, which the control connections keep to.

@@ -22,7 +22,7 @@ mod wiring;
 
 pub use connect::{Listening, abandon, connect};
 pub use mr::Mr;
-pub(crate) use offer::{host_name, prefix_len};
+pub(crate) use offer::{host_name, prefix_len, rail_info};
 pub use recv::RecvComm;
 pub use request::Request;
 pub use send::SendComm;

@@ -90,6 +90,12 @@ fn too_many() {
     }
 }
 
+/// What a peer is told of a port, as if NCCL had asked for it. The error is why it cannot be used.
+pub(crate) fn rail_info(nic: &Arc<Nic>, role: u8, networks: &[Interface]) -> Result<RailInfo, String> {
+    let (port, gids) = nic.now()?;
+    offer(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
+}
+
 impl Offer {
     /// What the peer is told of it.
     fn info(&self, networks: &[Interface]) -> Result<RailInfo> {

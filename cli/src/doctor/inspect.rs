@@ -3,14 +3,15 @@
 use std::{
     env, fs, io,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
     time::{Duration, Instant},
 };
 
-use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report, Routes};
+use serde::de::DeserializeOwned;
 
 use super::worker::{COMMAND, Findings};
 use crate::failure::{Context, Failure};
@@ -26,15 +27,61 @@ pub(super) struct Inspection {
     pub(super) checks: Vec<Check>,
 }
 
-/// Asks, and waits until there is an answer or none can come.
+/// Asks of this host, and waits until there is an answer or none can come.
 pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Failure> {
-    let table =
-        crate::abi::exports(plugin)?.into_iter().find(|v| crate::plugin::SYMBOLS.iter().any(|(w, _)| w == v));
+    let Findings { report, softverbs, init } = match ask(plugin, limit, &[])? {
+        Ok(findings) => findings,
+        Err(what) => {
+            let checks = vec![Check::new("plugin", Level::Fail, what)];
+            return Ok(Inspection { report: None, softverbs: false, checks });
+        }
+    };
+    let mut checks = Vec::new();
+    if report.is_none() {
+        let text = "it is not this project's plugin, or an older one: it does not export mpib_doctor_v1, so only its init was tried";
+        checks.push(Check::new("plugin", Level::Warn, text));
+    }
+    checks.extend(init.map(|outcome| match outcome {
+        Ok(devices) => {
+            let text = format!("init succeeds, with {} device(s): {}", devices.len(), devices.join(", "));
+            Check::new("init", Level::Ok, text)
+        }
+        Err(failure) => Check::new("init", Level::Fail, failure.message),
+    }));
+    Ok(Inspection { report, softverbs, checks })
+}
+
+/// Asks of the routes between two hosts, by the `hello` of each one's report. The inner error is a finding.
+pub(super) fn routes(
+    plugin: &Path,
+    limit: Duration,
+    ours: &str,
+    theirs: &str,
+) -> Result<Result<Routes, String>, Failure> {
+    let folder = tempfile::tempdir().tool("make a temporary folder")?;
+    let files = ["ours", "theirs"].map(|name| folder.path().join(name));
+    for (file, text) in files.iter().zip([ours, theirs]) {
+        fs::write(file, text).tool(format!("write {}", file.display()))?;
+    }
+    ask(plugin, limit, &files)
+}
+
+/// Starts the worker, waits, and reads what it found. The inner error says what the plugin did instead of answering.
+fn ask<T: DeserializeOwned>(
+    plugin: &Path,
+    limit: Duration,
+    hosts: &[PathBuf],
+) -> Result<Result<T, String>, Failure> {
+    let known = |v: &u32| crate::plugin::SYMBOLS.iter().any(|(w, _)| w == v);
+    let table = crate::abi::exports(plugin)?.into_iter().find(known).unwrap_or(0);
     let folder = tempfile::tempdir().tool("make a temporary folder")?;
     let output = folder.path().join("findings");
     let mut command = Command::new(env::current_exe().tool("find this program's own file")?);
     command.arg(COMMAND).arg("--plugin").arg(plugin).arg("--output").arg(&output);
-    command.args(["--table", &table.unwrap_or(0).to_string()]);
+    command.args(["--table", &table.to_string()]);
+    if !hosts.is_empty() {
+        command.arg("--hosts").args(hosts);
+    }
     // What a plugin prints must not get into the text or the JSON.
     command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::piped());
     ends_with_us(&mut command);
@@ -43,44 +90,19 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     let status = wait(&mut child, limit)?;
     // What it started may hold the other end for ever.
     let said = said.recv_timeout(DRAIN).unwrap_or_default();
-    let broken = |what: String| Inspection {
-        report: None,
-        softverbs: false,
-        checks: vec![Check::new("plugin", Level::Fail, what)],
-    };
+    let words = last(&said);
     let Some(status) = status else {
-        return Ok(broken(format!(
-            "asked what it would do here, it did not answer within {limit:?}; its last words: {}",
-            last(&said)
+        return Ok(Err(format!(
+            "asked, the plugin did not answer within {limit:?}; its last words: {words}"
         )));
     };
     let findings = fs::read(&output).ok().filter(|_| status.success());
-    let findings = findings.and_then(|text| serde_json::from_slice::<Findings>(&text).ok());
-    let Some(Findings { report, softverbs, init }) = findings else {
-        return Ok(broken(match status.code() {
-            // It has said why.
-            Some(_) if !said.is_empty() => last(&said).trim_start_matches("mpib: ").to_owned(),
-            _ => format!(
-                "asked what it would do here, its process {}; its last words: {}",
-                ending(status),
-                last(&said)
-            ),
-        }));
-    };
-    let mut checks = Vec::new();
-    if report.is_none() {
-        let text = "it is not this project's plugin, or an older one: it does not export mpib_doctor_v1, so only its init was tried";
-        checks.push(Check::new("plugin", Level::Warn, text));
-    }
-    checks.extend(init.map(|outcome| match outcome {
-        Ok(devices) => Check::new(
-            "init",
-            Level::Ok,
-            format!("init succeeds, with {} device(s): {}", devices.len(), devices.join(", ")),
-        ),
-        Err(failure) => Check::new("init", Level::Fail, failure.message),
-    }));
-    Ok(Inspection { report, softverbs, checks })
+    let findings = findings.and_then(|text| serde_json::from_slice(&text).ok());
+    Ok(findings.ok_or_else(|| match status.code() {
+        // It has said why.
+        Some(_) if !said.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
+        _ => format!("asked, the plugin's process {}; its last words: {words}", ending(status)),
+    }))
 }
 
 /// The last line, for a sentence.

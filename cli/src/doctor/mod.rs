@@ -5,7 +5,9 @@
 
 mod agent;
 mod inspect;
+mod listen;
 mod loader;
+mod peer;
 mod system;
 mod text;
 pub(crate) mod worker;
@@ -19,7 +21,7 @@ use std::{
 
 use clap::Args;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure};
 use crate::plugin;
@@ -41,6 +43,18 @@ const NO_VERDICT: u8 = 3;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArgs {
+    /// Check the ways to another machine, where "mpib doctor --listen" waits, as well
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen")]
+    peer: Option<String>,
+
+    /// Wait for other machines' "mpib doctor HOST", one after the other, until this command is ended
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
+    listen: Option<String>,
+
+    /// Measure pairs of ports too that a connection would not try first
+    #[arg(long, requires = "peer")]
+    all: bool,
+
     /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
@@ -76,12 +90,16 @@ struct Document {
     nccl: Option<loader::Nccl>,
     /// In order, the plugin's own among them.
     checks: Vec<Check>,
+    /// The other machine, where one was named.
+    peer: Option<peer::Summary>,
+    /// Every pair of ports, where another machine was named.
+    routes: Vec<peer::Row>,
     /// What the plugin says of this host; its checks are in `checks`. Absent where it cannot be asked.
     report: Option<Report>,
 }
 
 /// What all checks come to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Verdict {
     #[serde(rename = "usable")]
     Usable,
@@ -111,7 +129,11 @@ impl Verdict {
 
 /// The command. Failures are printed here.
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
-    match run(args) {
+    let outcome = match &args.listen {
+        Some(address) => listen::listen(args, address),
+        None => run(args),
+    };
+    match outcome {
         Ok(verdict) => ExitCode::from(verdict.exit_code()),
         Err(failure) => {
             eprintln!("mpib: {failure}");
@@ -121,7 +143,10 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
 }
 
 fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let document = look(args)?;
+    let mut document = look(args)?;
+    if let Some(peer) = &args.peer {
+        peer::check(args, peer, &mut document)?;
+    }
     let text = if args.json {
         serde_json::to_string_pretty(&document).tool("encode the document")? + "\n"
     } else {
@@ -156,6 +181,17 @@ fn look(args: &DoctorArgs) -> Result<Document, Failure> {
         plugin: plugin.ok(),
         nccl,
         checks,
+        peer: None,
+        routes: Vec::new(),
         report,
     })
+}
+
+impl Document {
+    /// More was found.
+    fn add(&mut self, checks: Vec<Check>) {
+        self.checks.extend(checks);
+        self.verdict = Verdict::of(&self.checks);
+        self.exit_code = self.verdict.exit_code();
+    }
 }

@@ -6,9 +6,14 @@ use std::{
     io::{self, IsTerminal},
 };
 
-use nccl_net_mpib_agent_iface::doctor::{Check, Gid, Kind, Level, Link, Port, Report};
+use nccl_net_mpib_agent_iface::doctor::{
+    Check, Gid, Kind, Level, Link, Port, Report, Verdict as RouteVerdict,
+};
 
-use super::{Document, Verdict};
+use super::{
+    Document, Verdict,
+    peer::{Measured, Row},
+};
 
 /// Whether stdout is a terminal whose user has nothing against colours.
 pub(super) fn colours() -> bool {
@@ -34,6 +39,10 @@ pub(super) fn text(document: &Document, verbose: bool, colours: bool) -> String 
     for check in &document.checks {
         out += &line(check, colours);
     }
+    if let Some(peer) = &document.peer {
+        let _ = writeln!(out, "\nways to {}, checked data, GB/s", printable(&peer.host));
+        out += &rows(&document.routes);
+    }
     let count = |level| document.checks.iter().filter(|c| c.level == level).count();
     let verdict = match document.verdict {
         Verdict::Usable => "usable".to_owned(),
@@ -42,6 +51,35 @@ pub(super) fn text(document: &Document, verbose: bool, colours: bool) -> String 
     };
     let _ = writeln!(out, "\n{verdict}");
     out
+}
+
+/// A line for each pair of ports.
+pub(super) fn rows(rows: &[Row]) -> String {
+    let figure = |m: &Option<Measured>| match m {
+        None => "-".to_owned(),
+        Some(Measured { error: Some(_), .. }) => "fails".into(),
+        Some(m) => m.gigabytes_per_second.map_or("-".into(), |g| format!("{g:.3}")),
+    };
+    let row = |r: &Row| {
+        let verdict = match r.pair.verdict {
+            RouteVerdict::First => "first",
+            RouteVerdict::Later => "later",
+            RouteVerdict::Refused => "refused",
+        };
+        let failed = [&r.out, &r.back].into_iter().flatten().find_map(|m| m.error.as_ref());
+        let why = failed.unwrap_or(&r.pair.why);
+        vec![
+            printable(&r.pair.ours),
+            printable(&r.pair.theirs),
+            verdict.into(),
+            figure(&r.out),
+            figure(&r.back),
+            printable(why),
+        ]
+    };
+    let head = ["here", "there", "tried", "out", "back", "why"].map(str::to_owned).to_vec();
+    let all: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().map(row)).collect();
+    table(&all).iter().map(|line| format!("  {line}\n")).collect()
 }
 
 fn counted(n: usize, what: &str) -> String {

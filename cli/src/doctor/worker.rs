@@ -1,10 +1,14 @@
 //! The process that loads the plugin and asks it. It is started by this same program, writes what it was told into a file, and ends.
 
-use std::{fs, path::PathBuf, rc::Rc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
 
 use clap::Args;
-use nccl_net_mpib_agent_iface::doctor::{FORMAT, Level, Report};
-use serde::{Deserialize, Serialize};
+use nccl_net_mpib_agent_iface::doctor::{FORMAT, Level, Report, Routes};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::failure::{Context, Failure, Kind};
 use crate::plugin::{self, Told, watch::Watch};
@@ -23,6 +27,9 @@ pub(crate) struct WorkerArgs {
     /// Where the findings go; the plugin may print on stdout.
     #[arg(long)]
     pub(super) output: PathBuf,
+    /// Two files with what hosts say of their ports: asks for the routes between them instead.
+    #[arg(long, num_args = 2)]
+    pub(super) hosts: Vec<PathBuf>,
 }
 
 /// What was found.
@@ -39,9 +46,12 @@ pub(super) struct Findings {
 /// The worker's main.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     let watch = Rc::new(Watch::new()?);
+    if let [ours, theirs] = &args.hosts[..] {
+        return routes(args, &watch, ours, theirs);
+    }
     let report = match plugin::doctor(&args.plugin, &watch)? {
         Told::Nothing => None,
-        Told::Document(text) => Some(parse(&text)?),
+        Told::Document(text) => Some(parse::<Report>(&text)?),
     };
     let fails = |report: &Report| report.checks.iter().any(|check| check.level == Level::Fail);
     let init = (!report.as_ref().is_some_and(fails)).then(|| init(args, watch));
@@ -50,7 +60,21 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-fn parse(text: &str) -> Result<Report, Failure> {
+fn routes(args: &WorkerArgs, watch: &Watch, ours: &Path, theirs: &Path) -> Result<(), Failure> {
+    let read = |path: &Path| fs::read_to_string(path).tool(format!("read {}", path.display()));
+    let routes = match plugin::routes(&args.plugin, watch, &read(ours)?, &read(theirs)?)? {
+        Told::Nothing => {
+            let text = "the plugin does not export mpib_doctor_routes_v1: another plugin, or an older one";
+            return Err(Failure::new(Kind::Load, text));
+        }
+        Told::Document(text) => parse::<Routes>(&text)?,
+    };
+    let text = serde_json::to_string(&routes).tool("encode the routes")?;
+    fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
+}
+
+/// A document of the plugin.
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     #[derive(Deserialize)]
     struct Head {
         format: u32,

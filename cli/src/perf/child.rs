@@ -1,7 +1,7 @@
 //! Starts worker processes, and makes sure that none outlives this one.
 
 use std::{
-    env, io,
+    io,
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::process::{CommandExt, ExitStatusExt},
@@ -39,7 +39,7 @@ impl Worker {
         let (ours, theirs) = Channel::pair().tool("make a socket pair")?;
         let mut control = Channel::new(ours, "the worker")?;
         let watch = Watch::new()?;
-        let child = spawn(&theirs, &peer, watch.fd()).tool("start a worker process")?;
+        let child = spawn(&job.env, &theirs, &peer, watch.fd()).tool("start a worker process")?;
         drop((theirs, peer)); // else the worker's end would never be seen to close
         let worker = Self { child, watch, seen: (0, Instant::now()) };
         control.send(job)?;
@@ -83,11 +83,22 @@ impl Drop for Worker {
     }
 }
 
-fn spawn(control: &OwnedFd, peer: &OwnedFd, watch: &OwnedFd) -> io::Result<Child> {
+fn spawn(
+    env: &[(String, Option<String>)],
+    control: &OwnedFd,
+    peer: &OwnedFd,
+    watch: &OwnedFd,
+) -> io::Result<Child> {
     let fds = [control.as_raw_fd(), peer.as_raw_fd(), watch.as_raw_fd()];
     let parent = std::process::id();
-    let mut command = Command::new(env::current_exe()?);
+    let mut command = Command::new(std::env::current_exe()?);
     command.arg(COMMAND);
+    for (name, value) in env {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
     for (name, fd) in ["--control", "--peer", "--watch"].iter().zip(fds) {
         command.arg(name).arg(fd.to_string());
     }

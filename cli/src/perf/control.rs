@@ -23,7 +23,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(crate) struct Channel {
     // Any stream socket: read, write and the timeouts are the same calls for TCP.
     stream: UnixStream,
     /// Who is there, for messages.
@@ -32,7 +32,7 @@ pub(super) struct Channel {
 
 impl Channel {
     /// Takes a connected stream socket of any family.
-    pub(super) fn new(socket: OwnedFd, peer: &'static str) -> Result<Self, Failure> {
+    pub(crate) fn new(socket: OwnedFd, peer: &'static str) -> Result<Self, Failure> {
         let stream = UnixStream::from(socket);
         let channel = Self { stream, peer };
         channel.stream.set_nonblocking(false).map_err(|e| channel.lost(&e))?;
@@ -42,13 +42,13 @@ impl Channel {
     }
 
     /// Two connected ends.
-    pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         let (a, b) = UnixStream::pair()?;
         Ok((a.into(), b.into()))
     }
 
     /// Another descriptor of the same connection.
-    pub(super) fn share(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn share(&self) -> io::Result<OwnedFd> {
         self.stream.as_fd().try_clone_to_owned()
     }
 
@@ -61,7 +61,7 @@ impl Channel {
     }
 
     /// Sends one message.
-    pub(super) fn send<T: Serialize>(&mut self, message: &T) -> Result<(), Failure> {
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T) -> Result<(), Failure> {
         let body = serde_json::to_vec(message)
             .map_err(|e| Failure::new(Kind::Tool, format!("cannot encode a control message: {e}")))?;
         if body.len() > LARGEST_FRAME {
@@ -78,7 +78,7 @@ impl Channel {
 
     /// Waits for one message. `alive` is called now and then while nothing comes; its error ends the wait. `Ok(None)`:
     /// the other end closed the connection between two messages.
-    pub(super) fn next<T: DeserializeOwned>(
+    pub(crate) fn next<T: DeserializeOwned>(
         &mut self,
         limit: Option<Duration>,
         mut alive: impl FnMut() -> Result<(), Failure>,
@@ -115,7 +115,7 @@ impl Channel {
     }
 
     /// As [`Channel::next`], where a closed connection is a failure.
-    pub(super) fn recv<T: DeserializeOwned>(
+    pub(crate) fn recv<T: DeserializeOwned>(
         &mut self,
         limit: Duration,
         alive: impl FnMut() -> Result<(), Failure>,
@@ -124,7 +124,7 @@ impl Channel {
     }
 
     /// Whether a message, or the connection's end, is there to be read at once.
-    pub(super) fn readable(&self) -> bool {
+    pub(crate) fn readable(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
@@ -141,7 +141,13 @@ impl Channel {
             match self.stream.read(&mut buf[at..]) {
                 Ok(0) if at == 0 => return Ok(false),
                 Ok(0) => return Err(self.closed()),
-                Ok(n) => at += n,
+                Ok(n) => {
+                    at += n;
+                    // A byte now and then is no reason to wait for ever.
+                    if at < buf.len() {
+                        wait(self)?;
+                    }
+                }
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     wait(self)?
                 }

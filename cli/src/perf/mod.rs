@@ -12,6 +12,7 @@ mod flow;
 mod link;
 mod measure;
 mod pingpong;
+mod probe;
 mod remote;
 mod report;
 mod run;
@@ -31,8 +32,10 @@ use std::{
 use args::Plan;
 pub(crate) use args::{PerfArgs, one_abi, seconds};
 pub(crate) use child::ending;
-use control::Channel;
+pub(crate) use control::Channel;
 use link::Role;
+pub(crate) use probe::Probe;
+pub(crate) use remote::{bind, dial, split};
 pub(crate) use report::decimal;
 use report::{AbiReport, Report};
 use run::Run;
@@ -80,6 +83,7 @@ impl Setting {
             role,
             plan: plan.clone(),
             verbose,
+            env: Vec::new(),
         }
     }
 }

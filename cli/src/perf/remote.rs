@@ -46,7 +46,7 @@ enum Answer {
 }
 
 /// `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
-fn split(address: &str) -> Result<(&str, u16), Failure> {
+pub(crate) fn split(address: &str) -> Result<(&str, u16), Failure> {
     let bad = || {
         let text = format!(
             "{address:?} is no address; expected HOST, HOST:PORT, 10.0.0.1:{PORT} or [fd00::1]:{PORT}"
@@ -98,7 +98,7 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
     }
 }
 
-fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+pub(crate) fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     if host.is_empty() {
         // One socket for both families, or IPv4 alone where IPv6 is switched off.
         return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
@@ -178,7 +178,7 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
     channel.send(&Ask::Bye)
 }
 
-fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
+pub(crate) fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, PATIENCE) {

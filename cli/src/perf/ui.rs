@@ -18,6 +18,7 @@ use crate::plugin::{Device, logger};
 pub(super) struct Ui {
     bar: ProgressBar,
     json: bool,
+    silent: bool,
 }
 
 impl Ui {
@@ -29,7 +30,12 @@ impl Ui {
         {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self { bar, json }
+        Self { bar, json, silent: false }
+    }
+
+    /// Shows nothing at all.
+    pub(super) fn silent() -> Self {
+        Self { silent: true, ..Self::new(true) }
     }
 
     /// So many sizes are to come in all.
@@ -40,7 +46,9 @@ impl Ui {
 
     /// A line for who watches.
     pub(super) fn note(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        if !self.silent {
+            self.bar.suspend(|| eprintln!("{text}"));
+        }
     }
 
     /// A line that the plugin logged.

@@ -55,6 +55,8 @@ pub(super) struct Job {
     pub(super) plan: Plan,
     /// Log lines of this level or more severe ones: WARN is 2, INFO 3.
     pub(super) verbose: bool,
+    /// Variables of the process: set, or taken away. Applied when it starts.
+    pub(super) env: Vec<(String, Option<String>)>,
 }
 
 /// What a worker tells its parent.

@@ -1,0 +1,362 @@
+//! Two machines check each other: this is the end that leads, and what both say. Each tells the other what its plugin says of
+//! its ports; this end's plugin says which pairs there are; each pair is measured by workers of `mpib perf`, on a connection of its own.
+
+use std::{net::TcpStream, path::Path, time::Duration};
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
+use serde::{Deserialize, Serialize};
+
+use super::{DoctorArgs, Document, Verdict, inspect};
+use crate::failure::{Context, Failure, Kind};
+use crate::perf::{self, Channel, Probe};
+
+/// First word of a connection, so that others are told apart.
+pub(super) const MAGIC: &str = "mpib doctor";
+/// Changes when the messages below do. [`Opening`] and [`Reply`] stay as they are.
+pub(super) const PROTOCOL: u32 = 1;
+/// A peer answers within this, where it has nothing to do before.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// Others may be served before us.
+const QUEUE: Duration = Duration::from_secs(600);
+/// A worker that does nothing for so long has failed.
+const PROBE: Duration = Duration::from_secs(15);
+/// From the start of a measurement to its end, whatever happens: the longest that a worker is waited for, at both ends.
+pub(super) const MEASURED: Duration = Duration::from_secs(120);
+/// Most pairs that are measured.
+const MOST: usize = 64;
+
+/// The first message of every connection, in every version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Opening {
+    pub(super) magic: String,
+    pub(super) protocol: u32,
+    /// The word of the run that this connection is a measurement of; absent for a new run.
+    pub(super) join: Option<String>,
+}
+
+impl Opening {
+    pub(super) fn new(join: Option<String>) -> Self {
+        Self { magic: MAGIC.into(), protocol: PROTOCOL, join }
+    }
+}
+
+/// The answer to a new run, in every version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Reply {
+    pub(super) magic: String,
+    pub(super) protocol: u32,
+    pub(super) refused: Option<String>,
+    /// Another run goes on: an answer comes when it is over.
+    pub(super) wait: bool,
+    /// The word that joins measurements to this run.
+    pub(super) token: String,
+}
+
+/// What the leading end asks for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Ask {
+    /// Join a measurement, by these ports.
+    Probe { ours: String, theirs: String, version: u32, out: bool },
+    /// The run is over; this is what came of it.
+    Result(Vec<Row>),
+}
+
+/// What a machine says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Summary {
+    pub(super) host: String,
+    /// Version of `mpib`.
+    pub(super) mpib: String,
+    pub(super) verdict: Verdict,
+    pub(super) checks: Vec<Check>,
+    /// Versions of the plugin's tables.
+    pub(super) tables: Vec<u32>,
+    /// What its plugin tells a peer of its ports, in hexadecimal.
+    pub(super) hello: Option<String>,
+}
+
+impl Summary {
+    pub(super) fn new(document: &Document) -> Self {
+        let report = document.report.as_ref();
+        let tables = document.plugin.as_ref().and_then(|path| crate::plugin::exported_versions(path).ok());
+        Self {
+            host: report.map_or_else(|| "?".into(), |r| r.host.clone()),
+            mpib: env!("CARGO_PKG_VERSION").into(),
+            verdict: document.verdict,
+            checks: document.checks.clone(),
+            tables: tables.unwrap_or_default(),
+            hello: report.and_then(|r| r.hello.clone()),
+        }
+    }
+}
+
+/// A pair of ports and what it carried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) pair: Pair,
+    /// From here to there; absent where it was not measured.
+    pub(super) out: Option<Measured>,
+    /// From there to here.
+    pub(super) back: Option<Measured>,
+}
+
+impl Row {
+    fn error(&self) -> Option<&str> {
+        [&self.out, &self.back].into_iter().flatten().find_map(|m| m.error.as_deref())
+    }
+
+    fn works(&self) -> bool {
+        self.out.is_some() && self.back.is_some() && self.error().is_none()
+    }
+}
+
+/// One direction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// 10^9 bytes a second, each byte checked.
+    pub(super) gigabytes_per_second: Option<f64>,
+    /// Why there is none.
+    pub(super) error: Option<String>,
+}
+
+/// Variables of a worker that has this port and no other, and takes no other way than the one that is measured.
+pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
+    let set = [
+        ("NCCL_IB_HCA", Some(format!("={port}"))),
+        ("MPIB_ROUTE", Some("strict".into())),
+        ("MPIB_PROBE_TIMEOUT_MS", Some("3000".into())),
+        ("MPIB_CONNECT_TIMEOUT_MS", Some("10000".into())),
+        ("MPIB_HCA_SOUT", None),
+        ("MPIB_HCA_SUP", None),
+        ("MPIB_MODE", None),
+        ("MPIB_SUP_SHARE", None),
+        ("MPIB_STRICT", None),
+        ("MPIB_STATS", Some("0".into())),
+    ];
+    set.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+/// This machine's end of a measurement.
+pub(super) fn measure(
+    plugin: &Path,
+    version: u32,
+    port: &str,
+    sends: bool,
+    stream: TcpStream,
+) -> Result<f64, Failure> {
+    stream.set_nodelay(true).tool("set TCP_NODELAY")?;
+    let probe = Probe { plugin: plugin.to_owned(), version, env: only(port), sends, timeout: PROBE };
+    probe.run(stream.into())
+}
+
+/// The plugin's own sentence, where a failure of a call ends with one.
+fn shown(message: &str) -> &str {
+    message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
+}
+
+/// Adds to the document what the other machine and the ways to it come to.
+pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
+    let (host, port) = perf::split(address)?;
+    let connect = || {
+        perf::dial(host, port).map_err(|e| {
+            let text = format!(
+                "cannot connect to {host} port {port}: {e}; is \"mpib doctor --listen\" running there?"
+            );
+            Failure::new(Kind::Peer, text)
+        })
+    };
+    let mut channel = Channel::new(connect()?.into(), "the other machine")?;
+    channel.send(&Opening::new(None))?;
+    let token = welcomed(&mut channel, address)?;
+    let ours = Summary::new(document);
+    channel.send(&ours)?;
+    let theirs: Summary = channel.recv(MEASURED, || Ok(()))?;
+    document.add(vec![of_peer(&theirs)]);
+    let version = ours.tables.iter().copied().find(|v| theirs.tables.contains(v));
+    let pairs = match (&document.plugin, ours.hello, &theirs.hello) {
+        (Some(plugin), Some(ours), Some(theirs)) => {
+            inspect::routes(plugin, args.timeout, &ours, theirs)?.map_err(|e| vec![fail(e)])
+        }
+        _ => Err(vec![fail("a host without a device has no way to another".into())]),
+    };
+    let (mut rows, mut checks) = (Vec::new(), Vec::new());
+    match pairs {
+        Err(found) => checks = found,
+        Ok(routes) => {
+            checks.extend(routes.error.map(fail));
+            checks.extend(routes.differences.into_iter().map(|text| {
+                fail(format!("{text}: the hosts refuse each other's connections"))
+                    .remedy("set it alike on both")
+            }));
+            rows.extend(routes.pairs.into_iter().map(|pair| Row { pair, out: None, back: None }));
+            let plugin = document.plugin.as_deref();
+            if let (Some(plugin), Some(version)) = (plugin, version) {
+                let mut run = Run { channel: &mut channel, connect: &connect, token, plugin, version };
+                run.all(&mut rows, args.all)?;
+            }
+            checks.extend(judge(&rows));
+        }
+    }
+    channel.send(&Ask::Result(rows.clone()))?;
+    document.peer = Some(theirs);
+    document.routes = rows;
+    document.add(checks);
+    Ok(())
+}
+
+fn fail(text: String) -> Check {
+    Check::new("routes", Level::Fail, text)
+}
+
+/// The word of this run, once it is our turn.
+fn welcomed(channel: &mut Channel, address: &str) -> Result<String, Failure> {
+    let fail = |text: String| Err(Failure::new(Kind::Peer, text));
+    let mut limit = PATIENCE;
+    loop {
+        let reply: Reply = channel.recv(limit, || Ok(()))?;
+        if reply.magic != MAGIC {
+            return fail(format!("{address} is no \"mpib doctor --listen\""));
+        }
+        if reply.protocol != PROTOCOL {
+            let text = format!(
+                "{address} speaks protocol {}, expected {PROTOCOL}; take the same release of mpib at both ends",
+                reply.protocol
+            );
+            return fail(text);
+        }
+        match reply {
+            Reply { refused: Some(why), .. } => return fail(format!("{address} refused: {why}")),
+            Reply { wait: true, .. } => {
+                eprintln!("mpib: {address} is busy with another machine; waiting");
+                limit = QUEUE;
+            }
+            Reply { token, .. } => return Ok(token),
+        }
+    }
+}
+
+/// The other machine by itself.
+fn of_peer(peer: &Summary) -> Check {
+    let worst = peer.checks.iter().max_by_key(|c| c.level);
+    let (level, word) = match peer.verdict {
+        Verdict::Usable => (Level::Ok, "usable"),
+        Verdict::Losses => (Level::Warn, "usable with losses"),
+        Verdict::Unusable => (Level::Fail, "unusable"),
+    };
+    let why = worst.filter(|_| level != Level::Ok);
+    let why = why.map_or_else(String::new, |c| format!(": {}: {}", c.id, c.text));
+    Check::new("peer", level, format!("{} by itself is {word}{why}", peer.host))
+}
+
+/// What the measurements come to.
+fn judge(rows: &[Row]) -> Vec<Check> {
+    let first = || rows.iter().filter(|r| r.pair.verdict == RouteVerdict::First);
+    let name = |r: &Row| format!("{} to {}", r.pair.ours, r.pair.theirs);
+    let works = rows.iter().filter(|r| r.works()).count();
+    if works == 0 {
+        let text = match first().next() {
+            None => "no port of this host can be joined to one of the other: the reasons are below",
+            Some(_) => "no way to the other host works: the reasons are below",
+        };
+        return vec![fail(text.into())];
+    }
+    let failed = first().filter_map(|r| Some((name(r), r.error()?)));
+    let mut checks: Vec<Check> = failed
+        .map(|(name, why)| Check::new("routes", Level::Warn, format!("{name} does not work: {why}")))
+        .collect();
+    checks.push(Check::new("routes", Level::Ok, format!("{works} way(s) carry data out and back")));
+    checks
+}
+
+/// The measurements of a run.
+struct Run<'a, C: Fn() -> Result<TcpStream, Failure>> {
+    channel: &'a mut Channel,
+    connect: &'a C,
+    token: String,
+    plugin: &'a Path,
+    version: u32,
+}
+
+impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
+    /// Those that a connection tries first; the others where none of these works, or where all are asked for.
+    fn all(&mut self, rows: &mut [Row], all: bool) -> Result<(), Failure> {
+        for wanted in [RouteVerdict::First, RouteVerdict::Later] {
+            if wanted == RouteVerdict::Later && !all && rows.iter().any(Row::works) {
+                break;
+            }
+            for row in rows.iter_mut().filter(|r| r.pair.verdict == wanted).take(MOST) {
+                row.out = Some(self.one(&row.pair, true)?);
+                // What fails one way would take its time again.
+                if row.error().is_none() {
+                    row.back = Some(self.one(&row.pair, false)?);
+                }
+                if wanted == RouteVerdict::Later && !all && row.works() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One direction. The error is that of the run: the other machine is lost.
+    fn one(&mut self, pair: &Pair, out: bool) -> Result<Measured, Failure> {
+        let (ours, theirs) = (pair.ours.clone(), pair.theirs.clone());
+        self.channel.send(&Ask::Probe { ours, theirs, version: self.version, out })?;
+        let stream = (self.connect)()?;
+        let lent = stream.try_clone().tool("share a connection")?;
+        Channel::new(lent.into(), "the other machine")?.send(&Opening::new(Some(self.token.clone())))?;
+        let here = measure(self.plugin, self.version, &pair.ours, out, stream);
+        let there: Result<f64, Failure> = self.channel.recv(MEASURED, || Ok(()))?;
+        Ok(match (here, there) {
+            (Ok(rate), Ok(_)) => Measured { gigabytes_per_second: Some(rate), error: None },
+            (here, there) => {
+                let both = [here.err(), there.err().map(|f| f.at("there"))];
+                let cause = both.into_iter().flatten().min_by_key(|f| f.kind.rank());
+                Measured { gigabytes_per_second: None, error: cause.map(|f| shown(&f.message).to_owned()) }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(verdict: RouteVerdict, out: Option<Result<f64, &str>>) -> Row {
+        let pair =
+            Pair { ours: "a:1".into(), theirs: "b:1".into(), verdict, way: None, why: "because".into() };
+        let out = out.map(|outcome| Measured {
+            gigabytes_per_second: outcome.ok(),
+            error: outcome.err().map(str::to_owned),
+        });
+        let back = out.clone().filter(|m| m.error.is_none());
+        Row { pair, out, back }
+    }
+
+    #[test]
+    fn the_verdict_is_that_of_the_ways_that_are_tried_first() {
+        use RouteVerdict::{First, Later, Refused};
+        let good = || row(First, Some(Ok(1.0)));
+        let bad = || row(First, Some(Err("lost")));
+        for (rows, levels) in [
+            (vec![good(), row(Later, None)], &[Level::Ok][..]),
+            (vec![good(), bad(), row(Refused, None)], &[Level::Warn, Level::Ok]),
+            (vec![bad(), row(Later, Some(Ok(1.0)))], &[Level::Warn, Level::Ok]),
+            (vec![bad(), row(Later, Some(Err("lost too")))], &[Level::Fail]),
+            (vec![row(Refused, None)], &[Level::Fail]),
+            (vec![], &[Level::Fail]),
+        ] {
+            let found: Vec<_> = judge(&rows).iter().map(|c| c.level).collect();
+            assert_eq!(found, levels, "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn the_plugins_sentence_is_what_is_shown() {
+        let text =
+            "sender: the plugin's connect returned 6 (x); its last warning: NET/MPIB : connect: no rail";
+        assert_eq!(shown(text), "connect: no rail");
+        assert_eq!(shown("it died"), "it died");
+    }
+}

@@ -1,0 +1,87 @@
+//! Which port of this host reaches which of another, by the code that both ends of a connection run.
+
+use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
+
+use crate::policy::Plan;
+use crate::proto::{Hello, MAX_FRAME_BYTES, Message};
+use crate::route::{Choice, End, Ends, Route, choose, choose_roles};
+
+/// From the `hello` fields of two reports. This host is the one that connects.
+pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
+    let empty = Routes { format: FORMAT, error: None, differences: Vec::new(), pairs: Vec::new() };
+    let read =
+        |whose: &str, text| hello(text).map_err(|e| format!("what {whose} host says of its ports: {e}"));
+    match read("this", ours).and_then(|ours| Ok((ours, read("the other", theirs)?))) {
+        Ok((ours, theirs)) => {
+            let differences = ours.terms.differences(&theirs.terms);
+            Routes { differences, pairs: pairs(&ours, &theirs), ..empty }
+        }
+        Err(e) => Routes { error: Some(e), ..empty },
+    }
+}
+
+fn hello(text: &[u8]) -> Result<Hello, String> {
+    let digit = |b: &u8| char::from(*b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let (whole, rest) = text.as_chunks::<2>();
+    if !rest.is_empty() || whole.is_empty() || whole.len() > MAX_FRAME_BYTES {
+        return Err(format!("{} digits, expected an even number up to {}", text.len(), 2 * MAX_FRAME_BYTES));
+    }
+    let byte = |[high, low]: &[u8; 2]| Some(digit(high)? << 4 | digit(low)?);
+    let bytes: Option<Vec<u8>> = whole.iter().map(byte).collect();
+    match Message::decode(&bytes.ok_or("not hexadecimal")?).map_err(|e| e.to_string())? {
+        Message::Hello(hello) => Ok(hello),
+        other => Err(format!("{}, expected HELLO", other.name())),
+    }
+}
+
+fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
+    let plan = Plan::new(&ours.terms, &theirs.terms, &ours.rails, &theirs.rails);
+    let Choice { first, rest, refused, .. } = match plan {
+        Plan::Plain => choose(ours.terms.route, &ours.rails, &theirs.rails, 0),
+        _ => choose_roles(&ours.rails, &theirs.rails),
+    };
+    let end = |hello: &Hello| (hello.rails.clone(), hello.lost.clone());
+    let (a, b) = (end(ours), end(theirs));
+    let ends = Ends { connector: End { rails: &a.0, lost: &a.1 }, acceptor: End { rails: &b.0, lost: &b.1 } };
+    let pair = |c: usize, a: usize, verdict, way, why| Pair {
+        ours: ours.rails[c].name.clone(),
+        theirs: theirs.rails[a].name.clone(),
+        verdict,
+        way,
+        why,
+    };
+    let joined = |verdict: Verdict, route: &Route| {
+        let reserve = plan != Plan::Plain && !plan.joins(ours.rails[route.connector].role);
+        let (verdict, why) = match reserve {
+            true => {
+                (Verdict::Later, "kept in reserve: the hosts are of two islands, which SOUT joins".into())
+            }
+            false => (verdict, route.why().to_owned()),
+        };
+        pair(route.connector, route.acceptor, verdict, Some(route.describe(&ends)), why)
+    };
+    let first = first.iter().map(|route| joined(Verdict::First, route));
+    let rest = rest.iter().map(|route| joined(Verdict::Later, route));
+    let refused =
+        refused.iter().map(|r| pair(r.connector, r.acceptor, Verdict::Refused, None, r.why.clone()));
+    first.chain(rest).chain(refused).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_hello_is_an_error_that_says_whose() {
+        for (text, said) in [
+            (&b""[..], "0 digits"),
+            (b"abc", "3 digits"),
+            (b"zz", "not hexadecimal"),
+            (b"ff00", "what this host says of its ports: "),
+        ] {
+            let routes = routes(text, b"");
+            assert!(routes.error.as_ref().is_some_and(|e| e.contains(said)), "{routes:?}");
+            assert!(routes.pairs.is_empty());
+        }
+    }
+}
