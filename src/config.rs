@@ -194,17 +194,22 @@ settings! {
     /// Partition by its number: the first entry of each port's P_Key table with these low 15 bits. -1: `NCCL_IB_PKEY`.
     pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
         test: "a_partition_is_found_by_its_number_wherever_it_stands";
-    /// InfiniBand service level; -1: the communicator's traffic class, else 0.
+    /// InfiniBand service level; -1: the communicator's traffic class, else at a receiver the sender's level, else 0.
     sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),
-        differs: "a traffic class above 15 is no service level: 0",
+        differs: "a traffic class above 15 is no service level: 0; a receiver's own setting counts, there the sender's",
         test: "classes_are_the_settings_then_the_communicators";
-    /// RoCE traffic class; -1: the communicator's, else 0.
+    /// RoCE traffic class; -1: the communicator's, else at a receiver the sender's, else 0.
     tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::<u8>::new(0, 255),
+        differs: "a receiver's own setting counts, there the sender's",
         test: "classes_are_the_settings_then_the_communicators";
     /// RoCE traffic class of the receiver's first queue pair on each rail, which its CTS writes go on, beside the
     /// acknowledgements of that queue pair's data; -1: that of the others.
     fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255),
         test: "cts_writes_have_a_class_of_their_own";
+    /// 1: enhanced connection establishment, where both ends' adapters and verbs libraries have it: queue pairs then use what their vendor
+    /// adds to the specification, such as its congestion control.
+    ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag,
+        test: "options_that_both_ends_have_hold_on_every_queue_pair";
     /// How often a change of a queue pair that failed with ETIMEDOUT is tried again, while connect or accept waits: the kernel may
     /// just be looking for the peer's address.
     mqp_retry_cnt: u32 = 34, "NCCL_IB_MQP_RETRY_CNT", Whole::<u32>::new(0, 1000),

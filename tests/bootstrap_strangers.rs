@@ -133,7 +133,7 @@ fn another_version_is_told_both_versions() {
         stream.read_exact(&mut answer).unwrap();
         match Message::decode(&answer).unwrap() {
             Message::Refuse { reason } => {
-                assert!(reason.starts_with("the peer speaks protocol version 9, this plugin 5"), "{reason}")
+                assert!(reason.starts_with("the peer speaks protocol version 9, this plugin 6"), "{reason}")
             }
             other => panic!("{other:?}"),
         }

@@ -74,8 +74,8 @@ fn what_is_no_handle_is_refused_at_once() {
         let cases: Vec<([u8; 128], &str)> = vec![
             ([0; 128], "all zeroes"),
             (with(0, b'X'), "not an MPIB handle"),
-            (with(4, 9), "protocol version 9, this plugin speaks 5"),
-            (with(5, 1), "protocol version 261"),
+            (with(4, 9), "protocol version 9, this plugin speaks 6"),
+            (with(5, 1), "protocol version 262"),
             (
                 {
                     let mut h = with(6, 0);

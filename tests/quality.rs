@@ -66,9 +66,11 @@ fn classes_are_the_settings_then_the_communicators() {
         assert_eq!(classes(newest()), [(5, 104)]);
         common::set("NCCL_IB_SL", Some("3"));
         assert_eq!(classes(newest()), [(3, 104)]);
-        // Versions that know of no class.
+        // Versions that know of no class, and the one that tells it to the end that connects alone.
         common::set("NCCL_IB_TC", None::<&str>);
         assert_eq!(classes(table(9)), [(3, 0)]);
+        set_traffic_class(106);
+        assert_eq!(classes(table(10)), [(3, 106)]);
     });
 }
 
@@ -239,4 +241,66 @@ fn a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for() {
         assert_eq!(tries().len(), 3);
         pair.close();
     });
+}
+
+/// Options of soft0, of soft1, the setting, and what holds between them.
+const ECE: [(&str, &str, &str, Option<u32>); 5] = [
+    (",ece=0x7", ",ece=0x15", "1", Some(5)),
+    (",ece=0x7", ",ece=0x8", "1", Some(0)),
+    ("", ",ece=0x7", "1", None),
+    (",ece=0x7", "", "1", None),
+    (",ece=0x7", ",ece=0x7", "0", None),
+];
+
+/// softverbs takes options before RTR only, and tells what is left of them.
+#[test]
+fn options_that_both_ends_have_hold_on_every_queue_pair() {
+    for (case, (first, second, enable, _)) in ECE.iter().enumerate() {
+        let devices = format!("soft0:addr=10.1.0.1/24{first};soft1:addr=10.1.0.2/24{second}");
+        let case = case.to_string();
+        let env =
+            [("SOFTVERBS_DEVICES", devices.as_str()), ("NCCL_IB_ECE_ENABLE", enable), ("TEST_CASE", &case)];
+        isolated(here!(), &env, || {
+            let (_, _, _, expected) = ECE[std::env::var("TEST_CASE").unwrap().parse::<usize>().unwrap()];
+            for (from, to) in [(1, 0), (0, 1)] {
+                let pair = connect_to(from, to);
+                pair.message(5000, 5000, 1);
+                let set = softverbs::qp_attributes();
+                assert!(set.len() == 2 && set[0].device != set[1].device, "{set:?}");
+                assert!(set.iter().all(|a| a.ece == expected), "{expected:?}: {set:?}");
+                pair.close();
+            }
+            let lines: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
+            let told = lines.iter().filter(|l| l.contains("without ECE")).count();
+            let missing = std::env::var("SOFTVERBS_DEVICES").unwrap().matches("ece=").count() < 2;
+            assert_eq!(told, usize::from(missing), "once: {lines:?}");
+            assert_eq!(take_warnings(), Vec::<String>::new());
+        });
+        if common::is_child(here!()) {
+            return;
+        }
+    }
+}
+
+/// One device connects to another.
+fn connect_to(from: i32, to: i32) -> Pair {
+    let table = newest();
+    let ctx = init(table);
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, to, &mut handle);
+    assert_eq!(rc, 0);
+    let mut pair = Pair { table, send: std::ptr::null_mut(), recv: std::ptr::null_mut() };
+    until("both ends", || {
+        if pair.send.is_null() {
+            let (rc, comm) = table.connect(ctx, from, &mut handle);
+            assert_eq!(rc, 0);
+            pair.send = comm;
+        }
+        if pair.recv.is_null() {
+            pair.recv = table.accept(listen).1;
+        }
+        (!pair.send.is_null() && !pair.recv.is_null()).then_some(())
+    });
+    assert_eq!(table.close_listen(listen), 0);
+    pair
 }

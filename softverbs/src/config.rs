@@ -49,6 +49,8 @@ pub struct DeviceSpec {
     pub wire: u32,
     /// The port's P_Key table, 1 to 16 entries.
     pub pkeys: Vec<u16>,
+    /// Options of enhanced connection establishment that the device has, as bits; `None` is a device that knows nothing of it.
+    pub ece: Option<u32>,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -78,6 +80,7 @@ impl DeviceSpec {
             wire: 0,
             // Full member of the default partition.
             pkeys: vec![0xffff],
+            ece: None,
         }
     }
 

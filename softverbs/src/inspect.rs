@@ -115,6 +115,8 @@ pub struct QpAttributes {
     pub retry_cnt: u8,
     /// Retries where the receiver is not ready; 7 is without end.
     pub rnr_retry: u8,
+    /// Options of enhanced connection establishment that hold; `None` where none were set.
+    pub ece: Option<u32>,
 }
 
 /// Of each queue pair that this process has made and not destroyed.
@@ -133,6 +135,7 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
             timeout: attr.timeout,
             retry_cnt: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
+            ece: qp.agreed_ece(),
         }
     };
     process.qps.all().into_iter().map(one).collect()

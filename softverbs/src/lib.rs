@@ -10,6 +10,7 @@ mod counters;
 mod cq;
 mod cqring;
 mod device;
+mod ece;
 mod events;
 mod exec;
 mod faults;

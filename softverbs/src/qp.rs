@@ -50,6 +50,8 @@ pub(crate) struct Qp {
     offset: usize,
     /// What was set by `ibv_modify_qp`.
     pub(crate) attr: Mutex<sys::ibv_qp_attr>,
+    /// What `ibv_set_ece` asked for.
+    pub(crate) ece: Mutex<Option<u32>>,
     pub(crate) sq: Mutex<SendQueue>,
     /// Its send queue is counted in `Process::waiting`.
     pub(crate) waits: AtomicBool,
@@ -161,6 +163,7 @@ impl Qp {
             sig_all: init.sq_sig_all != 0,
             offset,
             attr: Mutex::new(attr),
+            ece: Mutex::new(None),
             sq: Mutex::new(SendQueue::new(&init.cap)),
             waits: AtomicBool::new(false),
             probe_at: AtomicU64::new(0),

@@ -12,6 +12,8 @@ use rdma_sys as sys;
 use crate::border::{self, Errno};
 use crate::device::{Context, Device};
 
+pub(crate) use device::VENDOR_ID;
+
 /// Puts the extended entries of this module into a new context.
 pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
     verbs.query_port = Some(port::query_port);

@@ -105,7 +105,6 @@ others! {
     "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
     "NCCL_IB_DEVICE_PCI_ORDER" ["0"] note: "devices keep the order in which the verbs library lists them";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
-    "NCCL_IB_ECE_ENABLE" ["0"] note: "queue pairs are set up without ECE";
     "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
     "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";

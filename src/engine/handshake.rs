@@ -126,7 +126,11 @@ impl Handshake {
             (Stage::Hello, Message::Hello(hello)) => self.met(hello)?,
             (Stage::Wiring(rounds, half), Message::Wiring(wiring)) => {
                 let (name, theirs) = (self.peer(), &rounds.theirs().rails);
+                let ours = half.message(self.role, &self.settings)?;
                 let joined = half.join(self.role, &self.settings, &self.offers, theirs, &name, &wiring)?;
+                if self.role == Role::Receiver {
+                    self.send(&Message::Wiring(joined.answer(ours)))?;
+                }
                 self.send(&Message::Ready)?;
                 self.expect("READY");
                 self.stage = Stage::Ready(rounds, joined);
@@ -167,13 +171,15 @@ impl Handshake {
         self.wire(rounds)
     }
 
-    /// Makes the queue pairs of a round's routes and tells the peer.
+    /// Makes the queue pairs of a round's routes. The connector tells its own; the acceptor has joined its own by when it answers.
     fn wire(&mut self, rounds: Rounds) -> Result<()> {
         // From here on each stripe is a route of its own.
         let stripes = |r: &Route| vec![(*r, rounds.stripes(r).turns); rounds.stripes(r).stripes];
         let stripes: Vec<_> = rounds.now().iter().flat_map(stripes).collect();
         let half = Half::new(self.role, &self.settings, &self.offers, &stripes)?;
-        self.send(&Message::Wiring(half.message(self.role)))?;
+        if self.role == Role::Sender {
+            self.send(&Message::Wiring(half.message(self.role, &self.settings)?))?;
+        }
         self.expect("WIRING");
         self.stage = Stage::Wiring(rounds, half);
         Ok(())

@@ -47,9 +47,9 @@ impl Settings {
         Self { config, comm_traffic_class, queue_depth: u32::MAX }
     }
 
-    /// Traffic class of RoCE packets.
-    fn traffic_class(&self) -> u8 {
-        self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok()).unwrap_or(0)
+    /// Traffic class of RoCE packets, where the settings or the communicator say one.
+    fn traffic_class(&self) -> Option<u8> {
+        self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok())
     }
 
     /// How long queue pairs wait, for their peers and for the kernel.
@@ -64,10 +64,10 @@ impl Settings {
         Timing { timeout: config.timeout, retries: config.retry_cnt, again }
     }
 
-    /// InfiniBand service level, 0 to 15.
-    fn service_level(&self) -> u8 {
+    /// InfiniBand service level, 0 to 15, likewise.
+    fn service_level(&self) -> Option<u8> {
         let comm = || u8::try_from(self.comm_traffic_class?).ok().filter(|sl| *sl < 16);
-        self.config.sl.or_else(comm).unwrap_or(0)
+        self.config.sl.or_else(comm)
     }
 }
 

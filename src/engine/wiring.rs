@@ -1,6 +1,6 @@
 //! Queues and memory of one end: made, told to the peer, joined to the peer's.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use super::core::RemoteMemory;
 use super::flush::FLUSHES;
@@ -11,8 +11,8 @@ use super::{Role, Settings, recv, send};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo, RouteWiring,
-    SLOTS, Wiring,
+    Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
+    RouteWiring, SLOTS, Wiring,
 };
 use crate::route::Route;
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
@@ -57,6 +57,18 @@ pub(super) struct Joined {
     pub(super) remote: RemoteMemory,
     /// Bytes of payload in a full packet of each route.
     pub(super) mtus: [u32; MAX_RAILS],
+    /// Of each route the ECE options that hold on our queue pairs.
+    eces: Vec<Option<Ece>>,
+}
+
+impl Joined {
+    /// An acceptor's message, whole.
+    pub(super) fn answer(&self, mut wiring: Wiring) -> Wiring {
+        for (route, ece) in wiring.routes.iter_mut().zip(&self.eces) {
+            route.ece = *ece;
+        }
+        wiring
+    }
 }
 
 impl Half {
@@ -83,16 +95,22 @@ impl Half {
         Ok(Self { routes: halves, region: Region::new(&pds, bytes / 8)? })
     }
 
-    /// What the peer must know.
-    pub(super) fn message(&self, role: Role) -> Wiring {
+    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Joined::answer`].
+    pub(super) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
-        let route = |r: &HalfRoute| RouteWiring {
-            local_rail: r.ours as u8,
-            remote_rail: r.theirs as u8,
-            qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
+        let route = |r: &HalfRoute| {
+            let ece = if role == Role::Sender { r.ece(settings)? } else { None };
+            Ok(RouteWiring {
+                local_rail: r.ours as u8,
+                remote_rail: r.theirs as u8,
+                qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
+                service_level: settings.service_level().unwrap_or(0),
+                traffic_class: settings.traffic_class().unwrap_or(0),
+                ece,
+            })
         };
         let memory = Memory { addr: self.region.addr(0) as u64, len: written_bytes(role), rkeys };
-        Wiring { routes: self.routes.iter().map(route).collect(), memory }
+        Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 
     /// Joins our queue pairs to the peer's.
@@ -122,7 +140,7 @@ impl Half {
         }
         let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
         let mut mtus = [0; MAX_RAILS];
-        let mut rails = Vec::with_capacity(self.routes.len());
+        let (mut rails, mut eces) = (Vec::with_capacity(self.routes.len()), Vec::new());
         for (i, (half, theirs)) in self.routes.into_iter().zip(&wiring.routes).enumerate() {
             let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
             if pair != (half.ours, half.theirs) {
@@ -136,9 +154,14 @@ impl Half {
             remote.rkeys[i] = keys[i];
             let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
             mtus[i] = Mtu::from_raw(path_mtu(offer, rail).into()).map_or(0, Mtu::bytes);
-            rails.push(half.connect(role, settings, offer, rail, name, &theirs.qps));
+            let (rail, ece) = match half.connect(role, settings, offer, rail, name, theirs) {
+                Ok((rail, ece)) => (Ok(rail), ece),
+                Err(e) => (Err(e), None),
+            };
+            rails.push(rail);
+            eces.push(ece);
         }
-        Ok(Joined { rails, region: self.region, remote, mtus })
+        Ok(Joined { rails, region: self.region, remote, mtus, eces })
     }
 }
 
@@ -245,6 +268,21 @@ impl HalfRoute {
         Ok(Self { ours, theirs, addrs, qps, receives, flush, cq })
     }
 
+    /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
+    fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
+        static TOLD: Once = Once::new();
+        let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
+        let ece = qp.ece()?;
+        if ece.is_none() {
+            TOLD.call_once(|| {
+                let device = self.cq.context().name();
+                tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
+            });
+        }
+        Ok(ece)
+    }
+
+    /// The rail, and the ECE options that hold on it.
     fn connect(
         self,
         role: Role,
@@ -252,8 +290,8 @@ impl HalfRoute {
         offer: &Offer,
         peer: &RailInfo,
         name: &str,
-        theirs: &[QpWiring],
-    ) -> Result<Rail> {
+        theirs: &RouteWiring,
+    ) -> Result<(Rail, Option<Ece>)> {
         let (gid, peer_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
         let roce = offer.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
@@ -261,6 +299,11 @@ impl HalfRoute {
         let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
         let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
         let pkey_index = offer.nic.pkey_index(&settings.config)?;
+        // The connector knows the communicator's class in every version, the acceptor not.
+        let asked = match role {
+            Role::Sender => (0, 0),
+            Role::Receiver => (theirs.service_level, theirs.traffic_class),
+        };
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index,
@@ -268,24 +311,32 @@ impl HalfRoute {
             mtu: path_mtu(offer, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
-            service_level: settings.service_level(),
-            traffic_class: settings.traffic_class(),
+            service_level: settings.service_level().unwrap_or(asked.0),
+            traffic_class: settings.traffic_class().unwrap_or(asked.1),
             qpn: theirs.qpn,
             peer_psn: theirs.psn,
             psn,
             access: Access::Write,
+            ece: None,
         };
+        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
+        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
+        let mut agreed = None;
         let timing = settings.timing();
         // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
         let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && roce);
         let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
-            let mut path = path(psn, theirs);
+            let mut path = Path { ece, ..path(psn, theirs) };
             if let (0, Some(class)) = (i, cts_class) {
                 path.traffic_class = class;
             }
-            Ok(Lane::new(qp.connect(&path, timing)?, theirs.qpn))
+            let qp = qp.connect(&path, timing)?;
+            if i == 0 && ece.is_some() {
+                agreed = qp.ece()?;
+            }
+            Ok(Lane::new(qp, theirs.qpn))
         };
-        let lanes = self.qps.into_iter().zip(theirs).enumerate().map(lane).collect::<Result<_>>()?;
+        let lanes = self.qps.into_iter().zip(&theirs.qps).enumerate().map(lane).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = QpWiring { qpn: qp.number(), psn: 0 };
             let path = Path {
@@ -310,6 +361,6 @@ impl HalfRoute {
             Names { local_gid: gid.raw, remote_gid: peer_gid, gid_kind: gid.kind, peer: name.to_owned() };
         let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
         let speeds = (offer.port.speed, peer.speed_mbps);
-        Ok(Rail { lanes, flush, receives, cq, nic, role: offer.role, speeds, names })
+        Ok((Rail { lanes, flush, receives, cq, nic, role: offer.role, speeds, names }, agreed))
     }
 }

@@ -47,11 +47,18 @@ fn rail_addrs() -> impl Strategy<Value = Vec<RailAddr>> {
 fn wiring() -> impl Strategy<Value = Wiring> {
     let qp = (0u32..1 << 24, 0u32..1 << 24).prop_map(|(qpn, psn)| QpWiring { qpn, psn });
     let qps = prop_oneof![prop::collection::vec(qp.clone(), 0..4), prop::collection::vec(qp, 126..=128)];
-    let route = (0u8..32, 0u8..32, qps).prop_map(|(local_rail, remote_rail, qps)| RouteWiring {
-        local_rail,
-        remote_rail,
-        qps,
-    });
+    let ece = prop::option::of(any::<(u32, u32, u32)>())
+        .prop_map(|ece| ece.map(|(vendor_id, options, comp_mask)| Ece { vendor_id, options, comp_mask }));
+    let route = (0u8..32, 0u8..32, qps, 0u8..16, any::<u8>(), ece).prop_map(
+        |(local_rail, remote_rail, qps, service_level, traffic_class, ece)| RouteWiring {
+            local_rail,
+            remote_rail,
+            qps,
+            service_level,
+            traffic_class,
+            ece,
+        },
+    );
     (
         prop::collection::vec(route, 0..=8),
         any::<u64>(),
@@ -154,7 +161,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 5, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 6, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -164,7 +171,7 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 5"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 6"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type, prefix and token: pid, "node7", the terms, the turn, one rail, its name of six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
@@ -213,8 +220,12 @@ fn refusals_name_the_field() {
 fn wiring_is_bounded() {
     let qps = vec![QpWiring { qpn: 0, psn: 0 }];
     let memory = Memory { addr: 1, len: 2, rkeys: vec![3] };
-    let wiring = Wiring { routes: vec![RouteWiring { local_rail: 0, remote_rail: 1, qps }], memory };
+    let route =
+        RouteWiring { local_rail: 0, remote_rail: 1, qps, service_level: 0, traffic_class: 0, ece: None };
+    let wiring = Wiring { routes: vec![route], memory };
     let message = Message::Wiring(wiring.clone());
+    assert!(matches!(with(&message, 13, 16), Err(DecodeError::Range { what: "service level", .. })));
+    assert!(matches!(with(&message, 15, 2), Err(DecodeError::Range { what: "ECE", .. })));
     assert!(matches!(with(&message, 2, 32), Err(DecodeError::Range { what: "rail", .. })));
     assert!(matches!(with(&message, 3, 32), Err(DecodeError::Range { what: "rail", .. })));
     assert!(matches!(
@@ -251,7 +262,9 @@ fn text_is_cut_when_sent_and_cleaned_when_read() {
 #[test]
 fn the_largest_message_fits_a_frame() {
     let qps = vec![QpWiring { qpn: 0, psn: 0 }; 128];
-    let routes = vec![RouteWiring { local_rail: 0, remote_rail: 0, qps }; 8];
+    let ece = Some(Ece { vendor_id: 0, options: 0, comp_mask: 0 });
+    let route = RouteWiring { local_rail: 0, remote_rail: 0, qps, service_level: 0, traffic_class: 0, ece };
+    let routes = vec![route; 8];
     let wiring = Message::Wiring(Wiring { routes, memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] } });
     let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
     let mut hello = hello();
@@ -282,7 +295,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 5, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 6, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

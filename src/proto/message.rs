@@ -55,6 +55,24 @@ pub struct RouteWiring {
     pub remote_rail: u8,
     /// Both ends list them in the same order.
     pub qps: Vec<QpWiring>,
+    /// Service level of the sender of this message.
+    pub service_level: u8,
+    /// Its traffic class.
+    pub traffic_class: u8,
+    /// Connector: what its device has. Acceptor: what is left of that on its own. `None`: none is set.
+    pub ece: Option<Ece>,
+}
+
+/// `struct ibv_ece`: options of enhanced connection establishment, which only the vendor's adapters understand.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ece {
+    /// Whose options they are.
+    pub vendor_id: u32,
+    /// The options.
+    pub options: u32,
+    /// 0 so far.
+    pub comp_mask: u32,
 }
 
 /// One end of a queue pair.
@@ -165,7 +183,12 @@ impl Wiring {
             out.list(&route.qps, MAX_QPS, "queue pairs", |out, qp| {
                 out.u32(qp.qpn).u32(qp.psn);
                 Ok(())
-            })
+            })?;
+            out.u8(route.service_level).u8(route.traffic_class).u8(route.ece.is_some().into());
+            if let Some(ece) = route.ece {
+                out.u32(ece.vendor_id).u32(ece.options).u32(ece.comp_mask);
+            }
+            Ok(())
         })?;
         out.u64(self.memory.addr).u64(self.memory.len);
         out.list(&self.memory.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
@@ -185,6 +208,16 @@ impl Wiring {
                         psn: bits24(from, "packet sequence number")?,
                     })
                 })?,
+                service_level: from.below(16, "service level", "0 to 15")?,
+                traffic_class: from.u8("traffic class")?,
+                ece: match from.below(2, "ECE", "0 or 1")? {
+                    0 => None,
+                    _ => Some(Ece {
+                        vendor_id: from.u32("ECE vendor")?,
+                        options: from.u32("ECE options")?,
+                        comp_mask: from.u32("ECE mask")?,
+                    }),
+                },
             })
         })?;
         let memory = Memory {

@@ -25,7 +25,7 @@ pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{GidKind, Hello, LinkLayer, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo};
 pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation};
-pub use message::{Memory, Message, QpWiring, RouteWiring, Wiring};
+pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
@@ -40,7 +40,7 @@ pub const MAX_RAILS: usize = 8;
 /// Most receives that share a slot; the CTS entry and the completion record have room for these.
 pub const MAX_RECVS: usize = 8;
 /// Says which rules both ends follow. Ends of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// First bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes that only those know who were given the handle.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
+use crate::proto::Ece;
 
-use super::{Chain, Cq, Pd, Srq, gone, non_null, zero};
+use super::{Chain, Cq, Pd, Srq, gone, non_null, shim, zero};
 
 /// Created, not yet told its peer.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub struct Path {
     pub psn: u32,
     /// What the peer may do.
     pub access: Access,
+    /// What the peer said of enhanced connection establishment, where it is used.
+    pub ece: Option<Ece>,
 }
 
 /// How long a queue pair waits for its peer.
@@ -185,6 +188,11 @@ impl Qp<Fresh> {
             mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
         self.modify("INIT", &mut init, what.0, path, timing.again)?;
 
+        if let Some(ece) = path.ece {
+            // SAFETY: live QP.
+            let rc = unsafe { shim::set_ece(self.raw.qp.as_ptr(), ece) };
+            zero("ibv_set_ece", rc, || self.describe("RTR", path))?;
+        }
         let mut rtr = zeroed();
         rtr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
         rtr.path_mtu = path.mtu.into();
@@ -267,6 +275,18 @@ impl Qp<Fresh> {
 }
 
 impl<S> Qp<S> {
+    /// Options of enhanced connection establishment: those that the device has, after `connect` those that hold. `None` where the
+    /// device or the library knows nothing of it.
+    pub fn ece(&self) -> Result<Option<Ece>> {
+        // SAFETY: live QP.
+        let (rc, ece) = unsafe { shim::query_ece(self.raw.qp.as_ptr()) };
+        if rc == libc::EOPNOTSUPP {
+            return Ok(None);
+        }
+        zero("ibv_query_ece", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.number))?;
+        Ok(Some(ece))
+    }
+
     /// Its number.
     pub fn number(&self) -> u32 {
         self.number

@@ -9,6 +9,7 @@ use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
 
 use super::event::{About, AsyncEvent, Element, element};
+use crate::proto::Ece;
 
 /// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
@@ -182,6 +183,48 @@ pub(super) unsafe fn reg_mr(
         }
         // SAFETY: live PD.
         _ => ("ibv_reg_mr", unsafe { sys::ibv_reg_mr(pd, data, len, access as c_int) }),
+    }
+}
+
+/// `ibv_query_ece` and `ibv_set_ece` (IBVERBS_1.10) have one type.
+type EceCall = unsafe extern "C" fn(*mut sys::ibv_qp, *mut Ece) -> c_int;
+
+/// Both, where the library has them.
+fn ece_calls() -> Option<(EceCall, EceCall)> {
+    static ENTRIES: OnceLock<Option<(EceCall, EceCall)>> = OnceLock::new();
+    *ENTRIES.get_or_init(|| {
+        let entry = |name| {
+            let f = optional(name);
+            // SAFETY: a non-null symbol of either name is a function of this type (verbs.h).
+            (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, EceCall>(f) })
+        };
+        Some((entry(c"ibv_query_ece")?, entry(c"ibv_set_ece")?))
+    })
+}
+
+/// `ibv_query_ece`; EOPNOTSUPP where the library is older.
+///
+/// # Safety
+/// `qp` is alive.
+pub(super) unsafe fn query_ece(qp: *mut sys::ibv_qp) -> (c_int, Ece) {
+    let mut ece = Ece { vendor_id: 0, options: 0, comp_mask: 0 };
+    let rc = match ece_calls() {
+        // SAFETY: live QP, writable struct.
+        Some((query, _)) => unsafe { query(qp, &raw mut ece) },
+        None => libc::EOPNOTSUPP,
+    };
+    (rc, ece)
+}
+
+/// `ibv_set_ece`; EOPNOTSUPP where the library is older.
+///
+/// # Safety
+/// `qp` is alive.
+pub(super) unsafe fn set_ece(qp: *mut sys::ibv_qp, mut ece: Ece) -> c_int {
+    match ece_calls() {
+        // SAFETY: live QP, readable struct.
+        Some((_, set)) => unsafe { set(qp, &raw mut ece) },
+        None => libc::EOPNOTSUPP,
     }
 }
 

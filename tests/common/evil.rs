@@ -125,6 +125,9 @@ impl Evil {
             local_rail: i as u8,
             remote_rail: i as u8,
             qps: qps.iter().map(|qp| QpWiring { qpn: qp.number(), psn: 0 }).collect(),
+            service_level: 0,
+            traffic_class: 0,
+            ece: None,
         };
         let rkeys = region.mrs().iter().map(|mr| mr.rkey()).collect();
         let mut wiring = Wiring {
@@ -155,6 +158,7 @@ impl Evil {
                 peer_psn: theirs.psn,
                 psn: 0,
                 access: Access::Write,
+                ece: None,
             };
             let timing = Timing { timeout: 14, retries: 7, again: Again::default() };
             let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();

@@ -6,7 +6,7 @@ use super::{ConfigError, DeviceSpec, LinkLayer, quantity};
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -50,6 +50,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
+        "ece" => spec.ece = Some(hex(value).ok_or("expected options such as 0x7")?),
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
             spec.link_layer = match value {
@@ -59,16 +60,22 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             }
         }
         _ => {
-            return Err("expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey"
-                .to_owned());
+            return Err(
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece"
+                    .to_owned(),
+            );
         }
     }
     Ok(())
 }
 
 fn pkey(text: &str) -> Result<u16, String> {
-    let key = text.trim().strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok());
+    let key = hex(text.trim()).and_then(|key| key.try_into().ok());
     key.ok_or_else(|| format!("found {text:?}, expected a P_Key such as 0x8001"))
+}
+
+fn hex(text: &str) -> Option<u32> {
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::limits;
 
 /// Not a maker's number: tools that know real devices by theirs must not take us for one.
-const VENDOR_ID: u32 = 0xFF_FFFF;
+pub(crate) const VENDOR_ID: u32 = 0xFF_FFFF;
 /// Likewise.
 const VENDOR_PART_ID: u32 = 0x5356;
 /// Any page size from 4 KiB.
