@@ -108,7 +108,7 @@ impl Nic {
     /// Where in the table a GID is now. The error is a reason to do without it.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
         let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
-        let gids = gids(self.pd.context(), &port);
+        let gids = self.pd.context().gids(&port);
         let found = gids.iter().filter(|g| (g.raw, g.kind) == (gid.raw, gid.kind));
         // The same address may be there for several interfaces.
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
@@ -163,14 +163,8 @@ fn usable(context: &Context, number: u8, wanted: &Wanted) -> Result<(Port, Vec<G
         return Err(Trouble::Inactive);
     }
     port.speed = wanted.speed.unwrap_or(port.speed);
-    let gids = gid::candidates(&gids(context, &port), port.link, wanted).map_err(Trouble::Fault)?;
+    let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))
-}
-
-/// The used entries of the port's table.
-fn gids(context: &Context, port: &Port) -> Vec<Gid> {
-    let indices = 0..u8::try_from(port.gids).unwrap_or(u8::MAX);
-    indices.filter_map(|i| context.gid(port.number, i)).collect()
 }
 
 /// One warning for what the user asked for and does not get, or an error where that is not wanted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::gid::{self, Wanted};
 use super::plan::{self, Found, Trouble};
-use super::{Device, build, gids, usable};
+use super::{Device, build, usable};
 use crate::config::Config;
 use crate::error::Result;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Port};
@@ -88,7 +88,7 @@ pub fn survey(config: &Config) -> Result<Survey> {
         let state = context.and_then(|context| context.port(found.port).ok());
         let wanted = Wanted::new(config, &found.hca, found.port);
         let judged = |(context, port): (&Arc<Context>, &Port)| {
-            let table = gids(context, port);
+            let table = context.gids(port);
             let verdicts = gid::verdicts(&table, port.link, &wanted);
             table.into_iter().zip(verdicts).collect()
         };

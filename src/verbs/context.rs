@@ -84,6 +84,18 @@ pub struct Gid {
 }
 
 impl Gid {
+    /// `None` where the entry is empty, or too far behind for an address handle.
+    fn of(entry: shim::GidEntry) -> Option<Self> {
+        let kind = match entry.kind {
+            shim::GidType::Plain => GidKind::Ib,
+            shim::GidType::RoceV1 => GidKind::RoceV1,
+            shim::GidType::RoceV2 => GidKind::RoceV2,
+        };
+        let index = u8::try_from(entry.index).ok()?;
+        let gid = Self { index, raw: entry.raw, kind, interface: entry.interface };
+        gid.is_set().then_some(gid)
+    }
+
     /// The address that the bytes spell; an IPv4 address only where all 12 bytes before it say so.
     pub fn addr(&self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.raw);
@@ -220,18 +232,24 @@ impl Context {
         })
     }
 
-    /// One GID; `None` where the entry cannot be read or is empty.
-    pub fn gid(&self, port: u8, index: u8) -> Option<Gid> {
+    /// The used entries of a port's GID table, in its order. Each connection asks anew, so this is one call where the
+    /// library has it: tables have hundreds of entries, most of them empty.
+    pub fn gids(&self, port: &Port) -> Vec<Gid> {
+        // The call is about all ports; devices have one or two, with tables of one length.
+        let room = 2 * port.gids as usize;
         // SAFETY: open context.
-        let (raw, kind, interface) =
-            unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port, index.into()) }.ok()?;
-        let kind = match kind {
-            shim::GidType::Plain => GidKind::Ib,
-            shim::GidType::RoceV1 => GidKind::RoceV1,
-            shim::GidType::RoceV2 => GidKind::RoceV2,
-        };
-        let gid = Gid { index, raw, kind, interface };
-        gid.is_set().then_some(gid)
+        let all = unsafe { shim::gid_table(self.raw.as_ptr(), room) };
+        let all = all.unwrap_or_else(|| self.gids_one_by_one(port));
+        let ours = all.into_iter().filter(|entry| entry.port == u32::from(port.number));
+        ours.filter_map(Gid::of).collect()
+    }
+
+    fn gids_one_by_one(&self, port: &Port) -> Vec<shim::GidEntry> {
+        // The index in an address handle is a byte.
+        let indices = (0..=u8::MAX).take(port.gids as usize);
+        // SAFETY: open context.
+        let entry = |i| unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port.number, i) };
+        indices.filter_map(entry).collect()
     }
 
     /// `ibv_query_pkey`, in host byte order; the top bit tells full members.
@@ -339,6 +357,25 @@ mod tests {
         ] {
             assert_eq!(gid(text).unusable(), why, "{text}");
         }
+    }
+
+    #[test]
+    fn one_call_gives_what_entry_by_entry_gives() {
+        let devices = open_all().unwrap();
+        let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
+        let port = context.port(1).unwrap();
+        let place = |entry: &shim::GidEntry| (entry.index, entry.raw);
+        // SAFETY: open context.
+        let all = unsafe { shim::gid_table(context.as_ptr(), 1 << 16) }.unwrap();
+        let each = context.gids_one_by_one(&port);
+        let used: Vec<_> = each.iter().filter(|entry| entry.raw != [0; 16]).collect();
+        assert_eq!(
+            all.iter().map(place).collect::<Vec<_>>(),
+            used.into_iter().map(place).collect::<Vec<_>>()
+        );
+        // SAFETY: as above.
+        let short = unsafe { shim::gid_table(context.as_ptr(), all.len() - 1) };
+        assert!(short.is_none(), "more than there is room for");
     }
 
     #[test]

@@ -84,12 +84,56 @@ pub(super) unsafe fn query_port(
     }
 }
 
-/// `_ibv_query_gid_ex` (IBVERBS_1.11), which rdma-sys's allow-list misses.
-type QueryGidEx =
-    unsafe extern "C" fn(*mut sys::ibv_context, u32, u32, *mut sys::ibv_gid_entry, u32, usize) -> c_int;
+/// `_ibv_query_gid_table` (IBVERBS_1.11), which rdma-sys's allow-list misses.
+type QueryGidTable =
+    unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_gid_entry, usize, u32, usize) -> isize;
 
-/// One entry of the GID table, its type, and the index of its network interface (0: unknown): `ibv_query_gid_ex` where
-/// the library has it, else `ibv_query_gid`, and the kernel's `gid_attrs` beside the device in sysfs.
+/// An entry of a GID table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GidEntry {
+    pub(super) port: u32,
+    pub(super) index: u32,
+    pub(super) raw: [u8; 16],
+    pub(super) kind: GidType,
+    /// Index of the network interface; 0 where nobody told.
+    pub(super) interface: u32,
+}
+
+/// The used entries of all ports by one call; `None` where the library has no `ibv_query_gid_table`, or it fails, as it does
+/// where there are more than `room`.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn gid_table(context: *mut sys::ibv_context, room: usize) -> Option<Vec<GidEntry>> {
+    static TABLE: OnceLock<Option<QueryGidTable>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        let f = optional(c"_ibv_query_gid_table");
+        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, QueryGidTable>(f) })
+    });
+    // The kernel's interface has the length of an answer in 16 bits.
+    let room = room.min(usize::from(u16::MAX) / size_of::<sys::ibv_gid_entry>());
+    let mut entries = Vec::<sys::ibv_gid_entry>::with_capacity(room);
+    // SAFETY: live context, and room for so many entries of the size that is told.
+    let n = unsafe { (*table)?(context, entries.as_mut_ptr(), room, 0, size_of::<sys::ibv_gid_entry>()) };
+    let n = usize::try_from(n).ok().filter(|n| *n <= room)?;
+    // SAFETY: the capacity is `room`, and so many entries were written.
+    unsafe { entries.set_len(n) };
+    let entry = |entry: sys::ibv_gid_entry| {
+        let kind = match entry.gid_type {
+            GID_TYPE_ROCE_V1 => GidType::RoceV1,
+            GID_TYPE_ROCE_V2 => GidType::RoceV2,
+            _ => GidType::Plain,
+        };
+        // SAFETY: both views of the union are plain bytes.
+        let raw = unsafe { entry.gid.raw };
+        GidEntry { port: entry.port_num, index: entry.gid_index, raw, kind, interface: entry.ndev_ifindex }
+    };
+    Some(entries.into_iter().map(entry).collect())
+}
+
+/// One entry, which may be empty, for libraries without [`gid_table`]: `ibv_query_gid`, and the kernel's `gid_attrs` beside
+/// the device in sysfs.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
@@ -97,49 +141,24 @@ pub(super) unsafe fn query_gid(
     context: *mut sys::ibv_context,
     ibdev_path: &str,
     port: u8,
-    index: u32,
-) -> Result<([u8; 16], GidType, u32), c_int> {
-    static ENTRY: OnceLock<Option<QueryGidEx>> = OnceLock::new();
-    let entry = ENTRY.get_or_init(|| {
-        let f = optional(c"_ibv_query_gid_ex");
-        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
-        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, QueryGidEx>(f) })
-    });
-    if let Some(f) = entry {
-        let mut out = MaybeUninit::<sys::ibv_gid_entry>::zeroed();
-        // SAFETY: live context, and a zeroed entry of the size that is told.
-        let rc =
-            unsafe { f(context, port.into(), index, out.as_mut_ptr(), 0, size_of::<sys::ibv_gid_entry>()) };
-        // Old kernels lack the ioctl behind it; the two sources below still work there.
-        if rc == 0 {
-            // SAFETY: zeroed, then written; integers only.
-            let out = unsafe { out.assume_init() };
-            // SAFETY: both views of the union are plain bytes.
-            let raw = unsafe { out.gid.raw };
-            let kind = match out.gid_type {
-                GID_TYPE_ROCE_V1 => GidType::RoceV1,
-                GID_TYPE_ROCE_V2 => GidType::RoceV2,
-                _ => GidType::Plain,
-            };
-            return Ok((raw, kind, out.ndev_ifindex));
-        }
-    }
+    index: u8,
+) -> Option<GidEntry> {
     let mut gid = sys::ibv_gid { raw: [0; 16] };
     // SAFETY: live context and a writable GID.
-    let rc = unsafe { sys::ibv_query_gid(context, port, index as c_int, &raw mut gid) };
+    let rc = unsafe { sys::ibv_query_gid(context, port, index.into(), &raw mut gid) };
     if rc != 0 {
-        return Err(rc);
+        return None;
     }
+    // SAFETY: both views of the union are plain bytes.
+    let raw = unsafe { gid.raw };
     let told = |what| std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/{what}/{index}"));
     let kind = match told("types") {
         Ok(text) if text.trim() == "RoCE v2" => GidType::RoceV2,
         Ok(text) if text.trim() == "IB/RoCE v1" => GidType::RoceV1,
         _ => GidType::Plain,
     };
-    // SAFETY: both views of the union are plain bytes.
-    let raw = unsafe { gid.raw };
-    let interface = told("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok());
-    Ok((raw, kind, interface.unwrap_or(0)))
+    let interface = told("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok()).unwrap_or(0);
+    Some(GidEntry { port: port.into(), index: index.into(), raw, kind, interface })
 }
 
 /// `ibv_reg_mr_iova2` (IBVERBS_1.8): the only entry that takes optional access bits.

@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_ex(
 }
 
 /// `ibv_query_gid_table(3)`: how many entries were written, or a negative errno; `-EINVAL` where there is too
-/// little room for all.
+/// little room for all, or more than the kernel's interface can tell, which has its bytes in 16 bits.
 ///
 /// # Safety
 /// `context` is open, `to` writable for `max` entries of `size` bytes.
@@ -117,7 +117,8 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
         let table = gidtable::of_ours(device);
         let used = (0..).zip(table).filter_map(|(index, gid)| Some((index, gid?)));
         let used: Vec<_> = used.collect();
-        if flags != 0 || to.is_null() || short || max < used.len() {
+        let long = max.saturating_mul(size) > usize::from(u16::MAX);
+        if flags != 0 || to.is_null() || short || long || max < used.len() {
             return Err(Errno(libc::EINVAL));
         }
         for (index, gid) in used {

@@ -60,6 +60,11 @@ fn the_gid_table_is_that_of_a_roce_nic() {
     // SAFETY: an open context has a device.
     let guid = unsafe { sys::ibv_get_device_guid((*open.0).device) };
     assert_eq!(raw(0)[8..], guid.to_ne_bytes());
+    // The kernel's interface cannot tell of so much room.
+    let mut many: Vec<sys::ibv_gid_entry> = std::iter::repeat_with(zeroed).take(2048).collect();
+    // SAFETY: an open context and an array of 2048.
+    let n = unsafe { _ibv_query_gid_table(open.0, many.as_mut_ptr(), 2048, 0, size) };
+    assert_eq!(n, -isize::try_from(libc::EINVAL).unwrap());
     // One entry less is too little room.
     // SAFETY: as above.
     let n = unsafe { _ibv_query_gid_table(open.0, entries.as_mut_ptr(), 3, 0, size) };
