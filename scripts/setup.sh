@@ -46,6 +46,7 @@ missing() {
     command -v zstd >/dev/null || echo "zstd            packs their file system"
     command -v xz >/dev/null || echo "xz-utils        unpacks kernel modules"
     command -v modprobe >/dev/null || echo "kmod            finds kernel modules"
+    python3 -m pip --version >/dev/null 2>&1 || echo "python3-pip     fetches NCCL's library"
 }
 
 as_root() {

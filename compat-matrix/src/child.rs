@@ -20,7 +20,7 @@ use std::{
 use crate::{
     failure::{Context, Failure, Kind, Result},
     script::{Account, Job, Role},
-    stage::Stage,
+    stage::Scratch,
 };
 
 /// The hidden command of this program.
@@ -68,7 +68,7 @@ impl Ending {
 
 /// Runs one process, or two that are each other's peer.
 pub(crate) struct Runner<'a> {
-    pub(crate) stage: &'a Stage,
+    pub(crate) scratch: &'a Scratch,
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) deadline: Duration,
 }
@@ -79,6 +79,14 @@ impl Runner<'_> {
         wait(&mut running, self.deadline);
         let [running] = running;
         Ok(running.ending(self.deadline))
+    }
+
+    /// One end of a pair, whose other end has the other end of this stream connection.
+    pub(crate) fn end(&self, job: &Job, role: Role, peer: OwnedFd) -> Result<Account> {
+        let mut running = [self.start(job, Some((role, peer)))?];
+        wait(&mut running, self.deadline);
+        let [running] = running;
+        running.ending(self.deadline).account()
     }
 
     /// The same job on both ends; the accounts of the sender and of the receiver.
@@ -106,8 +114,8 @@ impl Runner<'_> {
     }
 
     fn start(&self, job: &Job, peer: Option<(Role, OwnedFd)>) -> Result<Running> {
-        let scratch = |name| self.stage.scratch(name);
-        let (input, output, errors) = (scratch("job"), scratch("account"), scratch("stderr"));
+        let file = |name| self.scratch.file(name);
+        let (input, output, errors) = (file("job"), file("account"), file("stderr"));
         let fd = peer.as_ref().map(|(_, fd)| fd.as_raw_fd());
         let job = Job { peer: peer.as_ref().map(|(role, fd)| (*role, fd.as_raw_fd())), ..job.clone() };
         let text = serde_json::to_vec(&job).cannot("write a job")?;

@@ -1,8 +1,9 @@
 //! Data from one process to another through a core's table, from listen to the last close, every byte checked.
 
 use std::{
+    fs::File,
     io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
+    os::fd::OwnedFd,
     thread,
 };
 
@@ -27,7 +28,7 @@ const NO_SIZES: Sizes = [0; 64];
 /// The other process. Messages are lines of JSON.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<File>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,8 +42,9 @@ enum Message {
 }
 
 impl Peer {
-    pub(crate) fn new(stream: UnixStream) -> Self {
-        Self { stream: BufReader::new(stream) }
+    /// Over any stream socket that is connected.
+    pub(crate) fn new(stream: OwnedFd) -> Self {
+        Self { stream: BufReader::new(stream.into()) }
     }
 
     fn say(&mut self, message: &Message) -> Result<()> {

@@ -6,6 +6,7 @@ mod compare;
 mod core;
 mod dwarf;
 mod elf;
+mod end;
 mod exchange;
 mod facts;
 mod failure;
@@ -43,6 +44,15 @@ enum Command {
     },
     /// Run real collectives on a GPU, where there is one.
     Gpu(gpu::GpuArgs),
+    /// Fetch a library where it is not there yet, write what "end" needs to know of it, and print its path.
+    Facts {
+        /// The file to write.
+        file: PathBuf,
+        /// A release of matrix.toml; the newest if none is named.
+        release: Option<String>,
+    },
+    /// One end of an exchange between two machines, each with the release's core, as in check "traffic"; the environment is passed on.
+    End(end::EndArgs),
     /// Loads one core; started by "run".
     #[command(name = child::COMMAND, hide = true)]
     Worker {
@@ -78,6 +88,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Gpu(args) => gpu::main(&args),
+        Command::Facts { file, release } => end::facts(&file, release.as_ref()),
+        Command::End(args) => end::main(&args),
         Command::Worker { job, account } => worker::main(&job, &account).map(|()| ExitCode::SUCCESS),
         Command::Drop { releases } => remove(&releases),
         Command::Fetch { releases } => fetch(&releases),
@@ -86,6 +98,7 @@ fn main() -> ExitCode {
         eprintln!("compat-matrix: {failure}");
         ExitCode::from(match failure.kind {
             failure::Kind::Usage => 2,
+            failure::Kind::Missing => 3,
             _ => 1,
         })
     })

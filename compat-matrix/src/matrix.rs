@@ -95,6 +95,15 @@ impl Matrix {
         let wanted = |r: &&Release| versions.is_empty() || versions.contains(&r.version);
         Ok(self.releases.iter().filter(wanted).cloned().collect())
     }
+
+    /// The release of this version; the newest where none is named.
+    pub(crate) fn one(&self, version: Option<&String>) -> Result<Release> {
+        let release = match version {
+            Some(version) => self.choose(std::slice::from_ref(version))?.pop(),
+            None => self.releases.last().cloned(),
+        };
+        release.ok_or_else(|| Failure::tool("matrix.toml has no release"))
+    }
 }
 
 impl Release {

@@ -68,7 +68,7 @@ impl Plan {
 }
 
 /// Which end of an exchange.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum Role {
     Sender,
     Receiver,

@@ -35,10 +35,30 @@ pub(crate) enum Folder {
     Only(Vec<u32>),
 }
 
+/// A temporary folder, removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Scratch(TempDir);
+
+impl Scratch {
+    pub(crate) fn new() -> Result<Self> {
+        tempfile::tempdir().cannot("make a temporary folder").map(Self)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A file of its own for one process.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        self.path().join(format!("{name}-{}", NEXT.fetch_add(1, Relaxed)))
+    }
+}
+
 /// Temporary, and removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    home: TempDir,
+    pub(crate) home: Scratch,
     plugin: PathBuf,
     softverbs: PathBuf,
 }
@@ -54,15 +74,9 @@ impl Stage {
         let plugin = built(OURS)?;
         let softverbs = built("softverbs/libibverbs.so.1")?;
         let softverbs = softverbs.parent().map(Path::to_owned).unwrap_or_default();
-        let home = tempfile::tempdir().cannot("make a temporary folder")?;
+        let home = Scratch::new()?;
         fs::write(home.path().join("nccl.conf"), "").cannot("write an empty nccl.conf")?;
         Ok(Self { home, plugin, softverbs })
-    }
-
-    /// A file of its own for one process.
-    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        self.home.path().join(format!("{name}-{}", NEXT.fetch_add(1, Relaxed)))
     }
 
     /// The path of a folder, which is made when it is first asked for.
@@ -102,7 +116,7 @@ impl Stage {
         let [sout, sup] = RAILS;
         let devices = format!("{sout}:addr=192.168.200.1/24;{sup}:addr=192.168.201.1/24");
         let path = |path: &Path| path.display().to_string();
-        let log = self.scratch("nccl-log");
+        let log = self.home.file("nccl-log");
         let set = [
             ("PATH", env::var("PATH").unwrap_or_default()),
             ("HOME", path(self.home.path())),

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::{fd::FromRawFd, unix::net::UnixStream},
+    os::fd::{FromRawFd, OwnedFd},
     path::Path,
     rc::Rc,
 };
@@ -41,7 +41,7 @@ fn run(job: &Job, told: &mut Account) -> Result<()> {
         comms: Vec::new(),
         peer: job.peer.map(|(role, fd)| {
             // SAFETY: the parent opened it for this process, and nothing else here uses it.
-            (role, Peer::new(unsafe { UnixStream::from_raw_fd(fd) }))
+            (role, Peer::new(unsafe { OwnedFd::from_raw_fd(fd) }))
         }),
     };
     told.version = worker.core.version()?;

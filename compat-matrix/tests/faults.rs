@@ -189,3 +189,71 @@ fn unknown_releases_and_checks_are_named() {
     let (code, said) = place.run(&[RELEASE, "--checks", "speed"]);
     assert_eq!((code, said.contains("no check \"speed\"; there are layout,")), (2, true), "{said}");
 }
+
+impl Place {
+    /// What "end" is given: the library, and what "facts" wrote of it.
+    fn facts(&self) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_compat-matrix"));
+        command.arg("facts").arg(self.dir.path().join("facts")).arg(RELEASE);
+        command.env("XDG_CACHE_HOME", self.dir.path().join("cache"));
+        command.env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", self.dir.path());
+        command.env("PIP_CONFIG_FILE", "/dev/null").stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Both ends, on two rails of one softverbs fabric: exit code and what was printed, the sender's first.
+    fn ends(&self, host: u8) -> [(i32, String); 2] {
+        let Output { status, stdout, stderr } = self.facts();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+        let library = String::from_utf8(stdout).unwrap();
+        let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build").canonicalize().unwrap();
+        let [_, _, a, b] = std::process::id().to_be_bytes();
+        let ends = ["sender", "receiver"].map(|role| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_compat-matrix"));
+            // An address of this process and test alone.
+            command.args(["end", role, &format!("127.{a}.{b}.{host}:5556")]);
+            command.args(["--library", library.trim(), "--facts"]).arg(self.dir.path().join("facts"));
+            command.env("LD_LIBRARY_PATH", format!("{0}:{0}/softverbs", build.display()));
+            command.env("SOFTVERBS_FABRIC", format!("end-{}-{host}", std::process::id()));
+            command.env("SOFTVERBS_DEVICES", "sout:addr=10.1.0.1/24;sup:addr=10.2.0.1/24");
+            command.envs([("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup"), ("NCCL_NET_PLUGIN", "mpib")]);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        });
+        ends.map(|end| {
+            let Output { status, stdout, stderr } = end.wait_with_output().unwrap();
+            let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+            (status.code().unwrap(), text)
+        })
+    }
+}
+
+#[test]
+fn two_ends_that_share_nothing_but_a_connection_move_data_through_the_core() {
+    let [sender, receiver] = Place::new("NONE").ends(1);
+    assert_eq!(sender.0, 0, "{} {}", sender.1, receiver.1);
+    assert!(sender.1.starts_with("NCCL 2.18.3: v6, called in place; "), "{}", sender.1);
+    assert!(sender.1.ends_with(" bytes\n"), "{}", sender.1);
+    assert_eq!(sender, receiver);
+}
+
+#[test]
+fn each_end_finds_a_table_that_is_not_the_plugins() {
+    for (code, said) in Place::new("COPY").ends(2) {
+        assert_eq!((code, said.contains("calls another table in its place")), (1, true), "{said}");
+    }
+}
+
+#[test]
+fn an_end_finds_a_wrong_byte_and_the_other_one_ends_too() {
+    let [sender, receiver] = Place::new("CORRUPT").ends(3);
+    assert_eq!((receiver.0, receiver.1.contains("arrived at byte 0")), (1, true), "{}", receiver.1);
+    assert_eq!((sender.0, sender.1.contains("lost the other process")), (1, true), "{}", sender.1);
+}
+
+#[test]
+fn facts_of_a_library_that_cannot_be_had_are_told_by_the_exit_code() {
+    let place = Place::new("NONE");
+    fs::remove_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
+    let Output { status, stderr, .. } = place.facts();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!((status.code(), said.contains("NCCL 2.18.3")), (Some(3), true), "{said}");
+}

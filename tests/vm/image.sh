@@ -18,12 +18,16 @@ say() { echo "vm: $*" >&2; }
 # What the guests are made of: when this changes, so does the image.
 key=$(cat tests/vm/image.sh | sha256sum | cut -c 1-16)
 done_file=$cache/made-$key
+mkdir -p "$cache/debs"
+# One at a time: others wait for it.
+exec 9>"$cache/lock"
+flock 9
 if [ -f "$done_file" ]; then
     echo "$cache"
     exit 0
 fi
 rm -rf "$cache"/{made-*,root,tree}
-mkdir -p "$cache/debs" "$cache/root" "$cache/tree"
+mkdir -p "$cache/root" "$cache/tree"
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
@@ -47,19 +51,28 @@ kernel_packages() {
     return 0
 }
 
-if ! kernel=$(kernel_packages); then
+# Downloads what is not there yet. Into a folder of their own first, so that no half of a package stays.
+download() {
+    local kernel package fetch=()
+    kernel=$(kernel_packages) || return 1
+    for package in $kernel "${packages[@]}"; do
+        compgen -G "$cache/debs/${package}_*.deb" >/dev/null || fetch+=("$package")
+    done
+    [ ${#fetch[@]} -gt 0 ] || return 0
+    say "fetching ${fetch[*]}"
+    rm -rf "$cache/new"
+    mkdir "$cache/new"
+    # As this user: apt's own may not write here.
+    (cd "$cache/new" && apt-get -o APT::Sandbox::User= download "${fetch[@]}" >&2) || return 1
+    mv "$cache"/new/*.deb "$cache/debs/"
+    rmdir "$cache/new"
+}
+
+if ! download; then
+    # There are none, or they name packages that are no longer there.
     say "fetching the lists of packages"
     as_root apt-get update >&2
-    kernel=$(kernel_packages)
-fi
-fetch=()
-for package in $kernel "${packages[@]}"; do
-    compgen -G "$cache/debs/${package}_*.deb" >/dev/null || fetch+=("$package")
-done
-if [ ${#fetch[@]} -gt 0 ]; then
-    say "fetching ${fetch[*]}"
-    # As this user: apt's own may not write here.
-    (cd "$cache/debs" && apt-get -o APT::Sandbox::User= download "${fetch[@]}" >&2)
+    download
 fi
 say "unpacking"
 for deb in "$cache"/debs/*.deb; do dpkg -x "$deb" "$cache/root"; done
@@ -95,7 +108,7 @@ for program in "${programs[@]}"; do copy "$program"; done
 for provider in "$root/$libs"/libibverbs/librxe-*.so; do copy "${provider#"$root/"}"; done
 # What our own programs need beside those, and the loader.
 cp -L /lib64/ld-linux-x86-64.so.2 "$tree/lib64/"
-cp -n -L -t "$tree/$libs" "/$libs"/lib{c,m,gcc_s,dl,rt,pthread}.so.*
+cp -n -L -t "$tree/$libs" "/$libs"/lib{c,m,gcc_s,stdc++,dl,rt,pthread}.so.*
 
 # In the order in which they must be loaded, unpacked, numbered.
 depmod -b "$root/usr" "$version"

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Boots two guests with two rails between them and runs the checks there. usage: run.sh long|short|shell [CHECK…]
-# Set VM_LIMIT for another limit than 900 seconds.
+# Set VM_LIMIT for another limit than 1800 seconds: only what hangs takes so long.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 mode=${1:?usage: $0 long|short|shell [CHECK...]}
 shift
 export LIBCLANG_PATH=${LIBCLANG_PATH:-$(scripts/libclang.sh)}
-cargo build --release -p vm-checks
+target=${CARGO_TARGET_DIR:-target}/release
+# In one go: what they share is built once.
+cargo build --release -p vm-checks -p compat-matrix
 cache=$(tests/vm/image.sh)
 logs=build/vm
-limit=${VM_LIMIT:-900}
+limit=${VM_LIMIT:-1800}
 work=$(mktemp -d)
 guests=()
+# NCCL's library on this machine, where the checks need it.
+library=
 
 say() { echo "vm: $*" >&2; }
 
@@ -41,7 +45,13 @@ pack() {
     mkdir -p "$tree/usr/bin" "$tree/$libs"
     install -m 755 tests/vm/init "$tree/init"
     cp build/libnccl-net-mpib.so "$tree/$libs/"
-    cp build/mpib "${CARGO_TARGET_DIR:-target}/release/vm-checks" "$tree/usr/bin/"
+    # Where mpib looks for it.
+    ln -s x86_64-linux-gnu/libnccl-net-mpib.so "$tree/usr/lib/"
+    cp build/mpib "$target/vm-checks" "$tree/usr/bin/"
+    if [ -n "$library" ]; then
+        cp "$target/compat-matrix" "$tree/usr/bin/"
+        cp "$work/facts" "$tree/nccl-facts"
+    fi
     echo "$1" >"$tree/job-1"
     echo "$2" >"$tree/job-2"
     (cd "$tree" && find . -print0 | cpio --quiet -0 -o -H newc -R 0:0) | cat - "$cache/base.cpio.zst" >"$work/initramfs"
@@ -55,6 +65,7 @@ guest() {
         options+=(-netdev "dgram,id=w$wire,local.type=unix,local.path=$work/w$wire-$host,remote.type=unix,remote.path=$work/w$wire-$((3 - host))"
             -device "virtio-net-pci,netdev=w$wire,mac=52:54:00:00:0$wire:0$host,host_mtu=4200,romfile=")
     done
+    [ -z "$library" ] || options+=(-virtfs "local,path=${library%/*},mount_tag=nccl,security_model=none,readonly=on")
     # The signal at the parent's death goes down the chain: this script, timeout, QEMU.
     exec setpriv --pdeathsig KILL timeout --foreground -s KILL "$seconds" setpriv --pdeathsig KILL \
         qemu-system-x86_64 -nodefaults -nographic -no-reboot -M q35 -accel "$accel" -cpu max -smp 1 -m 768 \
@@ -66,41 +77,55 @@ guest() {
 # KVM where one of our guests really boots on it, which not every /dev/kvm means; else emulation. Tried once for each
 # boot of this machine.
 accelerator() {
-    local known=$cache/accelerator boot
+    local known=$cache/accelerator boot found=tcg,thread=multi
     boot=$(cat /proc/sys/kernel/random/boot_id)
     if [ "$(head -n 1 "$known" 2>/dev/null)" != "$boot" ]; then
-        echo "$boot" >"$known"
         if [ -w /dev/kvm ]; then
             say "trying KVM"
             pack 'echo booted >/dev/ttyS1' ''
             (guest 1 20 kvm "file:$work/console-kvm") 2>/dev/null || true
         fi
-        if grep -qs booted "$work/out-1"; then echo kvm; else echo tcg,thread=multi; fi >>"$known"
+        if grep -qs booted "$work/out-1"; then found=kvm; fi
+        printf '%s\n' "$boot" "$found" >"$known"
         rm -f "$work/out-1"
     fi
     tail -n 1 "$known"
 }
 
 accel=$(accelerator)
-say "two guests with accelerator ${accel%,*}, for at most $limit s"
+say "two guests with accelerator ${accel%,*}"
 if [ "$mode" = shell ]; then
     say "this is host1; host2 is 10.1.0.2 and 10.2.0.2. The plugin is on the library path. \"exit\" ends both"
     pack 'meet; setsid cttyhack bash' 'meet; vm-checks follow'
-    (guest 2 "$limit" "$accel" "file:$work/console-2") &
+    (guest 2 86400 "$accel" "file:$work/console-2") &
     guests+=($!)
-    (guest 1 86400 "$accel" mon:stdio)
+    (guest 1 86400 "$accel" mon:stdio) <&0 &
+    guests+=($!)
+    wait $!
     exit 0
 fi
-form=
-[ "$mode" = long ] || form=--short
-pack "meet; vm-checks lead --other 192.168.100.2 --plugin /usr/lib/x86_64-linux-gnu/libnccl-net-mpib.so $form $* >/dev/ttyS1; echo \"exit \$?\" >/dev/ttyS1" \
-    'vm-checks follow'
+options=("$@")
+[ "$mode" = long ] || options+=(--short)
+mount=:
+# Much too large for the image: the guests read it where it lies.
+if [ "$mode" = long ] && { [ $# = 0 ] || [[ " $* " = *" nccl-loader "* ]]; }; then
+    if library=$("$target/compat-matrix" facts "$work/facts"); then
+        mount='mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 nccl /mnt'
+        options+=(--nccl "/mnt/${library##*/}" --nccl-facts /nccl-facts)
+    elif [ $? != 3 ]; then
+        exit 1
+    fi
+fi
+pack "$mount; meet; vm-checks lead --other 192.168.100.2 --plugin /usr/lib/x86_64-linux-gnu/libnccl-net-mpib.so ${options[*]} >/dev/ttyS1; echo \"exit \$?\" >/dev/ttyS1" \
+    "$mount; vm-checks follow"
 for host in 1 2; do
     (guest "$host" "$limit" "$accel" "file:$work/console-$host") &
     guests+=($!)
 done
 until [ -e "$work/out-1" ]; do sleep 0.1; done
-tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | sed -u 's/\r$//; /^exit /d'
+# Here and above in the background: bash obeys a signal once a command that it waits for has ended, but "wait" ends at once.
+tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | sed -u 's/\r$//; /^exit /d' &
+wait $!
 status=$(sed -n 's/^exit \([0-9]*\).*/\1/p' "$work/out-1")
 if [ -z "$status" ]; then
     say "the checks did not come to their end"

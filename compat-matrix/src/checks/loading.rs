@@ -1,9 +1,10 @@
 //! Which table a release takes, and what it reads through it.
 
-use super::{Bench, OURS, versions};
+use super::{Bench, OURS, all_ours, versions};
 use crate::{
     failure::{Failure, Result},
-    script::{Step, Told},
+    matrix::Release,
+    script::{Account, Step, Told},
     stage::Folder,
 };
 
@@ -31,13 +32,18 @@ pub(super) fn lookup(bench: &Bench<'_>) -> Result<String> {
 /// With the whole plugin: which table is taken, and whether the core calls it as it is.
 pub(super) fn table(bench: &Bench<'_>) -> Result<String> {
     let account = bench.account(&Folder::Whole, &[], vec![Step::Open, Step::Close(0)])?;
-    bench.all_ours(&account)?;
+    in_place(bench.release, &account)
+}
+
+/// Whether the core took the newest table that it knows, and calls that one and no wrapper.
+pub(crate) fn in_place(release: &Release, account: &Account) -> Result<String> {
+    all_ours(account)?;
     let tables = account.tables();
     let Some((version, address)) = tables.iter().find(|(_, address)| *address != 0) else {
         return Err(Failure::wrong("found no table of the plugin"));
     };
-    if *version != bench.release.table {
-        return Err(Failure::wrong(format!("took v{version}; matrix.toml says v{}", bench.release.table)));
+    if *version != release.table {
+        return Err(Failure::wrong(format!("took v{version}; matrix.toml says v{}", release.table)));
     }
     match account.told.first() {
         Some(Told::Opened { table, .. }) if table == address => Ok(format!("v{version}, called in place")),
@@ -48,7 +54,7 @@ pub(super) fn table(bench: &Bench<'_>) -> Result<String> {
 /// The devices as the core reads them.
 pub(super) fn devices(bench: &Bench<'_>) -> Result<String> {
     let account = bench.account(&Folder::Whole, &[], vec![Step::Open, Step::Describe(0), Step::Close(0)])?;
-    bench.all_ours(&account)?;
+    all_ours(&account)?;
     let Some(Told::Described(devices)) = account.told.get(1) else {
         return Err(Failure::tool(format!("no devices were told: {:?}", account.told)));
     };

@@ -1,7 +1,7 @@
 //! What is asked of each release. A check gives one line that says what was seen, or the failure.
 
 mod life;
-mod loading;
+pub(crate) mod loading;
 mod names;
 mod traffic;
 mod vnics;
@@ -81,7 +81,7 @@ impl<'a> Bench<'a> {
                 None => environment.remove(*name),
             };
         }
-        Ok(Runner { stage: self.stage, environment, deadline: self.deadline })
+        Ok(Runner { scratch: &self.stage.home, environment, deadline: self.deadline })
     }
 
     /// One process, however it ends.
@@ -103,26 +103,26 @@ impl<'a> Bench<'a> {
     fn pair(&self, folder: &Folder, steps: Vec<Step>) -> Result<[Account; 2]> {
         let accounts = self.runner(folder, &[])?.pair(&self.job(steps))?;
         for account in &accounts {
-            self.all_ours(account)?;
+            all_ours(account)?;
         }
         Ok(accounts)
     }
+}
 
-    /// Whether every communicator was given this plugin.
-    fn all_ours(&self, account: &Account) -> Result<()> {
-        for (index, (called, net)) in account.opened().into_iter().enumerate() {
-            if let Some((function, code)) = called.iter().find(|(_, code)| *code != 0) {
-                return Err(Failure::wrong(format!("communicator {index}: {function} returned {code}")));
-            }
-            if net != Some(OURS) {
-                return Err(Failure::wrong(format!(
-                    "communicator {index} was given {}",
-                    net.unwrap_or("nothing")
-                )));
-            }
+/// Whether every communicator was given this plugin.
+fn all_ours(account: &Account) -> Result<()> {
+    for (index, (called, net)) in account.opened().into_iter().enumerate() {
+        if let Some((function, code)) = called.iter().find(|(_, code)| *code != 0) {
+            return Err(Failure::wrong(format!("communicator {index}: {function} returned {code}")));
         }
-        Ok(())
+        if net != Some(OURS) {
+            return Err(Failure::wrong(format!(
+                "communicator {index} was given {}",
+                net.unwrap_or("nothing")
+            )));
+        }
     }
+    Ok(())
 }
 
 /// The plugin's name in its tables.
@@ -134,7 +134,7 @@ fn versions(all: &[u32]) -> String {
 }
 
 /// A communicator's life with one exchange.
-fn with_exchange(plan: Plan) -> Vec<Step> {
+pub(crate) fn with_exchange(plan: Plan) -> Vec<Step> {
     vec![Step::Open, Step::Exchange(0, plan), Step::Close(0)]
 }
 

@@ -1,6 +1,6 @@
 //! How the plugin is asked for by name.
 
-use super::{Bench, OURS};
+use super::{Bench, OURS, all_ours};
 use crate::{
     failure::{Failure, Result},
     matrix::{NameRule, Release},
@@ -12,7 +12,7 @@ use crate::{
 pub(super) fn net(bench: &Bench<'_>) -> Result<String> {
     for name in ["MPIB", "mpib"] {
         let account = bench.account(&Folder::Whole, &[("NCCL_NET", Some(name))], vec![Step::Open])?;
-        bench.all_ours(&account)?;
+        all_ours(&account)?;
     }
     let socket = bench.account(&Folder::Whole, &[("NCCL_NET", Some("Socket"))], vec![Step::Open])?;
     if let Some((_, net)) = socket.opened().first()

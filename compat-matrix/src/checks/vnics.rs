@@ -1,6 +1,6 @@
 //! Virtual devices: made, read and used through the core's own table, as the core makes them for its topology.
 
-use super::{Bench, OURS, versions};
+use super::{Bench, OURS, all_ours, versions};
 use crate::{
     failure::{Failure, Result},
     script::{Account, Plan, Step, Told},
@@ -52,7 +52,7 @@ fn one(bench: &Bench<'_>, version: u32) -> Result<()> {
     ];
     let accounts = bench.runner(&Folder::Only(vec![version]), PLAIN)?.pair(&bench.job(steps))?;
     for account in &accounts {
-        bench.all_ours(account)?;
+        all_ours(account)?;
         described(account, made)?;
     }
     let tally = accounts[0].told.iter().find_map(|told| match told {

@@ -44,11 +44,7 @@ pub(crate) fn main(args: &GpuArgs) -> Result<ExitCode> {
         Err(failure) => return none(&failure.message),
     }
     let matrix = Matrix::read()?;
-    let release = match &args.release {
-        Some(version) => matrix.choose(std::slice::from_ref(version))?.pop(),
-        None => matrix.releases.last().cloned(),
-    };
-    let release = release.ok_or_else(|| Failure::tool("matrix.toml has no release"))?;
+    let release = matrix.one(args.release.as_ref())?;
     let library = Cache::of_user(&matrix.package)?.fetch(&release)?;
     let stage = Stage::set(&args.build)?;
     let (facts, _) = facts::read(&library, &release)?;
@@ -100,7 +96,8 @@ fn collectives(stage: &Stage, job: &Job, net: &str, deadline: Duration) -> Resul
         *ours += &format!(":{path}");
     }
     let at = |e: Failure| Failure { message: format!("NCCL_NET={net}: {}", e.message), ..e };
-    let [first, _]: [Account; 2] = Runner { stage, environment, deadline }.pair(job).map_err(at)?;
+    let [first, _]: [Account; 2] =
+        Runner { scratch: &stage.home, environment, deadline }.pair(job).map_err(at)?;
     let collected = first.told.into_iter().find_map(|told| match told {
         Told::Collected(collected) => Some(collected),
         _ => None,

@@ -12,7 +12,7 @@ use crate::follow::PORT;
 pub(crate) type Outcome<T = String> = Result<T, String>;
 
 /// Far more than anything takes; only what hangs waits for it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// Where commands run.
 #[derive(Debug, Clone)]

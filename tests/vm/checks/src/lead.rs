@@ -19,6 +19,12 @@ pub(crate) struct Args {
     /// The plugin's file.
     #[arg(long)]
     plugin: PathBuf,
+    /// NCCL's libnccl.so.2 on both hosts.
+    #[arg(long, requires = "nccl_facts")]
+    nccl: Option<PathBuf>,
+    /// What "compat-matrix facts" wrote of it, on both hosts.
+    #[arg(long, requires = "nccl")]
+    nccl_facts: Option<PathBuf>,
     /// Only the most telling checks.
     #[arg(long)]
     short: bool,
@@ -36,7 +42,7 @@ fn cut(detail: &str) -> String {
     text
 }
 
-/// One line per check; 0 when all that ran are good.
+/// One line per check; 0 when all are good and none was left out.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let start = Instant::now();
     for name in &args.names {
@@ -46,14 +52,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    let world = match World::new(args.world, args.other, args.plugin.clone()) {
+    let mut world = match World::new(args.world, args.other, args.plugin.clone()) {
         Ok(world) => world,
         Err(e) => {
             eprintln!("{e}");
             return ExitCode::FAILURE;
         }
     };
-    let (mut good, mut bad) = (0, Vec::new());
+    world.nccl = args.nccl.clone().zip(args.nccl_facts.clone());
+    let (mut good, mut bad, mut left_out) = (0, Vec::new(), Vec::new());
     for check in LIST {
         let wanted = match args.names.as_slice() {
             [] => !args.short || check.short,
@@ -61,6 +68,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         };
         let here = check.place == Where::Both || args.world == Kind::Kernel;
         if !wanted || !here {
+            continue;
+        }
+        if let Some(why) = (check.lacks)(&world) {
+            left_out.push(check.name);
+            println!("NOT RUN       {:<24} {why}", check.name);
             continue;
         }
         eprintln!("== {}", check.name);
@@ -81,11 +93,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    match bad.as_slice() {
-        [] => println!("{good} checks, all good, {seconds:.0} s"),
-        bad => {
-            println!("{} checks, {} failed: {}; {seconds:.0} s", good + bad.len(), bad.len(), bad.join(", "))
+    let all = good > 0 && bad.is_empty() && left_out.is_empty();
+    let mut said = format!("{} checks", good + bad.len() + left_out.len());
+    for (names, what) in [(&bad, "failed"), (&left_out, "not run")] {
+        if !names.is_empty() {
+            said += &format!(", {} {what}: {}", names.len(), names.join(" "));
         }
     }
-    if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{said}{}, {seconds:.0} s", if all { ", all good" } else { "" });
+    if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

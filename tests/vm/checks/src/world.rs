@@ -23,6 +23,8 @@ pub(crate) struct World {
     hosts: [Host; 2],
     plugin: PathBuf,
     exe: PathBuf,
+    /// NCCL's library on each host, and what compat-matrix knows of it.
+    pub(crate) nccl: Option<(PathBuf, PathBuf)>,
 }
 
 /// A process with the plugin in it.
@@ -37,7 +39,15 @@ pub(crate) struct Worker {
 impl World {
     pub(crate) fn new(kind: Kind, other: Option<Ipv4Addr>, plugin: PathBuf) -> Outcome<Self> {
         let exe = std::env::current_exe().map_err(|e| format!("our own path: {e}"))?;
-        Ok(Self { kind, hosts: [Host::Here, other.map_or(Host::Here, Host::There)], plugin, exe })
+        Ok(Self { kind, hosts: [Host::Here, other.map_or(Host::Here, Host::There)], plugin, exe, nccl: None })
+    }
+
+    /// Where the other host is reached over the control network.
+    pub(crate) fn other(&self) -> Ipv4Addr {
+        match self.hosts[1] {
+            Host::Here => Ipv4Addr::LOCALHOST,
+            Host::There(address) => address,
+        }
     }
 
     /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`, and
@@ -50,15 +60,23 @@ impl World {
         self.hosts[host].sh(&format!("{set}; {command}")).map_err(|e| format!("host{}: {e}", host + 1))
     }
 
-    /// A program of ours on a host.
+    /// This program on a host.
     pub(crate) fn start(&self, host: usize, name: &str, env: &[(&str, &str)], args: &str) -> Outcome<Talk> {
-        let mut command = String::from("exec env");
-        for (name, value) in self.base(host).iter().map(|(n, v)| (*n, v.as_str())).chain(env.iter().copied())
-        {
-            command += &format!(" '{name}={value}'");
-        }
-        command += &format!(" '{}' {args}", self.exe.display());
+        let command = format!("exec {} '{}' {args}", self.env(host, env), self.exe.display());
         self.hosts[host].start(&format!("{name} of host{}", host + 1), &command)
+    }
+
+    /// compat-matrix on a host, to its end; what it printed.
+    pub(crate) fn compat_matrix(&self, host: usize, env: &[(&str, &str)], args: &str) -> Outcome {
+        let program = self.exe.with_file_name("compat-matrix");
+        self.sh(host, &format!("{} '{}' {args}", self.env(host, env), program.display()))
+    }
+
+    /// The command that sets what every worker has, and `env`.
+    fn env(&self, host: usize, env: &[(&str, &str)]) -> String {
+        let base = self.base(host);
+        let all = base.iter().map(|(name, value)| (*name, value.as_str())).chain(env.iter().copied());
+        all.fold(String::from("env"), |command, (name, value)| command + &format!(" '{name}={value}'"))
     }
 
     /// A worker with a table of this version; `env` goes before what every worker has.
@@ -89,10 +107,7 @@ impl World {
     /// messages where softverbs does.
     pub(crate) fn sent(&self, worker: &mut Worker) -> Outcome<[u64; 2]> {
         let text = match self.kind {
-            Kind::Kernel => {
-                let files = RAILS.map(|rail| format!("/sys/class/net/{rail}/statistics/tx_bytes"));
-                self.sh(worker.host, &format!("cat {}", files.join(" ")))?.replace('\n', " ")
-            }
+            Kind::Kernel => return self.interfaces(worker.host),
             Kind::Softverbs => {
                 let text = worker.talk.ask("counters")?;
                 RAILS
@@ -102,11 +117,14 @@ impl World {
                     .join(" ")
             }
         };
-        let mut numbers = text.split(' ').map_while(|word| word.parse().ok());
-        match (numbers.next(), numbers.next()) {
-            (Some(sout), Some(sup)) => Ok([sout, sup]),
-            _ => Err(format!("counters of host{}: {text:?}", worker.host + 1)),
-        }
+        two(&text).map_err(|e| format!("counters of host{}: {e}", worker.host + 1))
+    }
+
+    /// Bytes that each rail's network interface has sent.
+    pub(crate) fn interfaces(&self, host: usize) -> Outcome<[u64; 2]> {
+        let files = RAILS.map(|rail| format!("/sys/class/net/{rail}/statistics/tx_bytes"));
+        let text = self.sh(host, &format!("cat {}", files.join(" ")))?;
+        two(&text).map_err(|e| format!("interfaces of host{}: {e}", host + 1))
     }
 
     /// One counter of a rail's RDMA device, which only the kernel has.
@@ -121,5 +139,14 @@ impl World {
         // The kernel's own has no process id.
         let text = self.sh(host, &format!("rdma resource show qp link {rail} | grep -c ' pid ' || true"))?;
         text.trim().parse().map_err(|_| format!("queue pairs of {rail}: {text:?}"))
+    }
+}
+
+/// The numbers of both rails.
+fn two(text: &str) -> Outcome<[u64; 2]> {
+    let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(sout), Some(sup)) => Ok([sout, sup]),
+        _ => Err(format!("{text:?}")),
     }
 }

@@ -3,6 +3,7 @@
 mod data;
 mod faults;
 mod life;
+mod nccl;
 mod policy;
 
 use crate::host::Outcome;
@@ -22,10 +23,12 @@ pub(crate) struct Check {
     pub(crate) short: bool,
     pub(crate) place: Where,
     pub(crate) run: fn(&World) -> Outcome,
+    /// What it needs and this run lacks.
+    pub(crate) lacks: fn(&World) -> Option<&'static str>,
 }
 
 const fn check(name: &'static str, run: fn(&World) -> Outcome) -> Check {
-    Check { name, short: false, place: Where::Both, run }
+    Check { name, short: false, place: Where::Both, run, lacks: |_| None }
 }
 
 impl Check {
@@ -65,5 +68,6 @@ pub(crate) const LIST: &[Check] = &[
     check("rail-dead-in-transfer", faults::dead_in_transfer).kernel(),
     check("sender-killed", |w| faults::killed(w, 0)),
     check("receiver-killed", |w| faults::killed(w, 1)).telling(),
+    Check { lacks: nccl::lacks, ..check("nccl-loader", nccl::loader).kernel() },
     check("connect-cycles", life::cycles),
 ];

@@ -13,7 +13,7 @@ const SLACK: f64 = 1.25;
 const IDLE: u64 = 256 << 10;
 
 /// Whether SUP carried `sup` of `total` bytes and SOUT the rest.
-fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
+pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
     let expected = [total - sup, sup];
     for (rail, name) in ["SOUT", "SUP"].into_iter().enumerate() {
         let most = (expected[rail] as f64 * SLACK) as u64 + IDLE;
