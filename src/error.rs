@@ -16,6 +16,9 @@ pub(crate) use hints::RAISE_MEMLOCK;
 /// What every fallible function of the plugin gives.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What the data path gives. The error lies elsewhere, so that what is usually passed on fits into registers.
+pub type Fast<T> = std::result::Result<T, Box<Error>>;
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

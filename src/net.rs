@@ -1,5 +1,6 @@
 //! The plugin behind NCCL's tables: a few lines a call.
 
+use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,14 +35,23 @@ pub struct Context {
 static LATEST: RwLock<Option<Config>> = RwLock::new(None);
 
 /// Reports a failure once, where it leaves the plugin.
-fn told<T>(call: &'static str, result: Result<T>) -> Result<T, Failure> {
-    result.map_err(|e| e.report(call))
+#[inline]
+fn told<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
+    result.map_err(|e| reported(call, e.borrow()))
+}
+
+#[cold]
+fn reported(call: &'static str, e: &Error) -> Failure {
+    e.report(call)
 }
 
 /// As [`told`], for a call that does nothing in a child of the process that the plugin works in.
 #[inline]
-fn here<T>(call: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
-    told(call, forked::check().and_then(|()| body()))
+fn here<T, E: Borrow<Error> + From<Error>>(
+    call: &'static str,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<T, Failure> {
+    told(call, forked::check().map_err(E::from).and_then(|()| body()))
 }
 
 /// As [`here`], for calls that end something: in a child it is left as it is, since it is the parent's.
@@ -274,6 +284,7 @@ impl NetPlugin for Plugin {
         })
     }
 
+    #[inline(always)]
     fn isend<'a>(
         comm: &'a SendComm,
         buffer: Buffer,
@@ -281,15 +292,22 @@ impl NetPlugin for Plugin {
         mr: Option<&Mr>,
         _: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        here("isend", || comm.send(buffer, tag, mr))
+        if let Err(e) = forked::check() {
+            return Err(reported("isend", &e));
+        }
+        told("isend", comm.send(buffer, tag, mr))
     }
 
+    #[inline(always)]
     fn irecv<'a>(
         comm: &'a RecvComm,
         buffers: &[RecvBuffer<'_, Self>],
         _: bool,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        here("irecv", || comm.receive(buffers))
+        if let Err(e) = forked::check() {
+            return Err(reported("irecv", &e));
+        }
+        told("irecv", comm.receive(buffers))
     }
 
     fn iflush<'a>(
@@ -299,8 +317,14 @@ impl NetPlugin for Plugin {
         here("iflush", || comm.flush(buffers))
     }
 
-    fn test(request: &Request) -> Result<Option<Sizes>, Failure> {
-        here("test", || request.test())
+    #[inline(always)]
+    fn test(request: &Request, sizes: &mut Sizes) -> Result<bool, Failure> {
+        if forked::check().is_ok()
+            && let Some(size) = request.finished()
+        {
+            return sizes.tell(0, size).map(|()| true);
+        }
+        here("test", || request.test(sizes))
     }
 
     fn close_send(comm: SendComm) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::config::Config;
-use crate::proto::{MAX_RAILS, Mode, RailInfo, SHARE_ONE, Split, Terms};
+use crate::proto::{MAX_RAILS, Mode, RailInfo, SHARE_ONE, SPLIT_ALIGN, Split, Terms};
 use crate::route::{self, Class};
 
 /// Rail index of SOUT in its device.
@@ -187,11 +187,13 @@ impl Policy {
 
     /// The cut of one transfer of `size` bytes. An empty one goes on SOUT where SOUT may carry data, whatever the share.
     pub fn split(&self, size: usize) -> Option<Split> {
-        self.split_by(size, self.share(size))
+        let mut split = Split::NONE;
+        self.cut(size, self.share(size), &mut split).then_some(split)
     }
 
     /// The share of SUP for one transfer of `size` bytes, 0 to 1024; `None` where it decides nothing: only one rail may
     /// carry data, or there is none.
+    #[inline]
     pub fn share(&self, size: usize) -> Option<u16> {
         if size == 0 || self.available & self.available.wrapping_sub(1) == 0 {
             return None;
@@ -205,11 +207,20 @@ impl Policy {
         Some(share.min(SHARE_ONE))
     }
 
-    /// [`split`](Self::split) by what [`share`](Self::share) gave.
-    pub fn split_by(&self, size: usize, share: Option<u16>) -> Option<Split> {
-        match &self.source {
-            Source::Weights(weights) => Split::by_weights(size, weights, self.available),
-            Source::Fixed(_) | Source::Hint(_) => Split::by_share(size, share.unwrap_or(0), self.available),
+    /// [`split`](Self::split) by what [`share`](Self::share) gave, in place; `false` if there is no rail.
+    #[inline(always)]
+    pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> bool {
+        match (share, &self.source) {
+            (Some(sup), _) => split.cut(size, &[SHARE_ONE.saturating_sub(sup), sup], self.available),
+            (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
+                split.cut(size, weights, self.available)
+            }
+            // On the one rail, or the first of several, none of which has no weight.
+            (None, _) if self.available != 0 => {
+                split.whole(size, self.available.trailing_zeros() as usize);
+                true
+            }
+            (None, _) => false,
         }
     }
 }

@@ -126,6 +126,12 @@ impl Counters {
         self.entry.iter().for_each(|entry| entry.rail(rail).posted(work_requests, parts, bytes));
     }
 
+    /// A work request was posted on a rail that carries nothing of a message.
+    #[inline]
+    pub fn posted_bare(&self, rail: usize) {
+        self.entry.iter().for_each(|entry| entry.rail(rail).posted_bare());
+    }
+
     /// So many work requests of a rail are known to be done.
     #[inline]
     pub fn completed(&self, rail: usize, work_requests: u32) {

@@ -202,8 +202,13 @@ fn what_is_under_way_and_what_was_refused_shows() {
         }
         pair.wait(sends.remove(0));
         pair.wait(receives.remove(0));
-        assert_eq!(reader.one("send").numbers(["requests", "done", "messages", "bytes"]), [256, 1, 1, 512]);
-        assert_eq!(reader.one("recv").numbers(["requests", "done", "messages", "bytes"]), [256, 1, 1, 512]);
+        // A look at the queues may have found more of them done.
+        for way in ["send", "recv"] {
+            let [requests, done, messages, bytes] =
+                reader.one(way).numbers(["requests", "done", "messages", "bytes"]);
+            assert_eq!((requests, messages, bytes), (256, done, 512 * done), "{way}");
+            assert!(done >= 1, "{way}");
+        }
         sends.into_iter().chain(receives).for_each(|r| {
             pair.wait(r);
         });

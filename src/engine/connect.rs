@@ -118,7 +118,7 @@ impl Listening {
     /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
     /// the log too.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let mut underway = lock(&self.underway)?;
+        let mut underway = lock(&self.underway).map_err(|e| *e)?;
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => underway.push(Joining::new(handshake)),

@@ -2,11 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use nccl_net_versions::Sizes;
-
 use super::peer::Peer;
 use super::rail::Rail;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 use crate::events::Watched;
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, MAX_RAILS};
@@ -69,35 +67,39 @@ impl Core {
     }
 
     /// An error where the comm has failed before, or an event of an adapter has ended it.
-    pub(super) fn alive(&mut self) -> Result<()> {
+    #[inline]
+    pub(super) fn alive(&mut self) -> Fast<()> {
         self.not_failed()?;
         self.not_ended()
     }
 
-    fn not_failed(&self) -> Result<()> {
+    #[inline]
+    fn not_failed(&self) -> Fast<()> {
         match &self.failed {
             None => Ok(()),
-            Some(e) => Err(e.closed()),
+            Some(e) => Err(closed(e)),
         }
     }
 
-    fn not_ended(&mut self) -> Result<()> {
+    #[inline]
+    fn not_ended(&mut self) -> Fast<()> {
         match self.watched.over() {
             None => Ok(()),
             Some(why) => {
                 let e = Error::Event(why.to_owned());
-                Err(self.fail(e))
+                Err(self.fail(e.into()))
             }
         }
     }
 
     /// Passes a result on; an error fails the comm for good, and the peer is told why.
-    pub(super) fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
-        result.map_err(|e| self.fail(e))
+    #[inline]
+    pub(super) fn settle<T, E: Into<Box<Error>>>(&mut self, result: Result<T, E>) -> Fast<T> {
+        result.map_err(|e| self.fail(e.into()))
     }
 
     #[cold]
-    fn fail(&mut self, e: Error) -> Error {
+    pub(super) fn fail(&mut self, e: Box<Error>) -> Box<Error> {
         self.stats.failure(&e);
         if self.failed.is_none() {
             self.failed = Some(e.closed());
@@ -108,9 +110,9 @@ impl Core {
 
     /// What a completion with an error means for the comm.
     #[cold]
-    fn completed_badly(&self, rail: usize, completion: &Completion) -> Error {
+    fn completed_badly(&self, rail: usize, completion: &Completion) -> Box<Error> {
         self.stats.rail_error(rail);
-        self.rails[rail].failed(rail, completion)
+        self.rails[rail].failed(rail, completion).into()
     }
 
     /// Indices of the rails in their device, in order.
@@ -130,29 +132,30 @@ impl Core {
 
 /// The state of either end of a connection, as `test` drives it.
 pub(super) trait Progress {
-    /// What the peer owes this end, for messages.
-    const OWED: &'static str;
-
     /// What both ends have in common.
     fn core(&mut self) -> &mut Core;
 
-    /// The sizes of a request that is done; its place is free again.
-    fn take_done(&mut self, index: usize) -> Result<Option<Sizes>>;
+    /// What the peer owes this end for a request, in words; `None` where it has no part in it.
+    fn owed(index: usize) -> Option<&'static str>;
+
+    /// Whether a request is still under way.
+    fn pending(&self, index: usize) -> bool;
 
     /// Takes one good completion of a rail.
-    fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()>;
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
     /// Takes what completed on every rail.
-    fn drain(&mut self) -> Result<()> {
+    #[inline]
+    fn drain(&mut self) -> Fast<()> {
         let mut batch = Batch::new();
         for rail in 0..self.core().rails.len() {
             for _ in 0..BATCHES {
                 self.core().rails[rail].cq.poll(&mut batch)?;
                 for completion in batch.iter() {
-                    if completion.status != 0 {
-                        return Err(self.core().completed_badly(rail, &completion));
+                    if completion.status() != 0 {
+                        return Err(self.core().completed_badly(rail, completion));
                     }
-                    self.completed(rail, &completion)?;
+                    self.completed(rail, completion)?;
                 }
                 if !batch.is_full() {
                     break;
@@ -163,41 +166,44 @@ pub(super) trait Progress {
     }
 
     /// Takes what completed, and does what has to follow.
-    fn poll(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Fast<()> {
         self.drain()
     }
 }
 
-/// `test` of either end: what is done is told even on a comm that has failed since.
-pub(super) fn test<S: Progress>(state: &Mutex<S>, index: usize) -> Result<Option<Sizes>> {
+/// Goes on with a request of either end that is not done.
+pub(super) fn progress<S: Progress>(state: &Mutex<S>, index: usize) -> Fast<()> {
     let mut state = lock(state)?;
-    if let Some(sizes) = state.take_done(index)? {
-        return Ok(Some(sizes));
-    }
     state.core().not_failed()?;
     let polled = state.poll();
     state.core().settle(polled)?;
-    if let Some(sizes) = state.take_done(index)? {
-        return Ok(Some(sizes));
+    if !state.pending(index) {
+        return Ok(());
     }
     // A failed completion says more than the event that comes with it, so it goes first.
     state.core().not_ended()?;
-    let here = state.core().peer.look(S::OWED);
-    state.core().settle(here)?;
-    Ok(None)
+    if let Some(owed) = S::owed(index) {
+        let here = state.core().peer.look(owed);
+        state.core().settle(here)?;
+    }
+    Ok(())
 }
 
 /// Whoever has a comm's state. After a panic inside the comm it is not to be trusted.
-pub(super) fn lock<T>(state: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
-    state.lock().map_err(|_| Error::Internal("the connection's state was left by a panic".into()))
+#[inline(always)]
+pub(super) fn lock<T>(state: &Mutex<T>) -> Fast<MutexGuard<'_, T>> {
+    match state.lock() {
+        Ok(state) => Ok(state),
+        Err(_) => Err(left_by_a_panic()),
+    }
 }
 
-/// Indices of the set bits.
-pub(super) fn rails_of(mask: u8) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
-        rest &= rest - 1;
-        Some(rail)
-    })
+#[cold]
+fn left_by_a_panic() -> Box<Error> {
+    Error::Internal("the connection's state was left by a panic".into()).into()
+}
+
+#[cold]
+fn closed(e: &Error) -> Box<Error> {
+    e.closed().into()
 }

@@ -2,58 +2,127 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
-use crate::proto::{CTS_BYTES, CTS_SEQ_OFFSET, Cts, MAX_RAILS, MAX_RECVS, Sequence};
+use crate::error::{Error, Fast};
+use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence};
 
-/// In the place of an entry that has not come.
-pub(super) const NO_CTS: Cts =
-    Cts { addr: 0, size: 0, rkeys: [0; MAX_RAILS], tag: 0, count: 0, index: 0, seq: 0 };
-
-/// Puts the entries of the group with number `seq` into `group`; how many there are, `None` while one of them has not come.
-pub(super) fn group(
-    fifo: &[AtomicU64],
-    seq: Sequence,
-    group: &mut [Cts; MAX_RECVS],
-) -> Result<Option<usize>> {
-    let Some(first) = entry(fifo, seq, 0)? else { return Ok(None) };
-    let count = usize::from(first.count);
-    for (i, place) in group.iter_mut().enumerate().take(count) {
-        let cts = match i {
-            0 => first,
-            _ => match entry(fifo, seq, i)? {
-                Some(cts) => cts,
-                None => return Ok(None),
-            },
-        };
-        if usize::from(cts.count) != count || usize::from(cts.index) != i {
-            return Err(Error::Protocol(format!(
-                "CTS entry {i} of a group of {count} says that it is number {} of {}",
-                cts.index, cts.count
-            )));
-        }
-        *place = cts;
-    }
-    Ok(Some(count))
+/// Where in the peer's memory a send goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) addr: u64,
+    /// Two remote keys in a word, as they stand in the entry.
+    rkeys: [u64; MAX_RAILS / 2],
 }
 
-/// Entry `index` of the group with number `seq`; `None` while it has not come.
-fn entry(fifo: &[AtomicU64], seq: Sequence, index: usize) -> Result<Option<Cts>> {
-    let start = seq.cts_offset(index) / 8;
-    let words = &fifo[start..start + CTS_BYTES / 8];
-    // The running number comes last, so what stands before it is there when it is.
-    let number = u64::from_le(words[CTS_SEQ_OFFSET / 8].load(Ordering::Acquire));
-    if number < seq.number() {
-        return Ok(None);
+/// A receive that a send meets.
+#[derive(Debug)]
+pub(super) struct Met<'a> {
+    /// Its place in its group.
+    pub(super) place: usize,
+    /// Receives in the group.
+    pub(super) count: usize,
+    /// Room in bytes.
+    pub(super) room: u64,
+    words: &'a [AtomicU64; CTS_WORDS],
+}
+
+impl Target {
+    pub(super) const NONE: Self = Self { addr: 0, rkeys: [0; MAX_RAILS / 2] };
+
+    /// The key for a rail.
+    #[inline]
+    pub(super) fn rkey(&self, rail: usize) -> u32 {
+        (self.rkeys[rail / 2] >> (rail % 2 * 32)) as u32
     }
-    if number > seq.number() {
-        return Err(Error::Protocol(format!(
-            "a CTS entry has running number {number}, expected {}",
-            seq.number()
-        )));
+}
+
+impl<'a> Met<'a> {
+    #[inline]
+    fn new(words: &'a [AtomicU64; CTS_WORDS], place: usize, count: usize) -> Self {
+        Self { place, count, room: u64::from_le(words[1].load(Ordering::Relaxed)), words }
     }
-    let mut bytes = [0; CTS_BYTES];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+
+    #[inline]
+    pub(super) fn target(&self) -> Target {
+        let word = |i: usize| u64::from_le(self.words[i].load(Ordering::Relaxed));
+        Target { addr: word(0), rkeys: [word(2), word(3), word(4), word(5)] }
     }
-    Cts::decode(&bytes).map(Some).map_err(|e| Error::Protocol(e.to_string()))
+}
+
+/// The first receive with this tag of the group with number `seq`, but for those whose bits are set in `taken`. `None` where
+/// there is none, and while an entry of the group has not come.
+///
+/// # Errors
+/// An entry that no receiver of ours writes.
+#[inline]
+pub(super) fn meet(fifo: &[AtomicU64], seq: Sequence, tag: i32, taken: u8) -> Fast<Option<Met<'_>>> {
+    let start = seq.cts_offset(0) / 8;
+    let group = &fifo[start..start + MAX_RECVS * CTS_WORDS];
+    let Some(first) = group.first_chunk() else { return Ok(None) };
+    // By far the most groups are of one.
+    if number(first) == seq.number() && head_word(first) == (Head { tag, count: 1, index: 0 }).word() {
+        return Ok(Some(Met::new(first, 0, 1)));
+    }
+    among(group, seq, tag, taken)
+}
+
+/// As [`meet`], whatever the group.
+#[inline(never)]
+fn among(group: &[AtomicU64], seq: Sequence, tag: i32, taken: u8) -> Fast<Option<Met<'_>>> {
+    let (mut place, mut count) = (None, 1);
+    for (index, words) in group.as_chunks().0.iter().enumerate() {
+        if index >= count {
+            break;
+        }
+        let Some(head) = head(words, seq)? else { return Ok(None) };
+        if index == 0 {
+            count = usize::from(head.count);
+        }
+        if (usize::from(head.count), usize::from(head.index)) != (count, index) {
+            return Err(misplaced(head, index, count));
+        }
+        if place.is_none() && head.tag == tag && taken >> index & 1 == 0 {
+            place = Some(index);
+        }
+    }
+    Ok(place.map(|place| Met::new(&group.as_chunks().0[place], place, count)))
+}
+
+/// The running number comes last, so what stands before it is there when it is.
+#[inline]
+fn number(words: &[AtomicU64; CTS_WORDS]) -> u64 {
+    u64::from_le(words[CTS_WORDS - 1].load(Ordering::Acquire))
+}
+
+#[inline]
+fn head_word(words: &[AtomicU64; CTS_WORDS]) -> u64 {
+    u64::from_le(words[CTS_WORDS - 2].load(Ordering::Relaxed))
+}
+
+/// What tells an entry of the group with number `seq` from the others; `None` while it has not come.
+fn head(words: &[AtomicU64; CTS_WORDS], seq: Sequence) -> Fast<Option<Head>> {
+    let number = number(words);
+    if number != seq.number() {
+        return if number < seq.number() { Ok(None) } else { Err(ahead(number, seq)) };
+    }
+    match Head::of(head_word(words)) {
+        Ok(head) => Ok(Some(head)),
+        Err(e) => Err(damaged(e)),
+    }
+}
+
+#[cold]
+fn ahead(number: u64, seq: Sequence) -> Box<Error> {
+    Error::Protocol(format!("a CTS entry has running number {number}, expected {}", seq.number())).into()
+}
+
+#[cold]
+fn damaged(e: CtsError) -> Box<Error> {
+    Error::Protocol(e.to_string()).into()
+}
+
+#[cold]
+fn misplaced(head: Head, index: usize, count: usize) -> Box<Error> {
+    let (said, of) = (head.index, head.count);
+    Error::Protocol(format!("CTS entry {index} of a group of {count} says that it is number {said} of {of}"))
+        .into()
 }

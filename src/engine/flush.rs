@@ -6,12 +6,12 @@
 
 use nccl_net_versions::{Buffer, MemKind};
 
-use super::core::{Core, rails_of};
+use super::core::Core;
 use super::mr::Mr;
 use super::rail::Work;
-use super::request::REQUESTS;
-use crate::error::{Error, Result};
-use crate::proto::MAX_RAILS;
+use super::request::{Pool, REQUESTS};
+use crate::error::{Error, Fast};
+use crate::proto::{MAX_RAILS, SLOTS, rails};
 use crate::verbs::{Local, Remote};
 
 /// Flushes under way on one comm, at most, each with one read on a rail. NCCL has at most 32 operations under way.
@@ -23,20 +23,14 @@ pub(super) const SINK_BYTES: usize = 8 * MAX_RAILS;
 /// The flushes of one comm.
 #[derive(Debug)]
 pub(super) struct Flushes {
-    states: Box<[State]>,
-    free: Vec<u8>,
+    /// Of each flush the rails whose read has not come back.
+    pending: Box<[u8]>,
+    /// Where to look for a free request.
+    next: u8,
     /// Rails on which data has come.
     carried: u8,
     /// Word of the control memory where the sink begins.
     sink: usize,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Free,
-    /// Rails whose read has not come back.
-    UnderWay(u8),
-    Done,
 }
 
 /// The buffer whose memory is read: of those with data the last one in a GPU, else the last one. A comm's buffers lie
@@ -48,72 +42,59 @@ pub(super) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer
 
 impl Flushes {
     pub(super) fn new(sink: usize) -> Self {
-        Self {
-            states: vec![State::Free; FLUSHES].into(),
-            free: (0..=u8::MAX).rev().collect(),
-            carried: 0,
-            sink,
-        }
+        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, sink }
     }
 
     /// Data has come on a rail.
+    #[inline]
     pub(super) fn carried(&mut self, rail: usize) {
         self.carried |= 1 << rail;
     }
 
     /// A place for a flush; `None` where no data has ever come. An error where no more fit: a flush cannot be put off,
     /// since no request means that it is done.
-    pub(super) fn begin(&mut self) -> Result<Option<u8>> {
+    pub(super) fn begin(&mut self, pool: &Pool) -> Fast<Option<u8>> {
         if self.carried == 0 {
             return Ok(None);
         }
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
-        let index = self.free.pop().ok_or_else(full)?;
-        self.states[usize::from(index)] = State::UnderWay(self.carried);
+        let index = pool.free(SLOTS, &mut self.next).ok_or_else(full)?;
+        self.pending[usize::from(index)] = self.carried;
         Ok(Some(index))
     }
 
     /// Posts its reads.
-    pub(super) fn post(&self, core: &mut Core, index: u8, (buffer, mr): (Buffer, &Mr)) -> Result<()> {
+    pub(super) fn post(&self, core: &mut Core, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
-        for rail in rails_of(self.carried) {
-            let Core { rails, chain, region, stats, .. } = core;
-            let lane = rails[rail].flush.as_mut();
+        for rail in rails(self.carried) {
+            let Core { rails: all, chain, region, stats, .. } = core;
+            let lane = all[rail].flush.as_mut();
             let lane =
                 lane.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
             let sink =
                 Local { addr: region.addr(self.sink + rail) as u64, len: 1, lkey: region.mrs()[rail].lkey() };
             chain.clear();
-            if !chain.read(sink, Remote { addr: last, rkey: rkeys[rail] }, Work::Flush { index }.id()) {
-                return Err(Error::Internal("a read did not fit into its chain".into()));
+            if !chain.read(
+                sink,
+                Remote { addr: last, rkey: rkeys[rail] },
+                lane.signal(Work::Flush { index }, 1),
+            ) {
+                return Err(Error::Internal("a read did not fit into its chain".into()).into());
             }
             lane.post(chain, true)?;
-            stats.posted(rail, 1, 0, 0);
+            stats.posted_bare(rail);
         }
         Ok(())
     }
 
-    /// A rail's read has come back.
-    pub(super) fn read(&mut self, rail: usize, index: u8) {
-        let state = &mut self.states[usize::from(index)];
-        if let State::UnderWay(rails) = *state {
-            let left = rails & !(1 << rail);
-            *state = if left == 0 { State::Done } else { State::UnderWay(left) };
+    /// A rail's read has come back; `true` if the flush is done with that.
+    pub(super) fn read(&mut self, rail: usize, index: u8, pool: &Pool) -> bool {
+        let pending = &mut self.pending[usize::from(index)];
+        let before = std::mem::replace(pending, *pending & !(1 << rail));
+        let done = before != 0 && *pending == 0;
+        if done {
+            pool.get(SLOTS + usize::from(index)).done(&[]);
         }
-    }
-
-    /// Whether a flush is done; its place is free again.
-    pub(super) fn take_done(&mut self, index: usize) -> Result<bool> {
-        match self.states[index] {
-            State::UnderWay(_) => Ok(false),
-            State::Free => {
-                Err(Error::Argument("the flush was already done: its request is no longer valid".into()))
-            }
-            State::Done => {
-                self.states[index] = State::Free;
-                self.free.push(index as u8);
-                Ok(true)
-            }
-        }
+        done
     }
 }

@@ -1,8 +1,7 @@
 //! One queue pair of a rail, and an account of what is in its send queue.
 
-use std::collections::VecDeque;
-
-use crate::error::{Error, Result};
+use super::rail::Work;
+use crate::error::{Error, Fast};
 use crate::verbs::{Chain, Qp, Ready};
 
 /// A queue pair in use.
@@ -11,20 +10,17 @@ pub(super) struct Lane {
     qp: Qp<Ready>,
     /// The peer's queue pair.
     pub(super) remote_qpn: u32,
-    /// Work requests that each completion to come will account for, in order of posting.
-    covered: VecDeque<u32>,
-    /// Work requests posted after the last one that asks for a completion.
-    uncovered: u32,
-    /// Work requests in the send queue that are not known to be done.
-    outstanding: u32,
+    /// Work requests posted so far; comes round.
+    posted: u32,
+    /// Of these, those up to the last one that asks for a completion.
+    signalled: u32,
+    /// Of these, those known to be done: up to the last completion.
+    done: u32,
 }
 
 impl Lane {
     pub(super) fn new(qp: Qp<Ready>, remote_qpn: u32) -> Self {
-        let depth = qp.send_depth() as usize;
-        // Never more entries than work requests, so that it never grows.
-        let covered = VecDeque::with_capacity(depth + 1);
-        Self { qp, remote_qpn, covered, uncovered: 0, outstanding: 0 }
+        Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
     }
 
     /// Our number.
@@ -33,51 +29,71 @@ impl Lane {
     }
 
     /// Work requests that still fit into the send queue.
+    #[inline]
     pub(super) fn room(&self) -> usize {
-        (self.qp.send_depth() - self.outstanding) as usize
+        (self.qp.send_depth() - self.posted.wrapping_sub(self.done)) as usize
     }
 
     /// Work requests since the last one that asks for a completion.
+    #[inline]
     pub(super) fn uncovered(&self) -> u32 {
-        self.uncovered
+        self.posted.wrapping_sub(self.signalled)
+    }
+
+    /// The `wr_id` of the last of the next `n` work requests, which asks for a completion.
+    #[inline]
+    pub(super) fn signal(&self, work: Work, n: usize) -> u64 {
+        work.id(self.posted.wrapping_add(n as u32))
     }
 
     pub(super) fn send_depth(&self) -> u32 {
         self.qp.send_depth()
     }
 
+    #[inline]
     pub(super) fn inline(&self) -> usize {
         self.qp.inline() as usize
     }
 
-    /// Posts the chain with one doorbell. `signalled`: its last request asks for a completion, no other does.
-    pub(super) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Result<()> {
-        let n = chain.len() as u32;
-        if n as usize > self.room() {
-            chain.clear();
-            return Err(Error::Internal(format!(
-                "{n} work requests for a send queue with room for {}",
-                self.room()
-            )));
+    /// Posts the chain with one doorbell. `signalled`: its last request asks for a completion, by the number that
+    /// [`signal`](Self::signal) gave; no other does.
+    #[inline(always)]
+    pub(super) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Fast<()> {
+        let n = chain.len();
+        if n > self.room() {
+            return Err(self.full(chain));
         }
         self.qp.post(chain)?;
-        self.outstanding += n;
-        self.uncovered += n;
+        self.posted = self.posted.wrapping_add(n as u32);
         if signalled {
-            self.covered.push_back(self.uncovered);
-            self.uncovered = 0;
+            self.signalled = self.posted;
         }
         Ok(())
     }
 
-    /// Takes a successful completion of a request that asked for it: it and all before it are done. Gives how many these are.
-    pub(super) fn sent(&mut self) -> Result<u32> {
-        match self.covered.pop_front() {
-            Some(n) => {
-                self.outstanding -= n;
-                Ok(n)
-            }
-            None => Err(Error::Internal("a completion for a work request that was never posted".into())),
-        }
+    #[cold]
+    fn full(&self, chain: &mut Chain) -> Box<Error> {
+        let (n, room) = (chain.len(), self.room());
+        chain.clear();
+        Error::Internal(format!("{n} work requests for a send queue with room for {room}")).into()
     }
+
+    /// Takes a successful completion with this `wr_id`: its request and all before it are done. Gives how many of these were not
+    /// known to be.
+    #[inline]
+    pub(super) fn sent(&mut self, wr_id: u64) -> Fast<u32> {
+        let to = Work::number(wr_id);
+        let known = to.wrapping_sub(self.done);
+        // None, or more than there can be: an earlier one, or one that is still to be posted.
+        if known == 0 || known > self.signalled.wrapping_sub(self.done) {
+            return Err(never_posted(wr_id));
+        }
+        self.done = to;
+        Ok(known)
+    }
+}
+
+#[cold]
+fn never_posted(wr_id: u64) -> Box<Error> {
+    Error::Internal(format!("a completion for a work request that was never posted, wr_id {wr_id:#x}")).into()
 }

@@ -1,10 +1,13 @@
 //! Connections: the handshake that makes them, sends, receives, progress, registration.
 
+mod arrival;
 mod connect;
 mod core;
 mod fifo;
 mod flow;
 mod flush;
+mod group;
+
 mod handshake;
 mod lane;
 mod mr;

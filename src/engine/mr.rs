@@ -6,14 +6,14 @@ use nccl_net_versions::{Buffer, MemKind};
 
 use crate::config::Config;
 use crate::device::Gpu;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 use crate::proto::MAX_RAILS;
 use crate::verbs::{self, Pd};
 
 /// How one comm registers memory: alike on each of its rails.
 #[derive(Debug)]
 pub(super) struct Registrar {
-    pds: Vec<Arc<Pd>>,
+    pds: Arc<[Arc<Pd>]>,
     /// Asks for relaxed ordering on PCIe.
     relaxed: bool,
 }
@@ -24,11 +24,17 @@ pub struct Mr {
     buffer: Buffer,
     kind: MemKind,
     rails: Vec<verbs::Mr>,
+    /// Of the registrar, where it was made.
+    pds: Arc<[Arc<Pd>]>,
+    /// Per rail.
+    lkeys: [u32; MAX_RAILS],
+    /// Per rail.
+    rkeys: [u32; MAX_RAILS],
 }
 
 impl Registrar {
     pub(super) fn new(pds: Vec<Arc<Pd>>, config: &Config) -> Self {
-        Self { pds, relaxed: config.relaxed_ordering != 0 }
+        Self { pds: pds.into(), relaxed: config.relaxed_ordering != 0 }
     }
 
     /// Registers `buffer` on each rail. Takes no lock of the data path.
@@ -41,20 +47,31 @@ impl Registrar {
             )));
         }
         let on = |pd| verbs::Mr::new(pd, buffer.addr, buffer.len, self.relaxed);
-        let rails = self.pds.iter().map(on).collect::<Result<_>>();
+        let rails = self.pds.iter().map(on).collect::<Result<Vec<_>>>();
         let rails = if kind == MemKind::Cuda { rails.map_err(gpu_causes)? } else { rails? };
-        Ok(Mr { buffer, kind, rails })
+        let (lkeys, rkeys) = (keys(&rails, verbs::Mr::lkey), keys(&rails, verbs::Mr::rkey));
+        Ok(Mr { buffer, kind, rails, pds: Arc::clone(&self.pds), lkeys, rkeys })
     }
 
-    /// Whether an optional registration covers `part` and was made for these rails; only an empty buffer needs none.
-    pub(super) fn check<'a>(&self, mr: Option<&'a Mr>, part: Buffer) -> Result<Option<&'a Mr>> {
+    /// An error unless a registration covers `part` and was made for these rails; only an empty buffer needs none.
+    #[inline]
+    pub(super) fn check(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
         match mr {
-            Some(mr) => mr.check(&self.pds, part).map(|()| Some(mr)),
-            None if part.len == 0 => Ok(None),
-            None => Err(Error::Argument(format!(
-                "{} bytes at {:#x} come without a registration",
-                part.len, part.addr
-            ))),
+            // As NCCL does it: registered on this very comm.
+            Some(mr) if Arc::ptr_eq(&mr.pds, &self.pds) && mr.covers(part) => Ok(()),
+            _ => self.check_unusual(mr, part),
+        }
+    }
+
+    #[cold]
+    fn check_unusual(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
+        match mr {
+            Some(mr) => Ok(mr.check(&self.pds, part)?),
+            None if part.len == 0 => Ok(()),
+            None => {
+                let Buffer { addr, len } = part;
+                Err(Error::Argument(format!("{len} bytes at {addr:#x} come without a registration")).into())
+            }
         }
     }
 }
@@ -91,9 +108,7 @@ impl Mr {
         if !same {
             return Err(Error::Argument("the registration was made on a connection with other rails".into()));
         }
-        let start = part.addr.checked_sub(self.buffer.addr);
-        let inside = start.is_some_and(|s| s <= self.buffer.len && part.len <= self.buffer.len - s);
-        if inside {
+        if self.covers(part) {
             return Ok(());
         }
         Err(Error::Argument(format!(
@@ -102,26 +117,34 @@ impl Mr {
         )))
     }
 
+    #[inline]
+    fn covers(&self, part: Buffer) -> bool {
+        let start = part.addr.checked_sub(self.buffer.addr);
+        start.is_some_and(|s| s <= self.buffer.len && part.len <= self.buffer.len - s)
+    }
+
     /// Where it lies.
     pub(super) fn kind(&self) -> MemKind {
         self.kind
     }
 
     /// Local key per rail.
-    pub(super) fn lkeys(&self) -> [u32; MAX_RAILS] {
-        self.keys(verbs::Mr::lkey)
+    #[inline]
+    pub(super) fn lkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.lkeys
     }
 
     /// Remote key per rail.
-    pub(super) fn rkeys(&self) -> [u32; MAX_RAILS] {
-        self.keys(verbs::Mr::rkey)
+    #[inline]
+    pub(super) fn rkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.rkeys
     }
+}
 
-    fn keys(&self, key: impl Fn(&verbs::Mr) -> u32) -> [u32; MAX_RAILS] {
-        let mut keys = [0; MAX_RAILS];
-        for (place, mr) in keys.iter_mut().zip(&self.rails) {
-            *place = key(mr);
-        }
-        keys
+fn keys(rails: &[verbs::Mr], key: impl Fn(&verbs::Mr) -> u32) -> [u32; MAX_RAILS] {
+    let mut keys = [0; MAX_RAILS];
+    for (place, mr) in keys.iter_mut().zip(rails) {
+        *place = key(mr);
     }
+    keys
 }

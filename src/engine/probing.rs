@@ -51,8 +51,8 @@ impl Probing {
             let to = Remote { addr: joined.remote.addr, rkey: joined.remote.rkeys[i] };
             let mut post = |lane: &mut Lane, from| {
                 chain.clear();
-                match chain.write(from, to, None, Some(Work::Probe.id())) {
-                    true => lane.post(&mut chain, true),
+                match chain.write(from, to, None, Some(lane.signal(Work::Probe, 1))) {
+                    true => lane.post(&mut chain, true).map_err(|e| *e),
                     false => Err(Error::Internal("no room for a probe".into())),
                 }
             };
@@ -131,8 +131,8 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
     let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
     chain.clear();
     let local = Local { addr, len: 1, lkey: mr.lkey() };
-    match chain.read(local, Remote { addr, rkey: mr.rkey() }, Work::Probe.id()) {
-        true => lane.post(chain, true),
+    match chain.read(local, Remote { addr, rkey: mr.rkey() }, lane.signal(Work::Probe, 1)) {
+        true => lane.post(chain, true).map_err(|e| *e),
         false => Err(Error::Internal("no room for a probe".into())),
     }
 }
@@ -140,20 +140,20 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
 /// Takes what has completed of a rail's probes.
 fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
-    rail.cq.poll(&mut batch)?;
+    rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {
-        if completion.status != 0 {
-            return Err(rail.failed(i, &completion));
+        if completion.status() != 0 {
+            return Err(rail.failed(i, completion));
         }
-        if let Some(at) = rail.lanes.iter().position(|l| l.number() == completion.qpn) {
-            rail.lanes[at].sent()?;
+        let (qpn, id) = (completion.qpn(), completion.wr_id());
+        if let Some(at) = rail.lanes.iter().position(|l| l.number() == qpn) {
+            rail.lanes[at].sent(id).map_err(|e| *e)?;
             probes.writes -= 1;
             probes.reached |= at == 0;
-        } else if let Some(lane) = rail.flush.as_mut().filter(|l| l.number() == completion.qpn) {
-            lane.sent()?;
+        } else if let Some(lane) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
+            lane.sent(id).map_err(|e| *e)?;
             probes.reads -= 1;
         } else {
-            let qpn = completion.qpn;
             return Err(Error::Internal(format!(
                 "a probe completed on queue pair {qpn}, which is not of its rail"
             )));

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::lane::Lane;
 use crate::device::Nic;
-use crate::error::{Completion as Failed, Error, Result};
+use crate::error::{Completion as Failed, Error, Fast, Result};
 use crate::events::Queues;
 use crate::proto::{GidKind, lane};
 use crate::route::gid_addr;
 use crate::verbs::{Completion, Cq, Srq};
 
-/// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps.
+/// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps: a place `[7:0]`, the
+/// kind `[15:8]`, and the number of the work request on its queue pair `[63:32]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// The zero-byte write of the handshake.
@@ -32,18 +33,27 @@ pub(super) enum Work {
 }
 
 impl Work {
-    pub(super) const fn id(self) -> u64 {
-        match self {
+    #[inline]
+    pub(super) const fn id(self, number: u32) -> u64 {
+        let what = match self {
             Self::Receive => 0,
             Self::Probe => 1 << 8,
             Self::Cts => 2 << 8,
             Self::Data { slot } => 3 << 8 | slot as u64,
             Self::Flush { index } => 4 << 8 | index as u64,
-        }
+        };
+        what | (number as u64) << 32
     }
 
+    /// The number that [`id`](Self::id) was made with.
+    #[inline]
+    pub(super) const fn number(id: u64) -> u32 {
+        (id >> 32) as u32
+    }
+
+    #[inline]
     pub(super) const fn of(id: u64) -> Self {
-        match id >> 8 {
+        match id as u32 >> 8 {
             1 => Self::Probe,
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
@@ -100,11 +110,13 @@ pub(super) struct Receives {
 
 impl Rail {
     /// The lane whose turn a slot is.
+    #[inline]
     pub(super) fn lane(&self, slot: u8) -> &Lane {
         &self.lanes[lane(slot, self.lanes.len())]
     }
 
     /// As [`lane`](Self::lane).
+    #[inline]
     pub(super) fn lane_mut(&mut self, slot: u8) -> &mut Lane {
         &mut self.lanes[lane(slot, self.lanes.len())]
     }
@@ -133,6 +145,7 @@ impl Rail {
     }
 
     /// One receive was used up.
+    #[inline]
     pub(super) fn arrived(&mut self) {
         if let Some(receives) = &mut self.receives {
             receives.posted = receives.posted.saturating_sub(1);
@@ -142,7 +155,7 @@ impl Rail {
     /// Names everything about a failed completion.
     #[cold]
     pub(super) fn failed(&self, rail: usize, completion: &Completion) -> Error {
-        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn);
+        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
         let (remote_gid, peer) = match loopback {
             true => (self.names.local_gid, "this adapter, which is its own peer in that,"),
             false => (self.names.remote_gid, self.names.peer.as_str()),
@@ -151,19 +164,19 @@ impl Rail {
             .lanes
             .iter()
             .chain(&self.flush)
-            .find(|l| l.number() == completion.qpn)
+            .find(|l| l.number() == completion.qpn())
             .map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(Failed {
             port: self.nic.now().err(),
             loopback,
-            status: completion.status,
-            vendor_err: completion.vendor_err,
-            operation: Work::of(completion.wr_id).name(),
+            status: completion.status(),
+            vendor_err: completion.vendor_err(),
+            operation: Work::of(completion.wr_id()).name(),
             rail,
             device: self.nic.name().to_owned(),
             local_gid: self.names.local_gid,
             remote_gid,
-            local_qpn: completion.qpn,
+            local_qpn: completion.qpn(),
             remote_qpn,
             peer: peer.to_owned(),
         }))
@@ -174,22 +187,26 @@ impl Receives {
     /// An SRQ filled to the brim, that is refilled when it falls to `low`.
     pub(super) fn new(srq: Srq, low: usize) -> Result<Self> {
         let mut receives = Self { srq: Arc::new(srq), posted: 0, low };
-        receives.refill(usize::MAX)?;
+        receives.fill()?;
         Ok(receives)
     }
 
     /// Fills up, in one call, where fewer than the low mark or than `needed` are posted.
-    pub(super) fn refill(&mut self, needed: usize) -> Result<()> {
+    #[inline]
+    pub(super) fn refill(&mut self, needed: usize) -> Fast<()> {
+        if self.posted <= self.low || self.posted < needed { Ok(self.fill()?) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn fill(&mut self) -> Result<()> {
         let depth = self.srq.depth();
-        if self.posted <= self.low || self.posted < needed {
-            let n = depth - self.posted;
-            self.srq.post(n)?;
-            self.posted = depth;
-        }
+        self.srq.post(depth - self.posted)?;
+        self.posted = depth;
         Ok(())
     }
 
     /// Receives that the peer may use up.
+    #[inline]
     pub(super) fn posted(&self) -> usize {
         self.posted
     }
@@ -203,7 +220,10 @@ mod tests {
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
         for work in [Work::Probe, Work::Cts, Work::Receive].into_iter().chain(numbered) {
-            assert_eq!(Work::of(work.id()), work);
+            for number in [0, 1, u32::MAX] {
+                let id = work.id(number);
+                assert_eq!((Work::of(id), Work::number(id)), (work, number));
+            }
         }
         assert_eq!(Work::of(u64::MAX), Work::Receive);
     }

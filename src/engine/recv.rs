@@ -1,24 +1,24 @@
 //! The receiving end of a connection.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Sizes, Tagged};
+use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Tagged};
 
-use super::core::{Core, Progress, lock, test};
+use super::arrival::{Slot, Wrong};
+use super::core::{Core, Progress, lock, progress};
 use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
-use super::lane::Lane;
 use super::mr::{Mr, Registrar};
-use super::rail::Work;
-use super::request::{Pool, Request, recv_pool};
+use super::rail::{Rail, Work};
+use super::request::{Pool, Request};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 use crate::hints::Flow;
 use crate::proto::{
-    Arrivals, CTS_BYTES, Cts, FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RECORDS_BYTES, Record, SLOTS, Sequence,
-    SizeQ, Step,
+    CTS_BYTES, CTS_WORDS, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RECORDS_BYTES, Record, SLOTS,
+    Sequence,
 };
-use crate::verbs::{Completion, INLINE, Kind, Local, Remote};
+use crate::verbs::{Completion, Kind, Local, Remote};
 
 /// Bytes of a receiver's control memory: the records that the sender writes into, CTS entries to send from, and what a
 /// flush reads into.
@@ -48,8 +48,9 @@ pub(super) struct Receiver {
 struct State {
     core: Core,
     seq: Sequence,
+    pool: Pool,
     /// By slot; a request is its slot.
-    slots: Box<[Slot]>,
+    slots: Box<[Slot; SLOTS]>,
     /// The rail that carries CTS writes.
     cts_rail: usize,
     /// Slots whose data has not come.
@@ -60,50 +61,29 @@ struct State {
     flushes: Option<Flushes>,
 }
 
-/// One group of receives. Its CTS entries stay in the control memory, so that they could be sent again.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    state: SlotState,
-    count: usize,
-    /// Room per receive; the sizes when it is done.
-    bytes: [usize; MAX_RECVS],
-    arrivals: Arrivals,
-    size: SizeQ,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SlotState {
-    Free,
-    Outstanding,
-    Done,
-}
-
 impl RecvComm {
     pub(super) fn new(core: Core, config: &Config, flow: Option<Flow>) -> Self {
-        let slot = Slot {
-            state: SlotState::Free,
-            count: 0,
-            bytes: [0; MAX_RECVS],
-            arrivals: Arrivals::default(),
-            size: SizeQ::RECORD,
-        };
         // At least twice per queue, so that it is never full of writes that nobody will account for.
         let cts_rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
         let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
-        Self(Arc::new_cyclic(|me: &Weak<Receiver>| Receiver {
-            pool: recv_pool(me, SLOTS + if config.flush { FLUSHES } else { 0 }),
-            memory: Registrar::new(core.pds(), config),
-            _flow: flow,
-            state: Mutex::new(State {
-                core,
-                seq: Sequence::FIRST,
-                slots: vec![slot; SLOTS].into(),
-                cts_rail,
-                outstanding: 0,
-                signal_interval,
-                flushes: config.flush.then(|| Flushes::new(SINK / 8)),
-            }),
+        Self(Arc::new_cyclic(|me: &Weak<Receiver>| {
+            let pool = Pool::of_receiver(me, SLOTS + if config.flush { FLUSHES } else { 0 });
+            Receiver {
+                pool: pool.clone(),
+                memory: Registrar::new(core.pds(), config),
+                _flow: flow,
+                state: Mutex::new(State {
+                    core,
+                    seq: Sequence::FIRST,
+                    pool,
+                    slots: Box::new([Slot::EMPTY; SLOTS]),
+                    cts_rail,
+                    outstanding: 0,
+                    signal_interval,
+                    flushes: config.flush.then(|| Flushes::new(SINK / 8)),
+                }),
+            }
         }))
     }
 
@@ -113,29 +93,31 @@ impl RecvComm {
     }
 
     /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way.
+    #[inline]
     pub fn receive<P: NetPlugin<Mr = Mr>>(
         &self,
         buffers: &[RecvBuffer<'_, P>],
-    ) -> Result<Option<&Tagged<Request>>> {
+    ) -> Fast<Option<&Tagged<Request>>> {
         if buffers.is_empty() || buffers.len() > MAX_RECVS {
-            return Err(Error::Argument(format!(
-                "a group of {} receives: expected 1 to {MAX_RECVS}",
-                buffers.len()
-            )));
+            return Err(wrong_group(buffers.len()));
         }
-        for b in buffers {
-            self.0.memory.check(b.mr, b.buffer)?;
+        let comm = &*self.0;
+        // By itself, since it is what comes most.
+        match buffers {
+            [one] => comm.memory.check(one.mr, one.buffer)?,
+            several => several.iter().try_for_each(|b| comm.memory.check(b.mr, b.buffer))?,
         }
-        let mut state = lock(&self.0.state)?;
+        let mut state = lock(&comm.state)?;
         state.core.alive()?;
-        let slot = state.start(buffers);
-        let slot = state.core.settle(slot)?;
-        Ok(slot.map(|i| &self.0.pool[i]))
+        match state.start(buffers) {
+            Ok(slot) => Ok(slot.map(|i| comm.pool.get(usize::from(i)))),
+            Err(e) => Err(state.core.fail(e)),
+        }
     }
 
     /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, which is
     /// always so without `MPIB_FLUSH=1`.
-    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Result<Option<&Tagged<Request>>> {
+    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
             self.0.memory.check(*mr, *buffer)?;
         }
@@ -144,247 +126,237 @@ impl RecvComm {
         }
         let Some(target) = flush::target(buffers) else { return Ok(None) };
         let mut state = lock(&self.0.state)?;
-        let State { core, flushes: Some(flushes), .. } = &mut *state else { return Ok(None) };
+        let State { core, flushes: Some(flushes), pool, .. } = &mut *state else { return Ok(None) };
         core.alive()?;
-        let Some(index) = flushes.begin()? else { return Ok(None) };
+        let Some(index) = flushes.begin(pool)? else { return Ok(None) };
         let posted = flushes.post(core, index, target);
         core.settle(posted)?;
         core.stats.request(None);
-        Ok(Some(&self.0.pool[SLOTS + usize::from(index)]))
+        let request = self.0.pool.get(SLOTS + usize::from(index));
+        request.begin();
+        Ok(Some(request))
     }
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        lock(&self.0.state)?.core.peer.leave();
+        lock(&self.0.state).map_err(|e| *e)?.core.peer.leave();
         Ok(())
     }
 }
 
 impl Receiver {
-    pub(super) fn test(&self, index: usize) -> Result<Option<Sizes>> {
-        match index.checked_sub(SLOTS) {
-            None => test(&self.state, index),
-            Some(flush) => Ok(self.flushed(flush)?.then(Sizes::default)),
-        }
-    }
-
-    /// `test` of a flush. The peer has no part in it, so that it may be gone.
-    fn flushed(&self, index: usize) -> Result<bool> {
-        let mut state = lock(&self.state)?;
-        if state.take_flushed(index)? {
-            return Ok(true);
-        }
-        state.core.alive()?;
-        let polled = state.poll();
-        state.core.settle(polled)?;
-        state.take_flushed(index)
+    pub(super) fn progress(&self, index: usize) -> Fast<()> {
+        progress(&self.state, index)
     }
 }
 
 impl Progress for State {
-    const OWED: &'static str = "receives";
-
+    #[inline]
     fn core(&mut self) -> &mut Core {
         &mut self.core
     }
 
-    /// The sizes of a group that is done; its slot is free again.
-    fn take_done(&mut self, slot: usize) -> Result<Option<Sizes>> {
-        let slot = &mut self.slots[slot];
-        match slot.state {
-            SlotState::Outstanding => Ok(None),
-            SlotState::Free => {
-                Err(Error::Argument("the receive was already done: its request is no longer valid".into()))
-            }
-            SlotState::Done => {
-                slot.state = SlotState::Free;
-                self.core.stats.done(slot.count, slot.bytes[..slot.count].iter().sum());
-                match slot.count {
-                    1 => Ok(Some(Sizes::one(slot.bytes[0]))),
-                    count => Ok(Sizes::new(&slot.bytes[..count])),
-                }
-            }
-        }
+    /// The peer has no part in a flush, so that it may be gone.
+    fn owed(index: usize) -> Option<&'static str> {
+        (index < SLOTS).then_some("receives")
+    }
+
+    #[inline]
+    fn pending(&self, index: usize) -> bool {
+        self.pool.get(index).is_under_way()
     }
 
     /// Takes what completed on every rail, and posts receives for what was used up.
-    fn poll(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Fast<()> {
         self.drain()?;
         self.refill()
     }
 
-    fn completed(&mut self, rail: usize, completion: &Completion) -> Result<()> {
-        let on = &mut self.core.rails[rail];
-        match (completion.kind, Work::of(completion.wr_id)) {
-            (Kind::Arrived(word), _) => {
-                on.arrived();
+    #[inline]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        match completion.kind() {
+            Kind::Arrived(word) => {
+                self.core.rails[rail].arrived();
                 self.core.stats.arrived(rail);
                 self.arrived(rail, word)
             }
-            (Kind::Sent, Work::Flush { index }) => {
-                self.flushes.iter_mut().for_each(|flushes| flushes.read(rail, index));
-                let known = on.flush.as_mut().map_or(Ok(0), Lane::sent)?;
-                self.core.stats.completed(rail, known);
-                Ok(())
-            }
-            (Kind::Sent, Work::Cts) => {
-                let known = on.lanes[CTS_LANE].sent()?;
-                self.core.stats.completed(rail, known);
-                Ok(())
-            }
-            (kind, work) => {
-                Err(Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")))
-            }
+            Kind::Sent => self.sent(rail, completion.wr_id()),
+            Kind::Other(_) => Err(unknown(completion)),
         }
     }
 }
 
 impl State {
-    fn start<P: NetPlugin<Mr = Mr>>(&mut self, buffers: &[RecvBuffer<'_, P>]) -> Result<Option<usize>> {
-        let index = usize::from(self.seq.slot());
-        if self.slots[index].state != SlotState::Free {
+    #[inline]
+    fn start<P: NetPlugin<Mr = Mr>>(&mut self, buffers: &[RecvBuffer<'_, P>]) -> Fast<Option<u8>> {
+        let slot = self.seq.slot();
+        if !self.pool.get(slot.into()).is_free() || !self.ready() && !self.made_ready()? {
             return Ok(self.core.stats.no_room());
         }
-        if self.cts_lane().room() == 0 {
-            self.poll()?;
-        }
-        self.refill()?;
-        let ready =
-            |r: &super::rail::Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
-        if self.cts_lane().room() == 0 || !self.core.rails.iter().all(ready) {
-            return Ok(self.core.stats.no_room());
-        }
-        let mut bytes = [0; MAX_RECVS];
-        for (i, b) in buffers.iter().enumerate() {
-            bytes[i] = b.buffer.len;
-            let cts = Cts {
-                addr: b.buffer.addr as u64,
-                size: b.buffer.len as u64,
-                rkeys: b.mr.map_or([0; crate::proto::MAX_RAILS], Mr::rkeys),
-                tag: b.tag,
-                count: buffers.len() as u8,
-                index: i as u8,
-                seq: self.seq.number(),
-            };
-            self.stage(i, &cts);
-        }
+        self.slots[usize::from(slot)].begin(buffers.len());
         // The slot is ready for its arrivals before the peer can know of it.
-        self.slots[index] = Slot {
-            state: SlotState::Outstanding,
-            count: buffers.len(),
-            bytes,
-            arrivals: Arrivals::default(),
-            size: SizeQ::RECORD,
-        };
+        self.pool.get(slot.into()).begin();
         self.outstanding += 1;
-        self.post_cts(buffers.len())?;
+        match buffers {
+            [one] => {
+                let words = self.stage(slot, 0, one, 1);
+                self.post_cts(1, Some(&words))?;
+            }
+            several => self.offer(slot, several)?,
+        }
         self.seq = self.seq.next();
         self.core.stats.request(None);
-        Ok(Some(index))
+        Ok(Some(slot))
     }
 
-    fn take_flushed(&mut self, index: usize) -> Result<bool> {
-        let done = self.flushes.as_mut().map_or(Ok(false), |flushes| flushes.take_done(index))?;
-        if done {
-            self.core.stats.done(0, 0);
+    /// The CTS entries of a group of several.
+    #[inline(never)]
+    fn offer<P: NetPlugin<Mr = Mr>>(&mut self, slot: u8, buffers: &[RecvBuffer<'_, P>]) -> Fast<()> {
+        for (i, b) in buffers.iter().enumerate() {
+            self.stage(slot, i, b, buffers.len());
         }
-        Ok(done)
+        self.post_cts(buffers.len(), None)
     }
 
-    fn cts_lane(&self) -> &Lane {
-        &self.core.rails[self.cts_rail].lanes[CTS_LANE]
-    }
-
-    /// Puts a CTS entry where the CTS write takes it from.
-    fn stage(&self, index: usize, cts: &Cts) {
+    /// Puts a CTS entry into our memory, where it stays as long as the receive; gives its words.
+    #[inline]
+    fn stage<P: NetPlugin<Mr = Mr>>(
+        &mut self,
+        slot: u8,
+        index: usize,
+        recv: &RecvBuffer<'_, P>,
+        count: usize,
+    ) -> [u64; CTS_WORDS] {
+        let Buffer { addr, len } = recv.buffer;
+        self.slots[usize::from(slot)].set_room(index, len);
+        let cts = Cts {
+            addr: addr as u64,
+            size: len as u64,
+            rkeys: *recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys),
+            tag: recv.tag,
+            count: count as u8,
+            index: index as u8,
+            seq: self.seq.number(),
+        };
+        let words = cts.words().map(u64::to_le);
         let start = (RECORDS_BYTES + self.seq.cts_offset(index)) / 8;
-        for (word, bytes) in self.core.region.words()[start..].iter().zip(cts.encode().chunks_exact(8)) {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(number), Ordering::Relaxed);
+        for (place, word) in self.core.region.words()[start..start + CTS_WORDS].iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
         }
+        words
     }
 
-    /// One write carries the entries of the whole group.
-    fn post_cts(&mut self, count: usize) -> Result<()> {
+    /// As [`ready`](Self::ready), after a look at what has completed.
+    #[cold]
+    fn made_ready(&mut self) -> Fast<bool> {
+        self.poll()?;
+        Ok(self.ready())
+    }
+
+    /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.
+    #[inline]
+    fn ready(&self) -> bool {
+        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
+        let lane = &self.core.rails[self.cts_rail].lanes[CTS_LANE];
+        lane.room() > 0 && self.core.rails.iter().all(enough)
+    }
+
+    /// One write carries the entries of the whole group: from where they stay, or in itself where there is `one`.
+    #[inline(always)]
+    fn post_cts(&mut self, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
         let offset = self.seq.cts_offset(0);
-        let bytes = count * CTS_BYTES;
-        let start = (RECORDS_BYTES + offset) / 8;
-        let Core { rails, region, remote, chain, .. } = &mut self.core;
-        let lane = &mut rails[self.cts_rail].lanes[CTS_LANE];
-        let lkey = region.mrs()[self.cts_rail].lkey();
-        let local = Local { addr: region.addr(start) as u64, len: bytes as u32, lkey };
-        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[self.cts_rail] };
+        let rail = self.cts_rail;
+        let Core { rails, region, remote, chain, stats, .. } = &mut self.core;
+        let lane = &mut rails[rail].lanes[CTS_LANE];
+        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
         let signalled = lane.uncovered() + 1 >= self.signal_interval;
-        let signal = signalled.then_some(Work::Cts.id());
+        let signal = signalled.then(|| lane.signal(Work::Cts, 1));
         chain.clear();
-        let fitted = if bytes <= lane.inline().min(INLINE) {
-            let mut entry = [0; INLINE];
-            copy_words(&mut entry[..bytes], &region.words()[start..]);
-            chain.write_inline(&entry[..bytes], to, signal)
-        } else {
-            chain.write(Some(local), to, None, signal)
+        let fitted = match one {
+            Some(words) if lane.inline() >= CTS_BYTES => chain.write_inline(words, to, signal),
+            _ => {
+                let addr = region.addr((RECORDS_BYTES + offset) / 8) as u64;
+                let lkey = region.mrs()[rail].lkey();
+                chain.write(Some(Local { addr, len: (count * CTS_BYTES) as u32, lkey }), to, None, signal)
+            }
         };
         if !fitted {
-            return Err(Error::Internal("a CTS write did not fit into its chain".into()));
+            return Err(internal("a CTS write did not fit into its chain"));
         }
         lane.post(chain, signalled)?;
-        self.core.stats.posted(self.cts_rail, 1, 0, 0);
+        stats.posted_bare(rail);
         Ok(())
     }
 
     /// Keeps enough receives posted for every slot that is under way, and one more.
-    fn refill(&mut self) -> Result<()> {
+    #[inline]
+    fn refill(&mut self) -> Fast<()> {
         let needed = self.outstanding + 1;
-        self.core.rails.iter_mut().filter_map(|r| r.receives.as_mut()).try_for_each(|r| r.refill(needed))
+        for receives in self.core.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
+            receives.refill(needed)?;
+        }
+        Ok(())
     }
 
-    /// Takes one immediate of the peer. Whatever is wrong with it is the peer's doing.
-    fn arrived(&mut self, rail: usize, word: u32) -> Result<()> {
-        let wrong = |what: String| {
-            let at = format!("rail {rail}, immediate {word:#010x}, from {}", self.core.peer.name());
-            Err(Error::Protocol(format!("{what} ({at})")))
-        };
-        let Some(imm) = self.core.layout.decode(word) else {
-            return wrong("an immediate that no sender of ours makes".into());
-        };
-        let slot = &mut self.slots[usize::from(imm.slot)];
-        if slot.state != SlotState::Outstanding {
-            return wrong(format!("data arrived for slot {}, where no receive waits", imm.slot));
-        }
-        if slot.arrivals.seen() != 0 && slot.size != imm.size {
-            return wrong(format!(
-                "slot {}: rails tell different sizes, {:?} and {:?}",
-                imm.slot, slot.size, imm.size
-            ));
-        }
-        if slot.count > 1 && imm.size != SizeQ::RECORD {
-            return wrong(format!("slot {}: a group of {} receives was told one size", imm.slot, slot.count));
-        }
-        slot.size = imm.size;
-        self.flushes.iter_mut().for_each(|flushes| flushes.carried(rail));
-        match slot.arrivals.on_arrival(imm.mask, rail as u8) {
-            Step::Waiting => return Ok(()),
-            Step::Violation(why) => return wrong(format!("slot {}: {why}", imm.slot)),
-            Step::Complete => {}
-        }
-        match imm.size.bytes() {
-            Some(size) if size > slot.bytes[0] => {
-                let room = slot.bytes[0];
-                return wrong(format!("slot {}: {size} bytes came for a receive of {room}", imm.slot));
-            }
-            Some(size) => slot.bytes[0] = size,
-            None => {
-                let record = read_record(&self.core, imm.slot);
-                match Record::decode(&record, &slot.bytes[..slot.count]) {
-                    Ok(record) => slot.bytes[..slot.count].copy_from_slice(record.sizes()),
-                    Err(e) => return wrong(format!("slot {}: {e}", imm.slot)),
+    /// Takes the completion of a work request of ours.
+    fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
+        let on = &mut self.core.rails[rail];
+        let known = match Work::of(wr_id) {
+            Work::Cts => on.lanes[CTS_LANE].sent(wr_id)?,
+            Work::Flush { index } => {
+                let known = on.flush.as_mut().map_or(Ok(0), |lane| lane.sent(wr_id))?;
+                if let Some(flushes) = &mut self.flushes
+                    && flushes.read(rail, index, &self.pool)
+                {
+                    self.core.stats.done(0, 0);
                 }
+                known
+            }
+            other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
+        };
+        self.core.stats.completed(rail, known);
+        Ok(())
+    }
+
+    /// Takes one immediate of the peer.
+    #[inline]
+    fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
+        self.judged(rail, word).map_err(|wrong| self.wrong(rail, word, wrong))
+    }
+
+    #[inline]
+    fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
+        let imm = self.core.layout.decode(word).ok_or(Wrong::Word)?;
+        let request = self.pool.get(imm.slot.into());
+        if !request.is_under_way() {
+            return Err(Wrong::Idle(imm.slot));
+        }
+        let slot = &mut self.slots[usize::from(imm.slot)];
+        let size = slot.arrived(imm, rail)?;
+        if let Some(flushes) = &mut self.flushes {
+            flushes.carried(rail);
+        }
+        let Some(size) = size else { return Ok(()) };
+        match size.bytes() {
+            Some(size) => {
+                self.core.stats.done(1, size);
+                request.done_one(size);
+            }
+            None => {
+                let record = Record::decode(&read_record(&self.core, imm.slot), slot.rooms());
+                let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
+                self.core.stats.done(record.sizes().len(), record.sizes().iter().sum());
+                request.done(record.sizes());
             }
         }
-        slot.state = SlotState::Done;
         self.outstanding -= 1;
         Ok(())
+    }
+
+    #[cold]
+    fn wrong(&self, rail: usize, word: u32, wrong: Wrong) -> Box<Error> {
+        let peer = self.core.peer.name();
+        Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
     }
 }
 
@@ -392,13 +364,24 @@ impl State {
 fn read_record(core: &Core, slot: u8) -> [u8; RECORD_BYTES] {
     let start = usize::from(slot) * RECORD_BYTES / 8;
     let mut bytes = [0; RECORD_BYTES];
-    copy_words(&mut bytes, &core.region.words()[start..]);
+    for (place, word) in bytes.chunks_exact_mut(8).zip(&core.region.words()[start..]) {
+        place.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
+    }
     bytes
 }
 
-/// Bytes as they lie in memory.
-fn copy_words(bytes: &mut [u8], words: &[AtomicU64]) {
-    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
-    }
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")).into()
+}
+
+#[cold]
+fn internal(what: &str) -> Box<Error> {
+    Error::Internal(what.into()).into()
+}
+
+#[cold]
+fn wrong_group(receives: usize) -> Box<Error> {
+    Error::Argument(format!("a group of {receives} receives: expected 1 to {MAX_RECVS}")).into()
 }

@@ -1,23 +1,36 @@
 //! What NCCL holds while a send, a receive or a flush is under way.
 
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Sizes, Tagged};
 
 use super::recv::Receiver;
 use super::send::Sender;
-use crate::error::{Error, Result};
-use crate::proto::SLOTS;
+use crate::error::{Error, Fast};
+use crate::proto::{MAX_RECVS, SLOTS};
 
 /// Requests per comm: NCCL has at most 32 operations under way, each of up to 8 sends.
 pub(super) const REQUESTS: usize = SLOTS;
 
 /// A place in its comm's pool. It does not keep the comm alive: a closed comm's requests are dead.
+///
+/// Who has the comm's state begins it and tells that it is done. `test` takes that without the state, so that it is cheap
+/// for all requests that a look at the queues has found done, and works on a comm that has failed since.
 #[derive(Debug)]
 pub struct Request {
+    /// [`FREE`], [`UNDER_WAY`], or [`DONE`] and how many sizes there are.
+    state: AtomicU32,
+    sizes: [AtomicUsize; MAX_RECVS],
     owner: Owner,
     index: usize,
 }
+
+const FREE: u32 = 0;
+const UNDER_WAY: u32 = 1;
+const DONE: u32 = 2;
+/// A send or a receive: the usual case.
+const DONE_ONE: u32 = DONE + 1;
 
 #[derive(Debug)]
 enum Owner {
@@ -26,26 +39,138 @@ enum Owner {
 }
 
 /// The requests of one comm, made once.
-pub(super) type Pool = Box<[Tagged<Request>]>;
+#[derive(Debug, Clone)]
+pub(super) struct Pool(Arc<[Tagged<Request>]>);
 
-pub(super) fn send_pool(owner: &Weak<Sender>) -> Pool {
-    (0..REQUESTS).map(|index| Tagged::new(Request { owner: Owner::Send(owner.clone()), index })).collect()
-}
+impl Pool {
+    pub(super) fn of_sender(owner: &Weak<Sender>) -> Self {
+        Self::new(REQUESTS, || Owner::Send(owner.clone()))
+    }
 
-pub(super) fn recv_pool(owner: &Weak<Receiver>, requests: usize) -> Pool {
-    (0..requests).map(|index| Tagged::new(Request { owner: Owner::Recv(owner.clone()), index })).collect()
-}
+    pub(super) fn of_receiver(owner: &Weak<Receiver>, requests: usize) -> Self {
+        Self::new(requests, || Owner::Recv(owner.clone()))
+    }
 
-impl Request {
-    /// Makes progress; the sizes, once, when it is done.
-    pub fn test(&self) -> Result<Option<Sizes>> {
-        match &self.owner {
-            Owner::Send(comm) => live(comm)?.test(self.index),
-            Owner::Recv(comm) => live(comm)?.test(self.index),
-        }
+    fn new(requests: usize, owner: impl Fn() -> Owner) -> Self {
+        let one =
+            |index| Request { state: AtomicU32::new(FREE), sizes: Default::default(), owner: owner(), index };
+        Self((0..requests).map(|index| Tagged::new(one(index))).collect())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> &Tagged<Request> {
+        &self.0[index]
+    }
+
+    /// A free one of the [`REQUESTS`] from index `start` on, sought from place `next` on, which is where to begin the next time.
+    #[inline]
+    pub(super) fn free(&self, start: usize, next: &mut u8) -> Option<u8> {
+        let place = *next;
+        *next = place.wrapping_add(1);
+        if self.get(start + usize::from(place)).is_free() { Some(place) } else { self.search(start, next) }
+    }
+
+    /// Only where an earlier one is tested later than a later one.
+    #[cold]
+    fn search(&self, start: usize, next: &mut u8) -> Option<u8> {
+        let place = (0..REQUESTS).map(|i| next.wrapping_add(i as u8));
+        let place = place.into_iter().find(|place| self.get(start + usize::from(*place)).is_free())?;
+        *next = place.wrapping_add(1);
+        Some(place)
     }
 }
 
-fn live<T>(comm: &Weak<T>) -> Result<Arc<T>> {
-    comm.upgrade().ok_or_else(|| Error::Argument("the request's connection is closed".into()))
+impl Request {
+    /// The size of a message that is done; the request is free with that. `None` where there is more to it: see
+    /// [`test`](Self::test).
+    #[inline]
+    pub fn finished(&self) -> Option<usize> {
+        if self.state.load(Ordering::Acquire) != DONE_ONE {
+            return None;
+        }
+        let size = self.sizes[0].load(Ordering::Relaxed);
+        self.state.store(FREE, Ordering::Release);
+        Some(size)
+    }
+
+    /// Makes progress; `true`, once, when it is done, and the sizes told.
+    pub fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
+        if self.taken(sizes)? {
+            return Ok(true);
+        }
+        match &self.owner {
+            Owner::Send(comm) => live(comm)?.progress(self.index)?,
+            Owner::Recv(comm) => live(comm)?.progress(self.index)?,
+        }
+        self.taken(sizes)
+    }
+
+    /// Whether the request is done; it is free with that.
+    fn taken(&self, sizes: &mut Sizes) -> Fast<bool> {
+        let count = match self.state.load(Ordering::Acquire) {
+            UNDER_WAY => return Ok(false),
+            FREE => return Err(self.over()),
+            state => (state - DONE) as usize,
+        };
+        for (i, size) in self.sizes.iter().enumerate().take(count) {
+            sizes.tell(i, size.load(Ordering::Relaxed)).map_err(|_| self.too_large())?;
+        }
+        self.state.store(FREE, Ordering::Release);
+        Ok(true)
+    }
+
+    #[cold]
+    fn too_large(&self) -> Box<Error> {
+        Error::Internal(format!("request {} is done with more bytes than were asked for", self.index)).into()
+    }
+
+    #[cold]
+    fn over(&self) -> Box<Error> {
+        let what = match self.owner {
+            Owner::Send(_) => "send",
+            Owner::Recv(_) if self.index < SLOTS => "receive",
+            Owner::Recv(_) => "flush",
+        };
+        Error::Argument(format!("the {what} was already done: its request is no longer valid")).into()
+    }
+
+    #[inline]
+    pub(super) fn is_free(&self) -> bool {
+        self.state.load(Ordering::Acquire) == FREE
+    }
+
+    #[inline]
+    pub(super) fn is_under_way(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == UNDER_WAY
+    }
+
+    /// NCCL is going to have it.
+    #[inline]
+    pub(super) fn begin(&self) {
+        self.state.store(UNDER_WAY, Ordering::Relaxed);
+    }
+
+    /// One message is done.
+    #[inline]
+    pub(super) fn done_one(&self, size: usize) {
+        self.sizes[0].store(size, Ordering::Relaxed);
+        self.state.store(DONE_ONE, Ordering::Release);
+    }
+
+    /// At most [`MAX_RECVS`] messages are done; none for a flush.
+    pub(super) fn done(&self, sizes: &[usize]) {
+        let count = sizes.len().min(MAX_RECVS);
+        for (place, size) in self.sizes.iter().zip(sizes) {
+            place.store(*size, Ordering::Relaxed);
+        }
+        self.state.store(DONE + count as u32, Ordering::Release);
+    }
+}
+
+fn live<T>(comm: &Weak<T>) -> Fast<Arc<T>> {
+    comm.upgrade().ok_or_else(|| Error::Argument("the request's connection is closed".into()).into())
 }

@@ -1,21 +1,21 @@
 //! The sending end of a connection.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-use nccl_net_versions::{Buffer, MemKind, Sizes, Tagged};
+use nccl_net_versions::{Buffer, MemKind, Tagged};
 
-use super::core::{Core, Progress, lock, rails_of, test};
-use super::fifo::{self, NO_CTS};
+use super::core::{Core, Progress, lock, progress};
+use super::fifo;
+use super::group::{Group, NO_SEND, Send, chain_full};
 use super::mr::{Mr, Registrar};
 use super::rail::Work;
-use super::request::{Pool, REQUESTS, Request, send_pool};
+use super::request::{Pool, REQUESTS, Request};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 use crate::policy::Policy;
-use crate::proto::{
-    Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, Split,
-};
-use crate::verbs::{Kind, Local, Remote};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, Part, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, rails};
+use crate::verbs::{Completion, Kind, Local, Remote};
 
 /// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
 pub(super) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
@@ -38,75 +38,35 @@ pub(super) struct Sender {
 struct State {
     core: Core,
     policy: Policy,
+    /// The group of receives whose turn it is.
     seq: Sequence,
-    group: Group,
-    sends: Box<[Send]>,
-    free: Vec<usize>,
-    /// Groups in flight, by slot.
-    flights: Box<[Flight]>,
+    pool: Pool,
+    /// By request.
+    sends: Box<[Send; REQUESTS]>,
+    /// Where to look for a free request.
+    next: u8,
+    /// By slot: those in flight, and the one whose turn it is.
+    groups: Box<[Group; SLOTS]>,
 }
-
-/// The group of receives whose turn it is.
-#[derive(Debug, Clone, Copy)]
-struct Group {
-    /// Receives in it; 0 while its CTS has not come.
-    count: usize,
-    cts: [Cts; MAX_RECVS],
-    /// Which send meets which receive.
-    sends: [Option<usize>; MAX_RECVS],
-    met: usize,
-}
-
-/// One send. All that is needed to post it again is kept until it is complete.
-#[derive(Debug, Clone, Copy)]
-struct Send {
-    state: SendState,
-    buffer: Buffer,
-    lkeys: [u32; MAX_RAILS],
-    cts: Cts,
-    split: Option<Split>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SendState {
-    Free,
-    UnderWay,
-    Done,
-}
-
-/// A posted group.
-#[derive(Debug, Clone, Copy, Default)]
-struct Flight {
-    /// Rails whose completion has not come.
-    pending: u8,
-    count: usize,
-    sends: [usize; MAX_RECVS],
-}
-
-const NO_GROUP: Group = Group { count: 0, cts: [NO_CTS; MAX_RECVS], sends: [None; MAX_RECVS], met: 0 };
-const NO_SEND: Send = Send {
-    state: SendState::Free,
-    buffer: Buffer { addr: 0, len: 0 },
-    lkeys: [0; MAX_RAILS],
-    cts: NO_CTS,
-    split: None,
-};
 
 impl SendComm {
     pub(super) fn new(core: Core, policy: Policy, config: &Config) -> Self {
-        Self(Arc::new_cyclic(|me: &Weak<Sender>| Sender {
-            pool: send_pool(me),
-            memory: Registrar::new(core.pds(), config),
-            max_message: core.max_message(),
-            state: Mutex::new(State {
-                core,
-                policy,
-                seq: Sequence::FIRST,
-                group: NO_GROUP,
-                sends: vec![NO_SEND; REQUESTS].into(),
-                free: (0..REQUESTS).rev().collect(),
-                flights: vec![Flight::default(); SLOTS].into(),
-            }),
+        Self(Arc::new_cyclic(|me: &Weak<Sender>| {
+            let pool = Pool::of_sender(me);
+            Sender {
+                pool: pool.clone(),
+                memory: Registrar::new(core.pds(), config),
+                max_message: core.max_message(),
+                state: Mutex::new(State {
+                    core,
+                    policy,
+                    seq: Sequence::FIRST,
+                    pool,
+                    sends: Box::new([NO_SEND; REQUESTS]),
+                    next: 0,
+                    groups: Box::new([Group::default(); SLOTS]),
+                }),
+            }
         }))
     }
 
@@ -117,250 +77,291 @@ impl SendComm {
 
     /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,
     /// or no room for more.
-    pub fn send(&self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<&Tagged<Request>>> {
-        let mr = self.0.memory.check(mr, buffer)?;
-        if buffer.len > self.0.max_message {
-            return Err(Error::Usage(format!(
-                "a send of {} bytes: the largest message of these ports is {}",
-                buffer.len, self.0.max_message
-            )));
+    #[inline]
+    pub fn send(&self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Fast<Option<&Tagged<Request>>> {
+        let comm = &*self.0;
+        comm.memory.check(mr, buffer)?;
+        if buffer.len > comm.max_message {
+            return Err(comm.too_long(buffer.len));
         }
-        let mut state = lock(&self.0.state)?;
+        let mut state = lock(&comm.state)?;
         state.core.alive()?;
-        let index = state.start(buffer, tag, mr);
-        let index = state.core.settle(index)?;
-        Ok(index.map(|i| &self.0.pool[i]))
+        match state.start(buffer, tag, mr) {
+            Ok(Some(index)) => {
+                let request = comm.pool.get(usize::from(index));
+                request.begin();
+                Ok(Some(request))
+            }
+            Ok(None) => Ok(None),
+            Err(e) => Err(state.core.fail(e)),
+        }
     }
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        lock(&self.0.state)?.core.peer.leave();
+        lock(&self.0.state).map_err(|e| *e)?.core.peer.leave();
         Ok(())
     }
 }
 
 impl Sender {
-    pub(super) fn test(&self, index: usize) -> Result<Option<Sizes>> {
-        test(&self.state, index)
+    pub(super) fn progress(&self, index: usize) -> Fast<()> {
+        progress(&self.state, index)
+    }
+
+    #[cold]
+    fn too_long(&self, len: usize) -> Box<Error> {
+        let largest = self.max_message;
+        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {largest}")).into()
     }
 }
 
 impl Progress for State {
-    const OWED: &'static str = "sends";
-
+    #[inline]
     fn core(&mut self) -> &mut Core {
         &mut self.core
     }
 
-    /// The size of a send that is done; its place is free again.
-    fn take_done(&mut self, index: usize) -> Result<Option<Sizes>> {
-        let send = &mut self.sends[index];
-        match send.state {
-            SendState::UnderWay => Ok(None),
-            SendState::Free => {
-                Err(Error::Argument("the send was already done: its request is no longer valid".into()))
-            }
-            SendState::Done => {
-                send.state = SendState::Free;
-                let size = send.buffer.len;
-                self.free.push(index);
+    fn owed(_: usize) -> Option<&'static str> {
+        Some("sends")
+    }
+
+    #[inline]
+    fn pending(&self, index: usize) -> bool {
+        self.pool.get(index).is_under_way()
+    }
+
+    #[inline]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
+            return Err(unknown(completion));
+        };
+        let known = self.core.rails[rail].lane_mut(slot).sent(completion.wr_id())?;
+        self.core.stats.completed(rail, known);
+        let group = &mut self.groups[usize::from(slot)];
+        if group.pending >> rail & 1 == 0 {
+            return Err(twice(rail, slot));
+        }
+        group.pending &= !(1 << rail);
+        if group.pending == 0 {
+            for index in group.members() {
+                let size = self.sends[index].buffer.len;
                 self.core.stats.done(1, size);
-                Ok(Some(Sizes::one(size)))
+                self.pool.get(index).done_one(size);
             }
-        }
-    }
-
-    fn completed(&mut self, rail: usize, completion: &crate::verbs::Completion) -> Result<()> {
-        let on = &mut self.core.rails[rail];
-        match (completion.kind, Work::of(completion.wr_id)) {
-            (Kind::Sent, Work::Data { slot }) => {
-                let known = on.lane_mut(slot).sent()?;
-                self.core.stats.completed(rail, known);
-                let flight = &mut self.flights[usize::from(slot)];
-                if flight.pending >> rail & 1 == 0 {
-                    return Err(Error::Internal(format!("slot {slot} completed twice on rail {rail}")));
-                }
-                flight.pending &= !(1 << rail);
-                if flight.pending == 0 {
-                    for index in &flight.sends[..flight.count] {
-                        self.sends[*index].state = SendState::Done;
-                    }
-                }
-                Ok(())
-            }
-            (kind, work) => Err(Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}"))),
-        }
-    }
-}
-
-impl State {
-    fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Result<Option<usize>> {
-        if self.group.count == 0 {
-            // In place: a group is too large to be moved for each message.
-            let Some(count) = fifo::group(self.core.region.words(), self.seq, &mut self.group.cts)? else {
-                self.core.peer.look("sends")?;
-                return Ok(self.core.stats.no_receive());
-            };
-            self.group.sends[..count].fill(None);
-            (self.group.count, self.group.met) = (count, 0);
-        }
-        let meets = |i: &usize| self.group.sends[*i].is_none() && self.group.cts[*i].tag == tag;
-        let Some(place) = (0..self.group.count).find(meets) else { return Ok(self.core.stats.no_receive()) };
-        let cts = &self.group.cts[place];
-        if buffer.len as u64 > cts.size {
-            return Err(Error::Usage(format!(
-                "a send of {} bytes with tag {tag} meets a receive of {} bytes: nothing was sent",
-                buffer.len, cts.size
-            )));
-        }
-        let share = self.policy.share(buffer.len);
-        let split = self.policy.split_by(buffer.len, share);
-        if split.is_none() {
-            return Err(Error::Internal("the policy has no rail".into()));
-        }
-        let Some(index) = self.free.pop() else { return Ok(self.core.stats.no_room()) };
-        let send = &mut self.sends[index];
-        (send.state, send.buffer, send.split) = (SendState::UnderWay, buffer, split);
-        send.lkeys = mr.map_or([0; MAX_RAILS], Mr::lkeys);
-        send.cts = *cts;
-        self.group.sends[place] = Some(index);
-        self.group.met += 1;
-        if self.group.met < self.group.count || self.post_group()? {
-            self.core.stats.request(share);
-            return Ok(Some(index));
-        }
-        // No room in a send queue: as if this send had not been.
-        self.group.sends[place] = None;
-        self.group.met -= 1;
-        self.sends[index].state = SendState::Free;
-        self.free.push(index);
-        Ok(self.core.stats.no_room())
-    }
-
-    /// Posts the group whose sends are all there; `false` where a queue has no room for it yet.
-    fn post_group(&mut self) -> Result<bool> {
-        let count = self.group.count;
-        let slot = self.seq.slot();
-        let mut mask = 0;
-        let mut sizes = [0; MAX_RECVS];
-        let mut flight = Flight { pending: 0, count, sends: [0; MAX_RECVS] };
-        for (i, index) in self.group.sends[..count].iter().enumerate() {
-            let index =
-                index.ok_or_else(|| Error::Internal("a group is posted before it is whole".into()))?;
-            let send = &self.sends[index];
-            flight.sends[i] = index;
-            sizes[i] = send.buffer.len;
-            mask |= send.split.filter(|_| send.buffer.len > 0).map_or(0, |s| s.mask());
-        }
-        if mask == 0 {
-            // Nothing but empty sends: where they go is the policy's matter too.
-            mask = self.policy.split(0).map_or(1, |s| s.mask());
-        }
-        let size = if count == 1 { self.core.layout.size(sizes[0]) } else { SizeQ::RECORD };
-        let fast = count == 1 && size.bytes().is_some();
-        if !self.fits(mask, fast, &flight) {
-            self.poll()?;
-            if !self.fits(mask, fast, &flight) {
-                return Ok(false);
-            }
-        }
-        if !fast {
-            self.stage_record(&sizes[..count])?;
-        }
-        // All that a completion can touch is in place before anything can complete.
-        flight.pending = mask;
-        self.flights[usize::from(slot)] = flight;
-        let imm = self.core.layout.encode(slot, mask, size);
-        for rail in rails_of(mask) {
-            let bytes = self.fill_chain(rail, &flight, fast, imm, mask.trailing_zeros() as usize == rail)?;
-            let Core { rails, chain, stats, .. } = &mut self.core;
-            let n = chain.len();
-            rails[rail].lane_mut(slot).post(chain, true)?;
-            stats.posted(rail, n, if fast { n } else { n - 1 }, bytes);
-        }
-        self.seq = self.seq.next();
-        self.group.count = 0;
-        Ok(true)
-    }
-
-    /// Whether the slot is free and its lane on every rail of `mask` has room for its part.
-    fn fits(&self, mask: u8, fast: bool, flight: &Flight) -> bool {
-        let slot = self.seq.slot();
-        if self.flights[usize::from(slot)].pending != 0 {
-            return false;
-        }
-        rails_of(mask).all(|rail| {
-            let parts =
-                flight.sends[..flight.count].iter().filter(|i| self.sends[**i].bytes(rail) > 0).count();
-            self.core.rails[rail].lane(slot).room() >= if fast { 1 } else { parts + 1 }
-        })
-    }
-
-    /// One rail's work requests for a group: on the fast path one, else a write per part and the signalling one. Gives
-    /// their bytes of messages.
-    fn fill_chain(
-        &mut self,
-        rail: usize,
-        flight: &Flight,
-        fast: bool,
-        imm: u32,
-        leader: bool,
-    ) -> Result<usize> {
-        let Core { chain, region, remote, .. } = &mut self.core;
-        chain.clear();
-        let signal = Some(Work::Data { slot: self.seq.slot() }.id());
-        let (mut fitted, mut bytes) = (true, 0);
-        for index in &flight.sends[..flight.count] {
-            let send = &self.sends[*index];
-            let Some(part) = send.split.and_then(|s| s.parts().find(|p| p.rail == rail)) else { continue };
-            let local = Local {
-                addr: (send.buffer.addr + part.offset) as u64,
-                len: u32::try_from(part.len)
-                    .map_err(|_| Error::Internal("a part of more than 4 GiB".into()))?,
-                lkey: send.lkeys[rail],
-            };
-            let local = (part.len > 0).then_some(local);
-            bytes += part.len;
-            let to =
-                Remote { addr: send.cts.addr.wrapping_add(part.offset as u64), rkey: send.cts.rkeys[rail] };
-            if fast {
-                fitted &= chain.write(local, to, Some(imm), signal);
-            } else if part.len > 0 {
-                fitted &= chain.write(local, to, None, None);
-            }
-        }
-        if !fast {
-            let offset = self.seq.record_offset();
-            let record = Local {
-                addr: region.addr((FIFO_BYTES + offset) / 8) as u64,
-                len: RECORD_BYTES as u32,
-                lkey: region.mrs()[rail].lkey(),
-            };
-            let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
-            fitted &= chain.write(leader.then_some(record), to, Some(imm), signal);
-        }
-        if fitted {
-            Ok(bytes)
-        } else {
-            Err(Error::Internal("a group needs more work requests than a chain has".into()))
-        }
-    }
-
-    /// Puts the sizes where the leader's signalling write takes them from.
-    fn stage_record(&self, sizes: &[usize]) -> Result<()> {
-        let record = Record::new(sizes).map_err(|e| Error::Internal(e.to_string()))?.encode();
-        let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
-        for (word, bytes) in self.core.region.words()[start..].iter().zip(record.chunks_exact(8)) {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(number), std::sync::atomic::Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
-impl Send {
-    fn bytes(&self, rail: usize) -> usize {
-        self.split.map_or(0, |s| s.bytes(rail))
+impl State {
+    #[inline]
+    fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Fast<Option<u8>> {
+        let slot = self.seq.slot();
+        let group = &mut self.groups[usize::from(slot)];
+        if group.pending != 0 && !self.slot_comes_free(slot)? {
+            return Ok(self.core.stats.no_room());
+        }
+        let group = &mut self.groups[usize::from(slot)];
+        let Some(met) = fifo::meet(self.core.region.words(), self.seq, tag, group.met)? else {
+            self.core.peer.look("sends")?;
+            return Ok(self.core.stats.no_receive());
+        };
+        if buffer.len as u64 > met.room {
+            return Err(too_large(buffer, tag, met.room));
+        }
+        let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.core.stats.no_room()) };
+        let share = self.policy.share(buffer.len);
+        let send = &mut self.sends[usize::from(index)];
+        if !self.policy.cut(buffer.len, share, &mut send.split) {
+            return Err(internal("the policy has no rail"));
+        }
+        (send.buffer, send.target) = (buffer, met.target());
+        // Without a registration there is nothing to send.
+        if let Some(mr) = mr {
+            send.lkeys = *mr.lkeys();
+        }
+        let posted = match met.count {
+            1 => self.post_one(slot, index)?,
+            count => self.join(slot, index, met.place, count)?,
+        };
+        if !posted {
+            return Ok(self.core.stats.no_room());
+        }
+        self.core.stats.request(share);
+        Ok(Some(index))
     }
+
+    /// A send meets one of a group's several receives; posts the group if that was the last. `false` where a queue has no room for it
+    /// yet: then it is as if this send had not been.
+    #[inline(never)]
+    fn join(&mut self, slot: u8, index: u8, place: usize, count: usize) -> Fast<bool> {
+        let group = &mut self.groups[usize::from(slot)];
+        group.count = count as u8;
+        group.sends[place] = index;
+        group.met |= 1 << place;
+        if !group.is_whole() || self.post_with_record(slot)? {
+            return Ok(true);
+        }
+        self.groups[usize::from(slot)].met &= !(1 << place);
+        Ok(false)
+    }
+
+    /// Whether the group that was in the slot before is complete by now.
+    #[cold]
+    fn slot_comes_free(&mut self, slot: u8) -> Fast<bool> {
+        self.poll()?;
+        Ok(self.groups[usize::from(slot)].pending == 0)
+    }
+
+    /// The fast path: a group of one, whose part and immediate go in one work request for each rail. `false` where a queue has no
+    /// room for it yet.
+    #[inline(always)]
+    fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
+        let group = &mut self.groups[usize::from(slot)];
+        (group.count, group.sends[0]) = (1, index);
+        let send = &self.sends[usize::from(index)];
+        let Core { rails, chain, layout, stats, .. } = &mut self.core;
+        let size = layout.size(send.buffer.len);
+        if size.bytes().is_none() {
+            return self.post_with_record(slot);
+        }
+        let mask = send.split.mask();
+        let imm = layout.encode(slot, mask, size);
+        let rail = mask.trailing_zeros() as usize;
+        let lane = rails[rail].lane_mut(slot);
+        if mask & mask.wrapping_sub(1) != 0 || lane.room() == 0 {
+            return self.post_parts(slot, index, imm);
+        }
+        group.take_turn(mask, &mut self.seq);
+        send.post(Part { rail, offset: 0, len: send.buffer.len }, lane, chain, slot, imm)?;
+        stats.posted(rail, 1, 1, send.buffer.len);
+        Ok(true)
+    }
+
+    /// As [`post_one`](Self::post_one), on several rails, or where a queue is full.
+    #[inline(never)]
+    fn post_parts(&mut self, slot: u8, index: u8, imm: u32) -> Fast<bool> {
+        let mask = self.sends[usize::from(index)].split.mask();
+        if !self.has_room(slot, mask) {
+            self.poll()?;
+            if !self.has_room(slot, mask) {
+                return Ok(false);
+            }
+        }
+        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        let send = &self.sends[usize::from(index)];
+        let Core { rails, chain, stats, .. } = &mut self.core;
+        for part in send.split.parts() {
+            send.post(part, rails[part.rail].lane_mut(slot), chain, slot, imm)?;
+            stats.posted(part.rail, 1, 1, part.len);
+        }
+        Ok(true)
+    }
+
+    /// Whether each rail of `mask` has room for one work request.
+    fn has_room(&self, slot: u8, mask: u8) -> bool {
+        rails(mask).all(|rail| self.core.rails[rail].lane(slot).room() > 0)
+    }
+
+    /// A group of several, or a size that no immediate has room for: on each rail a write for each part, and one with the immediate,
+    /// which tells of all before it. The leader's carries the record of the sizes.
+    #[inline(never)]
+    fn post_with_record(&mut self, slot: u8) -> Fast<bool> {
+        let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
+        let mask = self.mask(&group);
+        if !self.fits(slot, mask, &group) {
+            self.poll()?;
+            if !self.fits(slot, mask, &group) {
+                return Ok(false);
+            }
+        }
+        self.stage_record(&group)?;
+        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        let Core { rails: all, chain, layout, region, remote, stats, .. } = &mut self.core;
+        let imm = layout.encode(slot, mask, SizeQ::RECORD);
+        for rail in rails(mask) {
+            chain.clear();
+            let (mut fitted, mut bytes) = (true, 0);
+            for send in group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0) {
+                let Some(part) = send.split.parts().find(|p| p.rail == rail) else { continue };
+                let (local, to) = send.ends(rail, part.offset, part.len);
+                fitted &= chain.write(Some(local), to, None, None);
+                bytes += part.len;
+            }
+            let record = Local {
+                addr: region.addr((FIFO_BYTES + offset) / 8) as u64,
+                len: RECORD_BYTES as u32,
+                lkey: region.mrs()[rail].lkey(),
+            };
+            let leads = mask.trailing_zeros() as usize == rail;
+            let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
+            let (lane, parts) = (all[rail].lane_mut(slot), chain.len());
+            let signal = lane.signal(Work::Data { slot }, parts + 1);
+            fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
+            if !fitted {
+                return Err(chain_full());
+            }
+            lane.post(chain, true)?;
+            stats.posted(rail, parts + 1, parts, bytes);
+        }
+        Ok(true)
+    }
+
+    /// Rails that carry any of a group. Empty sends go with the others; where there is nothing else, as the first was cut.
+    fn mask(&self, group: &Group) -> u8 {
+        let filled = group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0);
+        match filled.fold(0, |mask, send| mask | send.split.mask()) {
+            0 => self.sends[usize::from(group.sends[0])].split.mask(),
+            mask => mask,
+        }
+    }
+
+    /// Whether the slot's lane on every rail of `mask` has room for its part, and for the write with the immediate.
+    fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
+        rails(mask).all(|rail| {
+            let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
+            self.core.rails[rail].lane(slot).room() > parts
+        })
+    }
+
+    /// Puts the sizes where the leader's signalling write takes them from.
+    fn stage_record(&self, group: &Group) -> Result<()> {
+        let mut sizes = [0; MAX_RECVS];
+        for (place, index) in sizes.iter_mut().zip(group.members()) {
+            *place = self.sends[index].buffer.len;
+        }
+        let record = Record::new(&sizes[..usize::from(group.count)]);
+        let record = record.map_err(|e| Error::Internal(e.to_string()))?.encode();
+        let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
+        for (word, bytes) in self.core.region.words()[start..].iter().zip(record.chunks_exact(8)) {
+            let mut number = [0; 8];
+            number.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(number), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn internal(what: &str) -> Box<Error> {
+    Error::Internal(what.into()).into()
+}
+
+#[cold]
+fn too_large(Buffer { len, .. }: Buffer, tag: i32, room: u64) -> Box<Error> {
+    let what =
+        format!("a send of {len} bytes with tag {tag} meets a receive of {room} bytes: nothing was sent");
+    Error::Usage(what).into()
+}
+
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}")).into()
+}
+
+#[cold]
+fn twice(rail: usize, slot: u8) -> Box<Error> {
+    Error::Internal(format!("slot {slot} completed twice on rail {rail}")).into()
 }

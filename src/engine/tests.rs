@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Tagged};
+use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagged};
 
 use super::wiring::MIN_DEPTH;
 use super::{Listening, RecvComm, Request, SendComm, Settings, connect};
@@ -116,7 +116,8 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
         }
         for requests in [&mut sends, &mut recvs] {
             requests.retain(|r| {
-                let over = r.test().unwrap().is_some();
+                let mut sizes = Sizes::UNWANTED;
+                let over = r.test(&mut sizes).unwrap();
                 done += usize::from(over);
                 !over
             });

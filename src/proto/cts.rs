@@ -4,8 +4,8 @@ use super::{MAX_RAILS, MAX_RECVS};
 
 /// Size of an entry.
 pub const CTS_BYTES: usize = 64;
-/// Where the running number stands: last, so that it arrives with or after the rest of its line.
-pub const CTS_SEQ_OFFSET: usize = 56;
+/// Words of an entry. The running number is the last one, so that it arrives with or after the rest of its line.
+pub const CTS_WORDS: usize = CTS_BYTES / 8;
 
 /// `addr` @0, `size` @8, `rkeys` @16, `tag` @48, `count` @52, `index` @53, two zero bytes, `seq` @56; little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,50 +46,68 @@ pub enum CtsError {
 }
 
 impl Cts {
+    /// As words that, each in little-endian order, stand in the sender's FIFO.
+    #[inline]
+    pub fn words(&self) -> [u64; CTS_WORDS] {
+        let keys = |i: usize| u64::from(self.rkeys[2 * i]) | u64::from(self.rkeys[2 * i + 1]) << 32;
+        let head = Head { tag: self.tag, count: self.count, index: self.index }.word();
+        [self.addr, self.size, keys(0), keys(1), keys(2), keys(3), head, self.seq]
+    }
+
     /// As it stands in the sender's FIFO.
     pub fn encode(&self) -> [u8; CTS_BYTES] {
         let mut out = [0; CTS_BYTES];
-        out[0..8].copy_from_slice(&self.addr.to_le_bytes());
-        out[8..16].copy_from_slice(&self.size.to_le_bytes());
-        for (place, rkey) in out[16..48].chunks_exact_mut(4).zip(self.rkeys) {
-            place.copy_from_slice(&rkey.to_le_bytes());
+        for (place, word) in out.chunks_exact_mut(8).zip(self.words()) {
+            place.copy_from_slice(&word.to_le_bytes());
         }
-        out[48..52].copy_from_slice(&self.tag.to_le_bytes());
-        out[52] = self.count;
-        out[53] = self.index;
-        out[CTS_SEQ_OFFSET..].copy_from_slice(&self.seq.to_le_bytes());
         out
     }
 
     /// Refuses what [`Self::encode`] never makes of a valid group.
     pub fn decode(bytes: &[u8; CTS_BYTES]) -> Result<Self, CtsError> {
-        // Read for each message: word by word, not byte by byte.
         let (words, _) = bytes.as_chunks::<8>();
         let word = |i: usize| u64::from_le_bytes(words[i]);
-        let last = word(6);
+        let head = Head::of(word(6))?;
         let mut rkeys = [0; MAX_RAILS];
         for (i, pair) in rkeys.chunks_exact_mut(2).enumerate() {
             let keys = word(2 + i);
             (pair[0], pair[1]) = (keys as u32, (keys >> 32) as u32);
         }
-        let cts = Self {
-            addr: word(0),
-            size: word(1),
-            rkeys,
-            tag: last as u32 as i32,
-            count: (last >> 32) as u8,
-            index: (last >> 40) as u8,
-            seq: word(7),
-        };
-        let padding = (last >> 48) as u16;
-        if cts.count == 0 || cts.count as usize > MAX_RECVS {
-            Err(CtsError::Count(cts.count))
-        } else if cts.index >= cts.count {
-            Err(CtsError::Index { index: cts.index, count: cts.count })
+        let Head { tag, count, index } = head;
+        Ok(Self { addr: word(0), size: word(1), rkeys, tag, count, index, seq: word(7) })
+    }
+}
+
+/// What tells an entry from others of its group: the word before the running number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// As [`Cts::tag`].
+    pub tag: i32,
+    /// As [`Cts::count`].
+    pub count: u8,
+    /// As [`Cts::index`].
+    pub index: u8,
+}
+
+impl Head {
+    /// The word.
+    #[inline]
+    pub const fn word(self) -> u64 {
+        self.tag as u32 as u64 | (self.count as u64) << 32 | (self.index as u64) << 40
+    }
+
+    /// Refuses words that no entry of a valid group has.
+    #[inline]
+    pub const fn of(word: u64) -> Result<Self, CtsError> {
+        let (count, index, padding) = ((word >> 32) as u8, (word >> 40) as u8, (word >> 48) as u16);
+        if count == 0 || count as usize > MAX_RECVS {
+            Err(CtsError::Count(count))
+        } else if index >= count {
+            Err(CtsError::Index { index, count })
         } else if padding != 0 {
             Err(CtsError::Padding(padding))
         } else {
-            Ok(cts)
+            Ok(Self { tag: word as i32, count, index })
         }
     }
 }

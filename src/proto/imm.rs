@@ -9,7 +9,11 @@ const UNIT: usize = 128;
 /// `[31:10]`; with n > 2 rails the mask is n bits wide and `size_q` has what is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImmLayout {
-    rails: u8,
+    // Kept, since each message asks for both.
+    /// The mask of all rails.
+    all: u32,
+    /// Bits below `size_q`.
+    low_bits: u32,
 }
 
 /// A message size as an immediate carries it: exact, or absent and told by the completion record.
@@ -21,6 +25,7 @@ impl SizeQ {
     pub const RECORD: Self = Self(None);
 
     /// Exact bytes; `None` where the completion record says them.
+    #[inline]
     pub const fn bytes(self) -> Option<usize> {
         self.0
     }
@@ -40,28 +45,31 @@ pub struct Imm {
 impl ImmLayout {
     /// `None` unless 1..=[`MAX_RAILS`].
     pub const fn new(rails: u8) -> Option<Self> {
-        if rails >= 1 && rails as usize <= MAX_RAILS { Some(Self { rails }) } else { None }
+        if rails < 1 || rails as usize > MAX_RAILS {
+            return None;
+        }
+        let rails = rails as u32;
+        Some(Self { all: (1 << rails) - 1, low_bits: 8 + if rails <= 2 { 2 } else { rails } })
     }
 
     /// All rails of the connection.
+    #[inline]
     pub const fn all_rails(self) -> u8 {
-        u8::MAX >> (8 - self.rails)
-    }
-
-    const fn mask_bits(self) -> u32 {
-        if self.rails <= 2 { 2 } else { self.rails as u32 }
+        self.all as u8
     }
 
     /// Bits of the count, without the unit bit.
+    #[inline]
     const fn count_bits(self) -> u32 {
-        32 - 8 - self.mask_bits() - 1
+        31 - self.low_bits
     }
 
     const fn sentinel(self) -> u32 {
-        (1 << (self.count_bits() + 1)) - 1
+        u32::MAX >> self.low_bits
     }
 
     /// `size_q` of `bytes`. The small unit wherever it reaches, so that each size has one encoding.
+    #[inline]
     const fn quantised(self, bytes: usize) -> Option<u32> {
         let limit = 1usize << self.count_bits();
         if bytes < limit {
@@ -73,12 +81,14 @@ impl ImmLayout {
     }
 
     /// How this layout tells `bytes`: exactly, or by [`SizeQ::RECORD`].
+    #[inline]
     pub const fn size(self, bytes: usize) -> SizeQ {
         if self.quantised(bytes).is_some() { SizeQ(Some(bytes)) } else { SizeQ::RECORD }
     }
 
     /// Native integer; the verbs layer turns it big-endian. `mask` must be non-zero and within the
     /// connection's rails, else the peer refuses the word. A `size` made by a wider layout becomes the sentinel.
+    #[inline]
     pub const fn encode(self, slot: u8, mask: u8, size: SizeQ) -> u32 {
         let size_q = match size.0 {
             Some(bytes) => match self.quantised(bytes) {
@@ -87,25 +97,26 @@ impl ImmLayout {
             },
             None => self.sentinel(),
         };
-        slot as u32 | ((mask & self.all_rails()) as u32) << 8 | size_q << (8 + self.mask_bits())
+        slot as u32 | (mask as u32 & self.all) << 8 | size_q << self.low_bits
     }
 
     /// `None` for words that [`Self::encode`] never makes: an empty mask, a rail that the connection
     /// does not have, or a size in the wrong unit.
+    #[inline]
     pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
-        let mask = (word >> 8) & ((1 << self.mask_bits()) - 1);
-        if mask == 0 || mask & !(self.all_rails() as u32) != 0 {
+        let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
+        if mask == 0 || mask & !self.all != 0 {
             return None;
         }
         let mask = mask as u8;
-        let size_q = word >> (8 + self.mask_bits());
-        if size_q == self.sentinel() {
-            return Some(Imm { slot, mask, size: SizeQ::RECORD });
-        }
+        let size_q = word >> self.low_bits;
         let limit = 1u32 << self.count_bits();
         if size_q < limit {
             return Some(Imm { slot, mask, size: SizeQ(Some(size_q as usize)) });
+        }
+        if size_q == self.sentinel() {
+            return Some(Imm { slot, mask, size: SizeQ::RECORD });
         }
         let bytes = (size_q - limit) as usize * UNIT;
         if bytes < limit as usize {
@@ -226,12 +237,13 @@ mod tests {
             match l.decode(word) {
                 Some(imm) => prop_assert_eq!(l.encode(imm.slot, imm.mask, imm.size), word),
                 None => {
-                    let mask_bits = if l.rails <= 2 { 2 } else { u32::from(l.rails) };
+                    let rails = l.all_rails().count_ones();
+                    let mask_bits = rails.max(2);
                     let mask = word >> 8 & ((1 << mask_bits) - 1);
                     let q = word >> (8 + mask_bits);
                     let half = 1u32 << (23 - mask_bits);
                     let wrong_unit = q >= half && (q - half) < half / 128;
-                    prop_assert!(mask == 0 || mask >> l.rails != 0 || wrong_unit);
+                    prop_assert!(mask == 0 || mask >> rails != 0 || wrong_unit);
                 }
             }
         }

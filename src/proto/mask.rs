@@ -1,5 +1,16 @@
 //! What the receiver learns of a slot from its arrivals: which rails carry it, and when it is whole.
 
+/// The rails of a mask, in order.
+#[inline]
+pub fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+        Some(rail)
+    })
+}
+
 /// Arrivals of one receive slot. The first one tells the mask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Arrivals {
@@ -49,8 +60,17 @@ pub enum Violation {
 }
 
 impl Arrivals {
+    /// Nothing has come.
+    pub const NONE: Self = Self { want: 0, got: 0 };
+
     /// Takes one arrival: its mask, and the rail it came on.
+    #[inline]
     pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
+        if self.want == 0 && rail < 8 && mask == 1 << rail {
+            // All on one rail, by far the most.
+            (self.want, self.got) = (mask, mask);
+            return Step::Complete;
+        }
         if mask == 0 {
             return Step::Violation(Violation::Empty);
         }
@@ -74,6 +94,7 @@ impl Arrivals {
     }
 
     /// Rails that have arrived.
+    #[inline]
     pub const fn seen(&self) -> u8 {
         self.got
     }
@@ -83,6 +104,13 @@ impl Arrivals {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn rails_of_every_mask() {
+        for mask in 0..=255u8 {
+            assert!(rails(mask).eq((0..8).filter(|rail| mask >> rail & 1 == 1)), "{mask:#b}");
+        }
+    }
 
     /// Every state that can be reached, every mask, every rail: the whole rule, spelled out.
     #[test]

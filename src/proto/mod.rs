@@ -19,12 +19,12 @@ mod terms;
 mod text;
 mod wire;
 
-pub use cts::{CTS_BYTES, CTS_SEQ_OFFSET, Cts, CtsError};
+pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use frame::{FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{GidKind, Hello, LinkLayer, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo};
 pub use imm::{Imm, ImmLayout, SizeQ};
-pub use mask::{Arrivals, Step, Violation};
+pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};

@@ -23,11 +23,13 @@ impl Sequence {
     }
 
     /// The number that stands in the CTS entry.
+    #[inline]
     pub const fn number(self) -> u64 {
         self.0
     }
 
     /// The receive after this one. At 10⁹ receives a second it takes 580 years to come round.
+    #[inline]
     pub const fn next(self) -> Self {
         match self.0.wrapping_add(1) {
             0 => Self::FIRST,
@@ -36,22 +38,26 @@ impl Sequence {
     }
 
     /// Slot of this receive.
+    #[inline]
     pub const fn slot(self) -> u8 {
         (self.0 % SLOTS as u64) as u8
     }
 
     /// Where entry `index` (below [`MAX_RECVS`]) of this receive's group stands in the FIFO, in bytes.
+    #[inline]
     pub const fn cts_offset(self, index: usize) -> usize {
         (self.slot() as usize * MAX_RECVS + index % MAX_RECVS) * CTS_BYTES
     }
 
     /// Where this receive's completion record stands, in bytes.
+    #[inline]
     pub const fn record_offset(self) -> usize {
         self.slot() as usize * RECORD_BYTES
     }
 }
 
 /// Which of a rail's `qps` queue pairs (at least 1) carries the group in `slot`: they take turns.
+#[inline]
 pub const fn lane(slot: u8, qps: usize) -> usize {
     slot as usize % qps
 }

@@ -1,6 +1,6 @@
 //! How many bytes of a transfer go on which rail.
 
-use super::MAX_RAILS;
+use super::{MAX_RAILS, rails};
 
 /// A share is in parts per this.
 pub const SHARE_ONE: u16 = 1024;
@@ -8,8 +8,9 @@ pub const SHARE_ONE: u16 = 1024;
 pub const SPLIT_ALIGN: usize = 128;
 
 /// Bytes per rail, in order of rails: rail 0 has the head of the buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Split {
+    /// Means nothing for rails that are not in the mask.
     bytes: [usize; MAX_RAILS],
     mask: u8,
 }
@@ -26,8 +27,12 @@ pub struct Part {
 }
 
 impl Split {
+    /// In the place of one that is not known: no rail.
+    pub const NONE: Self = Self { bytes: [0; MAX_RAILS], mask: 0 };
+
     /// Two rails: `share` parts of 1024 go to SUP (rail 1), more than 1024 is all. Rails missing from
     /// `available` carry nothing. `None` if neither is available.
+    #[inline]
     pub const fn by_share(size: usize, share: u16, available: u8) -> Option<Self> {
         let sup = if share > SHARE_ONE { SHARE_ONE } else { share };
         Self::by_weights(size, &[SHARE_ONE - sup, sup], available)
@@ -36,7 +41,16 @@ impl Split {
     /// Any number of rails (the first [`MAX_RAILS`] weights count): bytes in proportion to `weights`, rounded down to
     /// [`SPLIT_ALIGN`]; the first rail with a weight has the remainder. Where no available rail has a
     /// weight, the lowest available one carries all. `None` if none of them is available.
+    #[inline]
     pub const fn by_weights(size: usize, weights: &[u16], available: u8) -> Option<Self> {
+        let mut split = Self::NONE;
+        if split.cut(size, weights, available) { Some(split) } else { None }
+    }
+
+    /// Becomes what [`by_weights`](Self::by_weights) gives; `false` if no rail is available. In place, since each message asks
+    /// for it.
+    #[inline]
+    pub const fn cut(&mut self, size: usize, weights: &[u16], available: u8) -> bool {
         let n = if weights.len() < MAX_RAILS { weights.len() } else { MAX_RAILS };
         let (mut sum, mut first, mut lowest) = (0usize, MAX_RAILS, MAX_RAILS);
         let mut rail = n;
@@ -51,13 +65,16 @@ impl Split {
             }
         }
         if lowest == MAX_RAILS {
-            return None;
+            return false;
         }
         if first == MAX_RAILS {
             first = lowest;
         }
-        let mut split = Self { bytes: [0; MAX_RAILS], mask: 0 };
-        let mut rest = size;
+        self.whole(size, first);
+        if size < SPLIT_ALIGN {
+            // Every other part would be rounded down to nothing.
+            return true;
+        }
         rail = first + 1;
         while rail < n {
             if available >> rail & 1 == 1 && weights[rail] > 0 {
@@ -65,38 +82,44 @@ impl Split {
                 // size * weight / sum without overflow: size = q * sum + r.
                 let exact = size / sum * weight + size % sum * weight / sum;
                 let part = exact - exact % SPLIT_ALIGN;
-                split.bytes[rail] = part;
-                rest -= part;
-                split.mask |= ((part > 0) as u8) << rail;
+                self.bytes[rail] = part;
+                // Never nothing of something: the other parts are rounded down, and its own weight is not 0.
+                self.bytes[first] -= part;
+                self.mask |= ((part > 0) as u8) << rail;
             }
             rail += 1;
         }
-        // Never nothing of something: the other parts are rounded down, and its own weight is not 0.
-        split.bytes[first] = rest;
-        split.mask |= 1 << first;
-        Some(split)
+        true
+    }
+
+    /// Becomes all on one rail, below [`MAX_RAILS`].
+    #[inline]
+    pub const fn whole(&mut self, size: usize, rail: usize) {
+        self.mask = 1 << rail;
+        self.bytes[rail] = size;
     }
 
     /// Rails that carry a part; never empty. An empty transfer has one rail, with no bytes.
+    #[inline]
     pub const fn mask(&self) -> u8 {
         self.mask
     }
 
     /// Bytes on `rail`; none on a rail that is not in the mask.
+    #[inline]
     pub fn bytes(&self, rail: usize) -> usize {
-        self.bytes.get(rail).copied().unwrap_or(0)
+        let carries = rail < MAX_RAILS && self.mask >> rail & 1 == 1;
+        if carries { self.bytes[rail] } else { 0 }
     }
 
     /// The parts of the active rails, in order, without gaps.
+    #[inline]
     pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
-        let Self { bytes, mask } = *self;
-        let (mut offset, mut rest) = (0, mask);
-        std::iter::from_fn(move || {
-            let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
-            rest &= rest - 1;
-            let part = Part { rail, offset, len: bytes[rail] };
+        let mut offset = 0;
+        rails(self.mask).map(move |rail| {
+            let part = Part { rail, offset, len: self.bytes[rail] };
             offset += part.len;
-            Some(part)
+            part
         })
     }
 }
@@ -140,9 +163,9 @@ mod tests {
 
     #[test]
     fn no_rail_is_no_split() {
-        assert_eq!(Split::by_share(1, 512, 0), None);
-        assert_eq!(Split::by_share(1, 512, 0b100), None);
-        assert_eq!(Split::by_weights(1, &[], 0xff), None);
+        assert!(Split::by_share(1, 512, 0).is_none());
+        assert!(Split::by_share(1, 512, 0b100).is_none());
+        assert!(Split::by_weights(1, &[], 0xff).is_none());
     }
 
     #[test]
@@ -155,6 +178,23 @@ mod tests {
     }
 
     proptest! {
+        /// What was there before does not count.
+        #[test]
+        fn a_cut_is_the_same_in_any_place(
+            size in prop_oneof![0usize..1000, 0usize..1 << 32], weights: [u16; 3], available in 0u8..8,
+            before: usize, rails: u8,
+        ) {
+            let mut used = Split::by_weights(before, &[1; MAX_RAILS], rails | 1).unwrap();
+            let done = used.cut(size, &weights, available);
+            let fresh = Split::by_weights(size, &weights, available);
+            prop_assert_eq!(done, fresh.is_some());
+            if let Some(fresh) = fresh {
+                prop_assert_eq!(used.mask(), fresh.mask());
+                prop_assert!((0..9).all(|rail| used.bytes(rail) == fresh.bytes(rail)));
+                prop_assert!(used.parts().eq(fresh.parts()));
+            }
+        }
+
         #[test]
         fn parts_cover_the_transfer_once(
             size in prop_oneof![0usize..1000, 0usize..1 << 32, any::<usize>()],

@@ -1,7 +1,7 @@
 //! Send work requests, built in place and posted as one chain.
 
 use std::ffi::{c_int, c_uint};
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use rdma_sys as sys;
 
@@ -33,15 +33,20 @@ pub struct Remote {
 
 /// Up to nine RDMA writes and reads. It is kept and refilled, so that posting allocates nothing.
 pub struct Chain {
-    wrs: Box<[sys::ibv_send_wr; MAX]>,
-    sges: Box<[sys::ibv_sge; MAX]>,
-    /// Read by the provider when the chain is posted.
-    inline: Box<[u8; INLINE]>,
-    inline_used: bool,
+    /// Ours alone, and reached by this pointer only, since the work requests point at each other and at the rest.
+    parts: NonNull<Parts>,
     len: usize,
 }
 
-// SAFETY: its pointers lead only into its own boxes, and are set anew before each post.
+struct Parts {
+    /// Each with its entry of `sges`, which never changes.
+    wrs: [sys::ibv_send_wr; MAX],
+    sges: [sys::ibv_sge; MAX],
+    /// Of each work request; read by the provider when the chain is posted.
+    inline: [[u64; INLINE / 8]; MAX],
+}
+
+// SAFETY: it owns what it points to.
 unsafe impl Send for Chain {}
 
 impl std::fmt::Debug for Chain {
@@ -52,32 +57,40 @@ impl std::fmt::Debug for Chain {
 
 impl Default for Chain {
     fn default() -> Self {
-        // SAFETY: all-zero is a valid work request (integers, null pointers, a union of such).
-        let wrs = std::array::from_fn(|_| unsafe { std::mem::zeroed() });
-        let sges = [const { sys::ibv_sge { addr: 0, length: 0, lkey: 0 } }; MAX];
-        Self {
-            wrs: Box::new(wrs),
-            sges: Box::new(sges),
-            inline: Box::new([0; INLINE]),
-            inline_used: false,
-            len: 0,
+        // SAFETY: all-zero is a valid value: integers, null pointers, a union of such.
+        let parts: Box<Parts> = Box::new(unsafe { std::mem::zeroed() });
+        let parts = NonNull::from(Box::leak(parts));
+        let p = parts.as_ptr();
+        for i in 0..MAX {
+            // SAFETY: `i` is below the length of both arrays, and nobody else reaches them.
+            unsafe { (*p).wrs[i].sg_list = (&raw mut (*p).sges).cast::<sys::ibv_sge>().add(i) };
         }
+        Self { parts, len: 0 }
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // SAFETY: leaked by `default`, and given back once.
+        drop(unsafe { Box::from_raw(self.parts.as_ptr()) });
     }
 }
 
 impl Chain {
     /// Empties it.
+    #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
-        self.inline_used = false;
     }
 
     /// Number of work requests.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -85,6 +98,7 @@ impl Chain {
     /// An RDMA write from registered memory; no memory is a write of no bytes. `imm` makes it a write with
     /// immediate, `signal` asks for a completion with that `wr_id`. A tenth request is not taken: `false`.
     #[must_use]
+    #[inline]
     pub fn write(
         &mut self,
         local: Option<Local>,
@@ -96,36 +110,35 @@ impl Chain {
             Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
         };
-        self.push(opcode, local, remote, imm, signal)
+        self.push(opcode, local, remote, imm, signal, 0)
     }
 
-    /// As [`write`](Self::write), with bytes that the work request carries in itself (`IBV_SEND_INLINE`). One to a
-    /// chain, of at most [`INLINE`] bytes, else `false`; the QP must take as many.
+    /// As [`write`](Self::write), with words that the work request carries in itself (`IBV_SEND_INLINE`), at most
+    /// [`INLINE`] bytes, else `false`; the QP must take as many.
     #[must_use]
-    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote, signal: Option<u64>) -> bool {
-        if self.inline_used || bytes.len() > INLINE {
+    #[inline]
+    pub fn write_inline(&mut self, words: &[u64], remote: Remote, signal: Option<u64>) -> bool {
+        if self.len >= MAX || words.len() > INLINE / 8 {
             return false;
         }
-        self.inline[..bytes.len()].copy_from_slice(bytes);
-        self.inline_used = true;
+        // SAFETY: ours alone while `self` is borrowed, and there are as many as work requests.
+        let place = unsafe { &raw mut (*self.parts.as_ptr()).inline[self.len] }.cast::<u64>();
+        // SAFETY: there is room for as many words, and `words` cannot lie in what nobody else reaches.
+        unsafe { place.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
         // The key of inline bytes is not looked at.
-        let local =
-            Local { addr: self.inline.as_ptr().expose_provenance() as u64, len: bytes.len() as u32, lkey: 0 };
-        let place = self.len;
-        let taken = self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, Some(local), remote, None, signal);
-        if taken {
-            self.wrs[place].send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
-        }
-        taken
+        let local = Local { addr: place.expose_provenance() as u64, len: size_of_val(words) as u32, lkey: 0 };
+        let flags = sys::ibv_send_flags::IBV_SEND_INLINE.0;
+        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, Some(local), remote, None, signal, flags)
     }
 
     /// An RDMA read into registered memory, which asks for a completion with that `wr_id`. `false` as for
     /// [`write`](Self::write).
     #[must_use]
     pub fn read(&mut self, local: Local, remote: Remote, signal: u64) -> bool {
-        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal))
+        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal), 0)
     }
 
+    #[inline]
     fn push(
         &mut self,
         opcode: c_uint,
@@ -133,39 +146,42 @@ impl Chain {
         remote: Remote,
         imm: Option<u32>,
         signal: Option<u64>,
+        flags: c_uint,
     ) -> bool {
-        let Some(wr) = self.wrs.get_mut(self.len) else { return false };
-        if let Some(local) = local {
-            self.sges[self.len] = sys::ibv_sge { addr: local.addr, length: local.len, lkey: local.lkey };
+        let i = self.len;
+        if i >= MAX {
+            return false;
         }
-        wr.num_sge = c_int::from(local.is_some());
-        wr.opcode = opcode;
-        wr.imm_data_invalidated_rkey_union.imm_data = imm.unwrap_or(0).to_be();
-        wr.send_flags = 0;
-        wr.wr_id = 0;
-        if let Some(id) = signal {
-            wr.wr_id = id;
-            wr.send_flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let parts = self.parts.as_ptr();
+        let signalled = if signal.is_some() { sys::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        // SAFETY: ours alone while `self` is borrowed, and `i` is below the length of both arrays.
+        unsafe {
+            let wr = &raw mut (*parts).wrs[i];
+            if let Some(Local { addr, len, lkey }) = local {
+                (*parts).sges[i] = sys::ibv_sge { addr, length: len, lkey };
+            }
+            (*wr).num_sge = c_int::from(local.is_some());
+            (*wr).opcode = opcode;
+            (*wr).imm_data_invalidated_rkey_union.imm_data = imm.unwrap_or(0).to_be();
+            (*wr).send_flags = flags | signalled;
+            (*wr).wr_id = signal.unwrap_or(0);
+            (*wr).wr.rdma = sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+            (*wr).next = ptr::null_mut();
+            if i > 0 {
+                (*parts).wrs[i - 1].next = wr;
+            }
         }
-        wr.wr.rdma = sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
         self.len += 1;
         true
     }
 
-    /// Links what was pushed; gives the first, or null when there is none.
-    pub(super) fn link(&mut self) -> *mut sys::ibv_send_wr {
+    /// The first of what was pushed, linked; null when there is none.
+    #[inline]
+    pub(super) fn first(&mut self) -> *mut sys::ibv_send_wr {
         if self.len == 0 {
             return ptr::null_mut();
         }
-        let wrs = self.wrs.as_mut_ptr();
-        let sges = self.sges.as_mut_ptr();
-        for i in 0..self.len {
-            // SAFETY: `i` is below MAX, the length of both arrays.
-            unsafe {
-                (*wrs.add(i)).sg_list = sges.add(i);
-                (*wrs.add(i)).next = if i + 1 < self.len { wrs.add(i + 1) } else { ptr::null_mut() };
-            }
-        }
-        wrs
+        // SAFETY: ours alone while `self` is borrowed.
+        unsafe { &raw mut (*self.parts.as_ptr()).wrs }.cast()
     }
 }

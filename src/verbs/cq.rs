@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rdma_sys as sys;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 
 use super::{Context, gone, non_null};
 
@@ -33,32 +33,44 @@ pub enum Kind {
     Other(u32),
 }
 
-/// One entry of a CQ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// What our work request was called.
-    pub wr_id: u64,
-    /// `enum ibv_wc_status`; 0 is success.
-    pub status: u32,
-    /// The vendor's own code for a failure.
-    pub vendor_err: u32,
-    /// Our QP.
-    pub qpn: u32,
-    /// Valid where the status is success.
-    pub kind: Kind,
-}
+/// One entry of a CQ, as the library wrote it.
+#[repr(transparent)]
+pub struct Completion(sys::ibv_wc);
 
 impl Completion {
-    fn new(wc: &sys::ibv_wc) -> Self {
-        let kind = match wc.opcode {
+    /// What our work request was called.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// `enum ibv_wc_status`; 0 is success.
+    #[inline]
+    pub fn status(&self) -> u32 {
+        self.0.status
+    }
+
+    /// The vendor's own code for a failure.
+    pub fn vendor_err(&self) -> u32 {
+        self.0.vendor_err
+    }
+
+    /// Our QP.
+    pub fn qpn(&self) -> u32 {
+        self.0.qp_num
+    }
+
+    /// Valid where the status is success.
+    #[inline]
+    pub fn kind(&self) -> Kind {
+        match self.0.opcode {
             sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
                 // SAFETY: both views of the union are 32 plain bits.
-                Kind::Arrived(u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data }))
+                Kind::Arrived(u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
             }
             sys::ibv_wc_opcode::IBV_WC_RDMA_WRITE | sys::ibv_wc_opcode::IBV_WC_RDMA_READ => Kind::Sent,
             other => Kind::Other(other),
-        };
-        Self { wr_id: wc.wr_id, status: wc.status, vendor_err: wc.vendor_err, qpn: wc.qp_num, kind }
+        }
     }
 }
 
@@ -67,23 +79,26 @@ const BATCH: usize = 16;
 
 /// What one [`Cq::poll`] found.
 pub struct Batch {
-    room: [MaybeUninit<sys::ibv_wc>; BATCH],
+    room: [MaybeUninit<Completion>; BATCH],
     len: usize,
 }
 
 impl Batch {
     /// Room for a batch. Nothing is written.
+    #[inline]
     pub fn new() -> Self {
         Self { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 }
     }
 
     /// The completions, in order.
-    pub fn iter(&self) -> impl Iterator<Item = Completion> + '_ {
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = &Completion> {
         // SAFETY: the provider wrote the first `len` entries.
-        self.room[..self.len].iter().map(|wc| Completion::new(unsafe { wc.assume_init_ref() }))
+        self.room[..self.len].iter().map(|wc| unsafe { wc.assume_init_ref() })
     }
 
     /// Whether there may be more.
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.len == BATCH
     }
@@ -112,7 +127,8 @@ impl Cq {
 
     /// Completions that are there, at most sixteen, into the caller's batch, since moving one costs more than a poll.
     /// Allocates nothing.
-    pub fn poll(&self, batch: &mut Batch) -> Result<()> {
+    #[inline]
+    pub fn poll(&self, batch: &mut Batch) -> Fast<()> {
         batch.len = 0;
         // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
         let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.room.as_mut_ptr().cast()) };
@@ -121,11 +137,14 @@ impl Cq {
                 batch.len = n.min(BATCH);
                 Ok(())
             }
-            Err(_) => {
-                let source = std::io::Error::from_raw_os_error(n.saturating_abs());
-                Err(Error::verbs("ibv_poll_cq", source, self.context.name()))
-            }
+            Err(_) => Err(self.failed(n)),
         }
+    }
+
+    #[cold]
+    fn failed(&self, n: i32) -> Box<Error> {
+        let source = std::io::Error::from_raw_os_error(n.saturating_abs());
+        Error::verbs("ibv_poll_cq", source, self.context.name()).into()
     }
 
     /// The device.

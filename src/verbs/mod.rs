@@ -36,14 +36,19 @@ fn non_null<T>(call: &'static str, on: impl FnOnce() -> String, p: *mut T) -> Re
 }
 
 /// Int-returning calls return the errno itself; a few return -1 and set `errno`.
+#[inline]
 fn zero(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Result<()> {
+    if rc == 0 { Ok(()) } else { Err(failed(call, rc, on)) }
+}
+
+#[cold]
+fn failed(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Error {
     let source = match rc {
-        0 => return Ok(()),
         -1 => io::Error::last_os_error(),
         // ibv_post_send of some providers returns a negative errno.
         e => io::Error::from_raw_os_error(e.saturating_abs()),
     };
-    Err(Error::verbs(call, source, on()))
+    Error::verbs(call, source, on())
 }
 
 /// Drops cannot fail; they can say so.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rdma_sys as sys;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Fast, Result};
 use crate::proto::Ece;
 
-use super::{Chain, Cq, Pd, Srq, gone, non_null, shim, zero};
+use super::{Chain, Cq, Pd, Srq, failed, gone, non_null, shim, zero};
 
 /// Created, not yet told its peer.
 #[derive(Debug)]
@@ -293,11 +293,13 @@ impl<S> Qp<S> {
     }
 
     /// Work requests that the send queue takes.
+    #[inline]
     pub fn send_depth(&self) -> u32 {
         self.send_depth
     }
 
     /// Bytes that a work request may carry in itself.
+    #[inline]
     pub fn inline(&self) -> u32 {
         self.inline
     }
@@ -305,8 +307,9 @@ impl<S> Qp<S> {
 
 impl Qp<Ready> {
     /// Posts the chain in one `ibv_post_send`, that is one doorbell, and empties it.
-    pub fn post(&self, chain: &mut Chain) -> Result<()> {
-        let first = chain.link();
+    #[inline(always)]
+    pub fn post(&self, chain: &mut Chain) -> Fast<()> {
+        let first = chain.first();
         if first.is_null() {
             return Ok(());
         }
@@ -315,6 +318,11 @@ impl Qp<Ready> {
         // memory is checked by the device.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
-        zero("ibv_post_send", rc, || self.raw.cq.context().name().to_owned())
+        if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }
+    }
+
+    #[cold]
+    fn refused(&self, rc: i32) -> Box<Error> {
+        failed("ibv_post_send", rc, || self.raw.cq.context().name().to_owned()).into()
     }
 }

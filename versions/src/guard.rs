@@ -33,9 +33,13 @@ pub(crate) type Outcome = Result<(), Fault>;
 /// Runs one call of the C interface.
 #[inline]
 pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
-    match catch(body) {
-        Some(Ok(())) => ncclSuccess,
-        Some(Err(fault)) => failed::<P>(call, fault),
+    // What has to cross the catch is a number: anything larger would go through memory, in each call.
+    let code = catch(|| match body() {
+        Ok(()) => ncclSuccess,
+        Err(fault) => failed::<P>(call, fault),
+    });
+    match code {
+        Some(code) => code,
         None => panicked::<P>(call),
     }
 }

@@ -1,6 +1,7 @@
 //! The one interface an implementation fills in: shaped like v11, in Rust types.
 
 use core::ffi::{CStr, c_int};
+use core::ptr::NonNull;
 
 use crate::{Failure, HandleBuf, Logger, Profiler, ProfilerHandle, Refusal, Tagged};
 
@@ -169,29 +170,37 @@ pub struct RecvBuffer<'a, P: NetPlugin> {
     pub profiler: ProfilerHandle,
 }
 
-/// Sizes of a finished request: one for a send, one per receive of a group, none for a flush.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sizes {
-    len: usize,
-    bytes: [usize; MAX_RECVS],
-}
+/// Where [`NetPlugin::test`] tells the sizes of a finished request: one for a send, one per receive of a group, none for a
+/// flush. NCCL's own array, if it gives one, so that nothing is moved.
+#[derive(Debug)]
+pub struct Sizes(Option<NonNull<c_int>>);
 
 impl Sizes {
-    /// Takes up to [`MAX_RECVS`] sizes; `None` if there are more.
-    pub fn new(bytes: &[usize]) -> Option<Self> {
-        let mut out = Self { len: bytes.len(), ..Self::default() };
-        out.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(out)
+    /// Nobody wants to know.
+    pub const UNWANTED: Self = Self(None);
+
+    /// # Safety
+    /// `place` is NULL, or has room for as many sizes as the request tells, while this value lives.
+    #[inline]
+    pub(crate) const unsafe fn new(place: *mut c_int) -> Self {
+        Self(NonNull::new(place))
     }
 
-    /// The size of one message.
-    pub const fn one(bytes: usize) -> Self {
-        Self { len: 1, bytes: [bytes, 0, 0, 0, 0, 0, 0, 0] }
-    }
-
-    /// The sizes.
-    pub fn as_slice(&self) -> &[usize] {
-        &self.bytes[..self.len]
+    /// The size of message `index` of the request: 0 for a send.
+    ///
+    /// # Errors
+    /// More than NCCL's `int` can tell, or no message of any group: a mistake of the plugin, since the adapters refuse such sends and
+    /// receives.
+    #[inline]
+    pub fn tell(&mut self, index: usize, bytes: usize) -> Result<(), Failure> {
+        if index >= MAX_RECVS || bytes > c_int::MAX as usize {
+            return Err(Failure::Internal);
+        }
+        if let Some(place) = self.0 {
+            // SAFETY: there is room for each message of the request, as the caller of `new` promised.
+            unsafe { place.add(index).write(bytes as c_int) };
+        }
+        Ok(())
     }
 }
 
@@ -300,9 +309,8 @@ pub trait NetPlugin: Sized + 'static {
         comm: &'a Self::Recv,
         buffers: &[(Buffer, Option<&Self::Mr>)],
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure>;
-    /// `test`: `Some` once, when the request is done; it goes back to its pool with that. Sizes above `int`'s
-    /// largest cannot come up: the adapters refuse such sends and receives.
-    fn test(request: &Self::Request) -> Result<Option<Sizes>, Failure>;
+    /// `test`: `true` once, when the request is done, and its sizes told; it goes back to its pool with that.
+    fn test(request: &Self::Request, sizes: &mut Sizes) -> Result<bool, Failure>;
 
     /// `closeSend`
     fn close_send(comm: Self::Send) -> Result<(), Failure>;

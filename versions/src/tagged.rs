@@ -77,6 +77,7 @@ impl<T> Tagged<T> {
 impl<T> Deref for Tagged<T> {
     type Target = T;
 
+    #[inline]
     fn deref(&self) -> &T {
         &self.value
     }

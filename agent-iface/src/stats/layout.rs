@@ -199,6 +199,12 @@ impl RailEntry {
         add(&self.bytes, bytes as u64);
     }
 
+    /// A work request was posted that carries nothing of a message.
+    #[inline]
+    pub fn posted_bare(&self) {
+        add(&self.posted, 1);
+    }
+
     /// So many work requests are known to be done.
     #[inline]
     pub fn completed(&self, work_requests: u32) {

@@ -12,19 +12,19 @@ use super::{Length, Out, buffer};
 use crate::guard::Outcome;
 use crate::handle;
 use crate::tagged::{Kind, Tagged};
-use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal};
+use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal, Sizes};
 
 /// Bytes of a message: as many as `test` can tell.
 #[inline]
 fn message<S: Length>(size: S) -> Result<usize, Refusal> {
     let bytes = size.bytes()?;
-    if c_int::try_from(bytes).is_err() { Err(Refusal::TooLarge(bytes)) } else { Ok(bytes) }
+    if bytes > c_int::MAX as usize { Err(Refusal::TooLarge(bytes)) } else { Ok(bytes) }
 }
 
 /// Receives in a group.
 #[inline]
 fn group(n: c_int) -> Result<usize, Refusal> {
-    usize::try_from(n).ok().filter(|n| (1..=MAX_RECVS).contains(n)).ok_or(Refusal::Group(n))
+    if n >= 1 && n <= MAX_RECVS as c_int { Ok(n as usize) } else { Err(Refusal::Group(n)) }
 }
 
 /// A request as C holds it.
@@ -80,7 +80,7 @@ impl Array<*mut c_void> {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
     comm: *mut c_void,
     data: *mut c_void,
@@ -103,7 +103,7 @@ pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
     Ok(())
 }
 
-#[inline]
+#[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the interface's")]
 pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     comm: *mut c_void,
@@ -179,7 +179,7 @@ pub(crate) unsafe fn iflush<P: NetPlugin>(
     Ok(())
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn test<P: NetPlugin>(
     request: *mut c_void,
     done: *mut c_int,
@@ -189,20 +189,10 @@ pub(crate) unsafe fn test<P: NetPlugin>(
     let done = unsafe { Out::holding("done", done, 0) }?;
     // SAFETY: a request lives as long as its comm, which is not closed meanwhile.
     let request: &P::Request = unsafe { handle::tagged(Kind::Request, "request", request) }?;
-    // By reference: moving the sizes out would copy all of them, just after they were written.
-    match &P::test(request) {
-        Err(failure) => return Err((*failure).into()),
-        Ok(None) => {}
-        Ok(Some(finished)) => {
-            if !sizes.is_null() {
-                for (i, &bytes) in finished.as_slice().iter().enumerate() {
-                    let bytes = c_int::try_from(bytes).map_err(|_| Refusal::TooLarge(bytes))?;
-                    // SAFETY: NCCL has room for one size per receive of the group.
-                    unsafe { sizes.add(i).write(bytes) };
-                }
-            }
-            done.put(1);
-        }
+    // SAFETY: NULL, or NCCL has room for one size per receive of the group.
+    let mut sizes = unsafe { Sizes::new(sizes) };
+    if P::test(request, &mut sizes)? {
+        done.put(1);
     }
     Ok(())
 }
