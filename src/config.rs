@@ -15,7 +15,8 @@ use std::time::Duration;
 pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, Parsed, Text, Whole, WholeOrAuto, WholeOrUnset,
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
+    WholeOrUnset,
 };
 pub use others::{Finding, in_vain};
 
@@ -164,6 +165,13 @@ settings! {
     ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
         differs: "a message goes on at most eight queue pairs; the others take turns with these",
         test: "one_rail_of_four_queue_pairs_is_striped";
+    /// For networks that choose a way for each packet: 1 sends the data of large messages without an immediate, which follows alone. 0
+    /// sends both in one work request; -2 is 1 where all rails of a connection are InfiniBand, else 0.
+    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag),
+        test: "infiniband_rails_send_large_data_and_its_immediate_apart";
+    /// Messages of more bytes are large in this sense; -2: 8192.
+    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30)),
+        test: "infiniband_rails_send_large_data_and_its_immediate_apart";
     /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
     /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,

@@ -41,7 +41,10 @@ const HUGE: &str = "99999999999999999999999999";
 fn misfits(variable: &str, form: &str) -> Vec<String> {
     let own = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect();
     if let Some((low, high)) = bounds(form) {
-        let mut texts: Vec<String> = own(&["many", HUGE, "-2", "-", "0x", "1.5", "1e3", "1,2", "+1", "٣"]);
+        let mut texts: Vec<String> = own(&["many", HUGE, "-3", "-", "0x", "1.5", "1e3", "1,2", "+1", "٣"]);
+        if !form.starts_with("-2 or") {
+            texts.push("-2".into());
+        }
         // -1 has a meaning in some.
         let below = if form.starts_with("-1 or") { -2 } else { low - 1 };
         texts.extend([
@@ -54,6 +57,7 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
         return texts;
     }
     match form {
+        "-2 or 0 or 1" => own(&["yes", "true", HUGE, "-1", "-3", "2", "01", "1x", "0 1", "auto"]),
         "0 or 1" => own(&["yes", "true", HUGE, "-1", "2", "01", "1x", "0 1"]),
         "prefer-subnet, subnet, any or strict" => {
             own(&["Any", "prefer_subnet", "subnets", "any strict", "any,subnet", "0", "-1", HUGE])

@@ -185,6 +185,23 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrAuto<T> {
     }
 }
 
+/// As another form, or -2 for what NCCL takes without a setting.
+#[derive(Debug)]
+pub(super) struct OrDefault<F>(pub(super) F);
+
+impl<F: Form> Form for OrDefault<F> {
+    type Value = Option<F::Value>;
+    fn parse(&self, text: &str) -> Option<Option<F::Value>> {
+        if text == "-2" { Some(None) } else { self.0.parse(text).map(Some) }
+    }
+    fn expected(&self) -> String {
+        format!("-2 or {}", self.0.expected())
+    }
+    fn show(&self, value: &Option<F::Value>) -> String {
+        value.as_ref().map_or("-2".into(), |v| self.0.show(v))
+    }
+}
+
 /// A whole number within bounds, or nothing.
 #[derive(Debug)]
 pub(super) struct WholeOrUnset<T>(Whole<T>);

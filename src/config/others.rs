@@ -100,8 +100,6 @@ macro_rules! others {
 
 // In brackets the values that say what is so anyway. `missed`: a warning; `note`: an informative line.
 others! {
-    "NCCL_IB_ADAPTIVE_ROUTING" ["0" | "-2"] missed: "the last part of the data and its immediate are one work request, whatever the network's routing";
-    "NCCL_IB_AR_THRESHOLD" note: "there is no second way to send that a size could choose";
     "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
     "NCCL_IB_DEVICE_PCI_ORDER" ["0"] note: "devices keep the order in which the verbs library lists them";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";

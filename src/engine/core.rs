@@ -4,15 +4,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::peer::Peer;
 use super::rail::Rail;
+use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::events::Watched;
 use crate::policy::Plan;
-use crate::proto::{ImmLayout, MAX_RAILS};
+use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS};
 use crate::stats::Counters;
 use crate::verbs::{Batch, Chain, Completion, Pd, Region};
 
 /// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
 const BATCHES: usize = 32;
+
+/// `NCCL_IB_AR_THRESHOLD` where it is not set.
+const AR_THRESHOLD: u32 = 8192;
 
 /// What the handshake made.
 #[derive(Debug)]
@@ -122,6 +126,15 @@ impl Core {
 
     pub(super) fn pds(&self) -> Vec<Arc<Pd>> {
         self.rails.iter().map(|r| Arc::clone(r.nic.pd())).collect()
+    }
+
+    /// Bytes above which data and immediate are sent apart.
+    pub(super) fn apart_above(&self, config: &Config) -> usize {
+        let infiniband = || self.rails.iter().all(|r| r.nic.port().link == LinkLayer::InfiniBand);
+        match config.adaptive_routing.unwrap_or_else(infiniband) {
+            true => config.ar_threshold.unwrap_or(AR_THRESHOLD) as usize,
+            false => usize::MAX,
+        }
     }
 
     /// Largest message that fits through any one rail, since a policy may send all on one.

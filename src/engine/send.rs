@@ -38,6 +38,8 @@ pub(super) struct Sender {
 struct State {
     core: Core,
     policy: Policy,
+    /// Larger messages are written without an immediate, which follows alone.
+    apart_above: usize,
     /// The group of receives whose turn it is.
     seq: Sequence,
     pool: Pool,
@@ -53,6 +55,7 @@ impl SendComm {
     pub(super) fn new(core: Core, policy: Policy, config: &Config) -> Self {
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::of_sender(me);
+            let apart_above = core.apart_above(config);
             Sender {
                 pool: pool.clone(),
                 memory: Registrar::new(core.pds(), config),
@@ -60,6 +63,7 @@ impl SendComm {
                 state: Mutex::new(State {
                     core,
                     policy,
+                    apart_above,
                     seq: Sequence::FIRST,
                     pool,
                     sends: Box::new([NO_SEND; REQUESTS]),
@@ -200,7 +204,7 @@ impl State {
         group.count = count as u8;
         group.sends[place] = index;
         group.met |= 1 << place;
-        if !group.is_whole() || self.post_with_record(slot)? {
+        if !group.is_whole() || self.post_apart(slot)? {
             return Ok(true);
         }
         self.groups[usize::from(slot)].met &= !(1 << place);
@@ -223,8 +227,8 @@ impl State {
         let send = &self.sends[usize::from(index)];
         let Core { rails, chain, layout, stats, .. } = &mut self.core;
         let size = layout.size(send.buffer.len);
-        if size.bytes().is_none() {
-            return self.post_with_record(slot);
+        if size.bytes().is_none() || send.buffer.len > self.apart_above {
+            return self.post_apart(slot);
         }
         let mask = send.split.mask();
         let imm = layout.encode(slot, mask, size);
@@ -264,10 +268,11 @@ impl State {
         rails(mask).all(|rail| self.core.rails[rail].lane(slot).room() > 0)
     }
 
-    /// A group of several, or a size that no immediate has room for: on each rail a write for each part, and one with the immediate,
-    /// which tells of all before it. The leader's carries the record of the sizes.
+    /// A group of several, a size that no immediate has room for, or one that is to go so: on each rail a write for each part, and
+    /// one with the immediate, which tells of all before it. Where the immediate does not say the size, the leader's carries the record
+    /// of the sizes; the others carry nothing.
     #[inline(never)]
-    fn post_with_record(&mut self, slot: u8) -> Fast<bool> {
+    fn post_apart(&mut self, slot: u8) -> Fast<bool> {
         let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
         let mask = self.mask(&group);
         if !self.fits(slot, mask, &group) {
@@ -276,10 +281,16 @@ impl State {
                 return Ok(false);
             }
         }
-        self.stage_record(&group)?;
+        let size = match group.count {
+            1 => self.core.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
+            _ => SizeQ::RECORD,
+        };
+        if size == SizeQ::RECORD {
+            self.stage_record(&group)?;
+        }
         self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
         let Core { rails: all, chain, layout, region, remote, stats, .. } = &mut self.core;
-        let imm = layout.encode(slot, mask, SizeQ::RECORD);
+        let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {
             chain.clear();
             let (mut fitted, mut bytes) = (true, 0);
@@ -294,7 +305,7 @@ impl State {
                 len: RECORD_BYTES as u32,
                 lkey: region.mrs()[rail].lkey(),
             };
-            let leads = mask.trailing_zeros() as usize == rail;
+            let leads = size == SizeQ::RECORD && mask.trailing_zeros() as usize == rail;
             let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
             let (lane, parts) = (all[rail].lane_mut(slot), chain.len());
             let signal = lane.signal(Work::Data { slot }, parts + 1);
