@@ -197,8 +197,13 @@ impl Watched {
         watched
     }
 
-    /// Why it is over, where an event has ended it: one load while it has not.
+    /// Whether an event has ended it, now or soon: one load.
     #[inline]
+    pub fn is_marked(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    /// Why it is over, where an event has ended it.
     pub fn over(&self) -> Option<&str> {
         self.over.get().filter(|(_, since)| since.elapsed() >= GRACE).map(|(why, _)| why.as_str())
     }

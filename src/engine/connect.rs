@@ -7,7 +7,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use nccl_net_versions::HandleBuf;
 
 use super::Settings;
-use super::core::lock;
 use super::flow::Joining;
 use super::handshake::Handshake;
 use super::recv::RecvComm;
@@ -118,7 +117,9 @@ impl Listening {
     /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
     /// the log too.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let mut underway = lock(&self.underway).map_err(|e| *e)?;
+        let underway = self.underway.lock();
+        let mut underway =
+            underway.map_err(|_| Error::Internal("the listener's state was left by a panic".into()))?;
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => underway.push(Joining::new(handshake)),

@@ -1,6 +1,6 @@
 //! What a sending and a receiving comm have in common.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::peer::Peer;
 use super::rail::Rail;
@@ -71,7 +71,7 @@ impl Core {
     }
 
     /// An error where the comm has failed before, or an event of an adapter has ended it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn alive(&mut self) -> Fast<()> {
         self.not_failed()?;
         self.not_ended()
@@ -85,8 +85,13 @@ impl Core {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn not_ended(&mut self) -> Fast<()> {
+        if self.watched.is_marked() { self.ended() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ended(&mut self) -> Fast<()> {
         match self.watched.over() {
             None => Ok(()),
             Some(why) => {
@@ -185,8 +190,7 @@ pub(super) trait Progress {
 }
 
 /// Goes on with a request of either end that is not done.
-pub(super) fn progress<S: Progress>(state: &Mutex<S>, index: usize) -> Fast<()> {
-    let mut state = lock(state)?;
+pub(super) fn progress<S: Progress>(state: &mut S, index: usize) -> Fast<()> {
     state.core().not_failed()?;
     let polled = state.poll();
     state.core().settle(polled)?;
@@ -200,20 +204,6 @@ pub(super) fn progress<S: Progress>(state: &Mutex<S>, index: usize) -> Fast<()> 
         state.core().settle(here)?;
     }
     Ok(())
-}
-
-/// Whoever has a comm's state. After a panic inside the comm it is not to be trusted.
-#[inline(always)]
-pub(super) fn lock<T>(state: &Mutex<T>) -> Fast<MutexGuard<'_, T>> {
-    match state.lock() {
-        Ok(state) => Ok(state),
-        Err(_) => Err(left_by_a_panic()),
-    }
-}
-
-#[cold]
-fn left_by_a_panic() -> Box<Error> {
-    Error::Internal("the connection's state was left by a panic".into()).into()
 }
 
 #[cold]

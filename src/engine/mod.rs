@@ -7,7 +7,6 @@ mod fifo;
 mod flow;
 mod flush;
 mod group;
-
 mod handshake;
 mod lane;
 mod mr;
@@ -19,6 +18,7 @@ mod recv;
 mod request;
 mod rounds;
 mod send;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod wiring;

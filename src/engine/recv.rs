@@ -1,16 +1,17 @@
 //! The receiving end of a connection.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Tagged};
 
 use super::arrival::{Slot, Wrong};
-use super::core::{Core, Progress, lock, progress};
+use super::core::{Core, Progress, progress};
 use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
 use super::mr::{Mr, Registrar};
 use super::rail::{Rail, Work};
 use super::request::{Pool, Request};
+use super::shared::Shared;
 use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::hints::Flow;
@@ -41,7 +42,7 @@ pub(super) struct Receiver {
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
     _flow: Option<Flow>,
     // Only NCCL's progress thread takes it; registration does not.
-    state: Mutex<State>,
+    state: Shared<State>,
 }
 
 #[derive(Debug)]
@@ -73,7 +74,7 @@ impl RecvComm {
                 pool: pool.clone(),
                 memory: Registrar::new(core.pds(), config),
                 _flow: flow,
-                state: Mutex::new(State {
+                state: Shared::new(State {
                     core,
                     seq: Sequence::FIRST,
                     pool,
@@ -107,12 +108,13 @@ impl RecvComm {
             [one] => comm.memory.check(one.mr, one.buffer)?,
             several => several.iter().try_for_each(|b| comm.memory.check(b.mr, b.buffer))?,
         }
-        let mut state = lock(&comm.state)?;
-        state.core.alive()?;
-        match state.start(buffers) {
-            Ok(slot) => Ok(slot.map(|i| comm.pool.get(usize::from(i)))),
-            Err(e) => Err(state.core.fail(e)),
-        }
+        comm.state.with(|state| {
+            state.core.alive()?;
+            match state.start(buffers) {
+                Ok(slot) => Ok(slot.map(|i| comm.pool.get(usize::from(i)))),
+                Err(e) => Err(state.core.fail(e)),
+            }
+        })
     }
 
     /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, which is
@@ -125,28 +127,34 @@ impl RecvComm {
             return Ok(None);
         }
         let Some(target) = flush::target(buffers) else { return Ok(None) };
-        let mut state = lock(&self.0.state)?;
-        let State { core, flushes: Some(flushes), pool, .. } = &mut *state else { return Ok(None) };
-        core.alive()?;
-        let Some(index) = flushes.begin(pool)? else { return Ok(None) };
-        let posted = flushes.post(core, index, target);
-        core.settle(posted)?;
-        core.stats.request(None);
-        let request = self.0.pool.get(SLOTS + usize::from(index));
-        request.begin();
-        Ok(Some(request))
+        self.0.state.with(|state| {
+            let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
+            core.alive()?;
+            let Some(index) = flushes.begin(pool)? else { return Ok(None) };
+            let posted = flushes.post(core, index, target);
+            core.settle(posted)?;
+            core.stats.request(None);
+            let request = self.0.pool.get(SLOTS + usize::from(index));
+            request.begin();
+            Ok(Some(request))
+        })
     }
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        lock(&self.0.state).map_err(|e| *e)?.core.peer.leave();
-        Ok(())
+        self.0
+            .state
+            .with(|state| {
+                state.core.peer.leave();
+                Ok(())
+            })
+            .map_err(|e| *e)
     }
 }
 
 impl Receiver {
     pub(super) fn progress(&self, index: usize) -> Fast<()> {
-        progress(&self.state, index)
+        self.state.with(|state| progress(state, index))
     }
 }
 

@@ -1,16 +1,17 @@
 //! The sending end of a connection.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, Tagged};
 
-use super::core::{Core, Progress, lock, progress};
+use super::core::{Core, Progress, progress};
 use super::fifo;
 use super::group::{Group, NO_SEND, Send, chain_full};
 use super::mr::{Mr, Registrar};
 use super::rail::Work;
 use super::request::{Pool, REQUESTS, Request};
+use super::shared::Shared;
 use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Policy;
@@ -31,7 +32,7 @@ pub(super) struct Sender {
     memory: Registrar,
     max_message: usize,
     // Only NCCL's progress thread takes it; registration does not.
-    state: Mutex<State>,
+    state: Shared<State>,
 }
 
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl SendComm {
                 pool: pool.clone(),
                 memory: Registrar::new(core.pds(), config),
                 max_message: core.max_message(),
-                state: Mutex::new(State {
+                state: Shared::new(State {
                     core,
                     policy,
                     apart_above,
@@ -88,29 +89,35 @@ impl SendComm {
         if buffer.len > comm.max_message {
             return Err(comm.too_long(buffer.len));
         }
-        let mut state = lock(&comm.state)?;
-        state.core.alive()?;
-        match state.start(buffer, tag, mr) {
-            Ok(Some(index)) => {
-                let request = comm.pool.get(usize::from(index));
-                request.begin();
-                Ok(Some(request))
+        comm.state.with(|state| {
+            state.core.alive()?;
+            match state.start(buffer, tag, mr) {
+                Ok(Some(index)) => {
+                    let request = comm.pool.get(usize::from(index));
+                    request.begin();
+                    Ok(Some(request))
+                }
+                Ok(None) => Ok(None),
+                Err(e) => Err(state.core.fail(e)),
             }
-            Ok(None) => Ok(None),
-            Err(e) => Err(state.core.fail(e)),
-        }
+        })
     }
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        lock(&self.0.state).map_err(|e| *e)?.core.peer.leave();
-        Ok(())
+        self.0
+            .state
+            .with(|state| {
+                state.core.peer.leave();
+                Ok(())
+            })
+            .map_err(|e| *e)
     }
 }
 
 impl Sender {
     pub(super) fn progress(&self, index: usize) -> Fast<()> {
-        progress(&self.state, index)
+        self.state.with(|state| progress(state, index))
     }
 
     #[cold]
