@@ -100,7 +100,8 @@ fn refused(path: &std::path::Path, why: &str) {
         (code != 0 && told(&warnings()) == 2).then_some(())
     });
     // Both ends wait as long, from nearly the same moment: the connector finds it by itself, or is told by the other end.
-    let told = warnings().iter().any(|line| line.contains("refuses: no hint for the connection"));
+    let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
+    let told = warnings().iter().any(refused);
     assert_eq!(
         code,
         if told { 6 } else { 5 },
