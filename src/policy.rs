@@ -6,8 +6,8 @@
 use std::fmt;
 
 use crate::config::Config;
-use crate::proto::{MAX_RAILS, Mode, RailInfo, SHARE_ONE, SPLIT_ALIGN, Split, Terms};
-use crate::route::{self, Class};
+use crate::proto::{Hello, MAX_RAILS, Mode, RailInfo, RoutePolicy, SHARE_ONE, SPLIT_ALIGN, Split, Terms};
+use crate::route::{self, Choice, Class};
 
 /// Rail index of SOUT in its device.
 const SOUT: u8 = 0;
@@ -74,6 +74,14 @@ impl Plan {
         match ours.mode {
             Mode::Vanilla if !ours.fixed_share => Self::Isolated(class),
             Mode::Vanilla | Mode::Advanced => Self::Shared(class),
+        }
+    }
+
+    /// The routes between two ends, by what they have told each other, at this turn.
+    pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, turn: u32) -> Choice {
+        match self {
+            Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, turn),
+            Self::Isolated(_) | Self::Shared(_) => route::choose_roles(&connector.rails, &acceptor.rails),
         }
     }
 

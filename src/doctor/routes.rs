@@ -4,7 +4,7 @@ use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
 use crate::policy::Plan;
 use crate::proto::{Hello, MAX_FRAME_BYTES, Message};
-use crate::route::{Choice, End, Ends, Route, choose, choose_roles};
+use crate::route::{Choice, Ends, Route};
 
 /// From the `hello` fields of two reports. This host is the one that connects.
 pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
@@ -36,13 +36,8 @@ fn hello(text: &[u8]) -> Result<Hello, String> {
 
 fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
     let plan = Plan::new(&ours.terms, &theirs.terms, &ours.rails, &theirs.rails);
-    let Choice { first, rest, refused, .. } = match plan {
-        Plan::Plain => choose(ours.terms.route, &ours.rails, &theirs.rails, 0),
-        _ => choose_roles(&ours.rails, &theirs.rails),
-    };
-    let end = |hello: &Hello| (hello.rails.clone(), hello.lost.clone());
-    let (a, b) = (end(ours), end(theirs));
-    let ends = Ends { connector: End { rails: &a.0, lost: &a.1 }, acceptor: End { rails: &b.0, lost: &b.1 } };
+    let Choice { first, rest, refused, .. } = plan.choose(ours.terms.route, ours, theirs, 0);
+    let ends = Ends::of(ours, theirs);
     let pair = |c: usize, a: usize, verdict, way, why| Pair {
         ours: ours.rails[c].name.clone(),
         theirs: theirs.rails[a].name.clone(),
@@ -51,12 +46,11 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
         why,
     };
     let joined = |verdict: Verdict, route: &Route| {
-        let reserve = plan != Plan::Plain && !plan.joins(ours.rails[route.connector].role);
-        let (verdict, why) = match reserve {
-            true => {
+        let (verdict, why) = match plan.joins(ours.rails[route.connector].role) {
+            true => (verdict, route.why().to_owned()),
+            false => {
                 (Verdict::Later, "kept in reserve: the hosts are of two islands, which SOUT joins".into())
             }
-            false => (verdict, route.why().to_owned()),
         };
         pair(route.connector, route.acceptor, verdict, Some(route.describe(&ends)), why)
     };

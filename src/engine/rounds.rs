@@ -9,7 +9,7 @@ use super::{Role, Settings};
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes, rail_name};
 use crate::proto::{Hello, MAX_RAILS};
-use crate::route::{Choice, End, Ends, Route, choose, choose_roles};
+use crate::route::{Choice, Ends, Route};
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -49,16 +49,13 @@ impl Rounds {
             Role::Receiver => (&theirs, &ours),
         };
         let plan = Plan::new(&ours.terms, &theirs.terms, &connector.rails, &acceptor.rails);
-        let choice = match plan {
-            Plan::Plain => choose(ours.terms.route, &connector.rails, &acceptor.rails, connector.turn),
-            _ => choose_roles(&connector.rails, &acceptor.rails),
-        };
+        let choice = plan.choose(ours.terms.route, connector, acceptor, connector.turn);
         if choice.first.is_empty() {
-            let table = choice.table(&ends(connector, acceptor), &[]);
+            let table = choice.table(&Ends::of(connector, acceptor), &[]);
             return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
         }
         // What the plan does without is tried when its own routes fail.
-        let joins = |r: &Route| plan == Plan::Plain || plan.joins(connector.rails[r.connector].role);
+        let joins = |r: &Route| plan.joins(connector.rails[r.connector].role);
         let (mut now, mut later): (Vec<Route>, Vec<Route>) = choice.first.iter().partition(|r| joins(r));
         if now.is_empty() {
             std::mem::swap(&mut now, &mut later);
@@ -206,15 +203,10 @@ impl Rounds {
 
     fn ends(&self) -> Ends<'_> {
         match self.role {
-            Role::Sender => ends(&self.ours, &self.theirs),
-            Role::Receiver => ends(&self.theirs, &self.ours),
+            Role::Sender => Ends::of(&self.ours, &self.theirs),
+            Role::Receiver => Ends::of(&self.theirs, &self.ours),
         }
     }
-}
-
-fn ends<'a>(connector: &'a Hello, acceptor: &'a Hello) -> Ends<'a> {
-    let end = |hello: &'a Hello| End { rails: &hello.rails, lost: &hello.lost };
-    Ends { connector: end(connector), acceptor: end(acceptor) }
 }
 
 /// Devices, and hosts that they do not reach as asked for.

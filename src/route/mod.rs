@@ -12,7 +12,7 @@ pub use address::gid_addr;
 pub use island::{Class, class};
 
 use crate::policy::rail_name as role;
-use crate::proto::{LostRail, RailInfo, RoutePolicy};
+use crate::proto::{Hello, LostRail, RailInfo, RoutePolicy};
 use address::best;
 
 /// A rail of the connector joined to one of the acceptor, as indices into their lists.
@@ -57,6 +57,14 @@ pub struct Ends<'a> {
     pub connector: End<'a>,
     /// The end that listens.
     pub acceptor: End<'a>,
+}
+
+impl<'a> Ends<'a> {
+    /// By what the two have told each other.
+    pub fn of(connector: &'a Hello, acceptor: &'a Hello) -> Self {
+        let end = |hello: &'a Hello| End { rails: &hello.rails, lost: &hello.lost };
+        Self { connector: end(connector), acceptor: end(acceptor) }
+    }
 }
 
 /// The outcome for two lists: every pair is in one of the three.
