@@ -14,21 +14,11 @@ use common::peer::Peer;
 use common::table::{LOG, TABLES, newest, take_warnings};
 use common::{isolated, mpib, set};
 use hosts_util::watch::{INFO, log, warnings};
-use hosts_util::{Hosts, Topology, knock, on_hosts};
+use hosts_util::{Hosts, Topology, on_hosts};
 
 const USAGE: i32 = 5;
 
-#[test]
-#[ignore = "the processes on the hosts of the other tests"]
-fn other_process() {
-    common::obey::obey();
-}
-
-#[test]
-#[ignore = "what a host can reach, asked by the other tests"]
-fn reached() {
-    knock();
-}
+processes_of_hosts!();
 
 /// Two hosts with a port each, whose interface has all addresses that its table may have, and a network for control
 /// connections.

@@ -14,31 +14,17 @@ use hosts_util::islands::{
     Class, Env, INTER, INTRA, Islands, NAMES, all_pairs, class, one_island, two_islands, two_rails,
 };
 use hosts_util::watch::{Count, counts, log, since, the_warning, warnings};
-use hosts_util::{Hosts, knock, on_hosts};
+use hosts_util::{Hosts, REMOTE, USAGE, on_hosts};
 use nccl_net_mpib::proto::Handle;
 
 const MIB: usize = 1 << 20;
-/// Codes of NCCL's, as the processes answer them.
-const USAGE: &str = "5";
-const REMOTE: &str = "6";
 
-/// The second processes.
-#[test]
-#[ignore = "the processes on the hosts of the other tests"]
-fn other_process() {
-    common::obey::obey();
-}
+processes_of_hosts!();
 
 /// The agents; nothing where this runs as a test.
 #[test]
 fn agent_process() {
     run_agent();
-}
-
-#[test]
-#[ignore = "what a host can reach, asked by the other tests"]
-fn reached() {
-    knock();
 }
 
 fn all_as_classes(islands: &mut Islands, pairs: &[(usize, usize)]) {
@@ -193,9 +179,8 @@ fn an_agent_on_each_host_splits_what_it_sends() {
     });
 }
 
-/// So that a probe without an answer ends soon.
 fn short_probes() -> Env {
-    vec![("NCCL_IB_TIMEOUT", "8".into()), ("NCCL_IB_RETRY_CNT", "1".into())]
+    common::SHORT.map(|(name, value)| (name, value.to_owned())).into()
 }
 
 /// Where nothing relays SUP, an advanced connection to the other island is on SOUT alone, whatever its hint.

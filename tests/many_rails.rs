@@ -217,7 +217,7 @@ fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
 #[test]
 fn ends_of_unequal_width_use_what_they_have_in_common() {
     // Addresses do not tell here which ports are joined, so that some probes stay without an answer; so these end soon.
-    on_eight_rails(here!(), &[("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")], || {
+    on_eight_rails(here!(), &common::SHORT, || {
         let ctx = init(table(12));
         let [four, two, one] = [&[0, 1, 2, 3][..], &[1, 2], &[3]].map(|d| newest().fuse(d));
         for (a, b, rails) in [(four, two, &[1, 2][..]), (four, one, &[3]), (four, four, &[0, 1, 2, 3])] {

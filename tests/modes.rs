@@ -277,7 +277,7 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
 /// Between islands SUP has no queue pair; when SOUT's probe fails it gets them after all, in a second round.
 #[test]
 fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
-    isolated(here!(), &host(&[("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")]), || {
+    isolated(here!(), &host(&common::SHORT), || {
         let (table, listener) = (newest(), Evil::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
@@ -320,7 +320,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
 /// The same with two honest ends: data and CTS writes move over the rail of the second round, and over it alone.
 #[test]
 fn data_moves_over_the_rail_that_was_held_in_reserve() {
-    isolated(here!(), &host(&[("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")]), || {
+    isolated(here!(), &host(&common::SHORT), || {
         with_other_host(CUT_OFF, &Expected { qps: [2, 4], data: 1, cts: 1 });
         // One for each connection.
         let said = take_warnings();

@@ -6,20 +6,11 @@ mod common;
 mod hosts_util;
 mod reach_util;
 
-use hosts_util::{Topology, knock, on_hosts};
-use reach_util::{REMOTE, Reach, SHORT, Setup, USAGE, quiet};
+use common::SHORT;
+use hosts_util::{REMOTE, Topology, USAGE, on_hosts};
+use reach_util::{Reach, Setup, quiet};
 
-#[test]
-#[ignore = "the processes on the hosts of the other tests"]
-fn other_process() {
-    common::obey::obey();
-}
-
-#[test]
-#[ignore = "what a host can reach, asked by the other tests"]
-fn reached() {
-    knock();
-}
+processes_of_hosts!();
 
 #[test]
 fn one_adapter_meets_the_one_of_four_that_it_reaches() {

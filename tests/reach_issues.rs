@@ -7,20 +7,11 @@ mod common;
 mod hosts_util;
 mod reach_util;
 
-use hosts_util::{Topology, knock, on_hosts};
-use reach_util::{REMOTE, Reach, SHORT, Setup, USAGE, has_all, warnings};
+use common::SHORT;
+use hosts_util::{REMOTE, Topology, USAGE, on_hosts};
+use reach_util::{Reach, Setup, has_all, warnings};
 
-#[test]
-#[ignore = "the processes on the hosts of the other tests"]
-fn other_process() {
-    common::obey::obey();
-}
-
-#[test]
-#[ignore = "what a host can reach, asked by the other tests"]
-fn reached() {
-    knock();
-}
+processes_of_hosts!();
 
 /// One cable between two hosts, and a network for control connections.
 fn cable(a: &'static str, b: &'static str) -> Topology {

@@ -6,20 +6,11 @@ mod common;
 mod hosts_util;
 mod reach_util;
 
-use hosts_util::{Topology, knock, on_hosts};
-use reach_util::{REMOTE, Reach, SHORT, Setup, has_all, quiet, warnings};
+use common::SHORT;
+use hosts_util::{REMOTE, Topology, on_hosts};
+use reach_util::{Reach, Setup, has_all, quiet, warnings};
 
-#[test]
-#[ignore = "the processes on the hosts of the other tests"]
-fn other_process() {
-    common::obey::obey();
-}
-
-#[test]
-#[ignore = "what a host can reach, asked by the other tests"]
-fn reached() {
-    knock();
-}
+processes_of_hosts!();
 
 type Ends = Vec<(&'static str, &'static str, &'static str)>;
 

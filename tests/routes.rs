@@ -6,21 +6,16 @@ extern crate softverbs as _;
 mod common;
 mod hosts_util;
 
+use common::SHORT;
 use common::peer::Peer;
-use hosts_util::watch::{INFO, WARN, log};
-use hosts_util::{Hosts, Topology, on_hosts};
-
-const USAGE: &str = "5";
-const REMOTE: &str = "6";
+use hosts_util::watch::{Count, INFO, WARN, adapters, log};
+use hosts_util::{Hosts, REMOTE, Topology, USAGE, on_hosts};
 
 #[test]
 #[ignore = "the processes on the hosts of the tests"]
 fn other_process() {
     common::obey::obey();
 }
-
-/// So that a probe without an answer ends soon.
-const SOON: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
 
 type Env<'a> = Vec<(&'a str, &'a str)>;
 
@@ -30,20 +25,10 @@ fn start(hosts: &Hosts, host: &str, devices: &str, env: &[(&str, &str)]) -> Peer
     hosts.peer(host, &all)
 }
 
-/// Queue pairs that each device of a process has had, and the bytes that it has sent.
-fn used(peer: &mut Peer) -> Vec<(u64, u64)> {
-    let answer = peer.ask("counters");
-    let device = |text: &str| {
-        let words: Vec<&str> = text.split(' ').collect();
-        (words[1].parse().unwrap(), words[4].parse().unwrap())
-    };
-    answer.split(',').map(device).collect()
-}
-
 /// Which devices have sent more than `before`, beside what a handshake and the receiver's words take.
-fn busy(peer: &mut Peer, before: &[(u64, u64)]) -> Vec<usize> {
-    let now = used(peer);
-    (0..now.len()).filter(|i| now[*i].1 - before[*i].1 > 50_000).collect()
+fn busy(peer: &mut Peer, before: &[(String, Count)]) -> Vec<usize> {
+    let now = adapters(peer);
+    (0..now.len()).filter(|i| now[*i].1.since(before[*i].1).bytes > 50_000).collect()
 }
 
 /// A connection between these devices that moves data over `expected` at both ends. What the two log meanwhile.
@@ -56,7 +41,7 @@ fn joined(
     from.must(&format!("device {}", devs.0));
     to.must(&format!("device {}", devs.1));
     let handle = to.ask("listen");
-    let before = [used(from), used(to)];
+    let before = [adapters(from), adapters(to)];
     to.say("accept");
     from.must(&format!("connect {handle}"));
     assert_eq!(to.answer(), "ok");
@@ -66,10 +51,10 @@ fn joined(
         assert_eq!(peer.answer(), "ok");
     }
     assert_eq!(busy(from, &before[0]), [expected.0], "sender's NIC, devices {devs:?}");
-    let made = |now: Vec<(u64, u64)>| -> Vec<usize> {
-        (0..now.len()).filter(|i| now[*i].0 > before[1][*i].0).collect()
+    let made = |now: Vec<(String, Count)>| -> Vec<usize> {
+        (0..now.len()).filter(|i| now[*i].1.qps > before[1][*i].1.qps).collect()
     };
-    let made = made(used(to));
+    let made = made(adapters(to));
     assert!(made.contains(&expected.1), "receiver's NIC, devices {devs:?}: {made:?}");
     for peer in [&mut *from, &mut *to] {
         peer.must("close");
@@ -162,7 +147,7 @@ fn refused(from: &mut Peer, to: &mut Peer, devs: (usize, usize), code: &str, par
 fn strict_keeps_to_the_devices_that_were_asked_for() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(triangle());
-        let env = [("MPIB_ROUTE", "strict"), SOON[0], SOON[1]];
+        let env = [("MPIB_ROUTE", "strict"), SHORT[0], SHORT[1]];
         let [(_, on_a), (_, on_b), _] = TRIANGLE;
         let (mut a, mut b) = (start(&hosts, "a", on_a, &env), start(&hosts, "b", on_b, &env));
         joined(&mut a, &mut b, (0, 0), (0, 0));
@@ -171,7 +156,7 @@ fn strict_keeps_to_the_devices_that_were_asked_for() {
         refused(&mut a, &mut b, (1, 0), REMOTE, &["no rail works to", row]);
         assert_eq!((a.ask("elsewhere"), b.ask("elsewhere")), ("0".into(), "0".into()));
         // Both ends must have the setting alike.
-        let mut other = start(&hosts, "b", on_b, &SOON);
+        let mut other = start(&hosts, "b", on_b, &SHORT);
         let said = "MPIB_ROUTE is";
         refused(
             &mut a,
@@ -202,7 +187,7 @@ fn with_subnet_a_pair_without_a_common_one_is_refused_with_the_way_out() {
         let parts = ["no rail reaches", "soft0:1 to soft0:1: no common subnet", "set MPIB_ROUTE=any"];
         refused(&mut a, &mut c, (0, 0), USAGE, &parts);
         // Nothing passes on what is for others, which the probe finds.
-        let env = [("MPIB_ROUTE", "any"), SOON[0], SOON[1]];
+        let env = [("MPIB_ROUTE", "any"), SHORT[0], SHORT[1]];
         let [mut x, mut y] = ends.map(|(host, devices)| start(&hosts, host, devices, &env));
         let row = "soft0:1 (10.0.1.1/24) to soft0:1 (10.0.3.3/24), no common subnet: the probe failed";
         refused(&mut x, &mut y, (0, 0), REMOTE, &["no rail works to", row, "ping -I"]);
@@ -236,7 +221,7 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(overlapping());
         let [mut a, mut b] =
-            CROSSED.map(|(host, devices)| start(&hosts, host, devices, &[OOB, SOON[0], SOON[1]]));
+            CROSSED.map(|(host, devices)| start(&hosts, host, devices, &[OOB, SHORT[0], SHORT[1]]));
         joined(&mut a, &mut b, (0, 1), (0, 1));
         assert_eq!((a.ask("elsewhere"), b.ask("elsewhere")), ("0".into(), "0".into()));
         // Both are on 10.0.0.0/16, and no cable joins them. Two others are as good as each other, and take turns.
@@ -264,8 +249,8 @@ fn where_nothing_works_every_pair_is_told_with_its_reason() {
         let hosts = Hosts::up(overlapping());
         let [(_, on_a), _] = CROSSED;
         let on_b = "soft0:addr=10.0.7.2/24;soft1:addr=10.0.8.2/24";
-        let mut a = start(&hosts, "a", on_a, &[OOB, SOON[0], SOON[1]]);
-        let mut b = start(&hosts, "b", on_b, &[OOB, SOON[0], SOON[1]]);
+        let mut a = start(&hosts, "a", on_a, &[OOB, SHORT[0], SHORT[1]]);
+        let mut b = start(&hosts, "b", on_b, &[OOB, SHORT[0], SHORT[1]]);
         let rows = |why: &str| {
             [
                 ("0:1 (10.0.1.1/16)", "0:1 (10.0.7.2)"),
@@ -281,7 +266,7 @@ fn where_nothing_works_every_pair_is_told_with_its_reason() {
             ["no rail works to"].into_iter().chain(rows.iter().map(String::as_str)).collect();
         refused(&mut a, &mut b, (0, 0), REMOTE, &parts);
         // With strict losses a connection that must do without what was asked for is refused too.
-        let strict = [OOB, SOON[0], SOON[1], ("MPIB_STRICT", "1")];
+        let strict = [OOB, SHORT[0], SHORT[1], ("MPIB_STRICT", "1")];
         let [mut x, mut y] = CROSSED.map(|(host, devices)| start(&hosts, host, devices, &strict));
         refused(&mut x, &mut y, (0, 0), USAGE, &["not as NCCL asked for", "MPIB_STRICT=1"]);
         [a, b, x, y].into_iter().for_each(Peer::finish);
@@ -347,7 +332,7 @@ fn a_way_that_loses_long_packets_is_told_as_such() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(overlapping());
         let devices = |ip: &str, more: &str| format!("soft0:addr={ip}/24,{more}");
-        let env = [OOB, SOON[0], SOON[1]];
+        let env = [OOB, SHORT[0], SHORT[1]];
         let mut a = start(&hosts, "a", &devices("10.0.1.1", "mtu=4096,carries=1024"), &env);
         let mut b = start(&hosts, "b", &devices("10.0.1.2", "mtu=4096"), &env);
         let said = "empty packets arrive, and those of 4096 bytes do not: has an interface or a switch on the way a smaller MTU";

@@ -197,8 +197,7 @@ fn misled_connectors_fail_alone() {
 /// Queue pairs that are not there, or another's.
 #[test]
 fn wrong_queue_pairs_fail_alone() {
-    let short = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
-    with_listener(here!(), &short, |table, listen, handle| {
+    with_listener(here!(), &common::SHORT, |table, listen, handle| {
         let cases: [fn(&mut Wiring); 4] = [
             |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 0),
             |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 1),

@@ -15,7 +15,7 @@ use doctor_util::{Doctor, TWO, artifact, fabric, mpib};
 /// Not a test: the process that changes a fabric, as long as its stdin is open. `DOCTOR_TEST_FAULT` is `down DEVICE`, or
 /// `bare DEVICE` for one without an address.
 #[test]
-#[ignore]
+#[ignore = "the process of the tests here that changes a fabric"]
 fn other_process() {
     let Ok(fault) = std::env::var("DOCTOR_TEST_FAULT") else { return };
     let (what, device) = fault.split_once(' ').unwrap();

@@ -145,6 +145,9 @@ pub fn mpib<'a>(share: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'
     env
 }
 
+/// So that a probe or a write without an answer ends soon.
+pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
+
 /// The name of the function that this stands in, as libtest knows it.
 #[macro_export]
 macro_rules! here {

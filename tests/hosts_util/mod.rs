@@ -181,6 +181,28 @@ impl Hosts {
 }
 
 /// Where the process of [`knock`] is to connect to.
+/// NCCL's codes, as the processes answer them.
+pub const USAGE: &str = "5";
+pub const REMOTE: &str = "6";
+
+/// What runs in a test's own file when a host's process is to be started, or asked what it can reach.
+#[macro_export]
+macro_rules! processes_of_hosts {
+    () => {
+        #[test]
+        #[ignore = "the processes on the hosts of the other tests"]
+        fn other_process() {
+            common::obey::obey();
+        }
+
+        #[test]
+        #[ignore = "what a host can reach, asked by the other tests"]
+        fn reached() {
+            hosts_util::knock();
+        }
+    };
+}
+
 const KNOCK: &str = "TEST_KNOCK";
 
 /// The process that [`Hosts::reaches`] runs.

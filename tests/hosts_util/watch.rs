@@ -15,26 +15,38 @@ pub struct Count {
     pub bytes: u64,
 }
 
-pub fn counts(peer: &mut Peer) -> [Count; 2] {
+impl Count {
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            qps: self.qps - before.qps,
+            signals: self.signals - before.signals,
+            writes: self.writes - before.writes,
+            bytes: self.bytes - before.bytes,
+        }
+    }
+}
+
+/// Of each adapter of a process, with its name, in order.
+pub fn adapters(peer: &mut Peer) -> Vec<(String, Count)> {
     let answer = peer.ask("counters");
-    let device = |text: &str| {
-        let numbers: Vec<u64> = text.split(' ').skip(1).map(|n| n.parse().unwrap()).collect();
-        Count { qps: numbers[0], signals: numbers[1], writes: numbers[2], bytes: numbers[3] }
+    let adapter = |text: &str| {
+        let (name, numbers) = text.split_once(' ')?;
+        let n: Vec<u64> = numbers.split(' ').map(|n| n.parse().unwrap()).collect();
+        Some((name.to_owned(), Count { qps: n[0], signals: n[1], writes: n[2], bytes: n[3] }))
     };
-    // A host may have SOUT alone.
-    let mut devices = answer.split(',').map(device);
-    [devices.next().unwrap(), devices.next().unwrap_or_default()]
+    answer.split(',').filter_map(adapter).collect()
+}
+
+/// Of SOUT and SUP. A host may have SOUT alone.
+pub fn counts(peer: &mut Peer) -> [Count; 2] {
+    let mut all = adapters(peer).into_iter().map(|(_, count)| count);
+    [all.next().unwrap(), all.next().unwrap_or_default()]
 }
 
 /// What has been counted since `before`.
 pub fn since(peer: &mut Peer, before: &[Count; 2]) -> [Count; 2] {
     let now = counts(peer);
-    [0, 1].map(|i| Count {
-        qps: now[i].qps - before[i].qps,
-        signals: now[i].signals - before[i].signals,
-        writes: now[i].writes - before[i].writes,
-        bytes: now[i].bytes - before[i].bytes,
-    })
+    [0, 1].map(|i| now[i].since(before[i]))
 }
 
 /// What the process has logged since it was asked last.

@@ -10,14 +10,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::common::peer::Peer;
-use crate::hosts_util::watch::{Count, INFO, WARN, log};
-use crate::hosts_util::{Hosts, Topology};
-
-/// So that a probe without an answer ends soon.
-pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
-/// NCCL's codes, as the processes answer them.
-pub const USAGE: &str = "5";
-pub const REMOTE: &str = "6";
+use crate::hosts_util::watch::{Count, INFO, WARN, adapters, log};
+use crate::hosts_util::{Hosts, REMOTE, Topology};
 
 /// What a test starts from.
 #[derive(Default)]
@@ -146,13 +140,7 @@ impl Reach {
 
     /// What each adapter of a host has counted.
     pub fn counts(&mut self, host: usize) -> BTreeMap<String, Count> {
-        let answer = self.peers[host].ask("counters");
-        let device = |text: &str| {
-            let (name, numbers) = text.split_once(' ')?;
-            let n: Vec<u64> = numbers.split(' ').map(|n| n.parse().unwrap()).collect();
-            Some((name.to_owned(), Count { qps: n[0], signals: n[1], writes: n[2], bytes: n[3] }))
-        };
-        answer.split(',').filter_map(device).collect()
+        adapters(&mut self.peers[host]).into_iter().collect()
     }
 
     /// What has been counted since, of those that have counted anything.
@@ -160,12 +148,7 @@ impl Reach {
         let now = self.counts(host);
         let less = |(name, now): (String, Count)| {
             let before = before.get(&name).copied().unwrap_or_default();
-            let since = Count {
-                qps: now.qps - before.qps,
-                signals: now.signals - before.signals,
-                writes: now.writes - before.writes,
-                bytes: now.bytes - before.bytes,
-            };
+            let since = now.since(before);
             (since != Count::default()).then_some((name, since))
         };
         now.into_iter().filter_map(less).collect()
