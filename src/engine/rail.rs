@@ -1,6 +1,8 @@
 //! One rail of a connection: its queue pairs, and the queues that they share.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::lane::Lane;
 use crate::device::Nic;
@@ -167,7 +169,7 @@ impl Rail {
             .find(|l| l.number() == completion.qpn())
             .map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(Failed {
-            port: self.nic.now().err(),
+            port: port_trouble(completion.status(), PORT_PATIENCE, || self.nic.now().err()),
             loopback,
             status: completion.status(),
             vendor_err: completion.vendor_err(),
@@ -180,6 +182,26 @@ impl Rail {
             remote_qpn,
             peer: peer.to_owned(),
         }))
+    }
+}
+
+/// `IBV_WC_LOC_QP_OP_ERR`: a malformed request. We post none.
+const LOC_QP_OP_ERR: u32 = 2;
+
+/// How long a driver may take from failing the requests of a port that goes down to showing the port as down.
+const PORT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Why this end's port cannot be used, where that is so, by `ask`. Where the status would blame the plugin, it is asked for a while:
+/// rdma_rxe fails with this status what it cannot send on an interface that closes, and tells only then that the port is down.
+#[cold]
+fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option<String>) -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        let why = ask();
+        if why.is_some() || status != LOC_QP_OP_ERR || begun.elapsed() >= patience {
+            return why;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -215,6 +237,27 @@ impl Receives {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto;
+
+    #[test]
+    fn a_port_that_is_shown_as_down_later_is_the_cause_of_what_would_be_our_mistake() {
+        let asked = |status, patience| {
+            let mut asked = 0;
+            let why = port_trouble(status, patience, || {
+                asked += 1;
+                (asked > 3).then(|| "the port is not active".to_owned())
+            });
+            (asked, why.is_some())
+        };
+        assert_eq!(proto::wc_status(LOC_QP_OP_ERR).name, "IBV_WC_LOC_QP_OP_ERR");
+        assert_eq!(asked(LOC_QP_OP_ERR, Duration::from_secs(600)), (4, true));
+        assert_eq!(asked(LOC_QP_OP_ERR, Duration::ZERO), (1, false), "no longer than it has patience");
+        assert_eq!(
+            asked(12, Duration::from_secs(600)),
+            (1, false),
+            "other statuses have causes of their own"
+        );
+    }
 
     #[test]
     fn work_is_told_by_its_number() {
