@@ -8,7 +8,7 @@ use nccl_net_versions::{Buffer, MemKind};
 
 use super::core::Core;
 use super::mr::Mr;
-use super::rail::Work;
+use super::rail::{Rail, Work};
 use super::request::{Pool, REQUESTS};
 use crate::error::{Error, Fast};
 use crate::proto::{MAX_RAILS, SLOTS, rails};
@@ -27,8 +27,10 @@ pub(super) struct Flushes {
     pending: Box<[u8]>,
     /// Where to look for a free request.
     next: u8,
-    /// Rails on which data has come.
+    /// Rails on which data has come, by the stripe that flushes them.
     carried: u8,
+    /// Of each stripe the one that flushes its rail.
+    flusher: [u8; MAX_RAILS],
     /// Word of the control memory where the sink begins.
     sink: usize,
 }
@@ -41,14 +43,22 @@ pub(super) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer
 }
 
 impl Flushes {
-    pub(super) fn new(sink: usize) -> Self {
-        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, sink }
+    /// `rails`: those of the comm, the stripes of each one after the other.
+    pub(super) fn new(sink: usize, rails: &[Rail]) -> Self {
+        let (mut flusher, mut last) = ([0; MAX_RAILS], 0);
+        for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
+            if rail.flush.is_some() {
+                last = i as u8;
+            }
+            *place = last;
+        }
+        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, flusher, sink }
     }
 
-    /// Data has come on a rail.
+    /// Data has come on a stripe.
     #[inline]
-    pub(super) fn carried(&mut self, rail: usize) {
-        self.carried |= 1 << rail;
+    pub(super) fn carried(&mut self, stripe: usize) {
+        self.carried |= 1 << self.flusher[stripe];
     }
 
     /// A place for a flush; `None` where no data has ever come. An error where no more fit: a flush cannot be put off,

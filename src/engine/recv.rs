@@ -75,6 +75,7 @@ impl RecvComm {
                 memory: Registrar::new(core.pds(), config),
                 _flow: flow,
                 state: Shared::new(State {
+                    flushes: config.flush.then(|| Flushes::new(SINK / 8, &core.rails)),
                     core,
                     seq: Sequence::FIRST,
                     pool,
@@ -82,7 +83,6 @@ impl RecvComm {
                     cts_rail,
                     outstanding: 0,
                     signal_interval,
-                    flushes: config.flush.then(|| Flushes::new(SINK / 8)),
                 }),
             }
         }))

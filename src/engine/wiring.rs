@@ -43,6 +43,8 @@ struct HalfRoute {
     addrs: (usize, usize),
     /// With the number of the first packet of each.
     qps: Vec<(Qp<Fresh>, u32)>,
+    /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
+    leads: bool,
     receives: Option<Receives>,
     /// To be its own peer.
     flush: Option<Qp<Fresh>>,
@@ -80,12 +82,13 @@ impl Half {
         routes: &[(Route, usize)],
     ) -> Result<Self> {
         let mut halves = Vec::with_capacity(routes.len());
-        for (route, qps) in routes {
+        for (i, (route, qps)) in routes.iter().enumerate() {
+            let leads = i == 0 || routes[i - 1].0 != *route;
             let (ours, theirs, addrs) = match role {
                 Role::Sender => (route.connector, route.acceptor, route.addrs),
                 Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
             };
-            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), addrs, *qps)?);
+            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), addrs, *qps, leads)?);
         }
         let pds: Vec<Arc<Pd>> = halves.iter().map(|h| Arc::clone(offers[h.ours].nic.pd())).collect();
         let bytes = match role {
@@ -194,7 +197,7 @@ struct Depths {
 impl Depths {
     /// Of `n` queue pairs, within what the device allows. A sender's groups take turns on all of them. A receiver's
     /// CTS writes are all on one, which is the first; the others carry a probe and nothing else.
-    fn new(role: Role, settings: &Settings, nic: &Nic, n: u32) -> Result<Self> {
+    fn new(role: Role, settings: &Settings, nic: &Nic, n: u32, leads: bool) -> Result<Self> {
         let limits = nic.limits();
         let too_small = |what: &str, has: u32, needs: u32| {
             Error::Usage(format!("{}: {what} of {has} entries, and a connection needs {needs}", nic.name()))
@@ -208,7 +211,7 @@ impl Depths {
             }
             Role::Receiver => {
                 let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
-                let flush = if settings.config.flush { FLUSH_DEPTH } else { 0 };
+                let flush = if settings.config.flush && leads { FLUSH_DEPTH } else { 0 };
                 let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
                 Self { srq, first, others: 1, flush }
             }
@@ -243,10 +246,11 @@ impl HalfRoute {
         (ours, theirs): (usize, usize),
         addrs: (usize, usize),
         qps: usize,
+        leads: bool,
     ) -> Result<Self> {
         let nic = &offer.nic;
         let n = u32::try_from(qps.max(1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
-        let depths = Depths::new(role, settings, nic, n)?;
+        let depths = Depths::new(role, settings, nic, n, leads)?;
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
             Role::Sender => None,
@@ -265,7 +269,7 @@ impl HalfRoute {
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { ours, theirs, addrs, qps, receives, flush, cq })
+        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq })
     }
 
     /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
@@ -324,7 +328,7 @@ impl HalfRoute {
         let mut agreed = None;
         let timing = settings.timing();
         // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
-        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && roce);
+        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && self.leads && roce);
         let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
             let mut path = Path { ece, ..path(psn, theirs) };
             if let (0, Some(class)) = (i, cts_class) {
