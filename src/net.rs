@@ -26,13 +26,20 @@ pub struct Plugin;
 #[derive(Debug)]
 pub struct Context {
     id: u64,
-    settings: Arc<Settings>,
+    /// Those of a process's context change with each `init`.
+    settings: RwLock<Arc<Settings>>,
     _events: Arc<Watch>,
     _devices: Hold,
 }
 
 /// What the calls without a context go by: the settings of the latest `init`.
 static LATEST: RwLock<Option<Config>> = RwLock::new(None);
+
+impl Context {
+    fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// Reports a failure once, where it leaves the plugin.
 #[inline]
@@ -107,7 +114,8 @@ fn open(args: &Init) -> Result<Context> {
             }
         }
     }
-    let settings = Arc::new(Settings::new(config, args.config.traffic_class));
+    let settings = Settings::new(config, args.config.traffic_class, args.profiler);
+    let settings = RwLock::new(Arc::new(settings));
     Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _events: events, _devices: hold })
 }
 
@@ -203,6 +211,15 @@ impl NetPlugin for Plugin {
         here("init", || open(args))
     }
 
+    fn init_again(ctx: &Context, args: &Init) -> Result<(), Failure> {
+        // Only these tables bring a callback, and handles to go with it.
+        if args.version >= 10 {
+            let mut settings = ctx.settings.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::make_mut(&mut settings).profiler = args.profiler;
+        }
+        Ok(())
+    }
+
     fn finalize(ctx: Context) -> Result<(), Failure> {
         end("finalize", ctx, |ctx| {
             engine::abandon(ctx.id);
@@ -233,7 +250,9 @@ impl NetPlugin for Plugin {
     }
 
     fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
-        here("listen", || device(dev).and_then(|(_, device)| Listening::open(&ctx.settings, device, handle)))
+        here("listen", || {
+            device(dev).and_then(|(_, device)| Listening::open(&ctx.settings(), device, handle))
+        })
     }
 
     fn connect(
@@ -245,12 +264,10 @@ impl NetPlugin for Plugin {
         here("connect", || {
             let (_, device) = device(dev)?;
             // v10 tells the traffic class here, later versions at init.
-            let settings = match config.traffic_class {
-                Some(class) if ctx.settings.comm_traffic_class != Some(class) => {
-                    Arc::new(Settings::new(ctx.settings.config.clone(), Some(class)))
-                }
-                _ => Arc::clone(&ctx.settings),
-            };
+            let mut settings = ctx.settings();
+            if config.traffic_class.is_some() && settings.comm_traffic_class != config.traffic_class {
+                Arc::make_mut(&mut settings).comm_traffic_class = config.traffic_class;
+            }
             engine::connect(&settings, ctx.id, device, handle)
         })
     }
@@ -290,12 +307,12 @@ impl NetPlugin for Plugin {
         buffer: Buffer,
         tag: c_int,
         mr: Option<&Mr>,
-        _: ProfilerHandle,
+        profiler: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
         if let Err(e) = forked::check() {
             return Err(reported("isend", &e));
         }
-        told("isend", comm.send(buffer, tag, mr))
+        told("isend", comm.send(buffer, tag, mr, profiler))
     }
 
     #[inline(always)]

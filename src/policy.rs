@@ -100,6 +100,13 @@ impl Plan {
         }
     }
 
+    /// The rails of a connection that may carry data, when they have these indices in their device.
+    pub fn carriers(self, roles: &[u8]) -> u8 {
+        let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
+        let home = self.home().and_then(|home| roles.iter().position(|role| *role == home));
+        home.map_or(all, |rail| 1 << rail)
+    }
+
     /// The rail that carries CTS writes, where it is there.
     pub fn cts(self) -> u8 {
         self.home().unwrap_or(SOUT)
@@ -183,13 +190,11 @@ impl Policy {
     /// For a connection whose rails have these indices in their device, in order. `threshold` is
     /// `MPIB_BDP_THRESHOLD`, which counts for hints between islands.
     pub fn new(plan: Plan, source: Source, threshold: u32, roles: &[u8]) -> Self {
-        let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
-        let home = plan.home().and_then(|home| roles.iter().position(|role| *role == home));
         let counts = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
         Self {
             source,
             threshold: if counts { usize::try_from(threshold).unwrap_or(usize::MAX) } else { 0 },
-            available: home.map_or(all, |rail| 1 << rail),
+            available: plan.carriers(roles),
         }
     }
 

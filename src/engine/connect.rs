@@ -83,7 +83,7 @@ pub fn connect(
         None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
     };
     let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
-    Ok(Some(SendComm::new(core, policy, &settings.config)))
+    Ok(Some(SendComm::new(core, policy, settings)))
 }
 
 /// Drops what `context` has begun and NCCL will not continue.
@@ -132,7 +132,7 @@ impl Listening {
                 Ok(None) => i += 1,
                 Ok(Some((core, flow))) => {
                     underway.swap_remove(i);
-                    return Ok(Some(RecvComm::new(core, &self.settings.config, flow)));
+                    return Ok(Some(RecvComm::new(core, &self.settings, flow)));
                 }
                 Err(e) => {
                     underway.swap_remove(i);

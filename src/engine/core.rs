@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::peer::Peer;
+use super::profile::Profile;
 use super::rail::Rail;
 use crate::config::Config;
 use crate::error::{Error, Fast, Result};
@@ -30,6 +31,8 @@ pub(super) struct Core {
     pub(super) peer: Peer,
     pub(super) plan: Plan,
     pub(super) stats: Counters,
+    /// Where init brought the profiler's callback.
+    pub(super) profile: Option<Box<Profile>>,
     watched: Arc<Watched>,
     failed: Option<Error>,
 }
@@ -65,6 +68,7 @@ impl Core {
             peer,
             plan,
             stats,
+            profile: None,
             watched,
             failed: None,
         }
@@ -110,6 +114,10 @@ impl Core {
     #[cold]
     pub(super) fn fail(&mut self, e: Box<Error>) -> Box<Error> {
         self.stats.failure(&e);
+        // Whoever is told the error may give the operations up that the events belong to.
+        if let Some(profile) = &mut self.profile {
+            profile.stop_all();
+        }
         if self.failed.is_none() {
             self.failed = Some(e.closed());
             self.peer.refuse(&e);

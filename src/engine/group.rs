@@ -1,6 +1,6 @@
 //! What is kept of a send, and of a group of sends, until it is complete.
 
-use nccl_net_versions::Buffer;
+use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use super::fifo::Target;
 use super::lane::Lane;
@@ -16,6 +16,7 @@ pub(super) struct Send {
     pub(super) lkeys: [u32; MAX_RAILS],
     pub(super) target: Target,
     pub(super) split: Split,
+    pub(super) profiler: ProfilerHandle,
 }
 
 /// The sends of a group of receives.
@@ -36,6 +37,7 @@ pub(super) const NO_SEND: Send = Send {
     lkeys: [0; MAX_RAILS],
     target: Target::NONE,
     split: Split::NONE,
+    profiler: ProfilerHandle::NONE,
 };
 
 impl Group {

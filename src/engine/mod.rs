@@ -13,6 +13,7 @@ mod mr;
 mod offer;
 mod peer;
 mod probing;
+mod profile;
 mod rail;
 mod recv;
 mod request;
@@ -30,24 +31,28 @@ pub use recv::RecvComm;
 pub use request::Request;
 pub use send::SendComm;
 
+use nccl_net_versions::Profiler;
+
 use crate::config::Config;
 use crate::verbs::{Again, Timing};
 
 /// What a communicator's connections have in common.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// The process's settings.
     pub config: Config,
     /// What NCCL wants of this communicator's packets, where it says so.
     pub comm_traffic_class: Option<i32>,
+    /// Whom NCCL wants to be told of work requests, where its version can say so.
+    pub profiler: Option<Profiler>,
     /// Work requests in a send queue, at most. A device may have fewer.
     queue_depth: u32,
 }
 
 impl Settings {
     /// For one communicator.
-    pub fn new(config: Config, comm_traffic_class: Option<i32>) -> Self {
-        Self { config, comm_traffic_class, queue_depth: u32::MAX }
+    pub fn new(config: Config, comm_traffic_class: Option<i32>, profiler: Option<Profiler>) -> Self {
+        Self { config, comm_traffic_class, profiler, queue_depth: u32::MAX }
     }
 
     /// Traffic class of RoCE packets, where the settings or the communicator say one.

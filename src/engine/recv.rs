@@ -5,14 +5,15 @@ use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Tagged};
 
+use super::Settings;
 use super::arrival::{Slot, Wrong};
 use super::core::{Core, Progress, progress};
 use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
 use super::mr::{Mr, Registrar};
+use super::profile::Profile;
 use super::rail::{Rail, Work};
 use super::request::{Pool, Request};
 use super::shared::Shared;
-use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::hints::Flow;
 use crate::proto::{
@@ -63,7 +64,9 @@ struct State {
 }
 
 impl RecvComm {
-    pub(super) fn new(core: Core, config: &Config, flow: Option<Flow>) -> Self {
+    pub(super) fn new(mut core: Core, settings: &Settings, flow: Option<Flow>) -> Self {
+        let config = &settings.config;
+        core.profile = Profile::of_receives(settings.profiler, &core);
         // At least twice per queue, so that it is never full of writes that nobody will account for.
         let cts_rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
         let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
@@ -207,6 +210,9 @@ impl State {
         self.outstanding += 1;
         match buffers {
             [one] => {
+                if !one.profiler.is_none() {
+                    Profile::receive(&mut self.core, slot, 0, one.profiler);
+                }
                 let words = self.stage(slot, 0, one, 1);
                 self.post_cts(1, Some(&words))?;
             }
@@ -221,6 +227,9 @@ impl State {
     #[inline(never)]
     fn offer<P: NetPlugin<Mr = Mr>>(&mut self, slot: u8, buffers: &[RecvBuffer<'_, P>]) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
+            if !b.profiler.is_none() {
+                Profile::receive(&mut self.core, slot, i, b.profiler);
+            }
             self.stage(slot, i, b, buffers.len());
         }
         self.post_cts(buffers.len(), None)
@@ -343,6 +352,9 @@ impl State {
         let size = slot.arrived(imm, rail)?;
         if let Some(flushes) = &mut self.flushes {
             flushes.carried(rail);
+        }
+        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
+            profile.arrived(imm.slot, rail, size.is_some());
         }
         let Some(size) = size else { return Ok(()) };
         match size.bytes() {

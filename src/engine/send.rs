@@ -3,16 +3,17 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use nccl_net_versions::{Buffer, MemKind, Tagged};
+use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, Tagged};
 
+use super::Settings;
 use super::core::{Core, Progress, progress};
 use super::fifo;
 use super::group::{Group, NO_SEND, Send, chain_full};
 use super::mr::{Mr, Registrar};
+use super::profile::Profile;
 use super::rail::Work;
 use super::request::{Pool, REQUESTS, Request};
 use super::shared::Shared;
-use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Policy;
 use crate::proto::{FIFO_BYTES, MAX_RECVS, Part, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, rails};
@@ -53,7 +54,9 @@ struct State {
 }
 
 impl SendComm {
-    pub(super) fn new(core: Core, policy: Policy, config: &Config) -> Self {
+    pub(super) fn new(mut core: Core, policy: Policy, settings: &Settings) -> Self {
+        let config = &settings.config;
+        core.profile = Profile::of_sends(settings.profiler, &core);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::of_sender(me);
             let apart_above = core.apart_above(config);
@@ -83,7 +86,13 @@ impl SendComm {
     /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,
     /// or no room for more.
     #[inline]
-    pub fn send(&self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Fast<Option<&Tagged<Request>>> {
+    pub fn send(
+        &self,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<&Tagged<Request>>> {
         let comm = &*self.0;
         comm.memory.check(mr, buffer)?;
         if buffer.len > comm.max_message {
@@ -91,7 +100,7 @@ impl SendComm {
         }
         comm.state.with(|state| {
             state.core.alive()?;
-            match state.start(buffer, tag, mr) {
+            match state.start(buffer, tag, mr, profiler) {
                 Ok(Some(index)) => {
                     let request = comm.pool.get(usize::from(index));
                     request.begin();
@@ -153,6 +162,9 @@ impl Progress for State {
         if group.pending >> rail & 1 == 0 {
             return Err(twice(rail, slot));
         }
+        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
+            profile.sent(group, rail);
+        }
         group.pending &= !(1 << rail);
         if group.pending == 0 {
             for index in group.members() {
@@ -167,7 +179,13 @@ impl Progress for State {
 
 impl State {
     #[inline]
-    fn start(&mut self, buffer: Buffer, tag: i32, mr: Option<&Mr>) -> Fast<Option<u8>> {
+    fn start(
+        &mut self,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<u8>> {
         let slot = self.seq.slot();
         let group = &mut self.groups[usize::from(slot)];
         if group.pending != 0 && !self.slot_comes_free(slot)? {
@@ -187,7 +205,7 @@ impl State {
         if !self.policy.cut(buffer.len, share, &mut send.split) {
             return Err(internal("the policy has no rail"));
         }
-        (send.buffer, send.target) = (buffer, met.target());
+        (send.buffer, send.target, send.profiler) = (buffer, met.target(), profiler);
         // Without a registration there is nothing to send.
         if let Some(mr) = mr {
             send.lkeys = *mr.lkeys();
@@ -232,7 +250,7 @@ impl State {
         let group = &mut self.groups[usize::from(slot)];
         (group.count, group.sends[0]) = (1, index);
         let send = &self.sends[usize::from(index)];
-        let Core { rails, chain, layout, stats, .. } = &mut self.core;
+        let Core { rails, chain, layout, stats, profile, .. } = &mut self.core;
         let size = layout.size(send.buffer.len);
         if size.bytes().is_none() || send.buffer.len > self.apart_above {
             return self.post_apart(slot);
@@ -245,7 +263,11 @@ impl State {
             return self.post_parts(slot, index, imm);
         }
         group.take_turn(mask, &mut self.seq);
-        send.post(Part { rail, offset: 0, len: send.buffer.len }, lane, chain, slot, imm)?;
+        let part = Part { rail, offset: 0, len: send.buffer.len };
+        if !send.profiler.is_none() {
+            Profile::part(profile, index, send, part, slot, lane);
+        }
+        send.post(part, lane, chain, slot, imm)?;
         stats.posted(rail, 1, 1, send.buffer.len);
         Ok(true)
     }
@@ -262,9 +284,13 @@ impl State {
         }
         self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
         let send = &self.sends[usize::from(index)];
-        let Core { rails, chain, stats, .. } = &mut self.core;
+        let Core { rails, chain, stats, profile, .. } = &mut self.core;
         for part in send.split.parts() {
-            send.post(part, rails[part.rail].lane_mut(slot), chain, slot, imm)?;
+            let lane = rails[part.rail].lane_mut(slot);
+            if !send.profiler.is_none() {
+                Profile::part(profile, index, send, part, slot, lane);
+            }
+            send.post(part, lane, chain, slot, imm)?;
             stats.posted(part.rail, 1, 1, part.len);
         }
         Ok(true)
@@ -296,7 +322,7 @@ impl State {
             self.stage_record(&group)?;
         }
         self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
-        let Core { rails: all, chain, layout, region, remote, stats, .. } = &mut self.core;
+        let Core { rails: all, chain, layout, region, remote, stats, profile, .. } = &mut self.core;
         let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {
             chain.clear();
@@ -319,6 +345,10 @@ impl State {
             fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
             if !fitted {
                 return Err(chain_full());
+            }
+            if let Some(profile) = profile {
+                let first = mask.trailing_zeros() as usize == rail;
+                profile.group(&group, &self.sends, rail, first, signal, lane);
             }
             lane.post(chain, true)?;
             stats.posted(rail, parts + 1, parts, bytes);

@@ -53,7 +53,7 @@ fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
 }
 
 fn join(sender: u32, receiver: u32, device: &'static Device, config: &Config) -> (SendComm, RecvComm) {
-    let with = |depth| Arc::new(Settings { queue_depth: depth, ..Settings::new(config.clone(), None) });
+    let with = |depth| Arc::new(Settings { queue_depth: depth, ..Settings::new(config.clone(), None, None) });
     let mut handle = [0; 128];
     let listening = Listening::open(&with(receiver), device, &mut handle).unwrap();
     let settings = with(sender);
@@ -104,7 +104,10 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
             }
         }
         if sent < groups * n {
-            match send.send(part(&from, sent), (sent % n) as i32, Some(&from_mr)).unwrap() {
+            match send
+                .send(part(&from, sent), (sent % n) as i32, Some(&from_mr), ProfilerHandle::NONE)
+                .unwrap()
+            {
                 Some(request) => {
                     sends.push(request);
                     sent += 1;
@@ -157,7 +160,7 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     let mut handle = [0; 128];
     let (send, recv) = pair(u32::MAX, u32::MAX);
     let device = ports()[0];
-    let settings = Arc::new(Settings { queue_depth: MIN_DEPTH - 1, ..Settings::new(config, None) });
+    let settings = Arc::new(Settings { queue_depth: MIN_DEPTH - 1, ..Settings::new(config, None, None) });
     let listening = Listening::open(&settings, device, &mut handle).unwrap();
     let e = until(|| {
         let failed = connect(&settings, 0, device, &mut handle).err();

@@ -11,6 +11,12 @@ const MAX: usize = 9;
 /// Most bytes of an inline write.
 pub const INLINE: usize = 64;
 
+/// `opcode` of an RDMA write.
+pub const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+
+/// `opcode` of one with immediate.
+pub const WRITE_WITH_IMM: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+
 /// Registered memory of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Local {
@@ -106,10 +112,7 @@ impl Chain {
         imm: Option<u32>,
         signal: Option<u64>,
     ) -> bool {
-        let opcode = match imm {
-            Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-            None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-        };
+        let opcode = if imm.is_some() { WRITE_WITH_IMM } else { WRITE };
         self.push(opcode, local, remote, imm, signal, 0)
     }
 
@@ -128,7 +131,7 @@ impl Chain {
         // The key of inline bytes is not looked at.
         let local = Local { addr: place.expose_provenance() as u64, len: size_of_val(words) as u32, lkey: 0 };
         let flags = sys::ibv_send_flags::IBV_SEND_INLINE.0;
-        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, Some(local), remote, None, signal, flags)
+        self.push(WRITE, Some(local), remote, None, signal, flags)
     }
 
     /// An RDMA read into registered memory, which asks for a completion with that `wr_id`. `false` as for

@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 
-pub use chain::{Chain, INLINE, Local, Remote};
+pub use chain::{Chain, INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};

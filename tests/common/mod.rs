@@ -6,6 +6,7 @@ pub mod evil;
 pub mod obey;
 pub mod pair;
 pub mod peer;
+pub mod recorder;
 pub mod rng;
 pub mod table;
 

@@ -1,5 +1,6 @@
 //! Every version's table behind one trait. The calls go through the C function pointers of the exported statics.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 use std::io::Write as _;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -212,7 +213,7 @@ macro_rules! tables {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handles and buffer, a writable pointer.
                 let rc = unsafe {
-                    nccl_net_mpib::$symbol.isend.unwrap()(comm, p(addr), len as $size, tag, mr, $($ph,)? &raw mut out)
+                    nccl_net_mpib::$symbol.isend.unwrap()(comm, p(addr), len as $size, tag, mr, $(first($ph),)? &raw mut out)
                 };
                 (code(rc), out)
             }
@@ -226,7 +227,7 @@ macro_rules! tables {
                 let rc = unsafe {
                     nccl_net_mpib::$symbol.irecv.unwrap()(
                         comm, buffers.len() as c_int, data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr(),
-                        mrs.as_mut_ptr(), $({ let none: *mut Ptr = $ph.cast(); none },)? &raw mut out,
+                        mrs.as_mut_ptr(), $($ph,)? &raw mut out,
                     )
                 };
                 (code(rc), out)
@@ -278,6 +279,39 @@ pub fn set_traffic_class(class: c_int) {
     CLASS.store(class, Ordering::Relaxed);
 }
 
+/// The profiler's callback of NCCL, for `init` of v10 and later.
+static PROFILER: Mutex<abi::ncclProfilerCallback_t> = Mutex::new(None);
+
+/// Gives each `init` of v10 and later a profiler's callback from now on.
+pub fn set_profiler(callback: abi::ncclProfilerCallback_t) {
+    *PROFILER.lock().unwrap() = callback;
+}
+
+fn profiler() -> abi::ncclProfilerCallback_t {
+    *PROFILER.lock().unwrap()
+}
+
+thread_local! {
+    static HANDLES: RefCell<Option<Box<[Ptr; 8]>>> = const { RefCell::new(None) };
+}
+
+/// Gives `isend` (the first) and `irecv` of v10 and later, called by this thread, these handles for the profiler from now on;
+/// at first there are none.
+pub fn set_profiler_handles(handles: Option<[Ptr; 8]>) {
+    HANDLES.set(handles.map(Box::new));
+}
+
+/// NULL, or eight handles.
+fn profiler_handles() -> *mut Ptr {
+    HANDLES.with_borrow_mut(|handles| handles.as_mut().map_or(null_mut(), |handles| handles.as_mut_ptr()))
+}
+
+/// The first of such handles.
+fn first(handles: *mut Ptr) -> Ptr {
+    // SAFETY: null, or eight handles of this thread.
+    if handles.is_null() { null_mut() } else { unsafe { *handles } }
+}
+
 /// A configuration with the class.
 fn config<T>() -> *mut T {
     CLASS.as_ptr().cast()
@@ -314,23 +348,23 @@ tables! {
         dev_handle (null_mut()), phandle (),
         finalize |_f, _ctx| 0;
     V10 = v10::ncclNetPlugin_v10, 10, size usize, reg usize,
-        init |t, _ctx| t.init.unwrap()(c_logger(), None),
+        init |t, _ctx| t.init.unwrap()(c_logger(), profiler()),
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, config_or_null(), handle, out, null_mut()),
-        dev_handle (null_mut()), phandle (null_mut::<c_void>()),
+        dev_handle (null_mut()), phandle (profiler_handles()),
         finalize |_f, _ctx| 0;
     V11 = v11::ncclNetPlugin_v11, 11, size usize, reg usize,
-        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), None),
+        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), profiler()),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
-        dev_handle (null_mut()), phandle (null_mut::<c_void>()),
+        dev_handle (null_mut()), phandle (profiler_handles()),
         // SAFETY: the test's context.
         finalize |f, ctx| code(unsafe { f.finalize.unwrap()(ctx) });
     V12 = v12::ncclNetPlugin_v12, 12, size usize, reg usize,
-        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), None),
+        init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), profiler()),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
-        dev_handle (null_mut()), phandle (null_mut::<c_void>()),
+        dev_handle (null_mut()), phandle (profiler_handles()),
         // SAFETY: the test's context.
         finalize |f, ctx| code(unsafe { f.finalize.unwrap()(ctx) });
 }

@@ -247,6 +247,11 @@ pub trait NetPlugin: Sized + 'static {
     fn logger(_: Logger) {}
     /// `init`. After a failure NCCL may still call `finalize`; the adapters absorb that.
     fn init(args: &Init) -> Result<Self::Context, Failure>;
+    /// A later `init` of v6 to v10, for which the process has its context: what else it brings. A profiler's callback
+    /// may belong to another library than the one before, as the logger.
+    fn init_again(_: &Self::Context, _: &Init) -> Result<(), Failure> {
+        Ok(())
+    }
     /// `finalize` (v11 and later): the context's comms are closed, but for those that NCCL never finished to
     /// connect and therefore forgets.
     fn finalize(ctx: Self::Context) -> Result<(), Failure>;

@@ -40,14 +40,16 @@ pub(crate) fn context<P: NetPlugin>() -> Option<&'static P::Context> {
     context?.downcast_ref::<ProcessContext<P>>().map(|c| &c.0)
 }
 
-/// Makes the process's context unless there is one. After a failure the next call tries again.
+/// Makes the process's context unless there is one, which learns of the call then. After a failure the next call tries again.
 pub(crate) fn init_once<P: NetPlugin>(args: &Init) -> Result<(), Failure> {
     let mut context = lock(&state::<P>().context);
-    if context.is_none() {
-        let made = ProcessContext::<P>(P::init(args)?);
-        *context = Some(Box::leak(Box::new(made)));
+    match context.and_then(|context| context.downcast_ref::<ProcessContext<P>>()) {
+        Some(made) => P::init_again(&made.0, args),
+        None => {
+            *context = Some(Box::leak(Box::new(ProcessContext::<P>(P::init(args)?))));
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 /// Keeps the logger of the latest `init`: an earlier one may belong to a library that is gone.
