@@ -6,10 +6,13 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::pair::{Buffer, Pair, until};
-use common::table::{Ptr, Table, newest};
+use common::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use common::{isolated, mpib};
+use nccl_net_abi as abi;
 
 /// The system's allocator, counting what this thread does while it is told to.
 struct Counting;
@@ -115,6 +118,39 @@ fn transfers_allocate_nothing() {
         for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
             assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
         }
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// Events that began and that ended.
+static EVENTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+/// A profiler that takes each event.
+unsafe extern "C" fn profiler(event: *mut Ptr, kind: c_int, _: Ptr, _: i64, _: Ptr) -> abi::ncclResult_t {
+    EVENTS[usize::from(kind != 0)].fetch_add(1, Ordering::Relaxed);
+    if kind == 0 {
+        // SAFETY: the plugin's place for an event.
+        unsafe { *event = std::ptr::without_provenance_mut(1) };
+    }
+    abi::ncclSuccess
+}
+
+#[test]
+fn profiled_transfers_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        set_profiler(Some(profiler));
+        let pair = Pair::new(newest());
+        let (from, to) = (pair.send_buffer(vec![1; 4096]), pair.recv_buffer(4096));
+        pair.message(10, 10, 1);
+        set_profiler_handles(Some([std::ptr::without_provenance_mut(1); 8]));
+        for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
+            assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
+        }
+        // Two rails for each send that is not empty, and for each receive.
+        let events = MESSAGES * ((2 + 2) + 8 * (2 + 2) + (1 + 2));
+        assert_eq!(EVENTS.each_ref().map(|n| n.load(Ordering::Relaxed)), [events; 2]);
         from.dereg();
         to.dereg();
         pair.close();

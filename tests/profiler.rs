@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use common::pair::{Buffer, Pair, connect, init, pattern};
+use common::pair::{Buffer, Pair, connect, init, pattern, until};
 use common::recorder::{Event, FIRST, Mood, SECOND, first, second};
 use common::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles, take_warnings};
 use common::{isolated, mpib};
@@ -255,6 +255,40 @@ fn stripes_have_an_event_each() {
 #[test]
 fn a_message_whose_immediate_goes_apart_is_a_write() {
     on(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), 1, &Rails { apart: 8192, ..SOFT });
+}
+
+/// A rail's event ends when the rail is done, not when the message is.
+#[test]
+fn events_of_a_message_end_one_after_the_other() {
+    isolated(here!(), &mpib("512", &[]), || {
+        set_profiler(Some(first));
+        let pair = connect(table(12), init(table(12)), 0);
+        let (from, to) = (pair.send_buffer(pattern(MIB, 1)), pair.recv_buffer(MIB));
+        softverbs::set_link("soft1", false).unwrap();
+        let received = FIRST.handles()[0];
+        let recv = pair.irecv(&[(to.addr(), MIB, 1, to.mr)]);
+        let sent = FIRST.handles()[0];
+        let send = pair.isend(from.addr(), MIB, 1, from.mr);
+        let ends = |handle| FIRST.of(handle).iter().map(|e| e.stops).collect::<Vec<_>>();
+        for (request, handle) in [(send, sent), (recv, received)] {
+            assert_eq!(ends(handle), [0, 0]);
+            until("the first rail", || {
+                let (rc, done, _) = table(12).test(request);
+                assert_eq!((rc, done), (0, false));
+                (ends(handle) != [0, 0]).then_some(())
+            });
+            assert_eq!(ends(handle), [1, 0]);
+        }
+        softverbs::set_link("soft1", true).unwrap();
+        for (request, handle) in [(send, sent), (recv, received)] {
+            pair.wait(request);
+            FIRST.over(handle, "it was done");
+        }
+        assert!(to.bytes == from.bytes);
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
 }
 
 /// As NCCL's bootstrap, which has no operation to show.

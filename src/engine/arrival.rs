@@ -1,6 +1,9 @@
 //! What a receiver knows of a slot, and judges arrivals by: whatever is wrong with one is the peer's doing.
 
-use crate::proto::{Arrivals, Imm, MAX_RECVS, RecordError, SizeQ, Step, Violation};
+use std::sync::atomic::Ordering;
+
+use super::core::Core;
+use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, Step, Violation};
 
 /// One group of receives. Its CTS entries stay in the control memory, so that they could be sent again.
 #[derive(Debug, Clone, Copy)]
@@ -73,4 +76,14 @@ impl Slot {
             _ => Ok(Some(size)),
         }
     }
+}
+
+/// The completion record of a slot. The leader's immediate came after it.
+pub(super) fn read_record(core: &Core, slot: u8) -> [u8; RECORD_BYTES] {
+    let start = usize::from(slot) * RECORD_BYTES / 8;
+    let mut bytes = [0; RECORD_BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(&core.region.words()[start..]) {
+        place.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
+    }
+    bytes
 }

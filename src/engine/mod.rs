@@ -1,5 +1,6 @@
 //! Connections: the handshake that makes them, sends, receives, progress, registration.
 
+mod apart;
 mod arrival;
 mod connect;
 mod core;

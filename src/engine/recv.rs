@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Tagged};
 
 use super::Settings;
-use super::arrival::{Slot, Wrong};
+use super::arrival::{Slot, Wrong, read_record};
 use super::core::{Core, Progress, progress};
 use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
 use super::mr::{Mr, Registrar};
@@ -17,8 +17,7 @@ use super::shared::Shared;
 use crate::error::{Error, Fast, Result};
 use crate::hints::Flow;
 use crate::proto::{
-    CTS_BYTES, CTS_WORDS, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RECORDS_BYTES, Record, SLOTS,
-    Sequence,
+    CTS_BYTES, CTS_WORDS, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence,
 };
 use crate::verbs::{Completion, Kind, Local, Remote};
 
@@ -378,16 +377,6 @@ impl State {
         let peer = self.core.peer.name();
         Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
     }
-}
-
-/// The completion record of a slot. The leader's immediate came after it.
-fn read_record(core: &Core, slot: u8) -> [u8; RECORD_BYTES] {
-    let start = usize::from(slot) * RECORD_BYTES / 8;
-    let mut bytes = [0; RECORD_BYTES];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(&core.region.words()[start..]) {
-        place.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
-    }
-    bytes
 }
 
 #[cold]

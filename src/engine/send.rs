@@ -1,6 +1,5 @@
 //! The sending end of a connection.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, Tagged};
@@ -8,7 +7,7 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, Tagged};
 use super::Settings;
 use super::core::{Core, Progress, progress};
 use super::fifo;
-use super::group::{Group, NO_SEND, Send, chain_full};
+use super::group::{Group, NO_SEND, Send};
 use super::mr::{Mr, Registrar};
 use super::profile::Profile;
 use super::rail::Work;
@@ -16,8 +15,8 @@ use super::request::{Pool, REQUESTS, Request};
 use super::shared::Shared;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Policy;
-use crate::proto::{FIFO_BYTES, MAX_RECVS, Part, RECORD_BYTES, Record, SLOTS, Sequence, SizeQ, rails};
-use crate::verbs::{Completion, Kind, Local, Remote};
+use crate::proto::{FIFO_BYTES, Part, RECORD_BYTES, SLOTS, Sequence, rails};
+use crate::verbs::{Completion, Kind};
 
 /// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
 pub(super) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
@@ -37,20 +36,20 @@ pub(super) struct Sender {
 }
 
 #[derive(Debug)]
-struct State {
-    core: Core,
+pub(super) struct State {
+    pub(super) core: Core,
     policy: Policy,
     /// Larger messages are written without an immediate, which follows alone.
     apart_above: usize,
     /// The group of receives whose turn it is.
-    seq: Sequence,
+    pub(super) seq: Sequence,
     pool: Pool,
     /// By request.
-    sends: Box<[Send; REQUESTS]>,
+    pub(super) sends: Box<[Send; REQUESTS]>,
     /// Where to look for a free request.
     next: u8,
     /// By slot: those in flight, and the one whose turn it is.
-    groups: Box<[Group; SLOTS]>,
+    pub(super) groups: Box<[Group; SLOTS]>,
 }
 
 impl SendComm {
@@ -299,95 +298,6 @@ impl State {
     /// Whether each rail of `mask` has room for one work request.
     fn has_room(&self, slot: u8, mask: u8) -> bool {
         rails(mask).all(|rail| self.core.rails[rail].lane(slot).room() > 0)
-    }
-
-    /// A group of several, a size that no immediate has room for, or one that is to go so: on each rail a write for each part, and
-    /// one with the immediate, which tells of all before it. Where the immediate does not say the size, the leader's carries the record
-    /// of the sizes; the others carry nothing.
-    #[inline(never)]
-    fn post_apart(&mut self, slot: u8) -> Fast<bool> {
-        let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
-        let mask = self.mask(&group);
-        if !self.fits(slot, mask, &group) {
-            self.poll()?;
-            if !self.fits(slot, mask, &group) {
-                return Ok(false);
-            }
-        }
-        let size = match group.count {
-            1 => self.core.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
-            _ => SizeQ::RECORD,
-        };
-        if size == SizeQ::RECORD {
-            self.stage_record(&group)?;
-        }
-        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
-        let Core { rails: all, chain, layout, region, remote, stats, profile, .. } = &mut self.core;
-        let imm = layout.encode(slot, mask, size);
-        for rail in rails(mask) {
-            chain.clear();
-            let (mut fitted, mut bytes) = (true, 0);
-            for send in group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0) {
-                let Some(part) = send.split.parts().find(|p| p.rail == rail) else { continue };
-                let (local, to) = send.ends(rail, part.offset, part.len);
-                fitted &= chain.write(Some(local), to, None, None);
-                bytes += part.len;
-            }
-            let record = Local {
-                addr: region.addr((FIFO_BYTES + offset) / 8) as u64,
-                len: RECORD_BYTES as u32,
-                lkey: region.mrs()[rail].lkey(),
-            };
-            let leads = size == SizeQ::RECORD && mask.trailing_zeros() as usize == rail;
-            let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
-            let (lane, parts) = (all[rail].lane_mut(slot), chain.len());
-            let signal = lane.signal(Work::Data { slot }, parts + 1);
-            fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
-            if !fitted {
-                return Err(chain_full());
-            }
-            if let Some(profile) = profile {
-                let first = mask.trailing_zeros() as usize == rail;
-                profile.group(&group, &self.sends, rail, first, signal, lane);
-            }
-            lane.post(chain, true)?;
-            stats.posted(rail, parts + 1, parts, bytes);
-        }
-        Ok(true)
-    }
-
-    /// Rails that carry any of a group. Empty sends go with the others; where there is nothing else, as the first was cut.
-    fn mask(&self, group: &Group) -> u8 {
-        let filled = group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0);
-        match filled.fold(0, |mask, send| mask | send.split.mask()) {
-            0 => self.sends[usize::from(group.sends[0])].split.mask(),
-            mask => mask,
-        }
-    }
-
-    /// Whether the slot's lane on every rail of `mask` has room for its part, and for the write with the immediate.
-    fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
-        rails(mask).all(|rail| {
-            let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
-            self.core.rails[rail].lane(slot).room() > parts
-        })
-    }
-
-    /// Puts the sizes where the leader's signalling write takes them from.
-    fn stage_record(&self, group: &Group) -> Result<()> {
-        let mut sizes = [0; MAX_RECVS];
-        for (place, index) in sizes.iter_mut().zip(group.members()) {
-            *place = self.sends[index].buffer.len;
-        }
-        let record = Record::new(&sizes[..usize::from(group.count)]);
-        let record = record.map_err(|e| Error::Internal(e.to_string()))?.encode();
-        let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
-        for (word, bytes) in self.core.region.words()[start..].iter().zip(record.chunks_exact(8)) {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(number), Ordering::Relaxed);
-        }
-        Ok(())
     }
 }
 
