@@ -51,6 +51,8 @@ pub struct DeviceSpec {
     pub pkeys: Vec<u16>,
     /// Options of enhanced connection establishment that the device has, as bits; `None` is a device that knows nothing of it.
     pub ece: Option<u32>,
+    /// Whether the device registers DMA-BUFs, for which any file serves that can be mapped. It reaches no GPU's memory by them.
+    pub dmabuf: bool,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -81,6 +83,7 @@ impl DeviceSpec {
             // Full member of the default partition.
             pkeys: vec![0xffff],
             ece: None,
+            dmabuf: false,
         }
     }
 

@@ -80,6 +80,23 @@ pub(crate) fn modify(to: u32) -> Result<(), Errno> {
     Err(Errno(errno))
 }
 
+static REGISTER: Mutex<(String, c_int, u32)> = Mutex::new((String::new(), 0, 0));
+
+/// Lets the next `times` registrations of memory of this process on the device of this name fail with `errno`.
+pub fn fail_registration(device: &str, errno: c_int, times: u32) {
+    *REGISTER.lock().unwrap_or_else(PoisonError::into_inner) = (device.to_owned(), errno, times);
+}
+
+/// Fails where it was commanded.
+pub(crate) fn registration(on: &str) -> Result<(), Errno> {
+    let mut next = REGISTER.lock().unwrap_or_else(PoisonError::into_inner);
+    if next.2 == 0 || next.0 != on {
+        return Ok(());
+    }
+    next.2 -= 1;
+    Err(Errno(next.1))
+}
+
 /// What [`raise_event`] lets something happen to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Raise<'a> {

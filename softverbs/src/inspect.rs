@@ -40,15 +40,15 @@ pub fn link_times(device: &str) -> Option<LinkTimes> {
     })
 }
 
-/// The access bits (`enum ibv_access_flags`, optional ones included) of each registration of this process that begins
-/// at `addr`.
+/// The access bits (`enum ibv_access_flags`, optional ones included) of each registration of this process that work requests find at
+/// `addr`.
 pub fn access_at(addr: usize) -> Vec<u32> {
     let mut found = Vec::new();
     each_at(addr, |mr| found.push(mr.access.load(Relaxed)));
     found
 }
 
-/// Makes the keys of the registrations that begin at `addr` good for nothing, as the kernel does when GPU memory is freed
+/// Makes the keys of the registrations that work requests find at `addr` good for nothing, as the kernel does when GPU memory is freed
 /// that is still registered. They are to be deregistered as ever.
 pub fn revoke_at(addr: usize) {
     each_at(addr, |mr| mr.key.store(0, Release));
@@ -58,7 +58,16 @@ fn each_at(addr: usize, f: impl FnMut(&MrShared)) {
     let Ok(process) = process::get() else { return };
     let all = 0..process.own.header().registrations.load(Acquire);
     let alive = all.filter_map(|index| process.own.mr(index)).filter(|mr| mr.key.load(Acquire) != 0);
-    alive.filter(|mr| mr.addr.load(Relaxed) == addr as u64).for_each(f);
+    let has = |mr: &&MrShared| {
+        let offset = (addr as u64).checked_sub(mr.iova.load(Relaxed));
+        offset.is_some_and(|offset| offset < mr.len.load(Relaxed))
+    };
+    alive.filter(has).for_each(f);
+}
+
+/// Registrations that this process has made so far, those that are deregistered included.
+pub fn registered() -> u64 {
+    process::get().map_or(0, |process| process.keys.made())
 }
 
 /// The times (CLOCK_MONOTONIC nanoseconds; 0 for at once) at which the completions in a CQ become visible, in the

@@ -10,6 +10,7 @@ mod counters;
 mod cq;
 mod cqring;
 mod device;
+mod dmabuf;
 mod ece;
 mod events;
 mod exec;
@@ -46,9 +47,10 @@ mod unsupported;
 
 pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
-pub use faults::{Raise, fail_modify, raise_event, set_link};
+pub use faults::{Raise, fail_modify, fail_registration, raise_event, set_link};
 pub use gidtable::set_addrs;
 pub use inspect::{
-    LinkTimes, Objects, QpAttributes, access_at, link_times, objects, qp_attributes, ready_times, revoke_at,
+    LinkTimes, Objects, QpAttributes, access_at, link_times, objects, qp_attributes, ready_times, registered,
+    revoke_at,
 };
 pub use shm::dir::set_fabric;

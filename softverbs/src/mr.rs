@@ -10,6 +10,8 @@ use rdma_sys as sys;
 
 use crate::border::{self, Errno};
 use crate::bounce;
+use crate::dmabuf::{self, Mapping};
+use crate::faults;
 use crate::handle::Handle;
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
@@ -36,18 +38,25 @@ struct Free {
     indices: Vec<u32>,
     next: u32,
     random: u64,
+    /// Registrations so far.
+    made: u64,
 }
 
 impl Keys {
     /// None in use. `seed` differs between processes, so that one's keys are nonsense to another.
     pub(crate) fn new(seed: u64) -> Self {
-        Self(Mutex::new(Free { indices: Vec::new(), next: 0, random: seed }))
+        Self(Mutex::new(Free { indices: Vec::new(), next: 0, random: seed, made: 0 }))
     }
 
     /// Keys in use.
     pub(crate) fn used(&self) -> usize {
         let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.next as usize - free.indices.len()
+    }
+
+    /// Keys that were ever given out.
+    pub(crate) fn made(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).made
     }
 
     fn alloc(&self) -> Result<(u32, u32), Errno> {
@@ -68,6 +77,7 @@ impl Keys {
         free.random ^= free.random >> 7;
         free.random ^= free.random << 17;
         let variant = (free.random & 0xffff) as u32;
+        free.made += 1;
         Ok((index, index << 16 | variant.max(1)))
     }
 
@@ -130,6 +140,8 @@ pub(crate) struct Mr {
     ibv: UnsafeCell<sys::ibv_mr>,
     pd: Arc<Pd>,
     index: u32,
+    /// Of a DMA-BUF: where this process has it.
+    _mapping: Option<Mapping>,
 }
 
 // SAFETY: repr(C) with the C struct first.
@@ -142,9 +154,9 @@ unsafe impl Sync for Mr {}
 unsafe impl Send for Mr {}
 
 /// The kernel's rules for access flags.
-fn check_access(access: u32) -> Result<(), Errno> {
+fn check_access(call: &str, access: u32) -> Result<(), Errno> {
     let why = if access & ON_DEMAND != 0 {
-        fault!("ibv_reg_mr: on-demand paging is not supported");
+        fault!("{call}: on-demand paging is not supported");
         return Err(Errno(libc::EOPNOTSUPP));
     } else if access & !(KNOWN | OPTIONAL) != 0 {
         "unknown bits"
@@ -153,7 +165,17 @@ fn check_access(access: u32) -> Result<(), Errno> {
     } else {
         return Ok(());
     };
-    fault!("ibv_reg_mr: access {access:#x}: {why}");
+    fault!("{call}: access {access:#x}: {why}");
+    Err(Errno(libc::EINVAL))
+}
+
+/// EINVAL for ranges that cannot be.
+fn check_range(call: &str, addr: usize, len: usize, iova: u64) -> Result<(), Errno> {
+    let wraps = addr.checked_add(len).is_none() || iova.checked_add(len as u64).is_none();
+    if len > 0 && len as u64 <= MAX_MR_SIZE && !wraps {
+        return Ok(());
+    }
+    fault!("{call}: {len} bytes at {addr:#x}, expected 1 to {MAX_MR_SIZE} bytes that do not wrap around");
     Err(Errno(libc::EINVAL))
 }
 
@@ -186,15 +208,57 @@ unsafe fn register(
     let process = process::get()?;
     // SAFETY: alive, by the caller's promise.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
-    check_access(access)?;
-    let wraps = addr.addr().checked_add(len).is_none() || iova.checked_add(len as u64).is_none();
-    if len == 0 || len as u64 > MAX_MR_SIZE || wraps {
-        fault!(
-            "ibv_reg_mr: {len} bytes at {addr:p}, expected 1 to {MAX_MR_SIZE} bytes that do not wrap around"
-        );
-        return Err(Errno(libc::EINVAL));
-    }
+    faults::registration(&pd.context.device.spec.name)?;
+    check_access("ibv_reg_mr", access)?;
+    check_range("ibv_reg_mr", addr.addr(), len, iova)?;
     check_mapped(addr.addr(), len)?;
+    let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
+    make(process, pd, New { shown: addr, addr: addr.addr(), len, iova, access, mapping: None })
+}
+
+/// # Safety
+/// `pd` is alive.
+unsafe fn register_dmabuf(
+    pd: *mut sys::ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: u32,
+) -> Result<*mut sys::ibv_mr, Errno> {
+    const CALL: &str = "ibv_reg_dmabuf_mr";
+    let process = process::get()?;
+    // SAFETY: alive, by the caller's promise.
+    let pd = unsafe { Pd::arc_from_c(pd) }?;
+    // Both without a word, since programs ask so what a device can do.
+    if !pd.context.device.spec.dmabuf {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if fd == -1 {
+        return Err(Errno(libc::EBADF));
+    }
+    faults::registration(&pd.context.device.spec.name)?;
+    check_access(CALL, access)?;
+    check_range(CALL, 0, len, iova)?;
+    let mapping = dmabuf::map(fd, offset, len, iova)?;
+    let shown = std::ptr::without_provenance_mut(offset as usize);
+    let addr = mapping.addr();
+    make(process, pd, New { shown, addr, len, iova, access, mapping: Some(mapping) })
+}
+
+/// A registration that is good.
+struct New {
+    /// `ibv_mr.addr`
+    shown: *mut c_void,
+    /// In this process.
+    addr: usize,
+    len: usize,
+    iova: u64,
+    access: u32,
+    mapping: Option<Mapping>,
+}
+
+fn make(process: &Process, pd: Arc<Pd>, new: New) -> Result<*mut sys::ibv_mr, Errno> {
     let (index, key) = process.keys.alloc()?;
     let backed = process.back(MRS, index, size_of::<MrShared>()).inspect(|()| {
         process.own.header().registrations.fetch_max(index + 1, AcqRel);
@@ -202,15 +266,23 @@ unsafe fn register(
     let shared = backed.and_then(|()| process.own.mr(index).ok_or(Errno(libc::EIO)));
     let shared = shared.inspect_err(|_| process.keys.free(index))?;
     shared.pd.store(pd.id, Relaxed);
-    shared.access.store(access, Relaxed);
-    shared.iova.store(if access & ZERO_BASED != 0 { 0 } else { iova }, Relaxed);
-    shared.len.store(len as u64, Relaxed);
-    shared.addr.store(addr.addr() as u64, Relaxed);
+    shared.access.store(new.access, Relaxed);
+    shared.iova.store(new.iova, Relaxed);
+    shared.len.store(new.len as u64, Relaxed);
+    shared.addr.store(new.addr as u64, Relaxed);
     shared.key.store(key, Release);
     pd.users.fetch_add(1, AcqRel);
     let context = pd.context.as_ptr();
-    let ibv = sys::ibv_mr { context, pd: pd.as_c(), addr, length: len, handle: index, lkey: key, rkey: key };
-    Ok(Mr::into_c(Arc::new(Mr { ibv: UnsafeCell::new(ibv), pd, index })))
+    let ibv = sys::ibv_mr {
+        context,
+        pd: pd.as_c(),
+        addr: new.shown,
+        length: new.len,
+        handle: index,
+        lkey: key,
+        rkey: key,
+    };
+    Ok(Mr::into_c(Arc::new(Mr { ibv: UnsafeCell::new(ibv), pd, index, _mapping: new.mapping })))
 }
 
 /// Waits until no work request that began before uses the PD's memory: each holds the lock of the QP at which
@@ -272,6 +344,25 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut sys::ibv_mr {
     // SAFETY: the caller's promise is passed on.
     border::pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, len, iova, access) })
+}
+
+/// `ibv_reg_dmabuf_mr(3)`: EOPNOTSUPP where the device has no `dmabuf=on`.
+///
+/// # Safety
+/// `pd` is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut sys::ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller's promise is passed on.
+    border::pointer("ibv_reg_dmabuf_mr", || unsafe {
+        register_dmabuf(pd, offset, len, iova, fd, access.cast_unsigned())
+    })
 }
 
 /// `ibv_dereg_mr(3)`: after it, nobody reads or writes the memory any more.

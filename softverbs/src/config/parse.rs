@@ -6,7 +6,7 @@ use super::{ConfigError, DeviceSpec, LinkLayer, quantity};
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -50,6 +50,13 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
+        "dmabuf" => {
+            spec.dmabuf = match value {
+                "on" => true,
+                "off" => false,
+                _ => return Err("expected on or off".to_owned()),
+            }
+        }
         "ece" => spec.ece = Some(hex(value).ok_or("expected options such as 0x7")?),
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
@@ -61,7 +68,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece"
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf"
                     .to_owned(),
             );
         }

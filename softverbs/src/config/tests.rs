@@ -21,12 +21,12 @@ fn without_a_value_there_are_two_roce_devices() {
 #[test]
 fn every_key_is_read() {
     let devices = good(
-        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,carries=512,wire=7,link=roce; ib0: link=ib , lid=7 ,rate=100Gb ;",
+        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,carries=512,wire=7,link=roce,dmabuf=on; ib0: link=ib,dmabuf=off , lid=7 ,rate=100Gb ;",
     );
     let mut first =
         DeviceSpec::new("soft0", &[(IpAddr::from([10, 0, 0, 1]), 24), ("fd00::1".parse().unwrap(), 64)]);
     (first.rate, first.latency_ns, first.mtu) = (Some(4_000_000_000), 2000, 1024);
-    (first.carries, first.wire) = (Some(512), 7);
+    (first.carries, first.wire, first.dmabuf) = (Some(512), 7, true);
     let mut second = DeviceSpec::new("ib0", &[]);
     (second.link_layer, second.lid, second.rate) = (LinkLayer::InfiniBand, Some(7), Some(12_500_000_000));
     assert_eq!(devices, [first, second]);
@@ -101,6 +101,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,mtu=99999999999", "mtu=99999999999: expected 256"),
     ("a:addr=10.0.0.1/24,carries=9000", "carries=9000: expected 256"),
     ("a:addr=10.0.0.1/24,wire=blue", "wire=blue: expected a number"),
+    ("a:addr=10.0.0.1/24,dmabuf=1", "dmabuf=1: expected on or off"),
     ("a:addr=10.0.0.1/24,link=eth", "link=eth: expected roce or ib"),
     ("a:addr=10.0.0.1/24,colour=red", "colour=red: expected one of the keys"),
     ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),

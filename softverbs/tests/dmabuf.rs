@@ -1,0 +1,211 @@
+//! DMA-BUFs: what is written to one is in its file. A file of its own because the devices are the process's.
+extern crate softverbs as _;
+
+mod common;
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Once;
+
+use common::*;
+
+/// A multiple of every page size.
+const PAGE: usize = 1 << 16;
+
+unsafe extern "C" {
+    fn ibv_reg_dmabuf_mr(
+        pd: *mut sys::ibv_pd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> *mut sys::ibv_mr;
+}
+
+/// The first device takes DMA-BUFs, the second does not; the third is of one test alone.
+fn devices() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let text = "with:addr=10.0.0.1/24,dmabuf=on;without:addr=10.0.1.1/24;faulty:addr=10.0.2.1/24";
+        softverbs::configure(softverbs::DeviceSpec::parse_list(text).unwrap()).unwrap();
+    });
+}
+
+/// A file in memory, all of it `byte`.
+fn memfd(len: usize, byte: u8) -> File {
+    // SAFETY: a C string.
+    let fd = unsafe { libc::memfd_create(c"dmabuf-of-a-test".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0);
+    // SAFETY: just made, and nobody else's.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.write_all_at(&vec![byte; len], 0).unwrap();
+    file
+}
+
+/// As the call gives it: a registration, or the errno.
+fn reg(end: &End, file: &File, offset: u64, len: usize, iova: u64) -> Result<*mut sys::ibv_mr, i32> {
+    reg_fd(end, file.as_raw_fd(), offset, len, iova, ALL_ACCESS)
+}
+
+fn reg_fd(
+    end: &End,
+    fd: c_int,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    access: c_int,
+) -> Result<*mut sys::ibv_mr, i32> {
+    // SAFETY: a living PD; the rest is checked.
+    let mr = unsafe { ibv_reg_dmabuf_mr(end.pd, offset, len, iova, fd, access) };
+    if mr.is_null() { Err(errno()) } else { Ok(mr) }
+}
+
+fn dereg(mr: *mut sys::ibv_mr) {
+    // SAFETY: alive, and not used again.
+    assert_eq!(unsafe { sys::ibv_dereg_mr(mr) }, 0);
+}
+
+fn keys(mr: *mut sys::ibv_mr) -> (u32, u32) {
+    // SAFETY: alive.
+    unsafe { ((*mr).lkey, (*mr).rkey) }
+}
+
+fn mapped() -> bool {
+    std::fs::read_to_string("/proc/self/maps").unwrap().contains("dmabuf-of-a-test")
+}
+
+/// Small and large ones, which land in pieces, both ways, at offsets that begin no page; nothing beside them.
+#[test]
+fn bytes_land_in_the_file_and_come_from_it() {
+    devices();
+    const LEN: usize = 1 << 20;
+    let (a, b) = pair(Opts { len: LEN, ..Opts::default() }, Opts::default());
+    let (iova, offset) = (0x7000_0000_0010_u64, PAGE as u64 + 0x10);
+    let file = memfd(LEN + 4 * PAGE, 0xee);
+    let copy = file.try_clone().unwrap();
+    let mr = reg(&b, &file, offset, LEN + PAGE, iova).unwrap();
+    // NCCL closes it at once.
+    drop(file);
+    let to = Address { addr: iova, rkey: keys(mr).1, ..b.address() };
+    let at = |i: usize| -> &mut u8 {
+        // SAFETY: memory of `a`, which nobody else uses now.
+        unsafe { &mut *std::ptr::with_exposed_provenance_mut::<u8>(a.at(i) as usize) }
+    };
+    let mut want = vec![0xee_u8; LEN + 4 * PAGE];
+    for (n, (place, len)) in [(3, 1), (100, 5000), (0, LEN), (PAGE, LEN)].into_iter().enumerate() {
+        (0..len).for_each(|i| *at(i) = (i * 7 + n) as u8);
+        let mut sges = [a.sge(0, len)];
+        assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, place as u64)), 0);
+        assert_eq!(a.poll_send().status, status::IBV_WC_SUCCESS);
+        let start = offset as usize + place;
+        (0..len).for_each(|i| want[start + i] = (i * 7 + n) as u8);
+        let mut found = vec![0; want.len()];
+        copy.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == want, "{len} bytes at {place}");
+        (0..len).for_each(|i| *at(i) = 0);
+        assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_READ, &mut sges).to(&to, place as u64)), 0);
+        assert_eq!(a.poll_send().status, status::IBV_WC_SUCCESS);
+        assert!((0..len).all(|i| *at(i) == (i * 7 + n) as u8), "{len} bytes from {place}");
+    }
+    // As memory of one's own, by its addresses.
+    let mut sges = [sys::ibv_sge { addr: iova + 100, length: 5000, lkey: keys(mr).0 }];
+    assert_eq!(b.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&a.address(), 0)), 0);
+    assert_eq!(b.poll_send().status, status::IBV_WC_SUCCESS);
+    assert!((0..5000).all(|i| *at(i) == want[offset as usize + 100 + i]));
+    // Its bounds are those of the addresses.
+    let mut sges = [a.sge(0, 2)];
+    let end = (LEN + PAGE - 1) as u64;
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, end)), 0);
+    assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
+    dereg(mr);
+}
+
+#[test]
+fn a_mapping_lasts_as_long_as_its_registration() {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "mapped_while_registered", "--ignored", "--test-threads=1"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// Alone in its process, since others map such files too.
+#[test]
+#[ignore = "run by the test before"]
+fn mapped_while_registered() {
+    devices();
+    let end = End::new(Opts::default());
+    let (made, objects) = (softverbs::registered(), softverbs::objects().unwrap().mrs);
+    let all: Vec<_> = (0..3).map(|i| reg(&end, &memfd(PAGE, i), 0, PAGE, 0x1_0000).unwrap()).collect();
+    assert!(mapped());
+    assert_eq!((softverbs::registered() - made, softverbs::objects().unwrap().mrs - objects), (3, 3));
+    for mr in all {
+        assert!(mapped());
+        dereg(mr);
+    }
+    assert!(!mapped());
+    assert_eq!((softverbs::registered() - made, softverbs::objects().unwrap().mrs - objects), (3, 0));
+}
+
+#[test]
+fn what_the_kernel_refuses_is_refused() {
+    devices();
+    let end = End::new(Opts::default());
+    let file = memfd(2 * PAGE - 100, 0);
+    let page = PAGE as u64;
+    for (offset, len, iova, code) in [
+        // Address and offset at different places of a page.
+        (0, PAGE, 0x1_0001, libc::EINVAL),
+        (1, PAGE, 0x1_0000, libc::EINVAL),
+        // More than the file's pages have.
+        (0, 2 * PAGE + 1, 0x1_0000, libc::EINVAL),
+        (page, PAGE + 1, 0x1_0000, libc::EINVAL),
+        (2 * page, 1, 0x1_0000, libc::EINVAL),
+        (u64::MAX - page + 1, PAGE, 0x1_0000, libc::EINVAL),
+        (0, 0, 0x1_0000, libc::EINVAL),
+        (0, PAGE, u64::MAX - page + 1, libc::EINVAL),
+    ] {
+        assert_eq!(reg(&end, &file, offset, len, iova), Err(code), "{len} at {offset}, {iova:#x}");
+    }
+    dereg(reg(&end, &file, 0, 2 * PAGE, 0x1_0000).unwrap());
+    dereg(reg(&end, &file, page + 5, PAGE - 5, 0x1_0005).unwrap());
+    let wrong = |fd, access| reg_fd(&end, fd, 0, PAGE, 0x1_0000, access);
+    assert_eq!(wrong(-7, ALL_ACCESS), Err(libc::EBADF));
+    assert_eq!(wrong(1 << 20, ALL_ACCESS), Err(libc::EBADF));
+    assert_eq!(wrong(file.as_raw_fd(), 2), Err(libc::EINVAL));
+    assert_eq!(wrong(file.as_raw_fd(), 1 << 12), Err(libc::EINVAL));
+    // Relaxed ordering may be ignored.
+    dereg(wrong(file.as_raw_fd(), 1 << 20).unwrap());
+    // What cannot be written to is no memory.
+    let read_only = File::open("/proc/self/exe").unwrap();
+    assert_eq!(wrong(read_only.as_raw_fd(), ALL_ACCESS), Err(libc::EACCES));
+}
+
+/// How programs find out what a device can do.
+#[test]
+fn a_device_without_it_says_so_and_one_with_it_misses_the_file() {
+    devices();
+    for (device, code) in [(0, libc::EBADF), (1, libc::EOPNOTSUPP)] {
+        let end = End::new(Opts { device, ..Opts::default() });
+        assert_eq!(reg_fd(&end, -1, 0, 0, 0, 0), Err(code));
+    }
+    let end = End::new(Opts { device: 1, ..Opts::default() });
+    assert_eq!(reg(&end, &memfd(PAGE, 0), 0, PAGE, 0x1_0000), Err(libc::EOPNOTSUPP));
+}
+
+#[test]
+fn registrations_fail_as_often_as_they_are_told() {
+    devices();
+    let end = End::new(Opts { device: 2, ..Opts::default() });
+    let mut bytes = [0_u8; 100];
+    let mut plain = || {
+        // SAFETY: a living PD; the memory outlives the registration.
+        let mr = unsafe { sys::ibv_reg_mr(end.pd, bytes.as_mut_ptr().cast(), bytes.len(), ALL_ACCESS) };
+        if mr.is_null() { Err(errno()) } else { Ok(dereg(mr)) }
+    };
+    softverbs::fail_registration("faulty", libc::ENOMEM, 2);
+    assert_eq!([plain(), plain(), plain()], [Err(libc::ENOMEM), Err(libc::ENOMEM), Ok(())]);
+}
