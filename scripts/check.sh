@@ -54,6 +54,7 @@ case ${1:-} in
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         cargo +nightly miri test -p nccl-net-versions
         cargo +nightly miri test -p nccl-net-mpib --lib proto::
+        cargo +nightly miri test -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
         echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2

@@ -91,7 +91,7 @@ fn open(args: &Init) -> Result<Context> {
     forked::watch()?;
     let hold = Hold::open(&config)?;
     let mut findings = config::in_vain(std::env::vars_os());
-    findings.extend(device::findings(&config));
+    findings.extend(device::findings(&config, &device::all()));
     for lost in findings.iter().filter(|f| f.lost) {
         config.lose(lost.text.clone())?;
     }
@@ -141,8 +141,9 @@ fn properties(dev: usize) -> Result<Properties> {
         name: device.name,
         pci_path: device.pci_path,
         guid: first.limits().guid,
-        ptr_support: ptr_support(),
-        reg_is_global: false,
+        ptr_support: ptr_support(device),
+        // NCCL 2.20 to 2.23 register a buffer on a connection of their own then, and on others find it registered.
+        reg_is_global: true,
         force_flush: config.flush,
         speed: whole(device.speed(&config)),
         port: first.port().number.into(),
@@ -170,27 +171,22 @@ fn make_vdevice(devs: &VDevs) -> Result<usize> {
     Ok(index)
 }
 
-/// Where memory may lie that adapters reach here.
-fn ptr_support() -> c_int {
-    let gpu = if Gpu::here().is_direct() { nccl_net_abi::NCCL_PTR_CUDA } else { 0 };
-    nccl_net_abi::NCCL_PTR_HOST | gpu
+/// The call's name.
+fn reg_mr(dmabuf: Option<DmaBuf>) -> &'static str {
+    if dmabuf.is_some() { "regMrDmaBuf" } else { "regMr" }
 }
 
-/// DMA-BUF in words.
-pub(crate) const NO_DMABUF: &str = "this plugin registers no memory by DMA-BUF";
-
-/// The tables have no `regMrDmaBuf`.
-fn no_dmabuf(dmabuf: Option<DmaBuf>) -> Result<()> {
-    match dmabuf {
-        None => Ok(()),
-        Some(_) => Err(Error::Usage(NO_DMABUF.into())),
-    }
+/// Where memory may lie that the device's adapters reach here.
+fn ptr_support(device: &Device) -> c_int {
+    let gpu = if Gpu::here().is_direct() { nccl_net_abi::NCCL_PTR_CUDA } else { 0 };
+    let dmabuf = if device.takes_dmabuf() { nccl_net_abi::NCCL_PTR_DMABUF } else { 0 };
+    nccl_net_abi::NCCL_PTR_HOST | gpu | dmabuf
 }
 
 impl NetPlugin for Plugin {
     const NAME: &'static CStr = c"MPIB";
     const VDEVICES: bool = true;
-    const DMABUF: bool = false;
+    const DMABUF: bool = true;
 
     type Context = Context;
     type Listen = Listening;
@@ -282,7 +278,7 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        here("regMr", || no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
+        here(reg_mr(dmabuf), || comm.register(buffer, kind, dmabuf))
     }
 
     fn reg_mr_recv(
@@ -291,7 +287,7 @@ impl NetPlugin for Plugin {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Mr, Failure> {
-        here("regMr", || no_dmabuf(dmabuf).and_then(|()| comm.register(buffer, kind)))
+        here(reg_mr(dmabuf), || comm.register(buffer, kind, dmabuf))
     }
 
     fn dereg_mr(mr: Mr) -> Result<(), Failure> {

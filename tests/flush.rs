@@ -387,13 +387,15 @@ fn gpu_memory_of_a_group_goes_before_the_hosts() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[ON]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
-        let (host, gpu) = (pair.recv_buffer(100), pair.recv_buffer(100));
-        let (rc, gpu_mr) = table.reg_mr(pair.recv, gpu.addr(), 100, CUDA);
+        // Pages of their own, so that one of them can be taken away.
+        let (host, gpu) = (pair.recv_buffer(1 << 18), pair.recv_buffer(1 << 18));
+        let (rc, gpu_mr) = table.reg_mr(pair.recv, gpu.addr() + (1 << 17), 100, CUDA);
         assert_eq!(rc, 0);
-        let (host_part, gpu_part) = ((host.addr(), 100, host.mr), (gpu.addr(), 100, gpu_mr));
+        let (host_part, gpu_part) =
+            ((host.addr() + (1 << 17), 100, host.mr), (gpu.addr() + (1 << 17), 100, gpu_mr));
         pair.wait(iflush(table, pair.recv, &[host_part]));
         // A read of the host's would fail.
-        softverbs::revoke_at(host.addr());
+        softverbs::revoke_at(host.addr() + (1 << 17));
         for group in [&[gpu_part, host_part][..], &[host_part, gpu_part], &[host_part, gpu_part, host_part]] {
             pair.wait(iflush(table, pair.recv, group));
         }

@@ -5,7 +5,8 @@ extern crate softverbs as _;
 
 mod common;
 
-use common::pair::{HOST, Pair, connect, init, pattern};
+use common::memory::{AT, Memfd};
+use common::pair::{Buffer, HOST, Pair, connect, init, pattern};
 use common::table::{LOG, TABLES, newest, take_warnings};
 use common::{isolated, mpib, set, with_sys};
 
@@ -49,7 +50,7 @@ fn offered(test: &str, module: &'static str) {
             let pair = connect(*table, ctx, 0);
             message(&pair, CUDA);
             assert_eq!(table.reg_mr(pair.recv, pair.recv.addr(), 10, DMABUF).0, USAGE);
-            let said = take_refusal("no memory by DMA-BUF");
+            let said = take_refusal("expected regMrDmaBuf");
             assert!(said.contains("regMr"), "{said}");
             pair.close();
         }
@@ -99,12 +100,24 @@ fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
         for comm in pair.comms() {
             assert_eq!(newest().reg_mr(comm, 4096, 4096, CUDA).0, SYSTEM);
             let said = take_refusal("4096 bytes at 0x1000");
-            for part in ["EFAULT", "GPU memory", "freed", "cudaMallocManaged", "BAR1", "nvidia_peermem"] {
+            for part in ["EFAULT", "GPU memory", "nvidia_peermem", "freed", "cudaMallocManaged"] {
                 assert!(said.contains(part), "{part}: {said}");
             }
             assert_eq!(newest().reg_mr(comm, 4096, 4096, HOST).0, SYSTEM);
             let said = take_refusal("4096 bytes at 0x1000");
-            assert!(!said.contains("GPU"), "{said}");
+            assert!(!said.contains("GPU") && said.contains("was it freed?"), "{said}");
+            // By the errno: the GPU's window on the bus is full, or the memory may not be locked.
+            for (errno, name, cause) in [
+                (libc::EINVAL, "EINVAL", "BAR1"),
+                (libc::ENOMEM, "ENOMEM", "BAR1"),
+                (libc::ENOMEM, "ENOMEM", "ulimit -l"),
+            ] {
+                softverbs::fail_registration("soft1", errno, 1);
+                let bytes = [0u8; 64];
+                assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, SYSTEM);
+                let said = take_refusal(name);
+                assert!(said.contains(cause) && said.contains("the whole pages of 64 bytes"), "{said}");
+            }
         }
         message(&pair, CUDA);
         pair.close();
@@ -169,21 +182,32 @@ fn without_a_driver_nothing_is_missed() {
 /// `IBV_ACCESS_RELAXED_ORDERING`
 const RELAXED: u32 = 1 << 20;
 
-/// What NCCL registers is relaxed as the setting says; the plugin's own memory, which is polled, never is.
+/// What NCCL registers is relaxed as the setting says, by its addresses and by its file; the plugin's own memory, which is polled,
+/// never is.
 #[test]
 fn relaxed_ordering_follows_the_setting() {
-    isolated(here!(), &mpib("512", &[]), || {
+    let devices = "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=on";
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", devices)]), || {
         for (setting, relaxed) in [(None, true), (Some("0"), false), (Some("1"), true), (Some("2"), true)] {
             set("NCCL_IB_PCI_RELAXED_ORDERING", setting);
             let pair = Pair::new(newest());
-            for buffer in [pair.send_buffer(vec![0; 4096]), pair.recv_buffer(4096)] {
-                let access = softverbs::access_at(buffer.addr());
+            let follows = |addr| {
+                let access = softverbs::access_at(addr);
                 assert_eq!(access.len(), 2, "one on each rail");
                 assert!(
                     access.iter().all(|bits| (bits & RELAXED != 0) == relaxed),
                     "{setting:?}: {access:x?}"
                 );
+            };
+            let file = Memfd::new(1 << 16);
+            for comm in pair.comms() {
+                let buffer = Buffer::new(newest(), comm, vec![0; 4096]);
+                follows(buffer.addr());
                 buffer.dereg();
+                let (rc, mr) = newest().reg_mr_dma_buf(comm, (AT, 1 << 16), CUDA, (0, file.fd()));
+                assert_eq!(rc, 0);
+                follows(AT);
+                assert_eq!(newest().dereg_mr(comm, mr), 0);
             }
             pair.message(5000, 5000, 1);
             pair.close();

@@ -133,6 +133,17 @@ fn a_host_without_an_adapter_is_unusable() {
     assert_eq!(found.checks("init", "ok"), []);
 }
 
+/// By what each adapter answers; ports that answer alike are one line.
+#[test]
+fn dmabuf_is_told_for_each_port() {
+    let found = doctor("sout:addr=10.9.0.1/24,dmabuf=on;sup:addr=10.9.1.1/24", &[]);
+    found.says("dmabuf", "ok", &["DMA-BUFs are registered on sout:1, where"]);
+    found.says("dmabuf", "note", &["not registered on sup:1", "EOPNOTSUPP"]);
+    let found = doctor(TWO, &[]);
+    found.says("dmabuf", "note", &["not registered on sout:1, sup:1", "EOPNOTSUPP"]);
+    assert_eq!(found.checks("dmabuf", "ok"), []);
+}
+
 #[test]
 fn every_bad_setting_is_named_with_what_to_do() {
     let found = doctor(TWO, &[("MPIB_SOUT_QP", "0"), ("MPIB_MODE", "two")]);

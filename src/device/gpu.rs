@@ -1,11 +1,14 @@
 //! Whether adapters can reach GPU memory here: GPUDirect RDMA through a module of the kernel.
 //!
 //! Such a module tells the RDMA core the pages behind GPU addresses, so that `ibv_reg_mr` takes them as it takes host
-//! memory. Each leaves a file in sysfs while it is loaded; NCCL's own transport looks for the same ones.
+//! memory. Each leaves a file in sysfs while it is loaded; NCCL's own transport looks for the same ones. The other way, DMA-BUF, needs no
+//! module: there NCCL brings a file that stands for the memory.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
+
+use nix::errno::Errno;
 
 /// Below sysfs: nvidia_peermem of the driver, and the two names that older modules registered.
 const FILES: [&str; 3] = [
@@ -48,6 +51,31 @@ impl Gpu {
     pub fn is_direct(self) -> bool {
         matches!(self, Self::Direct(_))
     }
+}
+
+/// What to look at when a GPU's memory could not be registered, by its DMA-BUF or else by its addresses.
+pub(super) fn causes(errno: Errno, dmabuf: bool) -> String {
+    const FREED: &str = "Was it freed?";
+    const BAR1: &str = "Is the GPU's BAR1 full (nvidia-smi -q -d MEMORY)?";
+    const UNREACHED: &str =
+        "Is it managed or stream-ordered (cudaMallocManaged, cudaMallocAsync), which adapters cannot reach?";
+    const MODULE: &str =
+        "Is nvidia_peermem still loaded, and made for the running driver and RDMA core (dmesg)?";
+    const RANGE: &str = "Is the file a DMA-BUF, and as long as what is registered of it?";
+    const PEERS: &str =
+        "Can this adapter and this GPU reach each other on PCIe (IOMMU, ACS, a root port between them)?";
+    const OTHER: &str = "NCCL_DMABUF_ENABLE=0 makes NCCL take nvidia-peermem instead, where that is loaded";
+    let causes: &[&str] = match (dmabuf, errno) {
+        // Nobody claimed the addresses, so that they were looked for among the host's.
+        (false, Errno::EFAULT) => &[MODULE, FREED, UNREACHED],
+        (false, Errno::ENOMEM | Errno::EIO) => &[BAR1, MODULE],
+        (false, _) => &[BAR1, FREED, UNREACHED, MODULE],
+        (true, Errno::EBADF | Errno::EINVAL) => &[RANGE, FREED, OTHER],
+        (true, Errno::ENOMEM | Errno::ENOSPC) => &[BAR1, OTHER],
+        // The call itself is known: it was tried before.
+        (true, _) => &[PEERS, BAR1, OTHER],
+    };
+    format!("This is GPU memory. {}", causes.join(" "))
 }
 
 /// What was found, and what to do where that is not enough.
@@ -97,6 +125,22 @@ mod tests {
         assert_eq!(with(&["module/nvidia_peermem/refcnt"]), Gpu::NoDriver);
         assert_eq!(with(&["module/nvidia/version", "kernel/mm/memory_peers/other/version"]), Gpu::NoModule);
         assert_eq!(Gpu::probe(Path::new("/nowhere")), Gpu::NoDriver);
+    }
+
+    #[test]
+    fn each_failure_has_its_causes() {
+        for (errno, dmabuf, said, unsaid) in [
+            (Errno::EFAULT, false, "nvidia_peermem", "BAR1"),
+            (Errno::ENOMEM, false, "BAR1", "freed"),
+            (Errno::EINVAL, false, "cudaMallocManaged", "a DMA-BUF"),
+            (Errno::EINVAL, true, "a DMA-BUF", "BAR1"),
+            (Errno::EBADF, true, "a DMA-BUF", "BAR1"),
+            (Errno::ENOMEM, true, "BAR1", "still loaded"),
+            (Errno::EOPNOTSUPP, true, "IOMMU", "still loaded"),
+        ] {
+            let text = causes(errno, dmabuf);
+            assert!(text.contains(said) && !text.contains(unsaid), "{errno:?} {dmabuf}: {text}");
+        }
     }
 
     #[test]

@@ -1,21 +1,75 @@
 //! How adapters reach NCCL's memory: GPU memory, relaxed ordering, flush. What each came to, and why, for the log.
 
-use super::Gpu;
+use std::sync::Arc;
+
+use super::{Device, Gpu, Nic};
 use crate::config::{Config, Finding};
 use crate::verbs;
 
-/// One for each feature.
-pub fn findings(config: &Config) -> [Finding; 3] {
-    [gpu(Gpu::here()), ordering(config, verbs::can_relax_ordering()), flush(config)]
+/// One for each feature: GPUDirect, relaxed ordering, flush, DMA-BUF.
+pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
+    let answers = dmabuf(devices);
+    let by_file = !answers.is_empty() && answers.iter().all(|a| a.lacks.is_none());
+    let texts: Vec<String> = answers.iter().map(DmaBufAnswer::text).collect();
+    let files = match texts.is_empty() {
+        true => "there is no device to register DMA-BUFs".into(),
+        false => texts.join("; "),
+    };
+    [
+        gpu(Gpu::here(), by_file),
+        ordering(config, verbs::can_relax_ordering()),
+        flush(config),
+        Finding { lost: false, text: files },
+    ]
 }
 
-fn gpu(found: Gpu) -> Finding {
+/// Ports that answer alike to whether they register DMA-BUFs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DmaBufAnswer {
+    /// Names.
+    ports: Vec<String>,
+    /// Why they do not.
+    pub lacks: Option<String>,
+}
+
+impl DmaBufAnswer {
+    /// In words.
+    pub fn text(&self) -> String {
+        let ports = self.ports.join(", ");
+        match &self.lacks {
+            None => format!("DMA-BUFs are registered on {ports}, where the GPU's driver gives them out"),
+            Some(why) => format!("DMA-BUFs are not registered on {ports}: {why}"),
+        }
+    }
+}
+
+/// Each port once.
+pub fn dmabuf(devices: &[&Device]) -> Vec<DmaBufAnswer> {
+    let mut seen: Vec<&Arc<Nic>> = Vec::new();
+    let mut answers: Vec<DmaBufAnswer> = Vec::new();
+    for nic in devices.iter().flat_map(|device| &device.rails) {
+        if seen.iter().any(|other| Arc::ptr_eq(other, nic)) {
+            continue;
+        }
+        seen.push(nic);
+        let lacks = nic.takes_dmabuf().err().map(str::to_owned);
+        match answers.iter_mut().find(|answer| answer.lacks == lacks) {
+            Some(answer) => answer.ports.push(nic.name().to_owned()),
+            None => answers.push(DmaBufAnswer { ports: vec![nic.name().to_owned()], lacks }),
+        }
+    }
+    answers
+}
+
+/// `by_file`: all ports register DMA-BUFs.
+fn gpu(found: Gpu, by_file: bool) -> Finding {
     let text = match found {
         Gpu::Direct(_) => format!("GPUDirect RDMA is on: {found}"),
+        Gpu::NoModule if by_file => format!("GPUDirect RDMA is by DMA-BUF only: {found}"),
         Gpu::NoModule => format!("GPUDirect RDMA is off, GPU memory is copied through the host: {found}"),
         Gpu::NoDriver => "GPUDirect RDMA is off: no NVIDIA driver is loaded (no /sys/module/nvidia)".into(),
     };
-    Finding { lost: found == Gpu::NoModule, text }
+    Finding { lost: found == Gpu::NoModule && !by_file, text }
 }
 
 fn ordering(config: &Config, can: bool) -> Finding {
@@ -49,9 +103,11 @@ mod tests {
 
     #[test]
     fn only_what_somebody_misses_is_lost() {
-        assert!(!gpu(Gpu::Direct("module/nvidia_peermem/version")).lost);
-        assert!(gpu(Gpu::NoModule).lost);
-        assert!(!gpu(Gpu::NoDriver).lost);
+        for by_file in [false, true] {
+            assert!(!gpu(Gpu::Direct("module/nvidia_peermem/version"), by_file).lost);
+            assert_eq!(gpu(Gpu::NoModule, by_file).lost, !by_file);
+            assert!(!gpu(Gpu::NoDriver, by_file).lost);
+        }
     }
 
     #[test]

@@ -3,16 +3,20 @@
 //! Ports are opened once per process and kept across `finalize` and the next `init`: NCCL keeps the names of
 //! devices, and a plugin that is closed and opened again finds them as they were.
 
+mod cache;
+#[cfg(test)]
+mod cache_tests;
 mod fuse;
 mod gid;
 mod gpu;
 mod list;
 mod memory;
 mod plan;
+mod registration;
 mod survey;
 
 use std::ffi::{CStr, CString, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -21,12 +25,19 @@ use crate::proto::Mode;
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
 use plan::{Plan, Trouble};
+use registration::Registrations;
 use survey::{Adapter, Seen};
 
 pub use gpu::Gpu;
 pub use list::{Hold, addrs, all, count, fused, get};
-pub use memory::findings;
+pub use memory::{dmabuf, findings};
+pub(crate) use registration::{Memory, Registration};
 pub use survey::{PortView, Survey, survey};
+
+/// The locks of [`cache`], for which `tests/loom.rs` has others.
+mod sync {
+    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+}
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -36,6 +47,10 @@ pub struct Nic {
     limits: DeviceLimits,
     port: Port,
     wanted: Wanted,
+    /// Of NCCL's memory, by all comms.
+    registrations: Registrations,
+    /// Whether it registers DMA-BUFs, and why not, once that was tried.
+    dmabuf: OnceLock<Result<(), String>>,
 }
 
 /// A device as NCCL sees it.
@@ -139,6 +154,11 @@ impl Device {
         }
     }
 
+    /// Whether each of its ports registers DMA-BUFs.
+    pub fn takes_dmabuf(&self) -> bool {
+        self.rails.iter().all(|nic| nic.takes_dmabuf().is_ok())
+    }
+
     /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each stripe.
     pub fn max_connections(&self, config: &Config) -> u32 {
         let flush = usize::from(config.flush);
@@ -199,6 +219,8 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
                 limits: *limits,
                 port: *port,
                 wanted: Wanted::new(config, context.name(), port.number),
+                registrations: Registrations::new(),
+                dmabuf: OnceLock::new(),
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);

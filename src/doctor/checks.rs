@@ -6,7 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding, in_vain};
-use crate::device::{Gpu, Survey, findings};
+use crate::device::{Device, Gpu, Survey, dmabuf, findings};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::net;
 use crate::proto::Addr;
@@ -24,7 +24,7 @@ pub(super) fn all(
     checks.extend(report.ports.iter().flat_map(addresses));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
-    checks.extend(memory(config));
+    checks.extend(memory(config, survey));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks
 }
@@ -127,12 +127,18 @@ fn control_addresses(control: Result<&[Addr], &String>) -> Check {
     }
 }
 
-fn memory(config: &Config) -> Vec<Check> {
+fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
+    let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     let gpu = if Gpu::here().is_direct() { Good } else { Note };
-    let features = [("gpu", gpu), ("ordering", Good), ("flush", Good)].into_iter().zip(findings(config));
+    let features = [("gpu", gpu), ("ordering", Good), ("flush", Good)].into_iter();
+    let features = features.zip(findings(config, &devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
-    checks.push(Check::new("dmabuf", Note, net::NO_DMABUF));
+    // What ports answer alike is one line.
+    checks.extend(dmabuf(&devices).iter().map(|answer| {
+        let level = if answer.lacks.is_none() { Good } else { Note };
+        Check::new("dmabuf", level, answer.text())
+    }));
     checks
 }
 

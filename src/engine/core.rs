@@ -6,12 +6,13 @@ use super::peer::Peer;
 use super::profile::Profile;
 use super::rail::Rail;
 use crate::config::Config;
+use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::events::Watched;
 use crate::policy::Plan;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS};
 use crate::stats::Counters;
-use crate::verbs::{Batch, Chain, Completion, Pd, Region};
+use crate::verbs::{Batch, Chain, Completion, Region};
 
 /// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
 const BATCHES: usize = 32;
@@ -137,8 +138,8 @@ impl Core {
         self.rails.iter().map(|r| r.role).collect()
     }
 
-    pub(super) fn pds(&self) -> Vec<Arc<Pd>> {
-        self.rails.iter().map(|r| Arc::clone(r.nic.pd())).collect()
+    pub(super) fn nics(&self) -> Vec<Arc<Nic>> {
+        self.rails.iter().map(|r| Arc::clone(&r.nic)).collect()
     }
 
     /// Bytes above which data and immediate are sent apart.

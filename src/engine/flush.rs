@@ -39,7 +39,7 @@ pub(super) struct Flushes {
 /// in one GPU, so one is enough.
 pub(super) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer, &'a Mr)> {
     let filled = buffers.iter().filter(|(buffer, _)| buffer.len > 0);
-    filled.filter_map(|(buffer, mr)| Some((*buffer, (*mr)?))).max_by_key(|(_, mr)| mr.kind() == MemKind::Cuda)
+    filled.filter_map(|(buffer, mr)| Some((*buffer, (*mr)?))).max_by_key(|(_, mr)| mr.kind() != MemKind::Host)
 }
 
 impl Flushes {

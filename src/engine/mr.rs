@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use nccl_net_versions::{Buffer, MemKind};
+use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
 use crate::config::Config;
-use crate::device::Gpu;
+use crate::device::{Gpu, Memory, Nic, Registration};
 use crate::error::{Error, Fast, Result};
 use crate::proto::MAX_RAILS;
-use crate::verbs::{self, Pd};
 
 /// How one comm registers memory: alike on each of its rails.
 #[derive(Debug)]
 pub(super) struct Registrar {
-    pds: Arc<[Arc<Pd>]>,
+    /// By rail; a port that has several stripes is there several times.
+    nics: Arc<[Arc<Nic>]>,
     /// Asks for relaxed ordering on PCIe.
     relaxed: bool,
 }
@@ -23,9 +23,9 @@ pub(super) struct Registrar {
 pub struct Mr {
     buffer: Buffer,
     kind: MemKind,
-    rails: Vec<verbs::Mr>,
+    _held: Vec<Registration>,
     /// Of the registrar, where it was made.
-    pds: Arc<[Arc<Pd>]>,
+    nics: Arc<[Arc<Nic>]>,
     /// Per rail.
     lkeys: [u32; MAX_RAILS],
     /// Per rail.
@@ -33,24 +33,27 @@ pub struct Mr {
 }
 
 impl Registrar {
-    pub(super) fn new(pds: Vec<Arc<Pd>>, config: &Config) -> Self {
-        Self { pds: pds.into(), relaxed: config.relaxed_ordering != 0 }
+    pub(super) fn new(nics: Vec<Arc<Nic>>, config: &Config) -> Self {
+        Self { nics: nics.into(), relaxed: config.relaxed_ordering != 0 }
     }
 
-    /// Registers `buffer` on each rail. Takes no lock of the data path.
-    pub(super) fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
-        supported(buffer, kind)?;
+    /// Registers `buffer` on each rail, by its file where there is one. Takes no lock of the data path. A failure leaves nothing behind.
+    pub(super) fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        supported(buffer, kind, dmabuf, &self.nics)?;
         if buffer.len == 0 || buffer.addr == 0 {
             return Err(Error::Argument(format!(
                 "registration of {} bytes at {:#x}: expected at least one byte, and not at NULL",
                 buffer.len, buffer.addr
             )));
         }
-        let on = |pd| verbs::Mr::new(pd, buffer.addr, buffer.len, self.relaxed);
-        let rails = self.pds.iter().map(on).collect::<Result<Vec<_>>>();
-        let rails = if kind == MemKind::Cuda { rails.map_err(gpu_causes)? } else { rails? };
-        let (lkeys, rkeys) = (keys(&rails, verbs::Mr::lkey), keys(&rails, verbs::Mr::rkey));
-        Ok(Mr { buffer, kind, rails, pds: Arc::clone(&self.pds), lkeys, rkeys })
+        let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed };
+        let (mut held, mut lkeys, mut rkeys) = (Vec::new(), [0; MAX_RAILS], [0; MAX_RAILS]);
+        for (rail, nic) in self.nics.iter().enumerate() {
+            let (registration, keys) = nic.register(&memory)?;
+            held.push(registration);
+            (lkeys[rail], rkeys[rail]) = (keys.lkey(), keys.rkey());
+        }
+        Ok(Mr { buffer, kind, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
     }
 
     /// An error unless a registration covers `part` and was made for these rails; only an empty buffer needs none.
@@ -58,7 +61,7 @@ impl Registrar {
     pub(super) fn check(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
         match mr {
             // As NCCL does it: registered on this very comm.
-            Some(mr) if Arc::ptr_eq(&mr.pds, &self.pds) && mr.covers(part) => Ok(()),
+            Some(mr) if Arc::ptr_eq(&mr.nics, &self.nics) && mr.covers(part) => Ok(()),
             _ => self.check_unusual(mr, part),
         }
     }
@@ -66,7 +69,7 @@ impl Registrar {
     #[cold]
     fn check_unusual(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
         match mr {
-            Some(mr) => Ok(mr.check(&self.pds, part)?),
+            Some(mr) => Ok(mr.check(&self.nics, part)?),
             None if part.len == 0 => Ok(()),
             None => {
                 let Buffer { addr, len } = part;
@@ -76,35 +79,27 @@ impl Registrar {
     }
 }
 
-/// Whether such memory can be registered here at all.
-fn supported(buffer: Buffer, kind: MemKind) -> Result<()> {
-    let why = match (kind, Gpu::here()) {
-        (MemKind::Host, _) | (MemKind::Cuda, Gpu::Direct(_)) => return Ok(()),
-        (MemKind::Cuda, gpu) => gpu.to_string(),
-        (MemKind::DmaBuf, _) => "this plugin registers no memory by DMA-BUF".into(),
-    };
-    Err(Error::Usage(format!("registration of {kind:?} memory at {:#x}: {why}", buffer.addr)))
-}
-
-/// What to look at when GPU memory could not be registered.
-fn gpu_causes(e: Error) -> Error {
-    match e {
-        Error::Verbs { call, source, detail } => {
-            let detail = format!(
-                "{detail}. This is GPU memory: was it freed? Is it managed or stream-ordered (cudaMallocManaged, cudaMallocAsync), \
-                 which adapters cannot reach? Is the GPU's BAR1 full (nvidia-smi -q -d MEMORY)? Does dmesg tell of \
-                 nvidia_peermem, which must fit the running driver and RDMA core?"
-            );
-            Error::Verbs { call, source, detail }
+/// Whether such memory can be registered on these ports at all.
+fn supported(buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>, nics: &[Arc<Nic>]) -> Result<()> {
+    let why = match (dmabuf, kind, Gpu::here()) {
+        (Some(_), ..) => match nics.iter().find_map(|nic| Some((nic, nic.takes_dmabuf().err()?))) {
+            None => return Ok(()),
+            Some((nic, why)) => format!("{} registers no memory by DMA-BUF: {why}", nic.name()),
+        },
+        (None, MemKind::Host, _) | (None, MemKind::Cuda, Gpu::Direct(_)) => return Ok(()),
+        (None, MemKind::Cuda, gpu) => gpu.to_string(),
+        (None, MemKind::DmaBuf, _) => {
+            "it comes without the file that it is known by: expected regMrDmaBuf".into()
         }
-        e => e,
-    }
+    };
+    let by = if dmabuf.is_some() { " by DMA-BUF" } else { "" };
+    Err(Error::Usage(format!("registration of {kind:?} memory at {:#x}{by}: {why}", buffer.addr)))
 }
 
 impl Mr {
-    fn check(&self, pds: &[Arc<Pd>], part: Buffer) -> Result<()> {
-        let same = self.rails.len() == pds.len()
-            && self.rails.iter().zip(pds).all(|(mr, pd)| Arc::ptr_eq(mr.pd(), pd));
+    fn check(&self, nics: &[Arc<Nic>], part: Buffer) -> Result<()> {
+        let same =
+            self.nics.len() == nics.len() && self.nics.iter().zip(nics).all(|(a, b)| Arc::ptr_eq(a, b));
         if !same {
             return Err(Error::Argument("the registration was made on a connection with other rails".into()));
         }
@@ -139,12 +134,4 @@ impl Mr {
     pub(super) fn rkeys(&self) -> &[u32; MAX_RAILS] {
         &self.rkeys
     }
-}
-
-fn keys(rails: &[verbs::Mr], key: impl Fn(&verbs::Mr) -> u32) -> [u32; MAX_RAILS] {
-    let mut keys = [0; MAX_RAILS];
-    for (place, mr) in keys.iter_mut().zip(rails) {
-        *place = key(mr);
-    }
-    keys
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer, Tagged};
+use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
 
 use super::Settings;
 use super::arrival::{Slot, Wrong, read_record};
@@ -74,7 +74,7 @@ impl RecvComm {
             let pool = Pool::of_receiver(me, SLOTS + if config.flush { FLUSHES } else { 0 });
             Receiver {
                 pool: pool.clone(),
-                memory: Registrar::new(core.pds(), config),
+                memory: Registrar::new(core.nics(), config),
                 _flow: flow,
                 state: Shared::new(State {
                     flushes: config.flush.then(|| Flushes::new(SINK / 8, &core.rails)),
@@ -91,8 +91,8 @@ impl RecvComm {
     }
 
     /// Registers memory for this comm's receives.
-    pub fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
-        self.0.memory.register(buffer, kind)
+    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        self.0.memory.register(buffer, kind, dmabuf)
     }
 
     /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, Tagged};
+use nccl_net_versions::{Buffer, DmaBuf, MemKind, ProfilerHandle, Tagged};
 
 use super::Settings;
 use super::core::{Core, Progress, progress};
@@ -61,7 +61,7 @@ impl SendComm {
             let apart_above = core.apart_above(config);
             Sender {
                 pool: pool.clone(),
-                memory: Registrar::new(core.pds(), config),
+                memory: Registrar::new(core.nics(), config),
                 max_message: core.max_message(),
                 state: Shared::new(State {
                     core,
@@ -78,8 +78,8 @@ impl SendComm {
     }
 
     /// Registers memory for this comm's sends.
-    pub fn register(&self, buffer: Buffer, kind: MemKind) -> Result<Mr> {
-        self.0.memory.register(buffer, kind)
+    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        self.0.memory.register(buffer, kind, dmabuf)
     }
 
     /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,

@@ -77,8 +77,8 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
     let to = vec![0xEEu8; total];
     let buffer = |bytes: &[u8]| Buffer { addr: bytes.as_ptr().expose_provenance(), len: bytes.len() };
     let (from_mr, to_mr) = (
-        send.register(buffer(&from), MemKind::Host).unwrap(),
-        recv.register(buffer(&to), MemKind::Host).unwrap(),
+        send.register(buffer(&from), MemKind::Host, None).unwrap(),
+        recv.register(buffer(&to), MemKind::Host, None).unwrap(),
     );
     let part = |bytes: &[u8], i: usize| Buffer { addr: bytes.as_ptr().addr() + i * len, len };
 

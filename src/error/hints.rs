@@ -9,10 +9,11 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
         (_, Errno::ENOMEM) => {
             return Some(memlock_text(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)));
         }
-        (
-            "ibv_reg_mr" | "ibv_reg_mr_iova2" | "ibv_reg_dmabuf_mr",
-            Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP,
-        ) => "The memory cannot be registered: was it freed?",
+        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP) => {
+            "The memory cannot be registered: was it freed? Is it mapped read-only?"
+        }
+        // Its own causes are told with the GPU's.
+        ("ibv_reg_dmabuf_mr", _) => return None,
         ("ibv_modify_qp", Errno::ETIMEDOUT) => {
             "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
              rail's network to the peer's GID (ip route get, ping -I)?"

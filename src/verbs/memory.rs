@@ -1,10 +1,11 @@
 //! Protection domains, registrations, and memory of our own that peers write into.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_int, c_uint};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
 
@@ -40,6 +41,24 @@ impl Pd {
         &self.context
     }
 
+    /// Whether DMA-BUFs can be registered here: the error is what the attempt says. It is made with no file, which fails with
+    /// another error where the call is known.
+    pub fn takes_dmabuf(&self) -> io::Result<()> {
+        // SAFETY: the PD is live while we hold it.
+        match unsafe { shim::reg_dmabuf_mr(self.as_ptr(), (-1, 0), (0, 0), 0, false) } {
+            Ok(raw) => {
+                // SAFETY: just made, and nobody else's.
+                let rc = unsafe { sys::ibv_dereg_mr(raw.as_ptr()) };
+                gone("ibv_dereg_mr", self.context.name(), rc);
+                Ok(())
+            }
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => Err(e),
+                _ => Ok(()),
+            },
+        }
+    }
+
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_pd {
         self.raw.as_ptr()
     }
@@ -52,13 +71,44 @@ impl Drop for Pd {
     }
 }
 
+/// Bytes of a page of this system.
+pub fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: takes a name.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        // The smallest there is, which divides every other.
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
 /// A registration on one device, for local use and for RDMA writes from the peer.
 #[derive(Debug)]
 pub struct Mr {
     raw: NonNull<sys::ibv_mr>,
-    lkey: u32,
-    rkey: u32,
+    keys: Keys,
     pd: Arc<Pd>,
+}
+
+/// The keys of a registration, good as long as that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keys {
+    local: u32,
+    remote: u32,
+}
+
+impl Keys {
+    /// Key for our own work requests.
+    #[inline]
+    pub fn lkey(self) -> u32 {
+        self.local
+    }
+
+    /// Key for the peer's.
+    #[inline]
+    pub fn rkey(self) -> u32 {
+        self.remote
+    }
 }
 
 // SAFETY: a registration is only read after it is made; releasing it is the owner's.
@@ -66,39 +116,48 @@ unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
+/// What every registration allows.
+const ACCESS: c_uint = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+
 impl Mr {
     /// `ibv_reg_mr` of `len` bytes at `addr`; `relaxed` asks for relaxed PCIe ordering where the library can.
     pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, relaxed: bool) -> Result<Self> {
-        let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-            | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-            | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         // SAFETY: the PD is live while we hold it.
-        let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, access, relaxed) };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            Error::verbs(
-                call,
-                io::Error::last_os_error(),
-                format!("{} for {len} bytes at {addr:#x}", pd.context.name()),
-            )
+        let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, ACCESS, relaxed) };
+        let raw = non_null(call, || format!("{} for {len} bytes at {addr:#x}", pd.context.name()), raw)?;
+        Ok(Self::of(raw, pd))
+    }
+
+    /// `ibv_reg_dmabuf_mr` of `len` bytes from `offset` of a DMA-BUF on, which are at `addr` for work requests. Offset and address
+    /// lie at the same place of a page. The file may be closed after it.
+    pub fn of_dmabuf(
+        pd: &Arc<Pd>,
+        (fd, offset): (c_int, u64),
+        (addr, len): (usize, usize),
+        relaxed: bool,
+    ) -> Result<Self> {
+        // SAFETY: the PD is live while we hold it.
+        let raw = unsafe { shim::reg_dmabuf_mr(pd.as_ptr(), (fd, offset), (addr, len), ACCESS, relaxed) };
+        let raw = raw.map_err(|e| {
+            let name = pd.context.name();
+            let detail = format!("{name} for {len} bytes at {addr:#x}, from offset {offset} of file {fd} on");
+            Error::verbs("ibv_reg_dmabuf_mr", e, detail)
         })?;
+        Ok(Self::of(raw, pd))
+    }
+
+    /// Takes over what was just made in `pd`.
+    fn of(raw: NonNull<sys::ibv_mr>, pd: &Arc<Pd>) -> Self {
         // SAFETY: just made.
-        let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
-        Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd) })
+        let (local, remote) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
+        Self { raw, keys: Keys { local, remote }, pd: Arc::clone(pd) }
     }
 
-    /// Key for our own work requests.
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    /// Key for the peer's.
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
-
-    /// Where it was made.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    /// Its keys.
+    pub fn keys(&self) -> Keys {
+        self.keys
     }
 }
 
@@ -114,7 +173,9 @@ impl Drop for Mr {
 #[derive(Debug)]
 pub struct Region {
     // Registrations go before the memory they name.
-    mrs: Vec<Mr>,
+    mrs: Vec<Arc<Mr>>,
+    /// Of each of them.
+    keys: Vec<Keys>,
     memory: Memory,
 }
 
@@ -159,15 +220,23 @@ impl Drop for Memory {
 }
 
 impl Region {
-    /// `words` zeroed 64-bit words, registered in each of `pds`.
+    /// `words` zeroed 64-bit words, registered in each of `pds`, once where one is named several times.
     pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
         let memory = Memory::new(words).ok_or_else(|| {
             Error::io(format!("{words} words of control memory"), io::Error::from_raw_os_error(libc::ENOMEM))
         })?;
         let addr = memory.start.as_ptr().expose_provenance();
         // Control memory is polled: its order on the bus must hold, so never relaxed.
-        let mrs = pds.iter().map(|pd| Mr::new(pd, addr, words * 8, false)).collect::<Result<_, _>>()?;
-        Ok(Self { mrs, memory })
+        let mut mrs = Vec::<Arc<Mr>>::with_capacity(pds.len());
+        for pd in pds {
+            let mr = match mrs.iter().find(|mr| Arc::ptr_eq(&mr.pd, pd)) {
+                Some(mr) => Arc::clone(mr),
+                None => Arc::new(Mr::new(pd, addr, words * 8, false)?),
+            };
+            mrs.push(mr);
+        }
+        let keys = mrs.iter().map(|mr| mr.keys()).collect();
+        Ok(Self { mrs, keys, memory })
     }
 
     /// The memory.
@@ -181,17 +250,15 @@ impl Region {
         self.memory.start.as_ptr().expose_provenance() + index * 8
     }
 
-    /// The registrations, in the order of the PDs.
-    pub fn mrs(&self) -> &[Mr] {
-        &self.mrs
+    /// The registrations' keys, in the order of the PDs.
+    pub fn mrs(&self) -> &[Keys] {
+        &self.keys
     }
 
     /// Forgets the registrations whose place in the list is not wanted.
-    pub fn retain(&mut self, mut wanted: impl FnMut(usize) -> bool) {
-        let mut index = 0;
-        self.mrs.retain(|_| {
-            index += 1;
-            wanted(index - 1)
-        });
+    pub fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
+        let wanted = |i: &usize| wanted(*i);
+        self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
+        self.mrs = (0..self.mrs.len()).filter(wanted).map(|i| Arc::clone(&self.mrs[i])).collect();
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use nix::net::if_::if_nametoindex;
@@ -203,6 +204,35 @@ pub(super) unsafe fn reg_mr(
         // SAFETY: live PD.
         _ => ("ibv_reg_mr", unsafe { sys::ibv_reg_mr(pd, data, len, access as c_int) }),
     }
+}
+
+/// `ibv_reg_dmabuf_mr` (IBVERBS_1.12): offset, length, iova, file, access.
+type RegDmabufMr = unsafe extern "C" fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
+
+/// `ibv_reg_dmabuf_mr` of the bytes from `offset` of the file on, which work requests find at `iova`. EOPNOTSUPP where the library is
+/// older.
+///
+/// # Safety
+/// `pd` is live. File and range need not fit: the kernel checks them.
+pub(super) unsafe fn reg_dmabuf_mr(
+    pd: *mut sys::ibv_pd,
+    (fd, offset): (c_int, u64),
+    (iova, len): (usize, usize),
+    access: c_uint,
+    relaxed: bool,
+) -> io::Result<NonNull<sys::ibv_mr>> {
+    static ENTRY: OnceLock<Option<RegDmabufMr>> = OnceLock::new();
+    let entry = ENTRY.get_or_init(|| {
+        let f = optional(c"ibv_reg_dmabuf_mr");
+        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegDmabufMr>(f) })
+    });
+    let f = entry.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
+    // Unlike ibv_reg_mr it takes the optional bits itself.
+    let access = if relaxed { access | ACCESS_RELAXED_ORDERING } else { access };
+    // SAFETY: live PD.
+    let mr = unsafe { f(pd, offset, len, iova as u64, fd, access as c_int) };
+    NonNull::new(mr).ok_or_else(io::Error::last_os_error)
 }
 
 /// `ibv_query_ece` and `ibv_set_ece` (IBVERBS_1.10) have one type.

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod evil;
+pub mod memory;
 pub mod obey;
 pub mod pair;
 pub mod peer;

@@ -37,6 +37,13 @@ pub trait Table: Sync {
     fn connect(&self, ctx: Ptr, dev: c_int, handle: &mut [u8; 128]) -> (c_int, Ptr);
     fn accept(&self, listen: Ptr) -> (c_int, Ptr);
     fn reg_mr(&self, comm: Ptr, addr: usize, len: usize, kind: c_int) -> (c_int, Ptr);
+    fn reg_mr_dma_buf(
+        &self,
+        comm: Ptr,
+        buffer: (usize, usize),
+        kind: c_int,
+        file: (u64, c_int),
+    ) -> (c_int, Ptr);
     fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> c_int;
     fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (c_int, Ptr);
     fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (c_int, Ptr);
@@ -203,6 +210,22 @@ macro_rules! tables {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handle, a writable pointer.
                 let rc = unsafe { nccl_net_mpib::$symbol.regMr.unwrap()(comm, p(addr), len as $reg, kind, &raw mut out) };
+                (code(rc), out)
+            }
+            fn reg_mr_dma_buf(
+                &self,
+                comm: Ptr,
+                (addr, len): (usize, usize),
+                kind: c_int,
+                (offset, fd): (u64, c_int),
+            ) -> (c_int, Ptr) {
+                let mut out: Ptr = null_mut();
+                // SAFETY: the test's handle, a writable pointer.
+                let rc = unsafe {
+                    nccl_net_mpib::$symbol.regMrDmaBuf.unwrap()(
+                        comm, p(addr), len, kind, offset, fd, &raw mut out,
+                    )
+                };
                 (code(rc), out)
             }
             fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> c_int {

@@ -64,8 +64,8 @@ pub(crate) fn relaxed_ordering(world: &World) -> Outcome {
     let trace = sh("cat trace && echo 0 >events/kprobes/reg/enable && echo >kprobe_events")?;
     // IBV_ACCESS_RELAXED_ORDERING, with remote read, remote write and local write.
     let asked = |line: &&str| line.contains("access=0x100007");
-    // The region of that message, and no other, is so long.
-    let ours: Vec<_> = trace.lines().filter(|line| line.contains("length=7778")).collect();
+    // The region of that message, and no other, has 190 pages.
+    let ours: Vec<_> = trace.lines().filter(|line| line.contains("length=778240 ")).collect();
     match ours.iter().filter(|line| asked(line)).count() {
         2 if ours.len() == 2 => Ok("the driver saw access 0x100007, twice for one buffer".into()),
         _ => Err(format!("expected two registrations with access 0x100007, found {ours:?} in {trace}")),

@@ -1,0 +1,193 @@
+//! Registrations of one device, shared by all who ask for memory that one of them has. Knows nothing of verbs.
+//!
+//! A registration is for whole pages, since that is what an adapter pins. It serves whoever asks for a part of the bytes that it was
+//! asked for, or for bytes that take up the very same pages. Not for any bytes of its pages: such a neighbour would keep it alive when
+//! the memory it was made for is freed, and whoever is given those addresses next would be served with pages that are gone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+use super::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// Memory that is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    bytes: Range<usize>,
+    pages: Range<usize>,
+}
+
+impl Span {
+    /// `len` bytes from `addr`, at least one, with pages of `page` bytes, a power of two. `None` where the last page ends behind the
+    /// end of all addresses.
+    pub(crate) fn new(addr: usize, len: usize, page: usize) -> Option<Self> {
+        let end = addr.checked_add(len)?;
+        let pages = addr & !(page - 1)..end.checked_next_multiple_of(page)?;
+        Some(Self { bytes: addr..end, pages })
+    }
+
+    /// The whole pages.
+    pub(crate) fn pages(&self) -> Range<usize> {
+        self.pages.clone()
+    }
+
+    /// The bytes themselves.
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.bytes.clone()
+    }
+
+    /// Whether a registration that was made for `self` may serve `asked`.
+    pub(crate) fn serves(&self, asked: &Self) -> bool {
+        let inside = self.bytes.start <= asked.bytes.start && asked.bytes.end <= self.bytes.end;
+        inside || self.pages == asked.pages
+    }
+}
+
+/// Registrations `R`, told apart by addresses and by `K`: how they are made.
+pub(crate) struct Cache<K, R>(Arc<Shared<K, R>>);
+
+struct Shared<K, R> {
+    list: Mutex<List<K, R>>,
+    /// A registration that was being made is there, or has failed.
+    settled: Condvar,
+}
+
+/// First page, and a number that no other has.
+type Place = (usize, u64);
+
+struct List<K, R> {
+    entries: BTreeMap<Place, Entry<K, R>>,
+    next: u64,
+}
+
+struct Entry<K, R> {
+    key: K,
+    span: Span,
+    /// `None` while it is being made.
+    made: Option<R>,
+    users: usize,
+}
+
+/// A share in a registration. When the last one is dropped the registration is too, before `drop` returns.
+pub(crate) struct Held<K, R> {
+    shared: Arc<Shared<K, R>>,
+    place: Place,
+}
+
+impl<K: PartialEq, R> Cache<K, R> {
+    /// Empty.
+    pub(crate) fn new() -> Self {
+        let list = List { entries: BTreeMap::new(), next: 0 };
+        Self(Arc::new(Shared { list: Mutex::new(list), settled: Condvar::new() }))
+    }
+
+    /// A share in a registration that serves `span`, and what `look` sees of it: one that is there, or else what `make` makes for
+    /// the span's pages. Where one that would do is just being made, it is waited for; nobody waits while other memory is registered.
+    ///
+    /// # Errors
+    /// Those of `make`, which leave nothing behind.
+    pub(crate) fn get<V, E>(
+        &self,
+        key: K,
+        span: Span,
+        make: impl FnOnce() -> Result<R, E>,
+        look: impl FnOnce(&R) -> V,
+    ) -> Result<(Held<K, R>, V), E> {
+        let held = |place| Held { shared: Arc::clone(&self.0), place };
+        let mut list = self.0.lock();
+        loop {
+            match list.find(&key, &span) {
+                None => break,
+                Some((place, Entry { made: Some(made), users, .. })) => {
+                    *users += 1;
+                    return Ok((held(place), look(made)));
+                }
+                Some(_) => list = self.0.settled.wait(list).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+        let place = (span.pages.start, list.next);
+        list.next += 1;
+        list.entries.insert(place, Entry { key, span, made: None, users: 1 });
+        drop(list);
+        let making = Making { shared: &self.0, place };
+        let made = make()?;
+        let seen = look(&made);
+        making.done(made);
+        Ok((held(place), seen))
+    }
+
+    /// How many registrations there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().entries.len()
+    }
+}
+
+impl<K: PartialEq, R> List<K, R> {
+    /// One that serves, the nearest below; one that is being made where there is no other.
+    fn find(&mut self, key: &K, span: &Span) -> Option<(Place, &mut Entry<K, R>)> {
+        let below = self.entries.range(..=(span.pages.start, u64::MAX)).rev();
+        let mut serving = below.filter(|(_, entry)| entry.key == *key && entry.span.serves(span));
+        let ready = serving.clone().find(|(_, entry)| entry.made.is_some());
+        let (place, _) = ready.or_else(|| serving.next())?;
+        let place = *place;
+        self.entries.get_mut(&place).map(|entry| (place, entry))
+    }
+}
+
+impl<K, R> Shared<K, R> {
+    // The list is whole whenever the lock is free: nothing panics in between.
+    fn lock(&self) -> MutexGuard<'_, List<K, R>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An entry whose registration is being made. It goes unless that succeeds, by a panic too.
+struct Making<'a, K, R> {
+    shared: &'a Shared<K, R>,
+    place: Place,
+}
+
+impl<K, R> Making<'_, K, R> {
+    fn done(self, made: R) {
+        if let Some(entry) = self.shared.lock().entries.get_mut(&self.place) {
+            entry.made = Some(made);
+        }
+    }
+}
+
+impl<K, R> Drop for Making<'_, K, R> {
+    fn drop(&mut self) {
+        let mut list = self.shared.lock();
+        if list.entries.get(&self.place).is_some_and(|entry| entry.made.is_none()) {
+            list.entries.remove(&self.place);
+        }
+        drop(list);
+        self.shared.settled.notify_all();
+    }
+}
+
+impl<K, R> Drop for Held<K, R> {
+    fn drop(&mut self) {
+        let mut list = self.shared.lock();
+        let Some(entry) = list.entries.get_mut(&self.place) else { return };
+        entry.users -= 1;
+        let last = if entry.users == 0 { list.entries.remove(&self.place) } else { None };
+        // Deregistering takes its time.
+        drop(list);
+        drop(last);
+    }
+}
+
+impl<K, R> fmt::Debug for Cache<K, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cache")
+    }
+}
+
+impl<K, R> fmt::Debug for Held<K, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Held({:#x})", self.place.0)
+    }
+}
