@@ -136,3 +136,36 @@ fn a_child_that_initialises_by_itself_works() {
         works();
     });
 }
+
+#[test]
+fn libibverbs_is_told_of_forks_once_and_before_it_lists_devices() {
+    isolated(here!(), &[], || {
+        assert_eq!(softverbs::fork_init_calls(), (0, 0));
+        for table in TABLES {
+            let ctx = init(*table);
+            assert_eq!(softverbs::fork_init_calls(), (1, 0), "v{}", table.version());
+            assert_eq!(table.finalize(ctx), 0);
+        }
+        assert_eq!(take_warnings(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_libibverbs_that_cannot_protect_from_forks_costs_one_warning() {
+    isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
+        softverbs::fail_fork_init(libc::ENOSYS);
+        for (i, table) in TABLES.iter().enumerate() {
+            let ctx = init(*table);
+            let said = take_warnings();
+            assert_eq!(said.len(), usize::from(i == 0), "{said:?}");
+            for part in ["ibv_fork_init failed", "ENOSYS", "forks children", "RDMAV_FORK_SAFE=1"] {
+                assert!(said.iter().all(|line| line.contains(part)), "{part}: {said:?}");
+            }
+            let pair = connect(*table, ctx, 0);
+            pair.message(100_000, 100_000, 1);
+            pair.close();
+            assert_eq!(table.finalize(ctx), 0);
+        }
+        assert_eq!(take_warnings(), [""; 0]);
+    });
+}

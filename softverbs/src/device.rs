@@ -178,6 +178,7 @@ impl Context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(num: *mut std::ffi::c_int) -> *mut *mut sys::ibv_device {
     border::pointer("ibv_get_device_list", || {
+        crate::sysfs::listed();
         let devices = all();
         // SAFETY: calloc of a non-zero size; zeroed memory is an array of null pointers.
         let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut sys::ibv_device>()) };

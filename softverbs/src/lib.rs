@@ -54,3 +54,4 @@ pub use inspect::{
     revoke_at,
 };
 pub use shm::dir::set_fabric;
+pub use sysfs::{fail_fork_init, fork_init_calls};

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 
 use crate::border::{self, Errno, last_errno};
 
@@ -67,17 +69,40 @@ fn read_line(path: &Path, buf: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// `ibv_fork_init`: nothing to do. Registered memory is never shared with a device, so copy-on-write after
+/// Calls of `ibv_fork_init` before the first list of devices, and after it.
+static FORK_INIT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+static LISTED: AtomicBool = AtomicBool::new(false);
+static FORK_INIT_FAILS: AtomicI32 = AtomicI32::new(0);
+
+/// How often this process has called `ibv_fork_init` before its first `ibv_get_device_list`, and since.
+pub fn fork_init_calls() -> (u32, u32) {
+    (FORK_INIT[0].load(Relaxed), FORK_INIT[1].load(Relaxed))
+}
+
+/// Lets `ibv_fork_init` of this process fail with this errno, as where the kernel cannot keep memory from children (`ENOSYS`) or
+/// where memory was registered before (`EINVAL`).
+pub fn fail_fork_init(errno: c_int) {
+    FORK_INIT_FAILS.store(errno, Relaxed);
+}
+
+/// The devices are being listed.
+pub(crate) fn listed() {
+    LISTED.store(true, Relaxed);
+}
+
+/// `ibv_fork_init`: nothing to do but count. Registered memory is never shared with a device, so copy-on-write after
 /// `fork` cannot part a process from what it registered.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
-    0
+    FORK_INIT[usize::from(LISTED.load(Relaxed))].fetch_add(1, Relaxed);
+    FORK_INIT_FAILS.load(Relaxed)
 }
 
-/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`, for the reason of [`ibv_fork_init`].
+/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`, for the reason of [`ibv_fork_init`]; `IBV_FORK_DISABLED` where that was told to
+/// fail.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
-    2
+    if FORK_INIT_FAILS.load(Relaxed) == 0 { 2 } else { 0 }
 }
 
 /// `ibv_dontfork_range`

@@ -1,9 +1,8 @@
 //! Protection domains, registrations, and memory of our own that peers write into.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_uint};
 use std::io;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -179,11 +178,14 @@ pub struct Region {
     memory: Memory,
 }
 
-/// Zeroed, page-aligned words.
+/// Zeroed words in pages of their own: `ibv_fork_init` may take the pages of a registration from children that the process
+/// forks, and with them whatever else lies there.
 #[derive(Debug)]
 struct Memory {
     start: NonNull<AtomicU64>,
     words: usize,
+    /// Whole pages.
+    bytes: usize,
 }
 
 // SAFETY: it is the only owner of plain memory, which is reached as atomics only.
@@ -192,39 +194,37 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    const ALIGN: usize = 4096;
-
-    fn layout(words: usize) -> Option<Layout> {
-        Layout::from_size_align(words.checked_mul(8)?, Self::ALIGN).ok().filter(|l| l.size() > 0)
-    }
-
-    fn new(words: usize) -> Option<Self> {
-        // SAFETY: `layout` gives sizes above zero only.
-        let start = unsafe { alloc_zeroed(Self::layout(words)?) };
-        Some(Self { start: NonNull::new(start.cast())?, words })
+    fn new(words: usize) -> io::Result<Self> {
+        let bytes = words.checked_mul(8).and_then(|bytes| bytes.checked_next_multiple_of(page_size()));
+        let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory wherever the kernel has room.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
+        match NonNull::new(start.cast()) {
+            Some(found) if start != libc::MAP_FAILED => Ok(Self { start: found, words, bytes }),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `words` zeroed words, aligned to a page, live as long as `self`.
+        // SAFETY: `words` zeroed words at the start of a page, mapped as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.words) {
-            // SAFETY: allocated with this very layout.
-            unsafe { dealloc(self.start.as_ptr().cast(), layout) };
-        }
+        // SAFETY: this very mapping, which nothing borrows any more.
+        let rc = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        gone("munmap", "control memory", if rc == 0 { 0 } else { -1 });
     }
 }
 
 impl Region {
     /// `words` zeroed 64-bit words, registered in each of `pds`, once where one is named several times.
     pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
-        let memory = Memory::new(words).ok_or_else(|| {
-            Error::io(format!("{words} words of control memory"), io::Error::from_raw_os_error(libc::ENOMEM))
-        })?;
+        let memory = Memory::new(words)
+            .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
         let addr = memory.start.as_ptr().expose_provenance();
         // Control memory is polled: its order on the bus must hold, so never relaxed.
         let mut mrs = Vec::<Arc<Mr>>::with_capacity(pds.len());
@@ -260,5 +260,54 @@ impl Region {
         let wanted = |i: &usize| wanted(*i);
         self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
         self.mrs = (0..self.mrs.len()).filter(wanted).map(|i| Arc::clone(&self.mrs[i])).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    /// Whether what is at this address is mapped.
+    fn mapped(start: usize) -> bool {
+        // SAFETY: touches nothing; fails where nothing is mapped.
+        unsafe { libc::msync(ptr::without_provenance_mut(start), 1, libc::MS_ASYNC) == 0 }
+    }
+
+    /// Number of the first thing that is not so.
+    fn wrong(words: usize, page: usize) -> i32 {
+        let Ok(memory) = Memory::new(words) else { return 1 };
+        let (start, pages) = (memory.start.as_ptr().addr(), (words * 8).div_ceil(page));
+        let last = start + (pages - 1) * page;
+        if start % page != 0 || !mapped(start) || !mapped(last) {
+            return 2;
+        }
+        if memory.words().len() != words || memory.words().iter().any(|word| word.load(Relaxed) != 0) {
+            return 3;
+        }
+        drop(memory);
+        // Something else in one of them would have kept it.
+        if mapped(start) || mapped(last) { 4 } else { 0 }
+    }
+
+    #[test]
+    fn control_memory_shares_its_pages_with_nothing_and_goes_with_them() {
+        let page = page_size();
+        for words in [1, page / 8, page / 8 + 1, 40_000] {
+            // In a process without other threads, none of which can map something there meanwhile.
+            // SAFETY: the child uses memory and leaves at once.
+            let child = unsafe { libc::fork() };
+            assert!(child >= 0);
+            if child == 0 {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(wrong(words, page)) };
+            }
+            let mut status = 0;
+            // SAFETY: our own child, which nobody else waits for.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "{words} words");
+        }
+        assert!(Memory::new(usize::MAX).is_err());
     }
 }

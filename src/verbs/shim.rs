@@ -40,6 +40,23 @@ pub(super) fn optional(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
+/// `ibv_fork_init`. Not an error where the kernel copies registered pages at a fork by itself: a library that can say so
+/// (`ibv_is_fork_initialized`, IBVERBS_1.13) is asked.
+pub(super) fn fork_init() -> io::Result<()> {
+    /// `IBV_FORK_UNNEEDED` of `enum ibv_fork_status`.
+    const UNNEEDED: c_int = 2;
+    type IsForkInitialized = unsafe extern "C" fn() -> c_int;
+    // SAFETY: takes nothing; may be called at any time.
+    let rc = unsafe { sys::ibv_fork_init() };
+    let f = optional(c"ibv_is_fork_initialized");
+    if rc == 0 || f.is_null() {
+        return if rc == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) };
+    }
+    // SAFETY: a non-null symbol of this name is the function of this type (verbs.h), its enum read as an integer.
+    let status = unsafe { std::mem::transmute::<*mut c_void, IsForkInitialized>(f)() };
+    if status == UNNEEDED { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
+}
+
 /// `verbs_get_ctx`. rdma-sys compares the marker with `u32::MAX`, so on 64-bit hosts it never finds the
 /// extended operations; the header says `UINTPTR_MAX`.
 ///
