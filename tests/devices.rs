@@ -192,6 +192,46 @@ fn strict_is_content_where_nothing_is_lost() {
     });
 }
 
+/// Beside adapter `a`, one that lacks each thing without which no connection can be.
+const UNFIT: (&str, &str) = (
+    "SOFTVERBS_DEVICES",
+    "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,lacks=transport;c:addr=10.0.2.1/24,lacks=link;d:addr=10.0.3.1/24,lacks=srq",
+);
+const UNFIT_SAID: [&str; 3] = [
+    "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE)",
+    "c:1 (its link layer is 0: expected 1 (InfiniBand) or 2 (Ethernet, for RoCE))",
+    "d:1 (its adapter has no shared receive queues (max_srq of ibv_devinfo -v is 0))",
+];
+
+#[test]
+fn adapters_that_lack_what_connections_need_are_left_out_with_the_reason() {
+    isolated(here!(), &[UNFIT], || {
+        let ctx = init(newest());
+        let lines = take_warnings();
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert!(line.ends_with(&format!("ports that cannot be used: {}", UNFIT_SAID.join("; "))), "{line}");
+        assert_eq!((newest().devices(), newest().properties(0).1.unwrap().name), ((0, 1), "a".into()));
+        let pair = connect(newest(), ctx, 0);
+        pair.message(10_000, 10_000, 1);
+        pair.close();
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+    });
+}
+
+#[test]
+fn an_adapter_that_lacks_what_connections_need_fails_init_where_it_is_meant() {
+    let said = format!("ports that cannot be used: {}", UNFIT_SAID[2]);
+    let strict = [UNFIT, ("MPIB_STRICT", "1"), ("NCCL_IB_HCA", "a,d")];
+    no_init(here!(), &strict, USAGE, &[&said, "(MPIB_STRICT=1)"]);
+}
+
+#[test]
+fn a_rail_that_lacks_what_connections_need_fails_init() {
+    let rails = [UNFIT, ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")];
+    let parts = [&["MPIB_HCA_SUP=\"b\": expected a port that can be used"][..], &UNFIT_SAID].concat();
+    no_init(here!(), &rails, USAGE, &parts);
+}
+
 /// The plugin's file as `make build` leaves it, but for the name of the library that it needs.
 fn without_libibverbs(folder: &Path) -> std::path::PathBuf {
     const NEEDED: &[u8] = b"libibverbs.so.1\0";

@@ -26,6 +26,19 @@ pub enum LinkLayer {
     InfiniBand,
 }
 
+/// What nearly every adapter has, and some do not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// `transport_type` is iWARP's.
+    Transport,
+    /// `link_layer` is 0, as that of adapters which speak neither InfiniBand nor RoCE.
+    Link,
+    /// There are no shared receive queues.
+    Srq,
+    /// `active_mtu` is 0.
+    Mtu,
+}
+
 /// One device as configured: what makes it that device, and how its port is shaped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSpec {
@@ -53,6 +66,8 @@ pub struct DeviceSpec {
     pub ece: Option<u32>,
     /// Whether the device registers DMA-BUFs, for which any file serves that can be mapped. It reaches no GPU's memory by them.
     pub dmabuf: bool,
+    /// What it has not.
+    pub lacks: Vec<Lack>,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -84,6 +99,7 @@ impl DeviceSpec {
             pkeys: vec![0xffff],
             ece: None,
             dmabuf: false,
+            lacks: Vec::new(),
         }
     }
 

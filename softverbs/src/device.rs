@@ -9,7 +9,7 @@ use rdma_sys as sys;
 
 use crate::border::{self, Errno};
 use crate::channel::EventQueue;
-use crate::config::{self, DeviceSpec};
+use crate::config::{self, DeviceSpec, Lack};
 use crate::events::Event;
 use crate::gid::{self, Gid};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
@@ -86,6 +86,10 @@ impl Device {
         let mut ibv: sys::ibv_device = unsafe { MaybeUninit::zeroed().assume_init() };
         ibv.node_type = sys::ibv_node_type::IBV_NODE_CA;
         ibv.transport_type = sys::ibv_transport_type::IBV_TRANSPORT_IB;
+        if spec.lacks.contains(&Lack::Transport) {
+            ibv.node_type = sys::ibv_node_type::IBV_NODE_RNIC;
+            ibv.transport_type = sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
+        }
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));

@@ -45,7 +45,9 @@ pub mod symbols;
 mod sysfs;
 mod unsupported;
 
-pub use config::{ConfigError, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
+pub use config::{
+    ConfigError, DEVICES_VAR, DeviceSpec, Lack, LinkLayer, MAX_ADDRS, configure, default_devices,
+};
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
 pub use faults::{Raise, fail_modify, fail_registration, raise_event, set_link};
 pub use gidtable::set_addrs;

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use rdma_sys as sys;
 
 use crate::border::{self, Errno};
+use crate::config::Lack;
 use crate::counters::{self, Live};
 use crate::device::Context;
 use crate::events;
@@ -57,6 +58,10 @@ impl Srq {
                 "ibv_create_srq: max_wr {depth} (expected 1 to {MAX_SRQ_WR}), max_sge {max_sge} (expected at most {MAX_SRQ_SGE})"
             );
             return Err(Errno(libc::EINVAL));
+        }
+        if pd.context.device.spec.lacks.contains(&Lack::Srq) {
+            fault!("ibv_create_srq: {} has none", pd.context.device.spec.name);
+            return Err(Errno(libc::EOPNOTSUPP));
         }
         let process = process::get()?;
         let index = process.srqs.reserve()?;

@@ -96,7 +96,8 @@ impl Nic {
     /// The port and the GIDs that a connection may use, the best first, as they are now: tables are renumbered when a
     /// link flaps. The error is a reason to leave the port out.
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
-        usable(self.pd.context(), self.port.number, &self.wanted).map_err(|trouble| trouble.to_string())
+        usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
+            .map_err(|trouble| trouble.to_string())
     }
 
     /// Place in the port's P_Key table that the settings mean, as the table is now.
@@ -177,11 +178,20 @@ impl Device {
 }
 
 /// The port and the GIDs that connections may use, or why it cannot be used.
-fn usable(context: &Context, number: u8, wanted: &Wanted) -> Result<(Port, Vec<Gid>), Trouble> {
-    let mut port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
-    if !port.active {
+fn usable(
+    context: &Context,
+    limits: &DeviceLimits,
+    number: u8,
+    wanted: &Wanted,
+) -> Result<(Port, Vec<Gid>), Trouble> {
+    let port = context.port(number);
+    if port.as_ref().is_ok_and(|port| !port.active) {
         return Err(Trouble::Inactive);
     }
+    if let Some(why) = limits.unfit() {
+        return Err(Trouble::Fault(why));
+    }
+    let mut port = port.map_err(|e| Trouble::Fault(e.to_string()))?;
     port.speed = wanted.speed.unwrap_or(port.speed);
     let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))

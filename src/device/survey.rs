@@ -31,7 +31,7 @@ pub(super) fn look(config: &Config) -> Result<Seen> {
         match context.and_then(|context| Ok((context.limits()?, context))) {
             Ok((limits, context)) => {
                 for number in 1..=limits.ports {
-                    let port = usable(&context, number, &Wanted::new(config, &hca, number));
+                    let port = usable(&context, &limits, number, &Wanted::new(config, &hca, number));
                     let trouble = port.as_ref().err().cloned();
                     seen.found.push(Found { hca: hca.clone(), port: number, trouble });
                     let port = port.ok().map(|(port, _)| port);

@@ -1,6 +1,6 @@
 //! Devices: opening them, and what they say of themselves, their ports and GIDs.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
@@ -21,6 +21,7 @@ pub struct Context {
     raw: NonNull<sys::ibv_context>,
     name: String,
     sysfs: String,
+    transport: c_int,
 }
 
 // SAFETY: libibverbs locks inside; calls on one context may come from any thread.
@@ -41,10 +42,34 @@ pub struct DeviceLimits {
     pub max_qp_wr: u32,
     /// Most entries in a CQ.
     pub max_cqe: u32,
+    /// Most SRQs.
+    pub max_srq: u32,
     /// Most receives in an SRQ.
     pub max_srq_wr: u32,
     /// Largest registration in bytes.
     pub max_mr_size: u64,
+    /// `enum ibv_transport_type`
+    transport: c_int,
+}
+
+impl DeviceLimits {
+    /// Why no port of the device can be used, in words. What speaks InfiniBand's transport, RoCE too, has reliable connections (RC) with
+    /// RDMA writes.
+    pub fn unfit(&self) -> Option<String> {
+        let speaks = match self.transport {
+            shim::TRANSPORT_IB if self.max_srq == 0 || self.max_srq_wr == 0 => {
+                return Some(
+                    "its adapter has no shared receive queues (max_srq of ibv_devinfo -v is 0)".into(),
+                );
+            }
+            shim::TRANSPORT_IB => return None,
+            1 => "iWARP".to_owned(),
+            2 | 3 => "usNIC's protocol".to_owned(),
+            4 => "a protocol of its maker's own, as EFA does".to_owned(),
+            other => format!("a protocol unknown here (transport_type {other})"),
+        };
+        Some(format!("its adapter speaks {speaks}, and neither InfiniBand nor RoCE"))
+    }
 }
 
 /// A port's state.
@@ -180,7 +205,9 @@ impl Context {
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: as above.
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
-        let context = Self { raw, name: name.to_owned(), sysfs };
+        // SAFETY: as above.
+        let transport = unsafe { shim::transport(device) };
+        let context = Self { raw, name: name.to_owned(), sysfs, transport };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
@@ -215,8 +242,10 @@ impl Context {
             max_qp: count(attr.max_qp),
             max_qp_wr: count(attr.max_qp_wr),
             max_cqe: count(attr.max_cqe),
+            max_srq: count(attr.max_srq),
             max_srq_wr: count(attr.max_srq_wr),
             max_mr_size: attr.max_mr_size,
+            transport: self.transport,
         })
     }
 
@@ -230,12 +259,11 @@ impl Context {
         })?;
         let link = match attr.link_layer {
             shim::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
-            // Unspecified (0) is what libraries from before RoCE say of InfiniBand.
-            0 | shim::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+            shim::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
             other => {
-                return Err(fault(io::Error::other(format!(
-                    "link layer {other}, neither InfiniBand nor Ethernet"
-                ))));
+                return Err(Error::Usage(format!(
+                    "its link layer is {other}: expected 1 (InfiniBand) or 2 (Ethernet, for RoCE)"
+                )));
             }
         };
         Ok(Port {

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use super::{ConfigError, DeviceSpec, LinkLayer, quantity};
+use super::{ConfigError, DeviceSpec, Lack, LinkLayer, quantity};
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, lacks=srq+mtu";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -58,6 +58,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             }
         }
         "ece" => spec.ece = Some(hex(value).ok_or("expected options such as 0x7")?),
+        "lacks" => spec.lacks = value.split('+').map(lack).collect::<Result<_, _>>()?,
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
             spec.link_layer = match value {
@@ -68,7 +69,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf"
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, lacks"
                     .to_owned(),
             );
         }
@@ -79,6 +80,16 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
 fn pkey(text: &str) -> Result<u16, String> {
     let key = hex(text.trim()).and_then(|key| key.try_into().ok());
     key.ok_or_else(|| format!("found {text:?}, expected a P_Key such as 0x8001"))
+}
+
+fn lack(text: &str) -> Result<Lack, String> {
+    match text.trim() {
+        "transport" => Ok(Lack::Transport),
+        "link" => Ok(Lack::Link),
+        "srq" => Ok(Lack::Srq),
+        "mtu" => Ok(Lack::Mtu),
+        _ => Err(format!("found {text:?}, expected transport, link, srq or mtu")),
+    }
 }
 
 fn hex(text: &str) -> Option<u32> {

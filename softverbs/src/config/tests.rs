@@ -49,6 +49,17 @@ fn a_port_has_the_pkeys_that_are_listed() {
 }
 
 #[test]
+fn a_device_may_lack_what_others_have() {
+    assert_eq!(good("a:addr=10.0.0.1/24")[0].lacks, []);
+    let all = [Lack::Transport, Lack::Link, Lack::Srq, Lack::Mtu];
+    assert_eq!(good("a:addr=10.0.0.1/24,lacks=transport+link+srq+mtu")[0].lacks, all);
+    for bad in ["", "rc", "srq+"] {
+        let said = line(&format!("a:addr=10.0.0.1/24,lacks={bad}"));
+        assert!(said.contains("expected transport, link, srq or mtu"), "{said}");
+    }
+}
+
+#[test]
 fn latency_has_a_long_name_too() {
     assert_eq!(good("a:addr=10.0.0.1/24,latency=3us")[0].latency_ns, 3000);
 }

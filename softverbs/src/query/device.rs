@@ -7,6 +7,7 @@ use rdma_sys as sys;
 
 use super::device_of;
 use crate::border::{self, Errno};
+use crate::config::Lack;
 use crate::device::Device;
 use crate::limits;
 
@@ -53,9 +54,11 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.max_qp_init_rd_atom = int(limits::MAX_RD_ATOMIC);
     attr.max_res_rd_atom = int(u64::from(limits::MAX_RD_ATOMIC) * u64::from(limits::MAX_QP));
     attr.atomic_cap = sys::ibv_atomic_cap::IBV_ATOMIC_HCA;
-    attr.max_srq = int(limits::MAX_SRQ);
-    attr.max_srq_wr = int(limits::MAX_SRQ_WR);
-    attr.max_srq_sge = int(limits::MAX_SRQ_SGE);
+    if !device.spec.lacks.contains(&Lack::Srq) {
+        attr.max_srq = int(limits::MAX_SRQ);
+        attr.max_srq_wr = int(limits::MAX_SRQ_WR);
+        attr.max_srq_sge = int(limits::MAX_SRQ_SGE);
+    }
     attr.max_pkeys = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;

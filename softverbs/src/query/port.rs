@@ -7,7 +7,7 @@ use rdma_sys as sys;
 
 use super::{check_port, device_of, write_prefix};
 use crate::border::{self, Errno};
-use crate::config::LinkLayer;
+use crate::config::{Lack, LinkLayer};
 use crate::device::Device;
 use crate::faults;
 use crate::limits;
@@ -100,6 +100,13 @@ fn attributes(device: &Device) -> sys::ibv_port_attr {
             attr.port_cap_flags = CAPS_INFINIBAND;
             attr.sm_lid = 1;
             attr.subnet_timeout = SUBNET_TIMEOUT;
+        }
+    }
+    for lack in &device.spec.lacks {
+        match lack {
+            Lack::Link => attr.link_layer = 0,
+            Lack::Mtu => attr.active_mtu = 0,
+            Lack::Transport | Lack::Srq => {}
         }
     }
     attr
