@@ -218,15 +218,15 @@ settings! {
     /// adds to the specification, such as its congestion control.
     ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag,
         test: "options_that_both_ends_have_hold_on_every_queue_pair";
-    /// How often a change of a queue pair that failed with ETIMEDOUT is tried again, while connect or accept waits: the kernel may
-    /// just be looking for the peer's address.
+    /// How often a change of a queue pair that failed with ETIMEDOUT is tried again, while connect and accept are polled: the kernel
+    /// may just be looking for the peer's address. A rail whose tries are used up is left out, as one whose probe fails.
     mqp_retry_cnt: u32 = 34, "NCCL_IB_MQP_RETRY_CNT", Whole::<u32>::new(0, 1000),
         test: "a_queue_pair_that_times_out_is_tried_again";
-    /// The wait before the first such try, in ms; before the n-th it is n times as long. In all no longer than
-    /// `MPIB_CONNECT_TIMEOUT_MS`.
+    /// The wait before the first such try, in ms; before the n-th it is n times as long. No call sleeps meanwhile. All tries of
+    /// a handshake together, with the kernel's own waits, take no longer than half of `MPIB_CONNECT_TIMEOUT_MS`.
     mqp_retry_sleep: Duration = Duration::from_millis(100), "NCCL_IB_MQP_RETRY_SLEEP_MSEC", Millis::new(0, 60_000),
-        differs: "bounded by `MPIB_CONNECT_TIMEOUT_MS`",
-        test: "a_queue_pair_that_times_out_is_tried_again";
+        differs: "all together bounded by half of `MPIB_CONNECT_TIMEOUT_MS`",
+        test: "a_rail_that_stays_dead_is_left_out_in_time";
     /// 1: tried again after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag,
         test: "a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for";

@@ -4,6 +4,8 @@ extern crate softverbs as _;
 
 mod common;
 
+use std::time::Duration;
+
 use common::pair::{Pair, connect, init, until};
 use common::table::{LOG, TABLES, Table, newest, set_traffic_class, take_warnings, warnings};
 use common::{isolated, mpib};
@@ -193,7 +195,7 @@ fn tries() -> Vec<String> {
 fn a_queue_pair_that_times_out_is_tried_again() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_CNT", "5"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify(RTR, libc::ETIMEDOUT, 5);
+        softverbs::fail_modify_of("soft0", RTR, libc::ETIMEDOUT, 5, Duration::ZERO);
         let pair = Pair::new(newest());
         pair.message(5000, 5000, 1);
         let tries = tries();
@@ -205,15 +207,15 @@ fn a_queue_pair_that_times_out_is_tried_again() {
         pair.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
         // One more than is tried again.
-        softverbs::fail_modify(RTR, libc::ETIMEDOUT, 6);
+        softverbs::fail_modify_of("soft0", RTR, libc::ETIMEDOUT, 6, Duration::ZERO);
         common::set("MPIB_STRICT", Some("1"));
         let (_, lines) = refused();
-        assert!(lines.iter().any(|l| l.contains("ibv_modify_qp") && l.contains("ETIMEDOUT")), "{lines:?}");
+        assert!(lines.iter().any(|l| l.contains("failed 6 times") && l.contains("ETIMEDOUT")), "{lines:?}");
     });
 }
 
 #[test]
-fn waits_together_are_no_longer_than_a_handshake() {
+fn a_wait_that_is_too_long_for_the_handshake_is_none() {
     let env = rails(&[
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1000"),
         ("MPIB_CONNECT_TIMEOUT_MS", "900"),

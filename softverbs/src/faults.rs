@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::border::Errno;
 use crate::config::ConfigError;
@@ -60,23 +61,47 @@ pub(crate) fn tell_all(kind: u32, link: u32) {
     }
 }
 
-/// Changes of queue pairs to a state that fail: that state, with which errno, how many are left.
-static MODIFY: Mutex<(u32, c_int, u32)> = Mutex::new((0, 0, 0));
+/// Changes of queue pairs that fail.
+struct Modify {
+    /// `None`: of every device.
+    device: Option<String>,
+    /// The state that is asked for.
+    state: u32,
+    errno: c_int,
+    /// How many are left.
+    times: u32,
+    /// How long each takes.
+    takes: Duration,
+}
+
+static MODIFY: Mutex<Modify> =
+    Mutex::new(Modify { device: None, state: 0, errno: 0, times: 0, takes: Duration::ZERO });
 
 /// Lets the next `times` calls of `ibv_modify_qp` of this process that ask for `state` (`enum ibv_qp_state`) fail with `errno`,
 /// and change nothing. As when the kernel cannot resolve the peer's address: RTR and `ETIMEDOUT`.
 pub fn fail_modify(state: u32, errno: c_int, times: u32) {
-    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) = (state, errno, times);
+    let device = None;
+    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) =
+        Modify { device, state, errno, times, takes: Duration::ZERO };
+}
+
+/// As [`fail_modify`], of the queue pairs of one device, and each such call takes so long: the kernel waits while it
+/// resolves an address.
+pub fn fail_modify_of(device: &str, state: u32, errno: c_int, times: u32, takes: Duration) {
+    let device = Some(device.to_owned());
+    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) = Modify { device, state, errno, times, takes };
 }
 
 /// Fails where it was commanded.
-pub(crate) fn modify(to: u32) -> Result<(), Errno> {
+pub(crate) fn modify(device: &str, to: u32) -> Result<(), Errno> {
     let mut next = MODIFY.lock().unwrap_or_else(PoisonError::into_inner);
-    let (state, errno, times) = *next;
-    if times == 0 || state != to {
+    if next.times == 0 || next.state != to || next.device.as_deref().is_some_and(|name| name != device) {
         return Ok(());
     }
-    next.2 -= 1;
+    next.times -= 1;
+    let (errno, takes) = (next.errno, next.takes);
+    drop(next);
+    std::thread::sleep(takes);
     Err(Errno(errno))
 }
 

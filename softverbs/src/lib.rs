@@ -49,7 +49,7 @@ pub use config::{
     ConfigError, DEVICES_VAR, DeviceSpec, Lack, LinkLayer, MAX_ADDRS, configure, default_devices,
 };
 pub use counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
-pub use faults::{Raise, fail_modify, fail_registration, raise_event, set_link};
+pub use faults::{Raise, fail_modify, fail_modify_of, fail_registration, raise_event, set_link};
 pub use gidtable::set_addrs;
 pub use inspect::{
     LinkTimes, Objects, QpAttributes, access_at, link_times, objects, qp_attributes, ready_times, registered,

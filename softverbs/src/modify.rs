@@ -188,7 +188,7 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         if mask & STATE != 0 {
-            faults::modify(attr.qp_state)?;
+            faults::modify(&self.context.device.spec.name, attr.qp_state)?;
         }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;

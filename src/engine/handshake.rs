@@ -6,6 +6,7 @@ use std::time::Instant;
 use nccl_net_mpib_agent_iface::stats::Direction;
 
 use super::core::Core;
+use super::joins::{Joins, With};
 use super::offer::{Offer, prepare, turn};
 use super::peer::Peer;
 use super::probing::Probing;
@@ -17,7 +18,7 @@ use crate::bootstrap::{Channel, State};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
-use crate::proto::{Handle, Hello, ImmLayout, Message, wc_status};
+use crate::proto::{Handle, Hello, ImmLayout, Message, Wiring, wc_status};
 use crate::route::Route;
 use crate::stats::Counters;
 
@@ -37,6 +38,8 @@ pub(super) struct Handshake {
     ours: Hello,
     /// No round begins later.
     until: Instant,
+    /// No change of a queue pair is tried again later. The peer waits twice as long for what follows.
+    again_until: Instant,
     stage: Stage,
 }
 
@@ -45,6 +48,8 @@ pub(super) struct Handshake {
 enum Stage {
     Hello,
     Wiring(Rounds, Half),
+    /// An acceptor's answer is made before.
+    Joining(Rounds, Joins, Option<Wiring>),
     Ready(Rounds, Joined),
     Probing(Rounds, Probing),
     Probed(Rounds, Probing),
@@ -90,6 +95,7 @@ impl Handshake {
             offers,
             ours,
             until: Instant::now() + settings.config.connect_timeout,
+            again_until: Instant::now() + settings.config.connect_timeout / 2,
             stage: Stage::Hello,
         }
     }
@@ -107,9 +113,28 @@ impl Handshake {
     }
 
     fn step(&mut self) -> Result<Progress> {
+        if let Stage::Joining(rounds, joins, _) = &mut self.stage {
+            let name = self.channel.as_ref().map_or_else(String::new, Channel::describe);
+            let (role, settings, offers) = (self.role, &self.settings, &self.offers);
+            let with = With { role, settings, offers, peer: &rounds.theirs().rails, name: &name };
+            if !joins.over(&with, self.again_until) {
+                return self.still_there("queue pairs were set up");
+            }
+            let Stage::Joining(rounds, joins, answer) = std::mem::replace(&mut self.stage, Stage::Over)
+            else {
+                return Err(Error::Internal("a handshake lost its place".into()));
+            };
+            let joined = joins.joined();
+            if let Some(answer) = answer {
+                self.send(&Message::Wiring(joined.answer(answer)))?;
+            }
+            self.send(&Message::Ready)?;
+            self.expect("READY");
+            self.stage = Stage::Ready(rounds, joined);
+        }
         if let Stage::Probing(_, probing) = &mut self.stage {
             if !probing.over()? {
-                return self.still_there();
+                return self.still_there("the rails were probed");
             }
             let Stage::Probing(rounds, probing) = std::mem::replace(&mut self.stage, Stage::Over) else {
                 return Err(Error::Internal("a handshake lost its place".into()));
@@ -125,15 +150,13 @@ impl Handshake {
             }
             (Stage::Hello, Message::Hello(hello)) => self.met(hello)?,
             (Stage::Wiring(rounds, half), Message::Wiring(wiring)) => {
+                let answer = match self.role {
+                    Role::Sender => None,
+                    Role::Receiver => Some(half.message(self.role, &self.settings)?),
+                };
                 let (name, theirs) = (self.peer(), &rounds.theirs().rails);
-                let ours = half.message(self.role, &self.settings)?;
-                let joined = half.join(self.role, &self.settings, &self.offers, theirs, &name, &wiring)?;
-                if self.role == Role::Receiver {
-                    self.send(&Message::Wiring(joined.answer(ours)))?;
-                }
-                self.send(&Message::Ready)?;
-                self.expect("READY");
-                self.stage = Stage::Ready(rounds, joined);
+                let joins = half.join(self.role, &self.offers, theirs, &name, wiring)?;
+                self.stage = Stage::Joining(rounds, joins, answer);
             }
             (Stage::Ready(rounds, joined), Message::Ready) => {
                 let config = &self.settings.config;
@@ -166,6 +189,9 @@ impl Handshake {
                 differences.join("; ")
             )));
         }
+        let now = Instant::now();
+        self.until = now + self.settings.config.connect_timeout;
+        self.again_until = now + self.settings.config.connect_timeout / 2;
         let rounds = Rounds::new(self.role, self.ours.clone(), peer, &self.peer())?;
         rounds.missing(&self.settings, &self.peer())?;
         self.wire(rounds)
@@ -281,20 +307,18 @@ impl Handshake {
         Ok(Progress::Connected(Box::new(core)))
     }
 
-    /// While probes are under way: has the peer given up?
-    fn still_there(&self) -> Result<Progress> {
+    /// While this end is at work: has the peer given up?
+    fn still_there(&self, at: &str) -> Result<Progress> {
         if self.channel()?.state() == State::Open {
             return Ok(Progress::Waiting);
         }
-        match self.channel()?.try_recv()? {
-            Some(Message::Refuse { reason }) => {
-                Err(Error::Peer(format!("{} refuses: {reason}", self.peer())))
-            }
-            // It reported and closed: it is gone all the same.
-            Some(_) | None => {
-                Err(Error::Peer(format!("{} went away while the rails were probed", self.peer())))
+        // What it said before it gave up is of no use any more. The end of the channel is an error, too.
+        while let Some(message) = self.channel()?.try_recv()? {
+            if let Message::Refuse { reason } = message {
+                return Err(Error::Peer(format!("{} refuses: {reason}", self.peer())));
             }
         }
+        Err(Error::Peer(format!("{} went away while {at}", self.peer())))
     }
 
     fn give_up(&mut self, e: Error) -> Error {
@@ -343,6 +367,7 @@ impl Stage {
         match self {
             Self::Hello => "HELLO",
             Self::Wiring(..) => "WIRING",
+            Self::Joining(..) => "nothing",
             Self::Ready(..) => "READY",
             Self::Probing(..) | Self::Probed(..) => "PROBED",
             Self::Over => "nothing",

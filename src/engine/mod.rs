@@ -9,6 +9,7 @@ mod flow;
 mod flush;
 mod group;
 mod handshake;
+mod joins;
 mod lane;
 mod mr;
 mod offer;
@@ -35,7 +36,7 @@ pub use send::SendComm;
 use nccl_net_versions::Profiler;
 
 use crate::config::Config;
-use crate::verbs::{Again, Timing};
+use crate::verbs::Timing;
 
 /// What a communicator's connections have in common.
 #[derive(Debug, Clone)]
@@ -61,16 +62,9 @@ impl Settings {
         self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok())
     }
 
-    /// How long queue pairs wait, for their peers and for the kernel.
+    /// How long queue pairs wait for their peers.
     fn timing(&self) -> Timing {
-        let config = &self.config;
-        let again = Again {
-            any: config.mqp_retry_all,
-            tries: config.mqp_retry_cnt,
-            sleep: config.mqp_retry_sleep,
-            limit: config.connect_timeout,
-        };
-        Timing { timeout: config.timeout, retries: config.retry_cnt, again }
+        Timing { timeout: self.config.timeout, retries: self.config.retry_cnt }
     }
 
     /// InfiniBand service level, 0 to 15, likewise.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Once};
 
 use super::core::RemoteMemory;
 use super::flush::FLUSHES;
+use super::joins::{Join, Joins, With};
 use super::lane::Lane;
 use super::offer::Offer;
 use super::rail::{Names, Rail, Receives};
@@ -35,10 +36,13 @@ pub(super) struct Half {
     region: Region,
 }
 
+/// Of one route.
 #[derive(Debug)]
-struct HalfRoute {
-    ours: usize,
-    theirs: usize,
+pub(super) struct HalfRoute {
+    /// Our rail.
+    pub(super) ours: usize,
+    /// The peer's.
+    pub(super) theirs: usize,
     /// Indices in the two rails' lists of addresses.
     addrs: (usize, usize),
     /// With the number of the first packet of each.
@@ -49,6 +53,8 @@ struct HalfRoute {
     /// To be its own peer.
     flush: Option<Qp<Fresh>>,
     cq: Arc<Cq>,
+    /// Where the address stood when the first queue pair was set up.
+    gid_index: Option<u8>,
 }
 
 /// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
@@ -60,7 +66,7 @@ pub(super) struct Joined {
     /// Bytes of payload in a full packet of each route.
     pub(super) mtus: [u32; MAX_RAILS],
     /// Of each route the ECE options that hold on our queue pairs.
-    eces: Vec<Option<Ece>>,
+    pub(super) eces: Vec<Option<Ece>>,
 }
 
 impl Joined {
@@ -116,16 +122,15 @@ impl Half {
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 
-    /// Joins our queue pairs to the peer's.
+    /// Begins to join our queue pairs to the peer's.
     pub(super) fn join(
         self,
         role: Role,
-        settings: &Settings,
         offers: &[Offer],
         peer: &[RailInfo],
         name: &str,
-        wiring: &Wiring,
-    ) -> Result<Joined> {
+        wiring: Wiring,
+    ) -> Result<Joins> {
         let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {name}: {what}")));
         if wiring.routes.len() != self.routes.len() {
             return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
@@ -142,9 +147,10 @@ impl Half {
             return refuse(format!("{} remote keys for {routes} routes", keys.len()));
         }
         let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        remote.rkeys[..routes].copy_from_slice(keys);
         let mut mtus = [0; MAX_RAILS];
-        let (mut rails, mut eces) = (Vec::with_capacity(self.routes.len()), Vec::new());
-        for (i, (half, theirs)) in self.routes.into_iter().zip(&wiring.routes).enumerate() {
+        let mut joins = Vec::with_capacity(routes);
+        for (i, (half, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
             let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
             if pair != (half.ours, half.theirs) {
                 let ours = (half.ours, half.theirs);
@@ -154,17 +160,11 @@ impl Half {
                 let (found, expected) = (theirs.qps.len(), half.qps.len());
                 return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
             }
-            remote.rkeys[i] = keys[i];
-            let (offer, rail) = (&offers[half.ours], &peer[half.theirs]);
-            mtus[i] = Mtu::from_raw(path_mtu(offer, rail).into()).map_or(0, Mtu::bytes);
-            let (rail, ece) = match half.connect(role, settings, offer, rail, name, theirs) {
-                Ok((rail, ece)) => (Ok(rail), ece),
-                Err(e) => (Err(e), None),
-            };
-            rails.push(rail);
-            eces.push(ece);
+            let mtu = path_mtu(&offers[half.ours], &peer[half.theirs]);
+            mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
+            joins.push(Join::new(half, theirs));
         }
-        Ok(Joined { rails, region: self.region, remote, mtus, eces })
+        Ok(Joins::new(joins, self.region, remote, mtus))
     }
 }
 
@@ -269,7 +269,7 @@ impl HalfRoute {
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq })
+        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq, gid_index: None })
     }
 
     /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
@@ -286,28 +286,23 @@ impl HalfRoute {
         Ok(ece)
     }
 
-    /// The rail, and the ECE options that hold on it.
-    fn connect(
-        self,
-        role: Role,
-        settings: &Settings,
-        offer: &Offer,
-        peer: &RailInfo,
-        name: &str,
-        theirs: &RouteWiring,
-    ) -> Result<(Rail, Option<Ece>)> {
+    /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
+    pub(super) fn advance(&mut self, with: &With<'_>, theirs: &RouteWiring) -> Result<()> {
+        let (offer, peer, settings) = (&with.offers[self.ours], &with.peer[self.theirs], with.settings);
         let (gid, peer_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
         let roce = offer.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
-        let gone = |why| Error::Usage(format!("the address of the route is gone: {why}"));
-        let gid_index = offer.nic.place_of(&gid).map_err(gone)?;
+        let gid_index = self.gid_index.map_or_else(|| offer.nic.place_of(&gid).map_err(gone), Ok)?;
+        self.gid_index = Some(gid_index);
         let pkey_index = offer.nic.pkey_index(&settings.config)?;
         // The connector knows the communicator's class in every version, the acceptor not.
-        let asked = match role {
+        let asked = match with.role {
             Role::Sender => (0, 0),
             Role::Receiver => (theirs.service_level, theirs.traffic_class),
         };
+        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
+        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
         let path = |psn: u32, theirs: &QpWiring| Path {
             port: offer.port.number,
             gid_index,
@@ -323,48 +318,63 @@ impl HalfRoute {
             access: Access::Write,
             ece: None,
         };
-        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
-        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
-        let mut agreed = None;
         let timing = settings.timing();
         // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
-        let cts_class = settings.config.fifo_tc.filter(|_| role == Role::Receiver && self.leads && roce);
-        let lane = |(i, ((qp, psn), theirs)): (usize, ((Qp<Fresh>, u32), &QpWiring))| {
-            let mut path = Path { ece, ..path(psn, theirs) };
+        let cts = with.role == Role::Receiver && self.leads && roce;
+        let cts_class = settings.config.fifo_tc.filter(|_| cts);
+        for (i, ((qp, psn), theirs)) in self.qps.iter_mut().zip(&theirs.qps).enumerate() {
+            let mut path = Path { ece, ..path(*psn, theirs) };
             if let (0, Some(class)) = (i, cts_class) {
                 path.traffic_class = class;
             }
-            let qp = qp.connect(&path, timing)?;
-            if i == 0 && ece.is_some() {
-                agreed = qp.ece()?;
-            }
-            Ok(Lane::new(qp, theirs.qpn))
+            qp.advance(&path, timing)?;
+        }
+        let Some(qp) = &mut self.flush else { return Ok(()) };
+        let own = QpWiring { qpn: qp.number(), psn: 0 };
+        let path = Path {
+            mtu: offer.port.mtu,
+            lid: if roce { 0 } else { offer.port.lid },
+            gid: roce.then_some(gid.raw),
+            access: Access::Read,
+            ..path(own.psn, &own)
         };
-        let lanes = self.qps.into_iter().zip(&theirs.qps).enumerate().map(lane).collect::<Result<_>>()?;
-        let flush = self.flush.map(|qp| {
-            let own = QpWiring { qpn: qp.number(), psn: 0 };
-            let path = Path {
-                mtu: offer.port.mtu,
-                lid: if roce { 0 } else { offer.port.lid },
-                gid: roce.then_some(gid.raw),
-                access: Access::Read,
-                ..path(own.psn, &own)
-            };
-            Ok(Lane::new(qp.connect(&path, timing)?, own.qpn))
-        });
-        let flush = flush.transpose()?;
+        qp.advance(&path, timing)
+    }
+
+    /// Changes of queue pairs that are done.
+    pub(super) fn changes(&self) -> u32 {
+        self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
+    }
+
+    /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
+    pub(super) fn rail(self, with: &With<'_>, theirs: &RouteWiring) -> Result<(Rail, Option<Ece>)> {
+        let (offer, peer) = (&with.offers[self.ours], &with.peer[self.theirs]);
+        let (gid, remote_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
         let place = offer.nic.place_of(&gid).map_err(gone)?;
-        if place != gid_index {
+        if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(
-                "{} moved from place {gid_index} of the GID table of {} to place {place} while queue pairs were set up",
+                "{} moved from place {first} of the GID table of {} to place {place} while queue pairs were set up",
                 gid.addr(),
                 offer.nic.name()
             )));
         }
-        let names =
-            Names { local_gid: gid.raw, remote_gid: peer_gid, gid_kind: gid.kind, peer: name.to_owned() };
+        let asked = theirs.ece.is_some();
+        let agreed = if asked { self.ece(with.settings)? } else { None };
+        let lane = |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(Lane::new(qp.ready()?, theirs.qpn));
+        let lanes = self.qps.into_iter().zip(&theirs.qps).map(lane).collect::<Result<_>>()?;
+        let flush = self.flush.map(|qp| {
+            let own = qp.number();
+            Ok(Lane::new(qp.ready()?, own))
+        });
+        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: with.name.to_owned() };
         let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
         let speeds = (offer.port.speed, peer.speed_mbps);
-        Ok((Rail { lanes, flush, receives, cq, nic, role: offer.role, speeds, names }, agreed))
+        let rail =
+            Rail { lanes, flush: flush.transpose()?, receives, cq, nic, role: offer.role, speeds, names };
+        Ok((rail, agreed))
     }
+}
+
+fn gone(why: impl std::fmt::Display) -> Error {
+    Error::Usage(format!("the address of the route is gone: {why}"))
 }

@@ -23,7 +23,7 @@ pub use context::{Context, DeviceLimits, Gid, Port, open_all};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
 pub use memory::{Keys, Mr, Pd, Region, page_size};
-pub use qp::{Access, Again, Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use shim::can_relax_ordering;
 pub use srq::Srq;
 

@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdma_sys as sys;
+use sys::ibv_qp_attr_mask as bits;
 
 use crate::error::{Error, Fast, Result};
 use crate::proto::Ece;
@@ -75,30 +75,12 @@ pub struct Timing {
     pub timeout: u8,
     /// Retries, 0..=7.
     pub retries: u8,
-    /// What is done when a change of its state fails.
-    pub again: Again,
 }
 
-/// Another try of `ibv_modify_qp`, which may fail only because the kernel has not found the peer's address yet.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Again {
-    /// After any error, not only `ETIMEDOUT`.
-    pub any: bool,
-    /// Tries after the first.
-    pub tries: u32,
-    /// The wait before the first; before the n-th it is n times as long.
-    pub sleep: Duration,
-    /// All waits together.
-    pub limit: Duration,
-}
-
-impl Again {
-    /// How long to wait before try `n`, from 1, when that is due.
-    fn wait(&self, n: u32, errno: i32, waited: Duration) -> Option<Duration> {
-        let wait = self.sleep.saturating_mul(n);
-        let due = n <= self.tries && (self.any || errno == libc::ETIMEDOUT);
-        (due && waited.saturating_add(wait) <= self.limit).then_some(wait)
-    }
+/// Attributes of which nothing is set.
+fn blank() -> sys::ibv_qp_attr {
+    // SAFETY: all-zero is a valid struct of integers.
+    unsafe { std::mem::zeroed() }
 }
 
 /// A queue pair; see [`Fresh`] and [`Ready`].
@@ -108,7 +90,17 @@ pub struct Qp<S> {
     number: u32,
     send_depth: u32,
     inline: u32,
+    reached: Reached,
     state: PhantomData<S>,
+}
+
+/// How far a queue pair is on its way to its peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reached {
+    Reset,
+    Init,
+    Rtr,
+    Rts,
 }
 
 #[derive(Debug)]
@@ -166,17 +158,50 @@ impl Qp<Fresh> {
             // Where the device gives more, the CQ was made for what was asked.
             send_depth: init.cap.max_send_wr.min(options.send_depth),
             inline: init.cap.max_inline_data,
+            reached: Reached::Reset,
             state: PhantomData,
         })
     }
 
     /// INIT, RTR and RTS in one move; on failure the queue pair is gone.
-    pub fn connect(self, path: &Path, timing: Timing) -> Result<Qp<Ready>> {
-        use sys::ibv_qp_attr_mask as mask;
-        // SAFETY: all-zero is a valid struct of integers.
-        let zeroed = || -> sys::ibv_qp_attr { unsafe { std::mem::zeroed() } };
+    pub fn connect(mut self, path: &Path, timing: Timing) -> Result<Qp<Ready>> {
+        self.advance(path, timing)?;
+        self.ready()
+    }
 
-        let mut init = zeroed();
+    /// INIT, RTR and RTS. After a failure it stays in the state that it has reached, and another call with the same path goes on from there.
+    pub fn advance(&mut self, path: &Path, timing: Timing) -> Result<()> {
+        if self.reached < Reached::Init {
+            self.enter_init(path)?;
+        }
+        if self.reached < Reached::Rtr {
+            self.enter_rtr(path)?;
+        }
+        if self.reached < Reached::Rts {
+            self.enter_rts(path, timing)?;
+        }
+        Ok(())
+    }
+
+    /// Changes of its state that are done.
+    pub fn changes(&self) -> u32 {
+        self.reached as u32
+    }
+
+    /// As one that can post.
+    ///
+    /// # Errors
+    /// [`advance`](Self::advance) has not come to its end.
+    pub fn ready(self) -> Result<Qp<Ready>> {
+        let Self { raw, number, send_depth, inline, reached, .. } = self;
+        if reached < Reached::Rts {
+            return Err(Error::Internal(format!("queue pair {number} is to be used in state {reached:?}")));
+        }
+        Ok(Qp { raw, number, send_depth, inline, reached, state: PhantomData })
+    }
+
+    fn enter_init(&mut self, path: &Path) -> Result<()> {
+        let mut init = blank();
         init.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
         init.port_num = path.port;
         init.pkey_index = path.pkey_index;
@@ -185,15 +210,17 @@ impl Qp<Fresh> {
             Access::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
         };
         let what =
-            mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
-        self.modify("INIT", &mut init, what.0, path, timing.again)?;
+            bits::IBV_QP_STATE | bits::IBV_QP_PKEY_INDEX | bits::IBV_QP_PORT | bits::IBV_QP_ACCESS_FLAGS;
+        self.modify(Reached::Init, &mut init, what.0, path)
+    }
 
+    fn enter_rtr(&mut self, path: &Path) -> Result<()> {
         if let Some(ece) = path.ece {
             // SAFETY: live QP.
             let rc = unsafe { shim::set_ece(self.raw.qp.as_ptr(), ece) };
             zero("ibv_set_ece", rc, || self.describe("RTR", path))?;
         }
-        let mut rtr = zeroed();
+        let mut rtr = blank();
         rtr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
         rtr.path_mtu = path.mtu.into();
         rtr.dest_qp_num = path.qpn;
@@ -210,56 +237,39 @@ impl Qp<Fresh> {
             rtr.ah_attr.grh.hop_limit = 255;
             rtr.ah_attr.grh.traffic_class = path.traffic_class;
         }
-        let what = mask::IBV_QP_STATE
-            | mask::IBV_QP_AV
-            | mask::IBV_QP_PATH_MTU
-            | mask::IBV_QP_DEST_QPN
-            | mask::IBV_QP_RQ_PSN
-            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | mask::IBV_QP_MIN_RNR_TIMER;
-        self.modify("RTR", &mut rtr, what.0, path, timing.again)?;
+        let what = bits::IBV_QP_STATE
+            | bits::IBV_QP_AV
+            | bits::IBV_QP_PATH_MTU
+            | bits::IBV_QP_DEST_QPN
+            | bits::IBV_QP_RQ_PSN
+            | bits::IBV_QP_MAX_DEST_RD_ATOMIC
+            | bits::IBV_QP_MIN_RNR_TIMER;
+        self.modify(Reached::Rtr, &mut rtr, what.0, path)
+    }
 
-        let mut rts = zeroed();
+    fn enter_rts(&mut self, path: &Path, timing: Timing) -> Result<()> {
+        let mut rts = blank();
         rts.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
         rts.timeout = timing.timeout;
         rts.retry_cnt = timing.retries;
         rts.rnr_retry = 7;
         rts.sq_psn = path.psn;
         rts.max_rd_atomic = 1;
-        let what = mask::IBV_QP_STATE
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY
-            | mask::IBV_QP_SQ_PSN
-            | mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("RTS", &mut rts, what.0, path, timing.again)?;
-        let Self { raw, number, send_depth, inline, .. } = self;
-        Ok(Qp { raw, number, send_depth, inline, state: PhantomData })
+        let what = bits::IBV_QP_STATE
+            | bits::IBV_QP_TIMEOUT
+            | bits::IBV_QP_RETRY_CNT
+            | bits::IBV_QP_RNR_RETRY
+            | bits::IBV_QP_SQ_PSN
+            | bits::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(Reached::Rts, &mut rts, what.0, path)
     }
 
-    fn modify(
-        &self,
-        state: &'static str,
-        attr: &mut sys::ibv_qp_attr,
-        mask: u32,
-        path: &Path,
-        again: Again,
-    ) -> Result<()> {
-        let (mut tries, mut waited) = (0, Duration::ZERO);
-        loop {
-            // SAFETY: live QP, filled struct.
-            let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
-            let done = zero("ibv_modify_qp", rc, || self.describe(state, path));
-            let Err(Error::Verbs { source, .. }) = &done else { return done };
-            let errno = source.raw_os_error().unwrap_or(0);
-            let Some(wait) = again.wait(tries + 1, errno, waited) else { return done };
-            (tries, waited) = (tries + 1, waited + wait);
-            tracing::info!(
-                target: "net",
-                "ibv_modify_qp failed ({source}); try {tries} of {} follows in {wait:?}: {}", again.tries, self.describe(state, path)
-            );
-            std::thread::sleep(wait);
-        }
+    fn modify(&mut self, to: Reached, attr: &mut sys::ibv_qp_attr, mask: u32, path: &Path) -> Result<()> {
+        // SAFETY: live QP, filled struct.
+        let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
+        zero("ibv_modify_qp", rc, || self.describe(&format!("{to:?}").to_uppercase(), path))?;
+        self.reached = to;
+        Ok(())
     }
 
     fn describe(&self, state: &str, path: &Path) -> String {

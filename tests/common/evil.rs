@@ -10,8 +10,7 @@ use nccl_net_mpib::proto::{
     Wiring,
 };
 use nccl_net_mpib::verbs::{
-    Access, Again, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
-    Timing,
+    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
 };
 
 use super::pair::until;
@@ -160,7 +159,7 @@ impl Evil {
                 access: Access::Write,
                 ece: None,
             };
-            let timing = Timing { timeout: 14, retries: 7, again: Again::default() };
+            let timing = Timing { timeout: 14, retries: 7 };
             let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }
