@@ -8,7 +8,7 @@ mod common;
 use common::memory::{AT, Memfd, PAGE, Pages, mrs, page, registered};
 use common::pair::{HOST, Pair, connect, init, pattern};
 use common::table::{LOG, Ptr, TABLES, Table, newest, take_warnings, warnings};
-use common::{TWO_RAILS, isolated, mpib, with_sys};
+use common::{PEERMEM, TWO_RAILS, isolated, mpib, with_sys};
 
 const SYSTEM: i32 = 2;
 const ARGUMENT: i32 = 4;
@@ -120,20 +120,25 @@ fn what_comes_is_in_the_file() {
     });
 }
 
-/// NCCL opens a new file for each registration of the same memory.
+/// NCCL opens a new file for each registration of the same memory. What is registered by its addresses is another, of a GPU too.
 #[test]
 fn the_same_addresses_are_registered_once_by_file_and_once_without() {
-    isolated(here!(), &mpib("512", &[BOTH]), || {
+    with_sys(here!(), &[PEERMEM], &mpib("512", &[BOTH]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
+        assert_eq!(table.properties(0).1.unwrap().ptr_support, HOST | CUDA | DMABUF);
         let (memory, file, base) = (Pages::new(4 * PAGE), Memfd::new(4 * PAGE), mrs());
         let at = memory.addr();
         let whole = must(table, pair.send, &file, (at, 4 * PAGE), 0);
         let (made, part) =
             registered(|| must(table, pair.recv, &file, (at + PAGE + 3, 100), PAGE as u64 + 3));
         assert_eq!((made, mrs()), (0, base + 2));
-        let (made, (rc, plain)) = registered(|| table.reg_mr(pair.recv, at + PAGE, 100, HOST));
-        assert_eq!((made, rc, mrs()), (2, 0, base + 4), "host memory of these addresses is another memory");
-        for (left, mr) in [(4, whole), (2, part), (0, plain)] {
+        let mut all = vec![part, whole];
+        for kind in [HOST, CUDA] {
+            let (made, (rc, plain)) = registered(|| table.reg_mr(pair.recv, at + PAGE, 100, kind));
+            assert_eq!((made, rc), (2, 0), "kind {kind} of these addresses is another memory");
+            all.push(plain);
+        }
+        for (left, mr) in [6, 4, 2, 0].into_iter().zip(all) {
             assert_eq!(table.dereg_mr(pair.recv, mr), 0);
             assert_eq!(mrs(), base + left);
         }

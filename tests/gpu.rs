@@ -5,7 +5,7 @@ extern crate softverbs as _;
 
 mod common;
 
-use common::memory::{AT, Memfd};
+use common::memory::{AT, Memfd, Pages};
 use common::pair::{Buffer, HOST, Pair, connect, init, pattern};
 use common::table::{LOG, TABLES, newest, take_warnings};
 use common::{isolated, mpib, set, with_sys};
@@ -212,6 +212,32 @@ fn relaxed_ordering_follows_the_setting() {
             pair.message(5000, 5000, 1);
             pair.close();
         }
+    });
+}
+
+/// Connections of one process by several settings: none is served with what another has asked for.
+#[test]
+fn each_setting_of_relaxed_ordering_has_its_own_registration() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pairs = ["1", "0", "2"].map(|setting| {
+            set("NCCL_IB_PCI_RELAXED_ORDERING", Some(setting));
+            Pair::new(newest())
+        });
+        let memory = Pages::new(1 << 16);
+        let mut held = Vec::new();
+        for pair in &pairs {
+            let (rc, mr) = newest().reg_mr(pair.send, memory.addr(), 1 << 16, HOST);
+            assert_eq!(rc, 0);
+            held.push(mr);
+            let access = softverbs::access_at(memory.addr());
+            // On two rails each; the third is served by the first.
+            let asked = access.iter().filter(|bits| *bits & RELAXED != 0).count();
+            assert_eq!((asked, access.len() - asked), (2, if held.len() == 1 { 0 } else { 2 }));
+        }
+        for mr in held {
+            assert_eq!(newest().dereg_mr(pairs[0].send, mr), 0);
+        }
+        pairs.into_iter().for_each(Pair::close);
     });
 }
 

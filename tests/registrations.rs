@@ -200,6 +200,24 @@ fn the_named_buffer_bounds_a_transfer() {
     });
 }
 
+/// Who is served for having the same pages may use all of them: that is what is registered.
+#[test]
+fn whole_pages_are_registered() {
+    isolated(here!(), &[ONE_RAIL], || {
+        let (table, pair) = (newest(), Pair::new(newest()));
+        let (memory, len) = (Pages::new(4 * page()), 2 * page());
+        let inner = [(pair.send, 0), (pair.recv, len)]
+            .map(|(comm, at)| reg(table, comm, memory.addr() + at + 100, len - 200));
+        let (made, all) = registered(|| [0, len].map(|at| reg(table, pair.recv, memory.addr() + at, len)));
+        assert_eq!(made, 0);
+        message(&pair, &memory, len, (0, all[0]), (len, all[1]));
+        for mr in inner.into_iter().chain(all) {
+            dereg(table, pair.recv, mr);
+        }
+        pair.close();
+    });
+}
+
 #[test]
 fn a_failure_leaves_nothing_behind_and_harms_nobody() {
     isolated(here!(), &mpib("512", &[]), || {
