@@ -117,6 +117,25 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
     });
 }
 
+/// Where NCCL calls it of itself; the property does not ask for more.
+#[test]
+fn a_flush_need_not_be_asked_for_to_be_one() {
+    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "2")]), || {
+        for table in TABLES {
+            let ctx = init(*table);
+            let pair = connect(*table, ctx, 0);
+            pair.message(100_000, 100_000, 1);
+            let to = pair.recv_buffer(1000);
+            let read = during(|| pair.wait(iflush(*table, pair.recv, &[(to.addr(), 1000, to.mr)]))).0;
+            assert_eq!(read, [1, 1], "v{}", table.version());
+            to.dereg();
+            pair.close();
+        }
+        assert_eq!(force_flush(), [0; 4]);
+        assert!(line().contains("NCCL knows to need it") && line().contains("MPIB_FLUSH=2"), "{}", line());
+    });
+}
+
 #[test]
 fn a_rail_of_the_other_class_is_not_read() {
     isolated(here!(), &[&TWO_RAILS[..], &[ON]].concat(), || {

@@ -91,8 +91,11 @@ fn ordering(config: &Config, can: bool) -> Finding {
 
 fn flush(config: &Config) -> Finding {
     let text = match config.flush {
-        true => "flush is an RDMA read by each rail's own adapter: MPIB_FLUSH=1",
-        false => "flush does nothing, what has completed counts as visible to the GPU: MPIB_FLUSH=0",
+        0 => "flush does nothing, what has completed counts as visible to the GPU: MPIB_FLUSH=0",
+        1 => "flush is an RDMA read by each rail's own adapter, for every GPU: MPIB_FLUSH=1",
+        _ => {
+            "flush is an RDMA read by each rail's own adapter, for GPUs that NCCL knows to need it: MPIB_FLUSH=2"
+        }
     };
     Finding { lost: false, text: text.into() }
 }

@@ -162,7 +162,7 @@ impl Device {
 
     /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each stripe.
     pub fn max_connections(&self, config: &Config) -> u32 {
-        let flush = usize::from(config.flush);
+        let flush = usize::from(config.flushes());
         // A peer may join fewer rails, which are cut into more stripes then.
         let plain = (1..=self.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
         let plain = plain.map(|s| s.qps() + s.stripes * flush).max().unwrap_or(1);

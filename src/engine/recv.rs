@@ -58,7 +58,7 @@ struct State {
     outstanding: usize,
     /// Each n-th CTS write asks for a completion.
     signal_interval: u32,
-    /// With `MPIB_FLUSH=1`.
+    /// With `MPIB_FLUSH=1` or `2`.
     flushes: Option<Flushes>,
 }
 
@@ -71,13 +71,13 @@ impl RecvComm {
         let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
         Self(Arc::new_cyclic(|me: &Weak<Receiver>| {
-            let pool = Pool::of_receiver(me, SLOTS + if config.flush { FLUSHES } else { 0 });
+            let pool = Pool::of_receiver(me, SLOTS + if config.flushes() { FLUSHES } else { 0 });
             Receiver {
                 pool: pool.clone(),
                 memory: Registrar::new(core.nics(), config),
                 _flow: flow,
                 state: Shared::new(State {
-                    flushes: config.flush.then(|| Flushes::new(SINK / 8, &core.rails)),
+                    flushes: config.flushes().then(|| Flushes::new(SINK / 8, &core.rails)),
                     core,
                     seq: Sequence::FIRST,
                     pool,
@@ -120,7 +120,7 @@ impl RecvComm {
     }
 
     /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, which is
-    /// always so without `MPIB_FLUSH=1`.
+    /// always so with `MPIB_FLUSH=0`.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
             self.0.memory.check(*mr, *buffer)?;
