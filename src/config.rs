@@ -244,10 +244,10 @@ settings! {
     /// can ask for it. Adapters that do not know it ignore it.
     relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2),
         test: "relaxed_ordering_follows_the_setting";
-    /// 1: iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is
-    /// done, and NCCL is told to call it for every GPU. 2: the same, where NCCL calls it of itself. 0: iflush does nothing. See
+    /// iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is done. Unset: where NCCL
+    /// asks for that of GPU memory. 1: of any memory, and NCCL is told to ask always (forceFlush). 0: iflush does nothing. See
     /// `docs/mpib.md`.
-    flush: u8 = 0, "MPIB_FLUSH", Whole::<u8>::new(0, 2),
+    flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag),
         test: "a_flush_reads_once_on_each_rail_that_has_carried_data";
     /// Receives posted on a rail fall to this number before they are refilled.
     srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767),
@@ -291,11 +291,6 @@ impl Config {
     /// With `MPIB_STRICT=1`: the same words.
     pub fn lose(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
-    }
-
-    /// Whether iflush does anything.
-    pub fn flushes(&self) -> bool {
-        self.flush != 0
     }
 
     /// The filter of control interfaces that counts, and the variable it came from.

@@ -144,7 +144,7 @@ fn properties(dev: usize) -> Result<Properties> {
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 register a buffer on a connection of their own then, and on others find it registered.
         reg_is_global: true,
-        force_flush: config.flush == 1,
+        force_flush: config.flush == Some(true),
         speed: whole(device.speed(&config)),
         port: first.port().number.into(),
         // 0 leaves NCCL to its own table: nothing was measured.

@@ -202,7 +202,7 @@ fn a_port_that_lacks_it_is_named() {
 /// A flush reads the memory behind the file, by the file's registration, and no other.
 #[test]
 fn a_flush_reads_what_was_registered_by_its_file() {
-    isolated(here!(), &mpib("512", &[BOTH, ("MPIB_FLUSH", "1")]), || {
+    isolated(here!(), &mpib("512", &[BOTH]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
         let file = Memfd::new(PAGE);

@@ -1,20 +1,21 @@
-//! Flushes: none without the setting; with it one read on each rail that has carried data, whatever the peer does.
+//! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has carried data, whatever the peer does.
 
 extern crate softverbs as _;
 
 mod common;
+mod flush_util;
 
 use common::evil::{Evil, Lies};
 use common::obey::obey;
 use common::pair::{Buffer, Pair, connect, init, until};
 use common::peer::{Peer, accepted, from_peer, recv, wait, watchdog};
-use common::table::{LOG, Ptr, TABLES, Table, newest, take_warnings, warnings};
-use common::{PEERMEM, TWO_RAILS, isolated, mpib, with_sys};
+use common::table::{Ptr, TABLES, newest, take_warnings, warnings};
+use common::{TWO_RAILS, isolated, mpib};
+use flush_util::{during, force_flush, iflush, line, reads};
 
 const SYSTEM: i32 = 2;
 const ARGUMENT: i32 = 4;
 const USAGE: i32 = 5;
-const CUDA: i32 = 2;
 
 const ON: (&str, &str) = ("MPIB_FLUSH", "1");
 
@@ -24,52 +25,8 @@ fn other_process() {
     obey();
 }
 
-/// RDMA reads of this process so far, SOUT's and SUP's.
-fn reads() -> [u64; 2] {
-    let counters = softverbs::counters();
-    ["soft0", "soft1"].map(|name| counters.iter().find(|d| d.name == name).unwrap().total.reads)
-}
-
-/// Reads on each rail while `f` runs.
-fn during<T>(f: impl FnOnce() -> T) -> ([u64; 2], T) {
-    let before = reads();
-    let result = f();
-    let after = reads();
-    ([after[0] - before[0], after[1] - before[1]], result)
-}
-
-/// A flush that must be accepted; NULL where nothing has to be done.
-fn iflush(table: &dyn Table, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> Ptr {
-    let (rc, request) = table.iflush(comm, buffers);
-    assert_eq!(rc, 0, "iflush");
-    request
-}
-
-/// What `v9` and later say of `forceFlush`.
-fn force_flush() -> [i32; 4] {
-    macro_rules! asked {
-        ($($module:ident $symbol:ident),*) => {[$({
-            // SAFETY: a struct of integers and pointers.
-            let mut props: nccl_net_abi::$module::Props = unsafe { std::mem::zeroed() };
-            // SAFETY: a writable struct of this version.
-            let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(0, &raw mut props) };
-            assert_eq!(rc, nccl_net_abi::ncclSuccess);
-            props.forceFlush
-        }),*]};
-    }
-    asked!(v9 ncclNetPlugin_v9, v10 ncclNetPlugin_v10, v11 ncclNetPlugin_v11, v12 ncclNetPlugin_v12)
-}
-
-/// The one line of the log on flushes.
-fn line() -> String {
-    let log = LOG.lock().unwrap();
-    let lines: Vec<_> = log.iter().filter(|(level, line)| *level == 3 && line.contains(" flush ")).collect();
-    assert_eq!(lines.len(), 1, "{log:?}");
-    lines[0].1.clone()
-}
-
 #[test]
-fn by_default_a_flush_is_nothing() {
+fn by_default_a_flush_of_host_memory_is_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
             let ctx = init(*table);
@@ -81,7 +38,7 @@ fn by_default_a_flush_is_nothing() {
             pair.close();
         }
         assert_eq!((reads(), force_flush()), ([0, 0], [0; 4]));
-        assert!(line().contains("does nothing") && line().contains("MPIB_FLUSH=0"), "{}", line());
+        assert!(line().contains("of GPU memory (MPIB_FLUSH is unset)"), "{}", line());
     });
 }
 
@@ -114,25 +71,6 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
         }
         assert_eq!(force_flush(), [1; 4]);
         assert!(line().contains("RDMA read") && line().contains("MPIB_FLUSH=1"), "{}", line());
-    });
-}
-
-/// Where NCCL calls it of itself; the property does not ask for more.
-#[test]
-fn a_flush_need_not_be_asked_for_to_be_one() {
-    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "2")]), || {
-        for table in TABLES {
-            let ctx = init(*table);
-            let pair = connect(*table, ctx, 0);
-            pair.message(100_000, 100_000, 1);
-            let to = pair.recv_buffer(1000);
-            let read = during(|| pair.wait(iflush(*table, pair.recv, &[(to.addr(), 1000, to.mr)]))).0;
-            assert_eq!(read, [1, 1], "v{}", table.version());
-            to.dereg();
-            pair.close();
-        }
-        assert_eq!(force_flush(), [0; 4]);
-        assert!(line().contains("NCCL knows to need it") && line().contains("MPIB_FLUSH=2"), "{}", line());
     });
 }
 
@@ -396,33 +334,6 @@ fn a_read_that_fails_is_told() {
         assert!(take_warnings().concat().contains("flush's read"));
         from.dereg();
         to.dereg();
-        pair.close();
-    });
-}
-
-/// Reads are of the group's GPU memory, where it has any.
-#[test]
-fn gpu_memory_of_a_group_goes_before_the_hosts() {
-    with_sys(here!(), &[PEERMEM], &mpib("512", &[ON]), || {
-        let (table, pair) = (newest(), Pair::new(newest()));
-        pair.message(100_000, 100_000, 1);
-        // Pages of their own, so that one of them can be taken away.
-        let (host, gpu) = (pair.recv_buffer(1 << 18), pair.recv_buffer(1 << 18));
-        let (rc, gpu_mr) = table.reg_mr(pair.recv, gpu.addr() + (1 << 17), 100, CUDA);
-        assert_eq!(rc, 0);
-        let (host_part, gpu_part) =
-            ((host.addr() + (1 << 17), 100, host.mr), (gpu.addr() + (1 << 17), 100, gpu_mr));
-        pair.wait(iflush(table, pair.recv, &[host_part]));
-        // A read of the host's would fail.
-        assert_eq!(softverbs::access_at(host.addr() + (1 << 17)).len(), 2);
-        softverbs::revoke_at(host.addr() + (1 << 17));
-        assert!(softverbs::access_at(host.addr() + (1 << 17)).is_empty());
-        for group in [&[gpu_part, host_part][..], &[host_part, gpu_part], &[host_part, gpu_part, host_part]] {
-            pair.wait(iflush(table, pair.recv, group));
-        }
-        assert_eq!(table.dereg_mr(pair.recv, gpu_mr), 0);
-        gpu.dereg();
-        host.dereg();
         pair.close();
     });
 }

@@ -91,10 +91,10 @@ fn ordering(config: &Config, can: bool) -> Finding {
 
 fn flush(config: &Config) -> Finding {
     let text = match config.flush {
-        0 => "flush does nothing, what has completed counts as visible to the GPU: MPIB_FLUSH=0",
-        1 => "flush is an RDMA read by each rail's own adapter, for every GPU: MPIB_FLUSH=1",
-        _ => {
-            "flush is an RDMA read by each rail's own adapter, for GPUs that NCCL knows to need it: MPIB_FLUSH=2"
+        Some(true) => "flush is an RDMA read by each rail's own adapter, always: MPIB_FLUSH=1",
+        Some(false) => "flush does nothing, what has completed counts as visible to the GPU: MPIB_FLUSH=0",
+        None => {
+            "flush is an RDMA read by each rail's own adapter, where NCCL asks for it of GPU memory (MPIB_FLUSH is unset)"
         }
     };
     Finding { lost: false, text: text.into() }

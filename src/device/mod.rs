@@ -100,6 +100,11 @@ impl Nic {
             .map_err(|trouble| trouble.to_string())
     }
 
+    /// Whether connections that receive by it can flush: by the setting, else where it reaches GPU memory.
+    pub fn flushes(&self, config: &Config) -> bool {
+        config.flush.unwrap_or_else(|| Gpu::here().is_direct() || self.takes_dmabuf().is_ok())
+    }
+
     /// Place in the port's P_Key table that the settings mean, as the table is now.
     ///
     /// # Errors
@@ -160,12 +165,12 @@ impl Device {
         self.rails.iter().all(|nic| nic.takes_dmabuf().is_ok())
     }
 
-    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each stripe.
+    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each rail.
     pub fn max_connections(&self, config: &Config) -> u32 {
-        let flush = usize::from(config.flushes());
+        let flush = usize::from(self.rails.iter().any(|nic| nic.flushes(config)));
         // A peer may join fewer rails, which are cut into more stripes then.
         let plain = (1..=self.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
-        let plain = plain.map(|s| s.qps() + s.stripes * flush).max().unwrap_or(1);
+        let plain = plain.map(|s| s.qps() + flush).max().unwrap_or(1);
         let each = |rail: usize| match rail {
             _ if !self.is_mpib => plain,
             0 => usize::from(config.sout_qp) + flush,

@@ -35,6 +35,11 @@ pub(super) struct Flushes {
     sink: usize,
 }
 
+/// Whether a comm of these rails can flush. GPU memory is registered where all adapters reach it, and then all have what a flush takes.
+pub(super) fn possible(rails: &[Rail]) -> bool {
+    rails.iter().any(|rail| rail.flush.is_some())
+}
+
 /// The buffer whose memory is read: of those with data the last one in a GPU, else the last one. A comm's buffers lie
 /// in one GPU, so one is enough.
 pub(super) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer, &'a Mr)> {

@@ -80,7 +80,7 @@ impl Work {
 pub(super) struct Rail {
     // First, so that they go before the memory that they write.
     pub(super) lanes: Box<[Lane]>,
-    /// The queue pair that is its own peer, with `MPIB_FLUSH=1` or `2` at a receiver.
+    /// The queue pair that is its own peer, at a receiver that can flush.
     pub(super) flush: Option<Lane>,
     pub(super) receives: Option<Receives>,
     /// Of all lanes, both ways: what completes here is this rail's.

@@ -39,6 +39,8 @@ pub(super) struct Receiver {
     /// By slot, then those of the flushes, where there are any.
     pool: Pool,
     memory: Registrar,
+    /// With `MPIB_FLUSH=1`: host memory is flushed as well.
+    flush_host: bool,
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
     _flow: Option<Flow>,
     // Only NCCL's progress thread takes it; registration does not.
@@ -58,7 +60,7 @@ struct State {
     outstanding: usize,
     /// Each n-th CTS write asks for a completion.
     signal_interval: u32,
-    /// With `MPIB_FLUSH=1` or `2`.
+    /// Where GPU memory can be registered, or `MPIB_FLUSH=1` wants it.
     flushes: Option<Flushes>,
 }
 
@@ -71,13 +73,15 @@ impl RecvComm {
         let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
         Self(Arc::new_cyclic(|me: &Weak<Receiver>| {
-            let pool = Pool::of_receiver(me, SLOTS + if config.flushes() { FLUSHES } else { 0 });
+            let flushes = flush::possible(&core.rails);
+            let pool = Pool::of_receiver(me, SLOTS + if flushes { FLUSHES } else { 0 });
             Receiver {
                 pool: pool.clone(),
                 memory: Registrar::new(core.nics(), config),
+                flush_host: config.flush == Some(true),
                 _flow: flow,
                 state: Shared::new(State {
-                    flushes: config.flushes().then(|| Flushes::new(SINK / 8, &core.rails)),
+                    flushes: flushes.then(|| Flushes::new(SINK / 8, &core.rails)),
                     core,
                     seq: Sequence::FIRST,
                     pool,
@@ -119,8 +123,7 @@ impl RecvComm {
         })
     }
 
-    /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, which is
-    /// always so with `MPIB_FLUSH=0`.
+    /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, as for host memory.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
             self.0.memory.check(*mr, *buffer)?;
@@ -128,7 +131,8 @@ impl RecvComm {
         if self.0.pool.len() == SLOTS {
             return Ok(None);
         }
-        let Some(target) = flush::target(buffers) else { return Ok(None) };
+        let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
+        let Some(target) = target else { return Ok(None) };
         self.0.state.with(|state| {
             let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
             core.alive()?;

@@ -211,7 +211,7 @@ impl Depths {
             }
             Role::Receiver => {
                 let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
-                let flush = if settings.config.flushes() && leads { FLUSH_DEPTH } else { 0 };
+                let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
                 let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
                 Self { srq, first, others: 1, flush }
             }
