@@ -34,6 +34,13 @@ unsafe extern "C" fn profiler(
     ncclSuccess
 }
 
+/// Stands for the operation that NCCL passes with each send and receive, for the profiler. Only the callback may look behind it.
+static OPERATION: [u64; 64] = [0; 64];
+
+fn operation() -> *mut c_void {
+    (&raw const OPERATION).cast_mut().cast()
+}
+
 /// A table in the plugin's data segment, and what `init` gave.
 struct Driver<T: 'static> {
     table: &'static T,
@@ -117,7 +124,7 @@ macro_rules! era {
         call!($self, isend, Isend, ($comm, $addr, $len, $tag, $mr, $out))
     };
     (isend $new:ident $self:ident $comm:expr, $addr:expr, $len:expr, $tag:expr, $mr:expr, $out:expr) => {
-        call!($self, isend, Isend, ($comm, $addr, $len, $tag, $mr, null_mut(), $out))
+        call!($self, isend, Isend, ($comm, $addr, $len, $tag, $mr, operation(), $out))
     };
 
     (irecv v6 $($args:tt)*) => { era!(irecv_plain $($args)*) };
@@ -127,7 +134,7 @@ macro_rules! era {
         call!($self, irecv, Irecv, ($comm, $n, $addrs, $lens, $tags, $mrs, $out))
     };
     (irecv $new:ident $self:ident $comm:expr, $n:expr, $addrs:expr, $lens:expr, $tags:expr, $mrs:expr, $out:expr) => {{
-        let mut profilers = [null_mut::<c_void>(); MAX_GROUP];
+        let mut profilers = [operation(); MAX_GROUP];
         call!($self, irecv, Irecv, ($comm, $n, $addrs, $lens, $tags, $mrs, profilers.as_mut_ptr(), $out))
     }};
 
