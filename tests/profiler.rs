@@ -3,160 +3,20 @@
 extern crate softverbs as _;
 
 mod common;
+mod profiler_util;
 mod vdevices_util;
 
-use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use common::pair::{Buffer, Pair, connect, init, pattern, until};
-use common::recorder::{Event, FIRST, Mood, SECOND, first, second};
+use common::pair::{Pair, connect, init, pattern, until};
+use common::recorder::{FIRST, Mood, SECOND, first, second};
 use common::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles, take_warnings};
 use common::{isolated, mpib};
-use vdevices_util::{VERSIONS, parts, rails, speeds, table, told};
+use profiler_util::{MOST, Rails, Rig, SOFT, judge};
+use vdevices_util::{VERSIONS, rails, speeds, table};
 
 const MIB: usize = 1 << 20;
-const MOST: usize = 4 * MIB;
-/// `IBV_WR_RDMA_WRITE` and `IBV_WR_RDMA_WRITE_WITH_IMM`
-const WRITE: c_int = 0;
-const WITH_IMM: c_int = 1;
-
-/// The rails of a connection, as its events should show them.
-struct Rails {
-    /// Of the adapters, by index in the device.
-    names: &'static [&'static str],
-    /// By rail: the adapter.
-    devices: &'static [c_int],
-    /// By rail.
-    weights: &'static [u64],
-    /// Rails that may carry data.
-    carriers: &'static [usize],
-    /// Larger messages have their immediate apart.
-    apart: usize,
-}
-
-const SOFT: Rails = Rails {
-    names: &["soft0", "soft1"],
-    devices: &[0, 1],
-    weights: &[1, 1],
-    carriers: &[0, 1],
-    apart: usize::MAX,
-};
-
-/// A connection, and memory for its largest messages.
-struct Rig {
-    pair: Pair,
-    from: Buffer,
-    to: Buffer,
-}
-
-/// Of each send or receive of a group.
-type Told = Vec<Vec<Event>>;
-
-impl Rig {
-    fn new(pair: Pair) -> Self {
-        let (from, to) = (pair.send_buffer(pattern(MOST, 1)), pair.recv_buffer(MOST));
-        Self { pair, from, to }
-    }
-
-    /// One group of messages, sent last first. What was told of the sends and the receives, which is over when NCCL learns that they
-    /// are done.
-    fn exchange(&mut self, lens: &[usize]) -> (Told, Told) {
-        let place = |i: usize| lens[..i].iter().sum::<usize>();
-        self.to.bytes.fill(0xEE);
-        let (pair, to, from) = (&self.pair, &self.to, &self.from);
-        let group: Vec<_> =
-            (0..lens.len()).map(|i| (to.addr() + place(i), lens[i], i as c_int, to.mr)).collect();
-        let receives = FIRST.handles();
-        let recv = pair.irecv(&group);
-        let send = |i: usize| {
-            let handle = FIRST.handles()[0];
-            (i, handle, pair.isend(from.addr() + place(i), lens[i], i as c_int, from.mr))
-        };
-        let sends: Vec<_> = (0..lens.len()).rev().map(send).collect();
-        set_profiler_handles(None);
-        let mut sent = vec![Vec::new(); lens.len()];
-        for (i, handle, request) in sends {
-            assert_eq!(pair.wait(request)[0] as usize, lens[i], "send {i} of {lens:?}");
-            sent[i] = FIRST.over(handle, "a send was done");
-        }
-        let sizes = pair.wait(recv);
-        let received = (0..lens.len()).map(|i| {
-            assert_eq!(sizes[i] as usize, lens[i], "receive {i} of {lens:?}");
-            FIRST.over(receives[i], "a receive was done")
-        });
-        let received = received.collect();
-        let whole = place(lens.len());
-        assert!(self.to.bytes[..whole] == self.from.bytes[..whole], "{lens:?} differ");
-        (sent, received)
-    }
-
-    fn close(self) {
-        self.from.dereg();
-        self.to.dereg();
-        self.pair.close();
-    }
-}
-
-/// By adapter: its queue pairs, and how often each told a receiver of data.
-fn queue_pairs(rails: &Rails) -> Vec<Vec<(u32, u64)>> {
-    let counters = softverbs::counters();
-    let of = |name: &&str| {
-        let device = counters.iter().find(|d| d.name == **name).unwrap();
-        device.qps.iter().map(|q| (q.qpn, q.counters.writes_with_imm)).collect()
-    };
-    rails.names.iter().map(of).collect()
-}
-
-/// Exchanges a group, and judges each event of it.
-fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
-    let before = queue_pairs(rails);
-    let (sent, received) = rig.exchange(lens);
-    let after = queue_pairs(rails);
-    let what = format!("{lens:?}: {sent:?} {received:?}");
-
-    let cut: Vec<_> = lens.iter().map(|len| parts(*len, rails.weights)).collect();
-    let carries = |rail: &usize| cut.iter().any(|parts| parts[*rail] > 0);
-    let lightest = rails.weights.iter().position(|w| *w > 0).unwrap();
-    let leader = (0..rails.devices.len()).find(carries).unwrap_or(lightest);
-    let alone = lens.len() == 1 && told(lens[0], rails.devices.len()) && lens[0] <= rails.apart;
-    let mut using = BTreeSet::new();
-    for (events, parts) in sent.iter().zip(&cut) {
-        let mut expected: Vec<_> = (0..parts.len())
-            .filter(|rail| parts[*rail] > 0)
-            .map(|rail| (rails.devices[rail], parts[rail], if alone { WITH_IMM } else { WRITE }))
-            .collect();
-        if expected.is_empty() {
-            expected.push((rails.devices[leader], 0, WITH_IMM));
-        }
-        let found: Vec<_> = events.iter().map(|e| (e.device, e.len, e.opcode)).collect();
-        assert_eq!(found, expected, "{what}");
-        let own: BTreeSet<_> = events.iter().map(|e| (e.device, e.qpn)).collect();
-        assert_eq!(own.len(), events.len(), "a queue pair twice: {what}");
-        using.extend(own);
-    }
-    // Those that told the receiver, no other.
-    let signalled = |device: usize| {
-        let told = after[device].iter().zip(&before[device]).filter(|(a, b)| a.1 > b.1);
-        told.map(move |(a, _)| (device as c_int, a.0))
-    };
-    assert_eq!(using, (0..rails.names.len()).flat_map(signalled).collect(), "{what}");
-
-    let carriers: Vec<_> = rails.carriers.iter().map(|rail| (rails.devices[*rail], 0, WITH_IMM)).collect();
-    for events in &received {
-        let found: Vec<_> = events.iter().map(|e| (e.device, e.len, e.opcode)).collect();
-        assert_eq!(found, carriers, "{what}");
-        let own: BTreeSet<_> = events.iter().map(|e| (e.device, e.qpn)).collect();
-        assert_eq!(own.len(), events.len(), "a queue pair twice: {what}");
-        assert!(own.is_disjoint(&using), "{what}");
-        let exists = |(device, qpn): &(c_int, u32)| after[*device as usize].iter().any(|q| q.0 == *qpn);
-        assert!(own.iter().all(exists), "no such queue pair: {what}");
-    }
-    // Both ends tell of the same slot.
-    let slots: BTreeSet<_> = sent.iter().chain(&received).flatten().map(|e| e.wr_id as u8).collect();
-    assert_eq!(slots.len(), 1, "{what}");
-}
-
 const ALONE: &[usize] = &[0, 1, 127, 128, 255, 256, 4096, 8192, 8193, 65_537, MIB, 2 * MIB + 1, MOST];
 const GROUPS: &[&[usize]] = &[
     &[0; 8],
@@ -175,13 +35,14 @@ fn all_of(rig: &mut Rig, rails: &Rails) {
 }
 
 /// Everything, over the newest table, on a device made of the first `fused` adapters.
-fn on(test: &str, env: &[(&str, &str)], fused: usize, rails: &Rails) {
+fn on(test: &str, env: &[(&str, &str)], fused: usize, rails: &Rails, qps: usize) {
     isolated(test, env, || {
         set_profiler(Some(first));
         let ctx = init(table(12));
         let dev = if fused > 1 { VERSIONS[3].fuse(&(0..fused as c_int).collect::<Vec<_>>()) } else { 0 };
         let mut rig = Rig::new(connect(table(12), ctx, dev));
         all_of(&mut rig, rails);
+        assert_eq!(rig.joined.len(), qps, "queue pairs that carried data: {:?}", rig.joined);
         rig.close();
         assert_eq!(table(12).finalize(ctx), 0);
         assert_eq!(take_warnings(), Vec::<String>::new());
@@ -206,17 +67,17 @@ fn each_table_with_a_callback_tells_of_both_rails() {
 /// The sender sends all on SOUT; the receiver cannot know that.
 #[test]
 fn receives_end_on_the_rail_that_carries_nothing() {
-    on(here!(), &mpib("0", &[]), 1, &Rails { weights: &[1, 0], ..SOFT });
+    on(here!(), &mpib("0", &[]), 1, &Rails { weights: &[1, 0], ..SOFT }, 2);
 }
 
 #[test]
 fn a_rail_that_may_not_carry_data_has_no_events() {
-    on(here!(), &common::TWO_RAILS, 1, &Rails { weights: &[0, 1], carriers: &[1], ..SOFT });
+    on(here!(), &common::TWO_RAILS, 1, &Rails { weights: &[0, 1], carriers: &[1], ..SOFT }, 4);
 }
 
 #[test]
 fn several_queue_pairs_of_a_rail_take_turns() {
-    on(here!(), &mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]), 1, &SOFT);
+    on(here!(), &mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]), 1, &SOFT, 5);
 }
 
 #[test]
@@ -230,7 +91,7 @@ fn four_fused_rails_have_an_event_each() {
         carriers: &[0, 1, 2, 3],
         ..SOFT
     };
-    on(here!(), &env, 4, &rails);
+    on(here!(), &env, 4, &rails, 4);
 }
 
 /// A stripe is a queue pair that carries a part of each message.
@@ -249,12 +110,12 @@ fn stripes_have_an_event_each() {
         carriers: &[0, 1, 2, 3, 4, 5],
         ..SOFT
     };
-    on(here!(), &env, 2, &rails);
+    on(here!(), &env, 2, &rails, 6);
 }
 
 #[test]
 fn a_message_whose_immediate_goes_apart_is_a_write() {
-    on(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), 1, &Rails { apart: 8192, ..SOFT });
+    on(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), 1, &Rails { apart: 8192, ..SOFT }, 6);
 }
 
 /// A rail's event ends when the rail is done, not when the message is.

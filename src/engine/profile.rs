@@ -127,7 +127,10 @@ impl Profile {
         for rail in rails(profile.carriers) {
             // What comes on it is known when it has come. The receives of a rail are all alike: the number is the slot's.
             let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
-            profile.start(receive(slot, i), handle, write, connected[rail].lane(slot));
+            if !profile.start(receive(slot, i), handle, write, connected[rail].lane(slot)) {
+                // Whether it takes events is the operation's affair, and most often nobody profiles.
+                break;
+            }
         }
     }
 
@@ -140,9 +143,11 @@ impl Profile {
         }
     }
 
-    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, lane: &Lane) {
+    /// Whether the profiler took the event.
+    #[inline(always)]
+    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, lane: &Lane) -> bool {
         if handle.is_none() {
-            return;
+            return false;
         }
         let event = QpEvent {
             device: self.devices[write.rail],
@@ -153,7 +158,9 @@ impl Profile {
         };
         let place = &mut self.events[operation * self.devices.len() + write.rail];
         self.profiler.start(place, handle, &event);
-        self.under_way += usize::from(!place.is_none());
+        let taken = !place.is_none();
+        self.under_way += usize::from(taken);
+        taken
     }
 
     fn stop(&mut self, operation: usize, rail: usize) {

@@ -31,6 +31,7 @@ impl ProfilerHandle {
     }
 
     /// Whether there is no operation to record events for.
+    #[inline]
     pub const fn is_none(&self) -> bool {
         self.0.is_none()
     }
@@ -50,6 +51,7 @@ impl ProfilerEvent {
     pub const NONE: Self = Self(ptr::null_mut());
 
     /// Whether no event is under way.
+    #[inline]
     pub fn is_none(&self) -> bool {
         self.0.is_null()
     }
@@ -87,6 +89,7 @@ impl Profiler {
 
     /// Begins an event of the operation `handle`. Without a handle nothing is called: NCCL would read
     /// through NULL. `slot` is empty afterwards where the profiler did not take the event.
+    #[inline]
     pub fn start(&self, slot: &mut ProfilerEvent, handle: ProfilerHandle, event: &QpEvent) {
         // The profiler may leave the slot as it is, so what it held before must not be taken for an event.
         *slot = ProfilerEvent::NONE;
@@ -119,6 +122,7 @@ impl Profiler {
     }
 
     /// Ends the event in `slot`, if there is one, and empties the slot.
+    #[inline]
     pub fn stop(&self, slot: &mut ProfilerEvent) {
         if slot.is_none() {
             return;
