@@ -39,5 +39,8 @@ if command -v valgrind >/dev/null; then
     }'
 fi
 
+echo "== profiler: a small message without NCCL's callback and with it (docs/profiler.md)"
+cargo bench -q -p nccl-net-mpib --bench profiler 2>/dev/null
+
 echo "== adapters: nanoseconds per call through each table, beside a direct call"
 cargo bench -q -p nccl-net-versions
