@@ -232,6 +232,24 @@ fn a_rail_that_lacks_what_connections_need_fails_init() {
     no_init(here!(), &rails, USAGE, &parts);
 }
 
+#[test]
+fn a_port_of_an_unknown_mtu_costs_itself_and_no_connection() {
+    let devices = ("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,lacks=mtu;c:addr=10.0.2.1/24");
+    isolated(here!(), &[devices], || {
+        let ctx = init(newest());
+        let lines = take_warnings();
+        let said = "ports that cannot be used: b:1 (its active MTU is number 0: expected 1 to 5 (256 to 4096 bytes))";
+        assert!(lines.len() == 1 && lines[0].ends_with(said), "{lines:?}");
+        assert_eq!(newest().devices(), (0, 2));
+        for dev in [0, 1] {
+            let pair = connect(newest(), ctx, dev);
+            pair.message(10_000, 10_000, 1);
+            pair.close();
+        }
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+    });
+}
+
 /// The plugin's file as `make build` leaves it, but for the name of the library that it needs.
 fn without_libibverbs(folder: &Path) -> std::path::PathBuf {
     const NEEDED: &[u8] = b"libibverbs.so.1\0";

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::Stripes;
-use crate::proto::Mode;
+use crate::proto::{Mode, Mtu};
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 use gid::Wanted;
 use plan::{Plan, Trouble};
@@ -197,6 +197,10 @@ fn usable(
         return Err(Trouble::Fault(why));
     }
     let mut port = port.map_err(|e| Trouble::Fault(e.to_string()))?;
+    if Mtu::from_raw(port.mtu.into()).is_none() {
+        let why = format!("its active MTU is number {}: expected 1 to 5 (256 to 4096 bytes)", port.mtu);
+        return Err(Trouble::Fault(why));
+    }
     port.speed = wanted.speed.unwrap_or(port.speed);
     let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))
