@@ -146,7 +146,7 @@ fn properties(dev: usize) -> Result<Properties> {
         reg_is_global: true,
         force_flush: config.flush == Some(true),
         speed: whole(device.speed(&config)),
-        port: first.port().number.into(),
+        port: device.port(),
         // 0 leaves NCCL to its own table: nothing was measured.
         latency: 0.0,
         max_comms: whole(device.max_connections(&config)),

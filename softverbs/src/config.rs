@@ -66,6 +66,9 @@ pub struct DeviceSpec {
     pub ece: Option<u32>,
     /// Whether the device registers DMA-BUFs, for which any file serves that can be mapped. It reaches no GPU's memory by them.
     pub dmabuf: bool,
+    /// The directory that stands for the device in sysfs (`ibdev_path`), with what its owner has put there; `None` is one that does
+    /// not exist.
+    pub sysfs: Option<String>,
     /// What it has not.
     pub lacks: Vec<Lack>,
 }
@@ -99,6 +102,7 @@ impl DeviceSpec {
             pkeys: vec![0xffff],
             ece: None,
             dmabuf: false,
+            sysfs: None,
             lacks: Vec::new(),
         }
     }
@@ -202,6 +206,9 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
     if device.lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
         return Err(format!("lid={}: expected 1 to {}", device.lid.unwrap_or(0), gid::MAX_LID));
     }
+    if device.sysfs.as_ref().is_some_and(|path| path.len() > MAX_PATH) {
+        return Err(format!("sysfs= is longer than {MAX_PATH} bytes"));
+    }
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
@@ -225,6 +232,9 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
     }
     Ok(())
 }
+
+/// Room in `ibdev_path`.
+const MAX_PATH: usize = 255;
 
 /// Entries of a P_Key table.
 const MAX_PKEYS: usize = 16;

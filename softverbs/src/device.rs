@@ -93,7 +93,8 @@ impl Device {
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        copy_str(&mut ibv.ibdev_path, &format!("/sys/class/infiniband/{}", spec.name));
+        let nowhere = || format!("/sys/class/infiniband/{}", spec.name);
+        copy_str(&mut ibv.ibdev_path, &spec.sysfs.clone().unwrap_or_else(nowhere));
         let guid = gid::guid(spec);
         let lid = gid::lid(spec);
         Self { ibv, spec, index, gids: gid::table(spec), guid, lid }

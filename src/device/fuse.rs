@@ -65,6 +65,7 @@ pub(super) fn fuse(members: &[c_int], devices: &[&Device], physical: usize) -> R
     Ok(Device {
         name: leak(joined),
         pci_path: first.pci_path,
+        card_place: first.card_place,
         rails: parts.iter().flat_map(|part| part.rails.iter().cloned()).collect(),
         is_mpib: false,
         members: members.to_vec(),

@@ -11,6 +11,7 @@ mod gid;
 mod gpu;
 mod list;
 mod memory;
+mod pci;
 mod plan;
 mod registration;
 mod survey;
@@ -64,6 +65,9 @@ pub struct Device {
     pub rails: Vec<Arc<Nic>>,
     /// Whether it is SOUT and SUP, for which `policy` has rules of their own.
     pub is_mpib: bool,
+    /// How many devices before it are on the same PCI card. Ports of one adapter have one GUID, and today each is a function of its
+    /// own with port number 1: this tells them apart, as NCCL's search of the topology wants them.
+    pub card_place: u8,
     /// The physical devices that it consists of, itself where it is one.
     pub members: Vec<c_int>,
     /// Which rail of the network it is on, where the settings say so.
@@ -146,6 +150,16 @@ impl Nic {
 }
 
 impl Device {
+    /// Its first rail's port number, plus its place among the devices of one PCI card.
+    pub fn port(&self) -> c_int {
+        let number = self.rails.first().map_or(0, |nic| nic.port.number);
+        c_int::from(number) + c_int::from(self.card_place)
+    }
+
+    fn pci_address(&self) -> Option<pci::Address> {
+        pci::Address::of(self.pci_path?.to_str().ok()?)
+    }
+
     /// Mb/s that transfers can see: of all rails. Of SOUT and SUP with a fixed share those that it uses; in vanilla mode the
     /// faster one, since a connection uses one; in advanced mode both.
     pub fn speed(&self, config: &Config) -> u32 {
@@ -242,11 +256,17 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
                 dmabuf: OnceLock::new(),
             }));
         }
-        let pci_path = rails.first().and_then(|n| n.pd.context().pci_path()).map(leak);
+        let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());
+        let address = pci_path.as_deref().and_then(pci::Address::of);
+        let on_card = |other: &&Device| {
+            address.zip(other.pci_address()).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))
+        };
+        let card_place = u8::try_from(devices.iter().filter(on_card).count()).unwrap_or(u8::MAX);
         let index = c_int::try_from(devices.len()).map_err(|_| Error::Internal("too many devices".into()))?;
         devices.push(Device {
             name: leak(plan.name),
-            pci_path,
+            pci_path: pci_path.map(leak),
+            card_place,
             is_mpib: rails.len() > 1,
             rails,
             members: vec![index],

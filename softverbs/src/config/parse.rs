@@ -6,7 +6,7 @@ use super::{ConfigError, DeviceSpec, Lack, LinkLayer, quantity};
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, lacks=srq+mtu";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, lacks=srq+mtu";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -58,6 +58,10 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             }
         }
         "ece" => spec.ece = Some(hex(value).ok_or("expected options such as 0x7")?),
+        "sysfs" => match value.starts_with('/') {
+            true => spec.sysfs = Some(value.to_owned()),
+            false => return Err("expected an absolute path".to_owned()),
+        },
         "lacks" => spec.lacks = value.split('+').map(lack).collect::<Result<_, _>>()?,
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
@@ -69,7 +73,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, lacks"
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, sysfs, lacks"
                     .to_owned(),
             );
         }

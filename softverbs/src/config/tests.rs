@@ -60,6 +60,14 @@ fn a_device_may_lack_what_others_have() {
 }
 
 #[test]
+fn a_device_may_have_a_place_in_sysfs() {
+    assert_eq!(good("a:addr=10.0.0.1/24,sysfs=/tmp/a:b")[0].sysfs.as_deref(), Some("/tmp/a:b"));
+    assert!(line("a:addr=10.0.0.1/24,sysfs=tmp").contains("expected an absolute path"));
+    let long = format!("/{}", "x".repeat(255));
+    assert!(line(&format!("a:addr=10.0.0.1/24,sysfs={long}")).contains("longer than 255 bytes"));
+}
+
+#[test]
 fn latency_has_a_long_name_too() {
     assert_eq!(good("a:addr=10.0.0.1/24,latency=3us")[0].latency_ns, 3000);
 }
