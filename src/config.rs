@@ -172,8 +172,9 @@ settings! {
     /// Messages of more bytes are large in this sense; -2: 8192.
     ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30)),
         test: "infiniband_rails_send_large_data_and_its_immediate_apart";
-    /// Place in the GID table: one number for every port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
-    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`.
+    /// Place in the GID table: one number for every RoCE port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
+    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`. InfiniBand ports
+    /// that no list names use place 0.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
         differs: "also a list; -1 chooses with the peer, not once",
         test: "a_list_has_an_index_for_each_port";

@@ -250,6 +250,21 @@ fn a_port_of_an_unknown_mtu_costs_itself_and_no_connection() {
     });
 }
 
+#[test]
+fn a_gid_index_for_all_costs_no_infiniband_port() {
+    let devices = ("SOFTVERBS_DEVICES", "i:link=ib;r:addr=10.0.0.1/24");
+    isolated(here!(), &[devices, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {
+        let ctx = init(newest());
+        assert_eq!(newest().devices(), (0, 2));
+        for dev in [0, 1] {
+            let pair = connect(newest(), ctx, dev);
+            pair.message(10_000, 10_000, 1);
+            pair.close();
+        }
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+    });
+}
+
 /// The plugin's file as `make build` leaves it, but for the name of the library that it needs.
 fn without_libibverbs(folder: &Path) -> std::path::PathBuf {
     const NEEDED: &[u8] = b"libibverbs.so.1\0";

@@ -12,7 +12,7 @@ use super::form::{Described, number};
 pub enum GidIndex {
     /// Chosen for each connection.
     Auto,
-    /// The same for every port.
+    /// The same for every port, of those that are RoCE.
     All(u8),
     /// For some ports, each named once.
     Each(Vec<(HcaName, u8)>),

@@ -1,7 +1,7 @@
 //! Which entries of a port's GID table a connection may use. Which one of them it does use depends on the peer: see
 //! `route`.
 
-use crate::config::{AddrRange, Config, Family};
+use crate::config::{AddrRange, Config, Family, GidIndex};
 use crate::proto::{GidKind, LinkLayer};
 use crate::verbs::Gid;
 
@@ -10,6 +10,8 @@ use crate::verbs::Gid;
 pub(super) struct Wanted {
     /// `NCCL_IB_GID_INDEX`. With it, the rest does not count.
     index: Option<u8>,
+    /// It is a number for every port, as NCCL's own transport takes it for RoCE only: InfiniBand's place 3 is seldom in use.
+    index_of_roce: bool,
     /// `NCCL_IB_ADDR_FAMILY`
     family: Option<Family>,
     /// `NCCL_IB_ADDR_RANGE`
@@ -25,11 +27,17 @@ impl Wanted {
     pub(super) fn new(config: &Config, hca: &str, port: u8) -> Self {
         Self {
             index: config.gid_index.of(hca, port),
+            index_of_roce: matches!(config.gid_index, GidIndex::All(_)),
             family: config.addr_family,
             range: config.addr_range.clone(),
             version: config.roce_version,
             speed: config.rail_speed.as_ref().and_then(|speeds| speeds.of(hca, port)),
         }
+    }
+
+    /// The place that the settings name for a port of this kind.
+    fn index(&self, link: LinkLayer) -> Option<u8> {
+        self.index.filter(|_| link == LinkLayer::Ethernet || !self.index_of_roce)
     }
 
     /// Why an entry of a RoCE port is not to be used.
@@ -68,7 +76,7 @@ impl Wanted {
 /// is one entry, and InfiniBand uses entry 0. A RoCE port has all that the settings allow: v2 with an IPv4 address, v2 with an
 /// IPv6 address, v1; link-local addresses only where there is nothing else.
 pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Result<Vec<Gid>, String> {
-    let index = match (wanted.index, link) {
+    let index = match (wanted.index(link), link) {
         (Some(index), _) => Some(index),
         (None, LinkLayer::InfiniBand) => Some(0),
         (None, LinkLayer::Ethernet) => None,
@@ -77,7 +85,8 @@ pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Resu
         let found = gids.iter().find(|g| g.index == index).copied();
         let found = found.map(|gid| vec![gid]);
         return found.ok_or_else(|| {
-            let origin = if wanted.index.is_some() { "NCCL_IB_GID_INDEX says" } else { "InfiniBand uses" };
+            let origin =
+                if wanted.index(link).is_some() { "NCCL_IB_GID_INDEX says" } else { "InfiniBand uses" };
             format!("{origin} GID index {index}, which is empty; the port has {}", list(gids, |_| None))
         });
     }
@@ -110,7 +119,7 @@ pub(super) fn verdicts(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Vec<Re
         if let Some(place) = chosen.iter().position(|c| c.index == gid.index) {
             return Ok(place);
         }
-        Err(match (wanted.index, link) {
+        Err(match (wanted.index(link), link) {
             (Some(index), _) => format!("NCCL_IB_GID_INDEX says {index}"),
             (None, LinkLayer::InfiniBand) => "InfiniBand uses GID index 0".into(),
             (None, LinkLayer::Ethernet) => {
@@ -277,6 +286,13 @@ mod tests {
         let gids = table(&[("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)]);
         let wanted = set(&[("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ROCE_VERSION_NUM", "1")]);
         assert_eq!(candidates(&gids, LinkLayer::InfiniBand, &wanted).unwrap()[0].index, 0);
+        // A number is for RoCE; a list means whom it names.
+        let with = |index| candidates(&gids, LinkLayer::InfiniBand, &set(&[("NCCL_IB_GID_INDEX", index)]));
+        assert_eq!((with("1").unwrap()[0].index, with("7").unwrap()[0].index), (0, 0));
+        assert_eq!((with("a:1").unwrap()[0].index, with("b:1").unwrap()[0].index), (1, 0));
+        assert!(with("a:7").unwrap_err().contains("NCCL_IB_GID_INDEX says GID index 7"));
+        let verdicts = verdicts(&gids, LinkLayer::InfiniBand, &set(&[("NCCL_IB_GID_INDEX", "1")]));
+        assert_eq!(verdicts, [Ok(0), Err("InfiniBand uses GID index 0".to_owned())]);
         let said = |link| candidates(&[], link, &set(&[])).unwrap_err();
         assert!(said(LinkLayer::InfiniBand).contains("InfiniBand uses GID index 0"));
         assert!(said(LinkLayer::Ethernet).contains("empty"));
