@@ -150,6 +150,10 @@ settings! {
     /// and plane of the network it belongs, which NCCL is told from v12 on.
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL,
         test: "hca_filters_mean_what_nccl_means";
+    /// 1: adapters are in the order of their PCI addresses, those without one last, so that hosts that list them differently
+    /// number them alike. 0: as the verbs library lists them.
+    device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag,
+        test: "devices_are_in_the_order_of_their_pci_addresses";
     /// 0: NCCL may not join several devices to one. See `docs/fused-devices.md`.
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag,
         test: "nothing_is_joined_where_the_user_wants_none";

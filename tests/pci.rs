@@ -108,3 +108,39 @@ fn a_port_that_is_not_shown_does_not_count() {
         assert_eq!(newest().finalize(ctx), 0);
     });
 }
+
+/// Listed in no order of addresses, and with one that has none.
+const MIXED: [(&str, &str); 5] = [
+    ("m0", "0000:b1:00.0"),
+    ("s1", ""),
+    ("m2", "0000:17:00.1"),
+    ("m3", "10000:01:00.0"),
+    ("m4", "0000:17:00.0"),
+];
+
+#[test]
+fn devices_are_in_the_order_of_their_pci_addresses() {
+    with(here!(), &MIXED, &[], || {
+        let ctx = init(newest());
+        let expected = [
+            ("m4", 1, "0000:17:00.0"),
+            ("m2", 2, "0000:17:00.1"),
+            ("m0", 1, "0000:b1:00.0"),
+            ("m3", 1, "10000:01:00.0"),
+            ("s1", 1, ""),
+        ];
+        assert_eq!(told(newest()), shown(&expected));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+    });
+}
+
+#[test]
+fn devices_are_as_the_library_lists_them_where_that_is_wanted() {
+    with(here!(), &MIXED, &[("NCCL_IB_DEVICE_PCI_ORDER", "0")], || {
+        let ctx = init(newest());
+        let names: Vec<_> = told(newest()).into_iter().map(|(name, port, _)| (name, port)).collect();
+        let expected = [("m0", 1), ("s1", 1), ("m2", 1), ("m3", 1), ("m4", 2)];
+        assert_eq!(names, expected.map(|(name, port)| (name.to_owned(), port)));
+        assert_eq!(newest().finalize(ctx), 0);
+    });
+}

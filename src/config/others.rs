@@ -101,7 +101,6 @@ macro_rules! others {
 // In brackets the values that say what is so anyway. `missed`: a warning; `note`: an informative line.
 others! {
     "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
-    "NCCL_IB_DEVICE_PCI_ORDER" ["0"] note: "devices keep the order in which the verbs library lists them";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
     "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";

@@ -148,6 +148,11 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
         row("MPIB_HCA_SOUT", then.hca_sout.as_ref(), now.hca_sout.as_ref()),
         row("MPIB_HCA_SUP", then.hca_sup.as_ref(), now.hca_sup.as_ref()),
         row("NCCL_IB_HCA", then.ib_hca.as_ref(), now.ib_hca.as_ref()),
+        row(
+            "NCCL_IB_DEVICE_PCI_ORDER",
+            Some(&u8::from(then.device_pci_order)),
+            Some(&u8::from(now.device_pci_order)),
+        ),
         row("MPIB_RAIL_SPEED", then.rail_speed.as_ref(), now.rail_speed.as_ref()),
         row("NCCL_IB_GID_INDEX", Some(&then.gid_index), Some(&now.gid_index)),
         row("NCCL_IB_ADDR_FAMILY", then.addr_family.as_ref(), now.addr_family.as_ref()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::gid::{self, Wanted};
 use super::plan::{self, Found, Trouble};
-use super::{Device, build, usable};
+use super::{Device, build, pci, usable};
 use crate::config::Config;
 use crate::error::Result;
 use crate::verbs::{self, Context, DeviceLimits, Gid, Port};
@@ -27,7 +27,16 @@ pub(super) struct Adapter {
 /// The error is that there is no list of adapters.
 pub(super) fn look(config: &Config) -> Result<Seen> {
     let mut seen = Seen { found: Vec::new(), adapters: Vec::new() };
-    for (hca, context) in verbs::open_all()? {
+    let mut all = verbs::open_all()?;
+    if config.device_pci_order {
+        // Those without an address last, and otherwise as they are.
+        all.sort_by_cached_key(|(_, context)| {
+            let path = context.as_ref().ok().and_then(|context| context.pci_path());
+            let address = path.as_deref().and_then(pci::Address::of);
+            (address.is_none(), address)
+        });
+    }
+    for (hca, context) in all {
         match context.and_then(|context| Ok((context.limits()?, context))) {
             Ok((limits, context)) => {
                 for number in 1..=limits.ports {
