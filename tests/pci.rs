@@ -144,3 +144,13 @@ fn devices_are_as_the_library_lists_them_where_that_is_wanted() {
         assert_eq!(newest().finalize(ctx), 0);
     });
 }
+
+#[test]
+fn xdr_is_told_as_fast_as_it_is() {
+    isolated(here!(), &[("SOFTVERBS_DEVICES", "n:link=ib,rate=400Gb;x:link=ib,rate=800Gb")], || {
+        let ctx = init(newest());
+        let speeds = [0, 1].map(|dev| newest().properties(dev).1.unwrap().speed);
+        assert_eq!(speeds, [400_000, 800_000]);
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+    });
+}

@@ -254,7 +254,7 @@ impl Context {
         // SAFETY: open context.
         let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
         let fault = |source| Error::verbs("ibv_query_port", source, format!("{} port {number}", self.name));
-        let attr = attr.map_err(|rc| {
+        let shim::PortAttr { attr, speed_ex } = attr.map_err(|rc| {
             fault(if rc < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc) })
         })?;
         let link = match attr.link_layer {
@@ -270,7 +270,7 @@ impl Context {
             number,
             active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
             link,
-            speed: lanes(attr.active_width) * lane_speed(attr.active_speed),
+            speed: lanes(attr.active_width) * port_speed(attr.active_speed, speed_ex),
             mtu: u8::try_from(attr.active_mtu).unwrap_or(0),
             lid: attr.lid,
             gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
@@ -353,8 +353,16 @@ fn lanes(width: u8) -> u32 {
     }
 }
 
-/// `active_speed` (PortInfo:LinkSpeedActive and LinkSpeedExtActive) in Mb/s for one lane.
-fn lane_speed(speed: u8) -> u32 {
+/// Mb/s of one lane: of `active_speed_ex` where it says what is known here, else of `active_speed`, which stops at NDR.
+fn port_speed(active_speed: u8, active_speed_ex: u32) -> u32 {
+    match lane_speed(active_speed_ex) {
+        0 => lane_speed(active_speed.into()),
+        speed => speed,
+    }
+}
+
+/// `active_speed` and `active_speed_ex` (PortInfo:LinkSpeedActive, LinkSpeedExtActive, LinkSpeedExtActive2) in Mb/s for one lane.
+fn lane_speed(speed: u32) -> u32 {
     match speed {
         1 => 2_500,
         2 => 5_000,
@@ -363,6 +371,7 @@ fn lane_speed(speed: u8) -> u32 {
         32 => 25_000,
         64 => 50_000,
         128 => 100_000,
+        256 => 200_000,
         _ => 0,
     }
 }
@@ -430,5 +439,9 @@ mod tests {
         assert_eq!(lanes(2) * lane_speed(32), 100_000); // EDR 4x
         assert_eq!(lanes(2) * lane_speed(128), 400_000); // NDR 4x
         assert_eq!(lanes(1) * lane_speed(64), 50_000);
+        // XDR 4x, which the older field shows as NDR; a library without the newer one; a speed of the future.
+        assert_eq!(lanes(2) * port_speed(128, 256), 800_000);
+        assert_eq!(lanes(2) * port_speed(128, 0), 400_000);
+        assert_eq!(lanes(2) * port_speed(128, 512), 400_000);
     }
 }

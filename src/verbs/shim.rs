@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -84,15 +84,32 @@ pub(super) unsafe fn transport(device: *const sys::ibv_device) -> c_int {
 
 const _: () = assert!(size_of::<sys::ibv_transport_type::Type>() == size_of::<c_int>());
 
+/// What a port says of itself.
+pub(super) struct PortAttr {
+    pub(super) attr: sys::ibv_port_attr,
+    /// `active_speed_ex`, where the library has it, and the port goes beyond what `active_speed` has room for (XDR); else 0.
+    pub(super) speed_ex: u32,
+}
+
+/// Room for what any library fills, as integers: newer ones have fields behind those that rdma-sys was made from.
+#[repr(C, align(8))]
+struct PortRoom([u8; 128]);
+
+/// Place of `active_speed_ex`, which newer rdma-core has, the first field behind `port_cap_flags2`.
+const ACTIVE_SPEED_EX: usize = 52;
+/// The struct with all that is read of it.
+const PORT_ATTR: usize = ACTIVE_SPEED_EX + size_of::<u32>();
+
+const _: () = assert!(offset_of!(sys::ibv_port_attr, port_cap_flags2) == ACTIVE_SPEED_EX - 4);
+const _: () = assert!(size_of::<sys::ibv_port_attr>() <= size_of::<PortRoom>());
+
 /// `ibv_query_port` as the header means it: every field is filled, or zero where the library is too old.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
-pub(super) unsafe fn query_port(
-    context: *mut sys::ibv_context,
-    port: u8,
-) -> Result<sys::ibv_port_attr, c_int> {
-    let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
+pub(super) unsafe fn query_port(context: *mut sys::ibv_context, port: u8) -> Result<PortAttr, c_int> {
+    let mut room = PortRoom([0; 128]);
+    let room_ptr = (&raw mut room).cast::<sys::ibv_port_attr>();
     // SAFETY: live context.
     let op = unsafe { extended(context) }.and_then(|v| {
         // The header's `verbs_get_ctx_op`: an older library's struct ends (at its front) before newer entries.
@@ -103,16 +120,17 @@ pub(super) unsafe fn query_port(
         (sz >= needed).then(|| unsafe { (*v).query_port }).flatten()
     });
     let rc = match op {
-        // SAFETY: the provider's own entry, told the size that it may write.
-        Some(f) => unsafe { f(context, port, attr.as_mut_ptr(), size_of::<sys::ibv_port_attr>()) },
+        // SAFETY: the library's own entry, told a size that there is room for. It clears what it does not know of it.
+        Some(f) => unsafe { f(context, port, room_ptr, PORT_ATTR.max(size_of::<sys::ibv_port_attr>())) },
         // SAFETY: the compat entry writes a prefix of the same struct.
-        None => unsafe { sys::ibv_query_port(context, port, attr.as_mut_ptr().cast()) },
+        None => unsafe { sys::ibv_query_port(context, port, room_ptr.cast()) },
     };
-    match rc {
-        // SAFETY: zeroed, and every bit pattern of its integer fields is valid.
-        0 => Ok(unsafe { attr.assume_init() }),
-        rc => Err(rc),
+    if rc != 0 {
+        return Err(rc);
     }
+    let speed_ex = room.0[ACTIVE_SPEED_EX..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+    // SAFETY: aligned, large enough, and every bit pattern of its integer fields is valid.
+    Ok(PortAttr { attr: unsafe { room_ptr.read() }, speed_ex })
 }
 
 /// `_ibv_query_gid_table` (IBVERBS_1.11), which rdma-sys's allow-list misses.

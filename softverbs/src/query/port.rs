@@ -29,8 +29,8 @@ const CAPS_INFINIBAND: u32 = 1 << 11 | 1 << 14 | 1 << 16;
 /// Exponent of the subnet's timeout, as a subnet manager sets it: about 1 s.
 const SUBNET_TIMEOUT: u8 = 18;
 
-/// `active_speed` codes and their Mb/s on one lane.
-const SPEEDS: [(u8, u64); 8] = [
+/// `active_speed` and, above 128, `active_speed_ex` codes and their Mb/s on one lane.
+const SPEEDS: [(u32, u64); 9] = [
     (1, 2_500),
     (2, 5_000),
     (4, 10_000),
@@ -39,15 +39,22 @@ const SPEEDS: [(u8, u64); 8] = [
     (32, 25_000),
     (64, 50_000),
     (128, 100_000),
+    (256, 200_000),
 ];
+/// The fastest that `active_speed` has room for.
+const FASTEST_OLD: u8 = 128;
+/// Place of `active_speed_ex`, behind all that rdma-sys may know.
+const ACTIVE_SPEED_EX: usize = 52;
+/// `struct ibv_port_attr` with that.
+type PortAttr = [u8; ACTIVE_SPEED_EX + 4];
 /// `active_width` codes and their lanes; four come first, as most ports have them.
 const WIDTHS: [(u8, u64); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
 /// Shown by a port without a limit: 4 lanes of 25 Gb/s, about what memory gives.
-const UNLIMITED: (u8, u8) = (32, 2);
+const UNLIMITED: (u32, u8) = (32, 2);
 
 /// The speed and width that come nearest to a rate of so many bytes per second from below; the slowest pair
 /// there is, where even that is above it.
-fn speed_and_width(rate: Option<u64>) -> (u8, u8) {
+fn speed_and_width(rate: Option<u64>) -> (u32, u8) {
     let Some(rate) = rate else { return UNLIMITED };
     let mbps = rate / 125_000;
     let mut best = (1, 1);
@@ -74,7 +81,7 @@ fn mtu_code(bytes: u32) -> sys::ibv_mtu::Type {
     }
 }
 
-fn attributes(device: &Device) -> sys::ibv_port_attr {
+fn attributes(device: &Device) -> PortAttr {
     // SAFETY: integers may all be zero.
     let mut attr: sys::ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
     (attr.state, attr.phys_state) = match faults::link_is_up(device) {
@@ -88,7 +95,11 @@ fn attributes(device: &Device) -> sys::ibv_port_attr {
     attr.max_msg_sz = u32::try_from(limits::MAX_MSG).unwrap_or(u32::MAX);
     attr.max_vl_num = 1;
     attr.lid = device.lid;
-    (attr.active_speed, attr.active_width) = speed_and_width(device.spec.rate);
+    let (speed, width) = speed_and_width(device.spec.rate);
+    // As the kernel: the older field says NDR of what is faster.
+    attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
+    attr.active_width = width;
+    let speed_ex = if speed > FASTEST_OLD.into() { speed } else { 0 };
     match device.spec.link_layer {
         LinkLayer::Ethernet => {
             attr.link_layer = LINK_ETHERNET;
@@ -109,8 +120,16 @@ fn attributes(device: &Device) -> sys::ibv_port_attr {
             Lack::Transport | Lack::Srq => {}
         }
     }
-    attr
+    let mut full: PortAttr = [0; _];
+    // Without the padding behind its last field.
+    let fields = offset_of!(sys::ibv_port_attr, port_cap_flags2) + size_of::<u16>();
+    // SAFETY: both have so many bytes, in `attr` each of a field, and they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const attr).cast::<u8>(), full.as_mut_ptr(), fields) };
+    full[ACTIVE_SPEED_EX..].copy_from_slice(&speed_ex.to_ne_bytes());
+    full
 }
+
+const _: () = assert!(size_of::<sys::ibv_port_attr>() >= ACTIVE_SPEED_EX);
 
 /// The entry of the context, which the header's `ibv_query_port` calls: fills `size` bytes.
 ///
@@ -154,7 +173,7 @@ mod tests {
     use super::*;
 
     /// Mb/s that a pair of codes stands for.
-    fn mbps((speed, width): (u8, u8)) -> u64 {
+    fn mbps((speed, width): (u32, u8)) -> u64 {
         let lane = SPEEDS.iter().find(|s| s.0 == speed).unwrap().1;
         lane * WIDTHS.iter().find(|w| w.0 == width).unwrap().1
     }
@@ -169,7 +188,8 @@ mod tests {
         // 4 GB/s is 32 Gb/s, and 12 lanes of 2.5 Gb/s come to 30.
         assert_eq!(mbps(speed_and_width(Some(4_000_000_000))), 30_000);
         assert_eq!(mbps(speed_and_width(Some(1))), 2_500);
-        assert_eq!(mbps(speed_and_width(Some(u64::MAX))), 1_200_000);
+        assert_eq!(mbps(speed_and_width(Some(u64::MAX))), 2_400_000);
+        assert_eq!(speed_and_width(Some(100_000_000_000)), (256, 2));
         // Four lanes are taken where they fit.
         assert_eq!(speed_and_width(Some(12_500_000_000)), (32, 2));
     }
