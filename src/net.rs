@@ -33,7 +33,7 @@ pub struct Context {
 }
 
 /// What the calls without a context go by: the settings of the latest `init`.
-static LATEST: RwLock<Option<Config>> = RwLock::new(None);
+static LATEST: RwLock<Option<Arc<Config>>> = RwLock::new(None);
 
 impl Context {
     fn settings(&self) -> Arc<Settings> {
@@ -68,13 +68,13 @@ fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Resu
 }
 
 /// The settings of the latest `init`.
-fn latest() -> Result<Config> {
+fn latest() -> Result<Arc<Config>> {
     let config = LATEST.read().unwrap_or_else(PoisonError::into_inner).clone();
     config.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
 }
 
-/// Device `dev` and the settings.
-fn device(dev: usize) -> Result<(Config, &'static Device)> {
+/// Device `dev` and the settings. Called at each poll of a connect.
+fn device(dev: usize) -> Result<(Arc<Config>, &'static Device)> {
     let config = latest()?;
     match device::get(dev) {
         Some(device) => Ok((config, device)),
@@ -87,7 +87,7 @@ fn device(dev: usize) -> Result<(Config, &'static Device)> {
 
 fn open(args: &Init) -> Result<Context> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    let config = Config::from_env()?;
+    let config = Arc::new(Config::from_env()?);
     forked::watch()?;
     let hold = Hold::open(&config)?;
     let mut findings = config::in_vain(std::env::vars_os());
@@ -97,7 +97,7 @@ fn open(args: &Init) -> Result<Context> {
     }
     stats::init(&config)?;
     let events = Watch::get(&config)?;
-    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(config.clone()).is_none();
+    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&config)).is_none();
     if first {
         let all: Vec<String> = device::all().into_iter().map(describe).collect();
         let set = config.differing();

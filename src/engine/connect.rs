@@ -108,7 +108,7 @@ impl Listening {
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_mpib);
         let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
-        let options = Options { sout, adapters: device::addrs, ..Options::from(&settings.config) };
+        let options = Options { sout, adapters: device::addrs, ..Options::from(&*settings.config) };
         let listener = Listener::open(&options)?;
         *handle = listener.handle().encode();
         Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })

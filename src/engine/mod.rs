@@ -33,6 +33,8 @@ pub use recv::RecvComm;
 pub use request::Request;
 pub use send::SendComm;
 
+use std::sync::Arc;
+
 use nccl_net_versions::Profiler;
 
 use crate::config::Config;
@@ -42,7 +44,7 @@ use crate::verbs::Timing;
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The process's settings.
-    pub config: Config,
+    pub config: Arc<Config>,
     /// What NCCL wants of this communicator's packets, where it says so.
     pub comm_traffic_class: Option<i32>,
     /// Whom NCCL wants to be told of work requests, where its version can say so.
@@ -53,8 +55,12 @@ pub struct Settings {
 
 impl Settings {
     /// For one communicator.
-    pub fn new(config: Config, comm_traffic_class: Option<i32>, profiler: Option<Profiler>) -> Self {
-        Self { config, comm_traffic_class, profiler, queue_depth: u32::MAX }
+    pub fn new(
+        config: impl Into<Arc<Config>>,
+        comm_traffic_class: Option<i32>,
+        profiler: Option<Profiler>,
+    ) -> Self {
+        Self { config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
     }
 
     /// Traffic class of RoCE packets, where the settings or the communicator say one.
