@@ -1,6 +1,6 @@
 //! Devices: opening them, and what they say of themselves, their ports and GIDs.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ pub struct Context {
     raw: NonNull<sys::ibv_context>,
     name: String,
     sysfs: String,
-    transport: c_int,
+    transport: sys::ibv_transport_type::Type,
 }
 
 // SAFETY: libibverbs locks inside; calls on one context may come from any thread.
@@ -49,23 +49,26 @@ pub struct DeviceLimits {
     /// Largest registration in bytes.
     pub max_mr_size: u64,
     /// `enum ibv_transport_type`
-    transport: c_int,
+    transport: sys::ibv_transport_type::Type,
 }
 
 impl DeviceLimits {
     /// Why no port of the device can be used, in words. What speaks InfiniBand's transport, RoCE too, has reliable connections (RC) with
     /// RDMA writes.
     pub fn unfit(&self) -> Option<String> {
+        use sys::ibv_transport_type as transport;
         let speaks = match self.transport {
-            shim::TRANSPORT_IB if self.max_srq == 0 || self.max_srq_wr == 0 => {
+            transport::IBV_TRANSPORT_IB if self.max_srq == 0 || self.max_srq_wr == 0 => {
                 return Some(
                     "its adapter has no shared receive queues (max_srq of ibv_devinfo -v is 0)".into(),
                 );
             }
-            shim::TRANSPORT_IB => return None,
-            1 => "iWARP".to_owned(),
-            2 | 3 => "usNIC's protocol".to_owned(),
-            4 => "a protocol of its maker's own, as EFA does".to_owned(),
+            transport::IBV_TRANSPORT_IB => return None,
+            transport::IBV_TRANSPORT_IWARP => "iWARP".to_owned(),
+            transport::IBV_TRANSPORT_USNIC | transport::IBV_TRANSPORT_USNIC_UDP => {
+                "usNIC's protocol".to_owned()
+            }
+            transport::IBV_TRANSPORT_UNSPECIFIED => "a protocol of its maker's own, as EFA does".to_owned(),
             other => format!("a protocol unknown here (transport_type {other})"),
         };
         Some(format!("its adapter speaks {speaks}, and neither InfiniBand nor RoCE"))
@@ -206,7 +209,7 @@ impl Context {
         // SAFETY: as above.
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
         // SAFETY: as above.
-        let transport = unsafe { shim::transport(device) };
+        let transport = unsafe { (*device).transport_type };
         let context = Self { raw, name: name.to_owned(), sysfs, transport };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {

@@ -16,8 +16,6 @@ use crate::proto::Ece;
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
-/// `IBV_TRANSPORT_IB`, RoCE's too.
-pub(super) const TRANSPORT_IB: c_int = 0;
 /// `IBV_GID_TYPE_ROCE_V1` of `enum ibv_gid_type`.
 const GID_TYPE_ROCE_V1: u32 = 1;
 /// `IBV_GID_TYPE_ROCE_V2`
@@ -72,17 +70,6 @@ unsafe fn extended(context: *mut sys::ibv_context) -> Option<*mut sys::verbs_con
         unsafe { context.byte_sub(offset_of!(sys::verbs_context, context)) }.cast()
     })
 }
-
-/// `transport_type` as an integer: in rdma-sys it is a Rust enum, which has not all that a newer library may say.
-///
-/// # Safety
-/// `device` is in a list that is not yet freed.
-pub(super) unsafe fn transport(device: *const sys::ibv_device) -> c_int {
-    // SAFETY: an entry of a live list; the enum has the size of an int (asserted below).
-    unsafe { device.byte_add(offset_of!(sys::ibv_device, transport_type)).cast::<c_int>().read() }
-}
-
-const _: () = assert!(size_of::<sys::ibv_transport_type::Type>() == size_of::<c_int>());
 
 /// What a port says of itself.
 pub(super) struct PortAttr {
