@@ -19,6 +19,8 @@ use crate::verbs::{About, AsyncEvent, Context};
 
 /// Connections that a line names; of more only the number is told.
 const NAMED: usize = 4;
+/// How often the thread does its chore where no event comes.
+const TICK: Duration = Duration::from_millis(250);
 /// How long the completion that a failed queue may still give goes before the event: it says which request failed, and why.
 const GRACE: Duration = Duration::from_millis(200);
 
@@ -65,11 +67,11 @@ fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Watch {
-    /// The running thread, or a new one. To be called when the devices are open.
+    /// The running thread, or a new one, which calls `chore` now and then. To be called when the devices are open.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
-    pub fn get(config: &Config) -> Result<Arc<Self>> {
+    pub fn get(config: &Config, chore: fn()) -> Result<Arc<Self>> {
         RETURNED.store(config.return_async_events, Ordering::Relaxed);
         let mut running = lock(&RUNNING);
         if let Some(watch) = running.upgrade() {
@@ -81,7 +83,7 @@ impl Watch {
         let (told, contexts) = (Arc::clone(&stop), contexts());
         let thread = thread::Builder::new()
             .name("mpib-events".into())
-            .spawn(move || run(&told, contexts))
+            .spawn(move || run(&told, contexts, chore))
             .map_err(failed)?;
         let watch = Arc::new(Self { stop, thread: Some(thread) });
         *running = Arc::downgrade(&watch);
@@ -110,7 +112,8 @@ fn contexts() -> Vec<Arc<Context>> {
     found
 }
 
-fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>) {
+fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>, chore: fn()) {
+    let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::MAX);
     loop {
         let ready: Vec<bool> = {
             let fds = contexts.iter().map(|context| context.async_fd());
@@ -118,7 +121,7 @@ fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>) {
                 .chain(fds)
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
-            match poll(&mut fds, PollTimeout::NONE) {
+            match poll(&mut fds, tick) {
                 Ok(_) => fds.iter().map(|fd| fd.any().unwrap_or(true)).collect(),
                 Err(Errno::EINTR) => continue,
                 Err(e) => {
@@ -129,6 +132,7 @@ fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>) {
         if ready[0] {
             return;
         }
+        chore();
         let mut ready = ready[1..].iter();
         contexts.retain(|context| !ready.next().is_some_and(|ready| *ready) || take(context));
     }

@@ -96,7 +96,7 @@ fn open(args: &Init) -> Result<Context> {
         config.lose(lost.text.clone())?;
     }
     stats::init(&config)?;
-    let events = Watch::get(&config)?;
+    let events = Watch::get(&config, engine::look_after)?;
     let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&config)).is_none();
     if first {
         let all: Vec<String> = device::all().into_iter().map(describe).collect();
@@ -315,12 +315,18 @@ impl NetPlugin for Plugin {
     fn irecv<'a>(
         comm: &'a RecvComm,
         buffers: &[RecvBuffer<'_, Self>],
-        _: bool,
+        optional_completion: bool,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
         if let Err(e) = forked::check() {
             return Err(reported("irecv", &e));
         }
-        told("irecv", comm.receive(buffers))
+        told(
+            "irecv",
+            match optional_completion {
+                false => comm.receive::<_, false>(buffers),
+                true => comm.receive::<_, true>(buffers),
+            },
+        )
     }
 
     fn iflush<'a>(

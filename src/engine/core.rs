@@ -82,6 +82,10 @@ impl Core {
         self.not_ended()
     }
 
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     #[inline]
     fn not_failed(&self) -> Fast<()> {
         match &self.failed {
@@ -104,6 +108,12 @@ impl Core {
                 Err(self.fail(e.into()))
             }
         }
+    }
+
+    /// An error where the peer is gone and what it owes can no longer come.
+    pub(super) fn look(&mut self, owed: &str) -> Fast<()> {
+        let here = self.peer.look(owed);
+        self.settle(here)
     }
 
     /// Passes a result on; an error fails the comm for good, and the peer is told why.
@@ -208,11 +218,10 @@ pub(super) fn progress<S: Progress>(state: &mut S, index: usize) -> Fast<()> {
     }
     // A failed completion says more than the event that comes with it, so it goes first.
     state.core().not_ended()?;
-    if let Some(owed) = S::owed(index) {
-        let here = state.core().peer.look(owed);
-        state.core().settle(here)?;
+    match S::owed(index) {
+        Some(owed) => state.core().look(owed),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 #[cold]

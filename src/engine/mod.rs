@@ -4,6 +4,8 @@ mod apart;
 mod arrival;
 mod connect;
 mod core;
+mod cts;
+mod early;
 mod fifo;
 mod flow;
 mod flush;
@@ -27,6 +29,7 @@ mod tests;
 mod wiring;
 
 pub use connect::{Listening, abandon, connect};
+pub(crate) use early::look_after;
 pub use mr::Mr;
 pub(crate) use offer::{host_name, prefix_len, rail_info};
 pub use recv::RecvComm;

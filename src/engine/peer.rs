@@ -56,6 +56,12 @@ impl Peer {
         &self.name
     }
 
+    /// Whether nothing is known against it: one atomic load.
+    #[inline]
+    pub(super) fn is_here(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.state() == State::Open)
+    }
+
     /// An error where the peer is gone and `what` it owes us can no longer come. To be called when nothing has
     /// come: one atomic load while the peer is there.
     pub(super) fn look(&mut self, what: &str) -> Result<()> {

@@ -8,6 +8,8 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
 use super::Settings;
 use super::arrival::{Slot, Wrong, read_record};
 use super::core::{Core, Progress, progress};
+use super::cts::{self, Offers};
+use super::early;
 use super::flush::{self, FLUSHES, Flushes, SINK_BYTES};
 use super::mr::{Mr, Registrar};
 use super::profile::Profile;
@@ -16,18 +18,13 @@ use super::request::{Pool, Request};
 use super::shared::Shared;
 use crate::error::{Error, Fast, Result};
 use crate::hints::Flow;
-use crate::proto::{
-    CTS_BYTES, CTS_WORDS, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence,
-};
-use crate::verbs::{Completion, Kind, Local, Remote};
+use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
+use crate::verbs::{Completion, Kind};
 
 /// Bytes of a receiver's control memory: the records that the sender writes into, CTS entries to send from, and what a
 /// flush reads into.
 pub(super) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
 pub(super) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
-
-/// The lane that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
-const CTS_LANE: usize = 0;
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -43,23 +40,21 @@ pub(super) struct Receiver {
     flush_host: bool,
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
     _flow: Option<Flow>,
-    // Only NCCL's progress thread takes it; registration does not.
+    // NCCL's progress thread takes it, registration does not, and the watch only where no call is seen.
     state: Shared<State>,
 }
 
 #[derive(Debug)]
-struct State {
-    core: Core,
-    seq: Sequence,
-    pool: Pool,
+pub(super) struct State {
+    pub(super) core: Core,
+    pub(super) offers: Offers,
+    pub(super) pool: Pool,
     /// By slot; a request is its slot.
-    slots: Box<[Slot; SLOTS]>,
-    /// The rail that carries CTS writes.
-    cts_rail: usize,
+    pub(super) slots: Box<[Slot; SLOTS]>,
     /// Slots whose data has not come.
-    outstanding: usize,
-    /// Each n-th CTS write asks for a completion.
-    signal_interval: u32,
+    pub(super) outstanding: usize,
+    /// What was offered and had not come when the watch looked last: see [`early`].
+    pub(super) looked: Option<(Sequence, usize)>,
     /// Where GPU memory can be registered, or `MPIB_FLUSH=1` wants it.
     flushes: Option<Flushes>,
 }
@@ -68,11 +63,8 @@ impl RecvComm {
     pub(super) fn new(mut core: Core, settings: &Settings, flow: Option<Flow>) -> Self {
         let config = &settings.config;
         core.profile = Profile::of_receives(settings.profiler, &core);
-        // At least twice per queue, so that it is never full of writes that nobody will account for.
-        let cts_rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
-        let depth = core.rails.get(cts_rail).map_or(2, |r| r.lanes[CTS_LANE].send_depth());
-        let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
-        Self(Arc::new_cyclic(|me: &Weak<Receiver>| {
+        let offers = Offers::new(&core, config);
+        let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
             let flushes = flush::possible(&core.rails);
             let pool = Pool::of_receiver(me, SLOTS + if flushes { FLUSHES } else { 0 });
             Receiver {
@@ -83,15 +75,16 @@ impl RecvComm {
                 state: Shared::new(State {
                     flushes: flushes.then(|| Flushes::new(SINK / 8, &core.rails)),
                     core,
-                    seq: Sequence::FIRST,
+                    offers,
                     pool,
                     slots: Box::new([Slot::EMPTY; SLOTS]),
-                    cts_rail,
                     outstanding: 0,
-                    signal_interval,
+                    looked: None,
                 }),
             }
-        }))
+        });
+        early::watch(&receiver);
+        Self(receiver)
     }
 
     /// Registers memory for this comm's receives.
@@ -99,25 +92,27 @@ impl RecvComm {
         self.0.memory.register(buffer, kind, dmabuf)
     }
 
-    /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way.
+    /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way. `OPTIONAL`: NCCL does not need to know
+    /// when the data of a single buffer is there.
+    // Compiled for each, so that the others pay nothing for optional ones.
     #[inline]
-    pub fn receive<P: NetPlugin<Mr = Mr>>(
+    pub fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<&Tagged<Request>>> {
-        if buffers.is_empty() || buffers.len() > MAX_RECVS {
-            return Err(wrong_group(buffers.len()));
-        }
         let comm = &*self.0;
-        // By itself, since it is what comes most.
         match buffers {
+            // By itself and first, since it is what comes most.
             [one] => comm.memory.check(one.mr, one.buffer)?,
+            wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
             several => several.iter().try_for_each(|b| comm.memory.check(b.mr, b.buffer))?,
         }
-        comm.state.with(|state| {
+        comm.with(|state| {
             state.core.alive()?;
-            match state.start(buffers) {
-                Ok(slot) => Ok(slot.map(|i| comm.pool.get(usize::from(i)))),
+            let slot = state.offers.next().slot();
+            let request = comm.pool.get(slot.into());
+            match state.start::<P, OPTIONAL>(slot, request, buffers) {
+                Ok(taken) => Ok(taken.then_some(request)),
                 Err(e) => Err(state.core.fail(e)),
             }
         })
@@ -131,9 +126,8 @@ impl RecvComm {
         if self.0.pool.len() == SLOTS {
             return Ok(None);
         }
-        let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
-        let Some(target) = target else { return Ok(None) };
-        self.0.state.with(|state| {
+        let Some(target) = flush::target(buffers) else { return Ok(None) };
+        self.0.with(|state| {
             let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
             core.alive()?;
             let Some(index) = flushes.begin(pool)? else { return Ok(None) };
@@ -148,19 +142,30 @@ impl RecvComm {
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        self.0
-            .state
-            .with(|state| {
-                state.core.peer.leave();
-                Ok(())
-            })
-            .map_err(|e| *e)
+        early::forget(&self.0);
+        let leave = |state: &mut State| {
+            state.last_arrivals();
+            state.core.peer.leave();
+            Ok(())
+        };
+        self.0.state.with(leave).map_err(|e| *e)
     }
 }
 
 impl Receiver {
+    /// What `f` makes of the state. Where the comm has failed, no request is done that waits for data.
+    #[inline(always)]
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> Fast<R>) -> Fast<R> {
+        self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
+    }
+
     pub(super) fn progress(&self, index: usize) -> Fast<()> {
-        self.state.with(|state| progress(state, index))
+        self.with(|state| progress(state, index))
+    }
+
+    /// Does what calls would do, where none come and data is owed to optional receives. `None` where somebody has the state.
+    pub(super) fn look_after(&self) -> Option<Fast<()>> {
+        self.state.try_with(|state| state.look_after().inspect_err(|_| state.revoke()))
     }
 }
 
@@ -201,111 +206,50 @@ impl Progress for State {
 }
 
 impl State {
+    /// `slot` is the next one, and `request` its request. `false` where there is no room.
     #[inline]
-    fn start<P: NetPlugin<Mr = Mr>>(&mut self, buffers: &[RecvBuffer<'_, P>]) -> Fast<Option<u8>> {
-        let slot = self.seq.slot();
-        if !self.pool.get(slot.into()).is_free() || !self.ready() && !self.made_ready()? {
-            return Ok(self.core.stats.no_room());
-        }
-        self.slots[usize::from(slot)].begin(buffers.len());
-        // The slot is ready for its arrivals before the peer can know of it.
-        self.pool.get(slot.into()).begin();
-        self.outstanding += 1;
-        match buffers {
-            [one] => {
-                if !one.profiler.is_none() {
-                    Profile::receive(&mut self.core, slot, 0, one.profiler);
-                }
-                let words = self.stage(slot, 0, one, 1);
-                self.post_cts(1, Some(&words))?;
-            }
-            several => self.offer(slot, several)?,
-        }
-        self.seq = self.seq.next();
-        self.core.stats.request(None);
-        Ok(Some(slot))
-    }
-
-    /// The CTS entries of a group of several.
-    #[inline(never)]
-    fn offer<P: NetPlugin<Mr = Mr>>(&mut self, slot: u8, buffers: &[RecvBuffer<'_, P>]) -> Fast<()> {
-        for (i, b) in buffers.iter().enumerate() {
-            if !b.profiler.is_none() {
-                Profile::receive(&mut self.core, slot, i, b.profiler);
-            }
-            self.stage(slot, i, b, buffers.len());
-        }
-        self.post_cts(buffers.len(), None)
-    }
-
-    /// Puts a CTS entry into our memory, where it stays as long as the receive; gives its words.
-    #[inline]
-    fn stage<P: NetPlugin<Mr = Mr>>(
+    fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &mut self,
         slot: u8,
-        index: usize,
-        recv: &RecvBuffer<'_, P>,
-        count: usize,
-    ) -> [u64; CTS_WORDS] {
-        let Buffer { addr, len } = recv.buffer;
-        self.slots[usize::from(slot)].set_room(index, len);
-        let cts = Cts {
-            addr: addr as u64,
-            size: len as u64,
-            rkeys: *recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys),
-            tag: recv.tag,
-            count: count as u8,
-            index: index as u8,
-            seq: self.seq.number(),
-        };
-        let words = cts.words().map(u64::to_le);
-        let start = (RECORDS_BYTES + self.seq.cts_offset(index)) / 8;
-        for (place, word) in self.core.region.words()[start..start + CTS_WORDS].iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
+        request: &Request,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<bool> {
+        let early = OPTIONAL && self.may_be_early(buffers.len())?;
+        if !(request.is_free() && self.ready()) && !self.made_ready(request)? {
+            self.core.stats.no_room::<()>();
+            return Ok(false);
         }
-        words
+        let place = &mut self.slots[usize::from(slot)];
+        place.begin(buffers.len());
+        // The slot is ready for its arrivals before the peer can know of it.
+        request.begin();
+        self.outstanding += 1;
+        // NCCL's own event is over before the data of an early one comes.
+        self.offers.post(&mut self.core, place, buffers, !early)?;
+        self.core.stats.request(None);
+        if early {
+            request.done_early();
+        }
+        Ok(true)
     }
 
-    /// As [`ready`](Self::ready), after a look at what has completed.
+    /// Whether the request has come free and all is [`ready`](Self::ready), after a look at what has completed.
     #[cold]
-    fn made_ready(&mut self) -> Fast<bool> {
+    fn made_ready(&mut self, request: &Request) -> Fast<bool> {
         self.poll()?;
-        Ok(self.ready())
+        let ready = request.is_free() && self.ready();
+        if !ready && !request.is_done() {
+            // Where all requests were done early, nobody asks after them.
+            self.core.peer.look("receives")?;
+        }
+        Ok(ready)
     }
 
     /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.
     #[inline]
     fn ready(&self) -> bool {
         let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
-        let lane = &self.core.rails[self.cts_rail].lanes[CTS_LANE];
-        lane.room() > 0 && self.core.rails.iter().all(enough)
-    }
-
-    /// One write carries the entries of the whole group: from where they stay, or in itself where there is `one`.
-    #[inline(always)]
-    fn post_cts(&mut self, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
-        let offset = self.seq.cts_offset(0);
-        let rail = self.cts_rail;
-        let Core { rails, region, remote, chain, stats, .. } = &mut self.core;
-        let lane = &mut rails[rail].lanes[CTS_LANE];
-        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
-        let signalled = lane.uncovered() + 1 >= self.signal_interval;
-        let signal = signalled.then(|| lane.signal(Work::Cts, 1));
-        chain.clear();
-        let fitted = match one {
-            Some(words) if lane.inline() >= CTS_BYTES => chain.write_inline(words, to, signal),
-            _ => {
-                let addr = region.addr((RECORDS_BYTES + offset) / 8) as u64;
-                let lkey = region.mrs()[rail].lkey();
-                chain.write(Some(Local { addr, len: (count * CTS_BYTES) as u32, lkey }), to, None, signal)
-            }
-        };
-        if !fitted {
-            return Err(internal("a CTS write did not fit into its chain"));
-        }
-        lane.post(chain, signalled)?;
-        stats.posted_bare(rail);
-        Ok(())
+        self.offers.has_room(&self.core) && self.core.rails.iter().all(enough)
     }
 
     /// Keeps enough receives posted for every slot that is under way, and one more.
@@ -322,7 +266,7 @@ impl State {
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
         let on = &mut self.core.rails[rail];
         let known = match Work::of(wr_id) {
-            Work::Cts => on.lanes[CTS_LANE].sent(wr_id)?,
+            Work::Cts => on.lanes[cts::LANE].sent(wr_id)?,
             Work::Flush { index } => {
                 let known = on.flush.as_mut().map_or(Ok(0), |lane| lane.sent(wr_id))?;
                 if let Some(flushes) = &mut self.flushes
@@ -347,8 +291,17 @@ impl State {
     #[inline]
     fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
         let imm = self.core.layout.decode(word).ok_or(Wrong::Word)?;
+        match self.pool.get(imm.slot.into()).is_under_way() {
+            true => self.took::<false>(imm, rail),
+            false => self.took::<true>(imm, rail),
+        }
+    }
+
+    /// `EARLY`: its request is not under way.
+    #[inline(always)]
+    fn took<const EARLY: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), Wrong> {
         let request = self.pool.get(imm.slot.into());
-        if !request.is_under_way() {
+        if EARLY && !request.is_owed() {
             return Err(Wrong::Idle(imm.slot));
         }
         let slot = &mut self.slots[usize::from(imm.slot)];
@@ -363,13 +316,14 @@ impl State {
         match size.bytes() {
             Some(size) => {
                 self.core.stats.done(1, size);
-                request.done_one(size);
+                if EARLY { request.settle(size) } else { request.done_one(size) }
             }
             None => {
                 let record = Record::decode(&read_record(&self.core, imm.slot), slot.rooms());
                 let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
-                self.core.stats.done(record.sizes().len(), record.sizes().iter().sum());
-                request.done(record.sizes());
+                let bytes = record.sizes().iter().sum();
+                self.core.stats.done(record.sizes().len(), bytes);
+                if EARLY { request.settle(bytes) } else { request.done(record.sizes()) }
             }
         }
         self.outstanding -= 1;

@@ -19,7 +19,7 @@ pub(super) const REQUESTS: usize = SLOTS;
 /// for all requests that a look at the queues has found done, and works on a comm that has failed since.
 #[derive(Debug)]
 pub struct Request {
-    /// [`FREE`], [`UNDER_WAY`], or [`DONE`] and how many sizes there are.
+    /// [`FREE`], [`UNDER_WAY`], [`DONE`] and how many sizes there are, [`EARLY`], or [`OWED`].
     state: AtomicU32,
     sizes: [AtomicUsize; MAX_RECVS],
     owner: Owner,
@@ -31,6 +31,10 @@ const UNDER_WAY: u32 = 1;
 const DONE: u32 = 2;
 /// A send or a receive: the usual case.
 const DONE_ONE: u32 = DONE + 1;
+/// Done for NCCL, which has not asked, and its data has not come.
+const EARLY: u32 = 16;
+/// NCCL has taken it, and its data has not come.
+const OWED: u32 = 17;
 
 #[derive(Debug)]
 enum Owner {
@@ -89,8 +93,9 @@ impl Request {
     /// [`test`](Self::test).
     #[inline]
     pub fn finished(&self) -> Option<usize> {
-        if self.state.load(Ordering::Acquire) != DONE_ONE {
-            return None;
+        let state = self.state.load(Ordering::Acquire);
+        if state != DONE_ONE {
+            return (state == EARLY && self.turn(EARLY, OWED)).then_some(0);
         }
         let size = self.sizes[0].load(Ordering::Relaxed);
         self.state.store(FREE, Ordering::Release);
@@ -112,8 +117,9 @@ impl Request {
     /// Whether the request is done; it is free with that.
     fn taken(&self, sizes: &mut Sizes) -> Fast<bool> {
         let count = match self.state.load(Ordering::Acquire) {
-            UNDER_WAY => return Ok(false),
-            FREE => return Err(self.over()),
+            // An early one that `finished` found so is taken by now, unless its comm has failed or its data has come.
+            UNDER_WAY | EARLY => return Ok(false),
+            FREE | OWED => return Err(self.over()),
             state => (state - DONE) as usize,
         };
         for (i, size) in self.sizes.iter().enumerate().take(count) {
@@ -143,6 +149,11 @@ impl Request {
         self.state.load(Ordering::Acquire) == FREE
     }
 
+    /// NCCL has to ask for it.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.state.load(Ordering::Relaxed), DONE..=EARLY)
+    }
+
     #[inline]
     pub(super) fn is_under_way(&self) -> bool {
         self.state.load(Ordering::Relaxed) == UNDER_WAY
@@ -159,6 +170,44 @@ impl Request {
     pub(super) fn done_one(&self, size: usize) {
         self.sizes[0].store(size, Ordering::Relaxed);
         self.state.store(DONE_ONE, Ordering::Release);
+    }
+
+    /// Its one message is done for NCCL, which is told a size of 0; its data is to come.
+    #[inline]
+    pub(super) fn done_early(&self) {
+        self.state.store(EARLY, Ordering::Release);
+    }
+
+    /// Whether it was [done early](Self::done_early), and its data is to come.
+    #[inline]
+    pub(super) fn is_owed(&self) -> bool {
+        matches!(self.state.load(Ordering::Relaxed), EARLY | OWED)
+    }
+
+    /// The data of an early one is here: it is free, or tells its size where NCCL has not asked.
+    #[inline]
+    pub(super) fn settle(&self, size: usize) {
+        if self.state.load(Ordering::Relaxed) == OWED || !self.tell(size) {
+            self.state.store(FREE, Ordering::Release);
+        }
+    }
+
+    /// Whether NCCL will be told the size of an early one, which it has not asked for.
+    #[cold]
+    fn tell(&self, size: usize) -> bool {
+        self.sizes[0].store(size, Ordering::Relaxed);
+        self.turn(EARLY, DONE_ONE)
+    }
+
+    /// Nothing was done early, where NCCL has not asked.
+    pub(super) fn revoke(&self) {
+        self.turn(EARLY, UNDER_WAY);
+    }
+
+    /// From one state to another, if it is in that: NCCL may ask at the same time.
+    #[inline]
+    fn turn(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// At most [`MAX_RECVS`] messages are done; none for a flush.

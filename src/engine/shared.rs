@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Fast};
 
@@ -29,15 +29,24 @@ impl<T> Shared<T> {
     /// Those of `f`; and [`Error::Internal`] after a panic in an earlier one.
     #[inline(always)]
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut T) -> Fast<R>) -> Fast<R> {
-        let mut inner = self.0.lock();
-        if inner.entered {
-            return Err(left_by_a_panic());
-        }
-        inner.entered = true;
-        let result = f(&mut inner.state);
-        inner.entered = false;
-        result
+        enter(self.0.lock(), f)
     }
+
+    /// As [`with`](Self::with), without waiting: `None` where somebody is in it.
+    pub(super) fn try_with<R>(&self, f: impl FnOnce(&mut T) -> Fast<R>) -> Option<Fast<R>> {
+        Some(enter(self.0.try_lock()?, f))
+    }
+}
+
+#[inline(always)]
+fn enter<T, R>(mut inner: MutexGuard<'_, Inner<T>>, f: impl FnOnce(&mut T) -> Fast<R>) -> Fast<R> {
+    if inner.entered {
+        return Err(left_by_a_panic());
+    }
+    inner.entered = true;
+    let result = f(&mut inner.state);
+    inner.entered = false;
+    result
 }
 
 impl<T> fmt::Debug for Shared<T> {
@@ -65,6 +74,8 @@ mod tests {
         shared.with(next).unwrap();
         shared.with(|_| Err::<(), _>(Error::Internal("an error is no panic".into()).into())).unwrap_err();
         assert_eq!(shared.with(|n| Ok(*n)).unwrap(), 2);
+        shared.with(|_| Ok(assert!(shared.try_with(|n| Ok(*n)).is_none()))).unwrap();
+        assert_eq!(shared.try_with(|n| Ok(*n)).unwrap().unwrap(), 2);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             shared.with(|n| -> Fast<()> { panic!("on purpose, at {n}") })
         }));

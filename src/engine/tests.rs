@@ -95,7 +95,7 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
                     profiler: ProfilerHandle::default(),
                 })
                 .collect();
-            match recv.receive(&group).unwrap() {
+            match recv.receive::<_, false>(&group).unwrap() {
                 Some(request) => {
                     recvs.push(request);
                     received += 1;

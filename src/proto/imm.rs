@@ -106,15 +106,17 @@ impl ImmLayout {
     pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
-        if mask == 0 || mask & !self.all != 0 {
+        // None, or more than all: their bits are the lowest ones.
+        if mask.wrapping_sub(1) >= self.all {
             return None;
         }
         let mask = mask as u8;
         let size_q = word >> self.low_bits;
-        let limit = 1u32 << self.count_bits();
-        if size_q < limit {
+        // The unit bit is the highest.
+        if word >> 31 == 0 {
             return Some(Imm { slot, mask, size: SizeQ(Some(size_q as usize)) });
         }
+        let limit = 1u32 << self.count_bits();
         if size_q == self.sentinel() {
             return Some(Imm { slot, mask, size: SizeQ::RECORD });
         }

@@ -60,6 +60,11 @@ pub(crate) struct PerfArgs {
           value_parser = clap::value_parser!(u32).range(1..=MAX_GROUP as i64))]
     pub(crate) receives: u32,
 
+    /// Post each receive with NCCL's hint that its completion is optional, as NCCL does for its protocols LL and LL128: a plugin may tell
+    /// it done before the data is there. Tables before v9 are not given the hint
+    #[arg(long, conflicts_with_all = ["receives", "ping_pong"])]
+    pub(crate) optional: bool,
+
     /// Both ends send and receive at the same time
     #[arg(long)]
     pub(crate) bidirectional: bool,
@@ -186,6 +191,7 @@ pub(crate) struct Plan {
     pub(crate) iterations: Option<u64>,
     pub(crate) depth: usize,
     pub(crate) receives: usize,
+    pub(crate) optional: bool,
     pub(crate) bidirectional: bool,
     pub(crate) ping_pong: bool,
     pub(crate) connections: usize,
@@ -202,6 +208,7 @@ impl PerfArgs {
             iterations: self.iterations,
             depth: self.depth as usize,
             receives: self.receives as usize,
+            optional: self.optional,
             bidirectional: self.bidirectional,
             ping_pong: self.ping_pong,
             connections: self.connections as usize,
@@ -236,6 +243,9 @@ impl Plan {
         }
         if self.memory > super::sizes::MOST_MEMORY || self.iterations == Some(0) {
             return bad(format!("memory {}, iterations {:?}", self.memory, self.iterations));
+        }
+        if self.optional && (self.receives != 1 || self.ping_pong) {
+            return bad(format!("optional receives in groups of {}, or in round trips", self.receives));
         }
         if self.connections > MOST_CONNECTIONS as usize || (self.ping_pong && self.receives != 1) {
             return bad(format!("connections {}, ping-pong of {} receives", self.connections, self.receives));

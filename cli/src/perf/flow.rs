@@ -29,6 +29,8 @@ pub(super) struct Round {
     pub(super) depth: usize,
     /// Bytes of each message.
     pub(super) size: usize,
+    /// Whether receives are optional: their requests may be done before the data is here, and tell no size.
+    pub(super) optional: bool,
 }
 
 impl Round {
@@ -203,11 +205,12 @@ impl<'a> Receiving<'a> {
             mr: self.end.mr,
         };
         let all: [Recv; MAX_GROUP] = std::array::from_fn(|member| recv(member.min(self.round.receives - 1)));
-        net.irecv(self.end.comm, &all[..self.round.receives])
+        net.irecv_as(self.end.comm, &all[..self.round.receives], self.round.optional)
     }
 
     pub(super) fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
-        let wrong = sizes.iter().position(|s| usize::try_from(*s) != Ok(self.round.size));
+        let fits = |s: &i32| usize::try_from(*s) == Ok(self.round.size) || (self.round.optional && *s == 0);
+        let wrong = sizes.iter().position(|s| !fits(s));
         let Some(member) = wrong else { return Ok(()) };
         let message = self.round.first + (group * self.round.receives + member) as u64;
         let text = format!(

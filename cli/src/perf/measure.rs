@@ -8,6 +8,7 @@ use std::{
 use hdrhistogram::Histogram;
 
 use super::{
+    args::Plan,
     flow::{self, End, Receiving, Round, Sending},
     link::{Role, Say, hear_one},
     pingpong, rails,
@@ -43,7 +44,8 @@ pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<S
         messages: 0,
         busy: Duration::ZERO,
     };
-    let round = Round { first: 0, groups: 0, receives: session.plan.receives, depth, size };
+    let Plan { receives, optional, .. } = session.plan;
+    let round = Round { first: 0, groups: 0, receives, depth, size, optional };
     let groups = layout.slots / session.plan.receives;
     let before = match session.role {
         Role::A => this.lead(session, round, groups)?,
@@ -162,7 +164,8 @@ impl Measurement {
         }
     }
 
-    /// The measured part: everything posted and completed, in both directions; then the check.
+    /// The measured part: everything posted and completed, in both directions; then the check. By then both ends have said that they
+    /// are through, and no send is done before its data is there, so that it is also there for optional receives.
     fn transfer(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
         if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {

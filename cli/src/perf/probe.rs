@@ -27,6 +27,7 @@ impl Probe {
             iterations: None,
             depth: 8,
             receives: 1,
+            optional: false,
             bidirectional: false,
             ping_pong: false,
             connections: 0,

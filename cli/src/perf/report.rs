@@ -167,7 +167,13 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
         (false, true) => "both directions",
         (false, false) => "one direction",
     };
-    let group = if plan.receives == 1 { "1 receive".into() } else { format!("{} receives", plan.receives) };
+    let group = if plan.optional {
+        "1 optional receive".into()
+    } else if plan.receives == 1 {
+        "1 receive".into()
+    } else {
+        format!("{} receives", plan.receives)
+    };
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
     format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}")
 }

@@ -44,6 +44,9 @@ pub(crate) struct SoloArgs {
     /// Groups of `depth` messages.
     #[arg(long)]
     pub(crate) groups: u64,
+    /// Receives are optional.
+    #[arg(long)]
+    pub(crate) optional: bool,
     /// Where the counts go; the plugin may print on stdout.
     #[arg(long)]
     pub(crate) output: PathBuf,
@@ -84,7 +87,7 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
     let solo = Solo::connect(&*net, device, args)?;
     let before = rails::verbs();
     for _ in 0..args.groups {
-        solo.group(&*net, args.depth)?;
+        solo.group(&*net, args.depth, args.optional)?;
     }
     let messages = args.groups * args.depth as u64;
     let counts = rails::verbs().zip(before).map(|(now, then)| {
@@ -144,11 +147,12 @@ impl Solo {
 
     /// `depth` messages at once. What is counted happens in here, so it keeps its name.
     #[inline(never)]
-    fn group(&self, net: &dyn Net, depth: usize) -> Result<(), Failure> {
+    fn group(&self, net: &dyn Net, depth: usize, optional: bool) -> Result<(), Failure> {
         let mut receives = Vec::with_capacity(depth);
         let mut sends = Vec::with_capacity(depth);
         for _ in 0..depth {
-            receives.push(until("irecv takes no request", || net.irecv(self.recv, &[self.back]))?);
+            receives
+                .push(until("irecv takes no request", || net.irecv_as(self.recv, &[self.back], optional))?);
         }
         for _ in 0..depth {
             let Recv { addr, len, tag, mr } = self.out;

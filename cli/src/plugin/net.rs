@@ -100,7 +100,12 @@ pub trait Net {
         mr: Mr,
     ) -> Result<Option<Request>, Failure>;
     /// At most [`MAX_GROUP`]; `None`: not now, call again.
-    fn irecv(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure>;
+    fn irecv(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure> {
+        self.irecv_as(comm, recvs, false)
+    }
+    /// As [`irecv`](Self::irecv). `optional`: with the hint of v9 and later that the data itself shows when it is there, as NCCL gives it
+    /// for single receives of its protocols LL and LL128. The request may be done before, and tell another size.
+    fn irecv_as(&self, comm: Comm, recvs: &[Recv], optional: bool) -> Result<Option<Request>, Failure>;
     /// Makes what a finished receive brought visible to a GPU; each `len` is the size that arrived. `None`: nothing to wait for.
     fn iflush(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure>;
     /// Whether the request is done; `sizes` is filled when it is.
@@ -155,6 +160,15 @@ pub(super) fn gave_null(call: Call, what: &str) -> Failure {
     Failure::new(
         Kind::Call,
         format!("the plugin's {} returned ncclSuccess but no {what} (NULL)", call.name()),
+    )
+}
+
+/// NCCL would take the hint for a request.
+pub(super) fn left_hint() -> Failure {
+    Failure::new(
+        Kind::Call,
+        "the plugin's irecv returned ncclSuccess and left NCCL's hint for optional receives (0x1) where it must put a request, or NULL"
+            .to_owned(),
     )
 }
 

@@ -3,17 +3,21 @@
 use std::{
     ffi::{c_int, c_void},
     mem::MaybeUninit,
-    ptr::{NonNull, null_mut},
+    ptr::{NonNull, null_mut, without_provenance_mut},
     rc::Rc,
 };
 
 use nccl_net_abi::{
-    NCCL_NET_TRAFFIC_CLASS_UNDEF, NCCL_PTR_HOST, ncclResult_t, ncclSuccess, v6, v7, v8, v9, v10, v11, v12,
+    NCCL_NET_OPTIONAL_RECV_COMPLETION, NCCL_NET_TRAFFIC_CLASS_UNDEF, NCCL_PTR_HOST, ncclResult_t,
+    ncclSuccess, v6, v7, v8, v9, v10, v11, v12,
 };
 
 use super::{
     logger,
-    net::{Comm, Device, Handle, MAX_GROUP, Mr, Net, Recv, Request, Sizes, gave_null, returned, string},
+    net::{
+        Comm, Device, Handle, MAX_GROUP, Mr, Net, Recv, Request, Sizes, gave_null, left_hint, returned,
+        string,
+    },
     watch::{Call, Watch},
 };
 use crate::failure::{Failure, Kind};
@@ -126,6 +130,11 @@ macro_rules! era {
     (isend $new:ident $self:ident $comm:expr, $addr:expr, $len:expr, $tag:expr, $mr:expr, $out:expr) => {
         call!($self, isend, Isend, ($comm, $addr, $len, $tag, $mr, operation(), $out))
     };
+
+    // What stands in `*request` of an optional receive. NCCL gives no hint to tables before v9.
+    (hint v6) => { 0 };
+    (hint v7) => { 0 };
+    (hint $new:ident) => { NCCL_NET_OPTIONAL_RECV_COMPLETION };
 
     (irecv v6 $($args:tt)*) => { era!(irecv_plain $($args)*) };
     (irecv v7 $($args:tt)*) => { era!(irecv_plain $($args)*) };
@@ -297,7 +306,7 @@ macro_rules! tables {
                 Ok(NonNull::new(request).map(Request))
             }
 
-            fn irecv(&self, comm: Comm, recvs: &[Recv]) -> Result<Option<Request>, Failure> {
+            fn irecv_as(&self, comm: Comm, recvs: &[Recv], optional: bool) -> Result<Option<Request>, Failure> {
                 let mut addrs = [null_mut::<c_void>(); MAX_GROUP];
                 let mut lens = [0 as $size; MAX_GROUP];
                 let mut tags = [0; MAX_GROUP];
@@ -309,9 +318,13 @@ macro_rules! tables {
                     mrs[i] = recv.mr.0.as_ptr();
                 }
                 let n = recvs.len().min(MAX_GROUP) as c_int;
-                let mut request = null_mut();
+                let hint = if optional { era!(hint $era) } else { 0 };
+                let mut request = without_provenance_mut(hint);
                 era!(irecv $era self comm.0.as_ptr(), n, addrs.as_mut_ptr(), lens.as_mut_ptr(), tags.as_mut_ptr(),
                     mrs.as_mut_ptr(), &raw mut request)?;
+                if hint != 0 && request.addr() == hint {
+                    return Err(left_hint());
+                }
                 Ok(NonNull::new(request).map(Request))
             }
 

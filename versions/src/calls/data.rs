@@ -115,10 +115,8 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     phandles: *const *mut c_void,
     request: *mut *mut c_void,
 ) -> Outcome {
-    // SAFETY: NULL or readable, where the version gives `*request` a meaning.
-    let entry = if S::RECV_HINT { unsafe { request.as_ref() }.map_or(0, |r| r.addr()) } else { 0 };
-    // SAFETY: NULL or writable.
-    let request = unsafe { Out::null("request", request) }?;
+    // SAFETY: NULL or writable, and readable where the version gives `*request` a meaning.
+    let (request, entry) = unsafe { Out::nulled("request", request, S::RECV_HINT) }?;
     // SAFETY: the comm is not closed meanwhile.
     let comm: &Receiver<P> = unsafe { handle::tagged(Kind::Recv, "recvComm", comm) }?;
     let n = group(n)?;

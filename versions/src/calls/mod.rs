@@ -65,6 +65,24 @@ impl Out<*mut c_void> {
         // SAFETY: the caller's promise.
         unsafe { Self::holding(what, place, ptr::null_mut()) }
     }
+
+    /// As [`Out::null`], with the address that stood there, where that is `told`.
+    ///
+    /// # Safety
+    /// As [`Out::new`], and readable where `told`.
+    #[inline]
+    unsafe fn nulled(
+        what: &'static str,
+        place: *mut *mut c_void,
+        told: bool,
+    ) -> Result<(Self, usize), Refusal> {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Self::new(what, place) }?;
+        // SAFETY: the caller's promise.
+        let entry = if told { unsafe { out.0.read() }.addr() } else { 0 };
+        out.put(ptr::null_mut());
+        Ok((out, entry))
+    }
 }
 
 /// A size as a version gives it. v9 widened messages to `size_t` and brought the hint in irecv's `*request`.
