@@ -73,15 +73,20 @@ fn wait(table: &dyn Table, request: Ptr) {
     });
 }
 
-/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given back.
+/// As [`run_as`], without a hint.
 fn run(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize) -> usize {
+    run_as(pair, from, to, n, len, 0)
+}
+
+/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given back.
+fn run_as(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize, hint: usize) -> usize {
     let table = newest();
     let group: Vec<_> = (0..n).map(|i| (to.addr(), len, i as i32, to.mr)).collect();
     COUNT.set(0);
     for _ in 0..MESSAGES / WINDOW {
         let mut recvs = [Ptr::default(); WINDOW];
         for recv in &mut recvs {
-            let (rc, request) = counted(|| table.irecv(pair.recv, &group));
+            let (rc, request) = counted(|| table.irecv_as(pair.recv, &group, hint));
             assert!(rc == 0 && !request.is_null());
             *recv = request;
         }
@@ -118,6 +123,8 @@ fn transfers_allocate_nothing() {
         for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
             assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
         }
+        // With the hint that the completion is optional.
+        assert_eq!(run_as(&pair, &from, &to, 1, 4096, 1), 0, "optional receives");
         from.dereg();
         to.dereg();
         pair.close();

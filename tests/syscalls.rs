@@ -1,4 +1,4 @@
-//! `listen`, `connect` and `accept` wait for nothing: judged by the system calls of the thread that calls them, as ptrace shows them.
+//! `listen`, `connect` and `accept` wait for nothing, and a receive that is done at once is taken without any system call: judged by the system calls of the thread that calls them, as ptrace shows them.
 
 extern crate softverbs as _;
 
@@ -7,7 +7,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
 
-use common::pair::{init, until};
+use common::pair::{HOST, init, until};
 use common::peer::watchdog;
 use common::table::{Ptr, newest};
 use common::{isolated, mpib};
@@ -15,7 +15,8 @@ use nccl_net_mpib::proto::{Addr, Handle};
 
 /// Numbers of system calls that do not exist, by which the traced thread tells what it is about to do; the last one says that it is over.
 const MARKS: i64 = 1 << 20;
-const NAMES: [&str; 6] = ["listen", "first connect", "connect", "idle connect", "accept", "idle accept"];
+const NAMES: [&str; 7] =
+    ["listen", "first connect", "connect", "idle connect", "accept", "idle accept", "idle test"];
 const OVER: usize = NAMES.len();
 
 /// System calls that one call may make, at most. The costliest looks at the network interfaces and at each entry of two GID tables, whose
@@ -72,6 +73,16 @@ fn traced() {
         ends.iter().all(|end| !end.is_null()).then_some(())
     });
     unanswered(3, &mut nobody);
+    // Optional receives are done at once.
+    let word = [0u64];
+    let (rc, mr) = table.reg_mr(ends[1], word.as_ptr().addr(), 8, HOST);
+    assert_eq!(rc, 0);
+    for _ in 0..100 {
+        let (rc, request) = table.irecv_as(ends[1], &[(word.as_ptr().addr(), 8, 1, mr)], 1);
+        assert_eq!((rc, request.is_null()), (0, false));
+        assert_eq!(marked(6, || table.test(request)), (0, true, [0; 8]));
+    }
+    assert_eq!(table.dereg_mr(ends[1], mr), 0);
     assert_eq!((table.close_send(ends[0]), table.close_recv(ends[1]), table.close_listen(listen)), (0, 0, 0));
 }
 

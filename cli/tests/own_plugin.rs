@@ -67,6 +67,7 @@ fn every_table_moves_every_size_in_groups_and_both_directions() {
     // One of each way of passing sizes.
     assert_eq!(run(&["--abi", "12,9,6", "--receives", "4", "--bidirectional"]), [12, 9, 6]);
     run(&["--receives", "2", "--depth", "1"]);
+    assert_eq!(run(&["--abi", "12,9,8", "--optional", "--bidirectional"]), [12, 9, 8]);
 }
 
 /// Bytes that the sender's rails carried for 20 messages of 1 MiB.

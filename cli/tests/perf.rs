@@ -104,6 +104,24 @@ fn groups_and_both_directions() {
     }
 }
 
+/// v8 is not given the hint, which the plugin here would refuse.
+#[test]
+fn optional_receives_are_checked_like_everything() {
+    let args = ["--optional", "--abi", "all", "--iterations", "100", "--sizes", "0,8,4K"];
+    let output = perf(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("1 optional receive a group"), "{}", text(&output.stdout));
+    let optional = ["--optional", "--iterations", "100", "--sizes", "1000"];
+    fails("corrupt", &optional, 5, &["message 20 of 1000 B: byte 500 is 0x"]);
+    fails(
+        "hint",
+        &optional,
+        4,
+        &["irecv returned ncclSuccess and left NCCL's hint for optional receives (0x1)"],
+    );
+    fails("", &["--optional", "--receives", "2"], 2, &["cannot be used with"]);
+}
+
 #[test]
 fn half_round_trips_are_checked_like_everything() {
     let output =

@@ -215,7 +215,8 @@ impl State {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<bool> {
         let early = OPTIONAL && self.may_be_early(buffers.len())?;
-        if !(request.is_free() && self.ready()) && !self.made_ready(request)? {
+        let ready = request.is_free() && self.ready();
+        if !ready && !self.made_ready(request)? {
             self.core.stats.no_room::<()>();
             return Ok(false);
         }
@@ -237,12 +238,7 @@ impl State {
     #[cold]
     fn made_ready(&mut self, request: &Request) -> Fast<bool> {
         self.poll()?;
-        let ready = request.is_free() && self.ready();
-        if !ready && !request.is_done() {
-            // Where all requests were done early, nobody asks after them.
-            self.core.peer.look("receives")?;
-        }
-        Ok(ready)
+        Ok(request.is_free() && self.ready())
     }
 
     /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.

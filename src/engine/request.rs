@@ -149,11 +149,6 @@ impl Request {
         self.state.load(Ordering::Acquire) == FREE
     }
 
-    /// NCCL has to ask for it.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.state.load(Ordering::Relaxed), DONE..=EARLY)
-    }
-
     #[inline]
     pub(super) fn is_under_way(&self) -> bool {
         self.state.load(Ordering::Relaxed) == UNDER_WAY

@@ -74,7 +74,7 @@ mod tests {
         shared.with(next).unwrap();
         shared.with(|_| Err::<(), _>(Error::Internal("an error is no panic".into()).into())).unwrap_err();
         assert_eq!(shared.with(|n| Ok(*n)).unwrap(), 2);
-        shared.with(|_| Ok(assert!(shared.try_with(|n| Ok(*n)).is_none()))).unwrap();
+        assert!(shared.with(|_| Ok(shared.try_with(|n| Ok(*n)).is_none())).unwrap(), "somebody is in it");
         assert_eq!(shared.try_with(|n| Ok(*n)).unwrap().unwrap(), 2);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             shared.with(|n| -> Fast<()> { panic!("on purpose, at {n}") })

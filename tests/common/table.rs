@@ -46,7 +46,11 @@ pub trait Table: Sync {
     ) -> (c_int, Ptr);
     fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> c_int;
     fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (c_int, Ptr);
-    fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (c_int, Ptr);
+    fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (c_int, Ptr) {
+        self.irecv_as(comm, buffers, 0)
+    }
+    /// With `hint` where the request is to be put.
+    fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (c_int, Ptr);
     fn iflush(&self, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> (c_int, Ptr);
     /// Code, done, sizes.
     fn test(&self, request: Ptr) -> (c_int, bool, [c_int; 8]);
@@ -240,12 +244,12 @@ macro_rules! tables {
                 };
                 (code(rc), out)
             }
-            fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (c_int, Ptr) {
+            fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (c_int, Ptr) {
                 let mut data = column(buffers, null_mut(), |b| p(b.0));
                 let mut sizes = column(buffers, 0, |b| b.1 as $size);
                 let mut tags = column(buffers, 0, |b| b.2);
                 let mut mrs = column(buffers, null_mut(), |b| b.3);
-                let mut out: Ptr = null_mut();
+                let mut out: Ptr = p(hint);
                 // SAFETY: arrays of sixteen, of which the first `n` are the test's.
                 let rc = unsafe {
                     nccl_net_mpib::$symbol.irecv.unwrap()(

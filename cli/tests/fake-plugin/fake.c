@@ -224,6 +224,7 @@ static ncclResult_t post_recv(void *recvComm, int n, void **data, const size_t *
     CHECK(n >= 1 && n <= MAX_RECVS, "more receives than maxRecvs");
     CHECK(comm->queued < NCCL_NET_MAX_REQUESTS, "too many receives in flight");
     for (int i = 0; i < n; i++) CHECK(covers(comm, mhandles[i], data[i], sizes[i]), "data outside of its registration");
+    if (faulty("hint") && *request) return ncclSuccess;
     *request = NULL;
     if (comm->calls++ % 5 == 4) return ncclSuccess;
     r = new_request(comm, n);
@@ -401,6 +402,7 @@ static ncclResult_t irecv_v8(void *comm, int n, void **data, int *sizes, int *ta
 
     CHECK(n >= 1 && n <= MAX_RECVS, "more receives than maxRecvs");
     for (int i = 0; i < n; i++) wide[i] = (size_t)sizes[i];
+    CHECK(!*request, "a hint before v9");
     return post_recv(comm, n, data, wide, tags, mhandles, request);
 }
 
