@@ -219,6 +219,11 @@ settings! {
     /// acknowledgements of that queue pair's data; -1: that of the others.
     fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255),
         test: "cts_writes_have_a_class_of_their_own";
+    /// 1: CTS writes of single receives carry their entry in themselves (`IBV_SEND_INLINE`); an adapter that has no room for that is told. 0: the adapter
+    /// reads it from memory, and queue pairs are made without such room. Unset: 1 where the adapter has room. See `docs/receives.md`.
+    use_inline: Option<bool> = None, "NCCL_IB_USE_INLINE", Optional(Flag),
+        differs: "unset is 1 where the adapter has room, there 0; groups of several receives are never inline",
+        test: "cts_writes_are_inline_as_the_settings_say";
     /// 1: enhanced connection establishment, where both ends' adapters and verbs libraries have it: queue pairs then use what their vendor
     /// adds to the specification, such as its congestion control.
     ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag,

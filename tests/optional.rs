@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::pair::{Pair, connect, init, pattern, until};
 use common::peer::watchdog;
-use common::table::{TABLES, newest, take_warnings, warnings};
+use common::recorder::{FIRST, first};
+use common::table::{TABLES, newest, set_profiler, set_profiler_handles, take_warnings, warnings};
 use common::{isolated, mpib};
 use optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 
@@ -89,6 +90,38 @@ fn a_size_is_told_where_the_data_came_before_the_question() {
             to.dereg();
         }
         pair.close();
+    });
+}
+
+/// NCCL's own event of such a receive is over before its data comes: none of ours is below it.
+#[test]
+fn optional_receives_have_no_events_of_the_profiler() {
+    isolated(here!(), &mpib("512", &[]), || {
+        set_profiler(Some(first));
+        for table in TABLES.iter().filter(|t| t.version() >= 10) {
+            let pair = Pair::new(*table);
+            let (from, to) = (pair.send_buffer(pattern(1000, 1)), pair.recv_buffer(1000));
+            for hint in [OPTIONAL, 0] {
+                let handles = FIRST.handles();
+                let (rc, request) = table.irecv_as(pair.recv, &[(to.addr(), 1000, 1, to.mr)], hint);
+                assert_eq!((rc, request.is_null()), (0, false));
+                set_profiler_handles(None);
+                if hint == OPTIONAL {
+                    taken(*table, request);
+                    let events = FIRST.over(handles[0], "an optional receive was done");
+                    assert!(events.is_empty(), "{events:?}");
+                }
+                pair.wait(pair.isend(from.addr(), 1000, 1, from.mr));
+                if hint == 0 {
+                    pair.wait(request);
+                    assert_eq!(FIRST.over(handles[0], "a receive was done").len(), 2, "one for each rail");
+                }
+            }
+            from.dereg();
+            to.dereg();
+            pair.close();
+            FIRST.checked();
+        }
     });
 }
 

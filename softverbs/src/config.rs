@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, OnceLock};
 
 use crate::gid;
-use crate::limits::{MAX_DEVICES, MAX_GIDS};
+use crate::limits::{MAX_DEVICES, MAX_GIDS, MAX_INLINE};
 use crate::log::write_always;
 
 /// The variable that lists the devices.
@@ -71,6 +71,8 @@ pub struct DeviceSpec {
     pub sysfs: Option<String>,
     /// What it has not.
     pub lacks: Vec<Lack>,
+    /// Bytes of inline data that a queue pair can be asked for, at most.
+    pub inline: u32,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
@@ -104,6 +106,7 @@ impl DeviceSpec {
             dmabuf: false,
             sysfs: None,
             lacks: Vec::new(),
+            inline: MAX_INLINE,
         }
     }
 

@@ -49,6 +49,8 @@ counters! {
     compare_swaps,
     /// Fetch-and-add work requests begun.
     fetch_adds,
+    /// Of all these, those that carried their data in themselves (`IBV_SEND_INLINE`).
+    inlines,
     /// Payload bytes of completed work requests of the send queues.
     bytes,
     /// Calls of `ibv_post_send` that posted at least one work request.

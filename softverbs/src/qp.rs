@@ -16,7 +16,7 @@ use crate::cq::Cq;
 use crate::device::Context;
 use crate::events;
 use crate::handle::{Acks, Handle};
-use crate::limits::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
+use crate::limits::{MAX_QP_WR, MAX_SGE};
 use crate::log::fault;
 use crate::mover;
 use crate::pd::Pd;
@@ -81,13 +81,13 @@ struct Parts {
     srq: Option<Arc<Srq>>,
 }
 
-fn check_cap(cap: &sys::ibv_qp_cap) -> Result<(), Errno> {
+fn check_cap(cap: &sys::ibv_qp_cap, inline: u32) -> Result<(), Errno> {
     let checks = [
         ("max_send_wr", cap.max_send_wr, MAX_QP_WR),
         ("max_recv_wr", cap.max_recv_wr, MAX_QP_WR),
         ("max_send_sge", cap.max_send_sge, MAX_SGE),
         ("max_recv_sge", cap.max_recv_sge, MAX_SGE),
-        ("max_inline_data", cap.max_inline_data, MAX_INLINE),
+        ("max_inline_data", cap.max_inline_data, inline),
     ];
     for (name, asked, max) in checks {
         if asked > max {
@@ -108,7 +108,7 @@ impl Qp {
         if parts.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
-        check_cap(cap)?;
+        check_cap(cap, parts.pd.context.device.spec.inline)?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         let process = process::get()?;
         process.service.ensure(process)?;

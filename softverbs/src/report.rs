@@ -68,7 +68,7 @@ extern "C" fn at_exit() {
 
 /// Titles of the columns and what stands in them.
 type Column = (&'static str, fn(&Counters) -> u64);
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 15] = [
     ("write", |c| c.writes),
     ("write_imm", |c| c.writes_with_imm),
     ("send", |c| c.sends),
@@ -76,6 +76,7 @@ const COLUMNS: [Column; 14] = [
     ("read", |c| c.reads),
     ("cmp_swap", |c| c.compare_swaps),
     ("fetch_add", |c| c.fetch_adds),
+    ("inline", |c| c.inlines),
     ("bytes", |c| c.bytes),
     ("doorbells", |c| c.doorbells),
     ("receives", |c| c.receives),
@@ -137,7 +138,7 @@ mod tests {
         let lines: Vec<Vec<&str>> = text.lines().skip(1).map(|l| l.split_whitespace().collect()).collect();
         let send = lines[0].iter().position(|t| *t == "send").unwrap();
         let bytes = lines[0].iter().position(|t| *t == "bytes").unwrap();
-        assert!(lines.iter().all(|l| l.len() == 16), "{text}");
+        assert!(lines.iter().all(|l| l.len() == 2 + COLUMNS.len()), "{text}");
         let seen: Vec<_> = lines[1..].iter().map(|l| (l[0], l[1], l[send], l[bytes])).collect();
         let expected = [
             ("soft0", "all", "77", "315392"),

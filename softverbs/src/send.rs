@@ -73,7 +73,7 @@ unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, St
     Ok((pieces, len))
 }
 
-fn count_posted(qp: &Qp, opcode: u32) {
+fn count_posted(qp: &Qp, opcode: u32, flags: u32) {
     let add = |live: &Live| {
         let counter = match opcode {
             op::IBV_WR_RDMA_WRITE => &live.writes,
@@ -85,6 +85,9 @@ fn count_posted(qp: &Qp, opcode: u32) {
             _ => &live.fetch_adds,
         };
         Live::add(counter, 1);
+        if flags & INLINE != 0 {
+            Live::add(&live.inlines, 1);
+        }
     };
     on_counters(qp, add);
 }
@@ -130,7 +133,7 @@ impl Qp {
         }
         // SAFETY: the caller's promise.
         unsafe { sq.push(wr, pieces, len, now) };
-        count_posted(self, wr.opcode);
+        count_posted(self, wr.opcode, wr.send_flags);
         Ok(())
     }
 

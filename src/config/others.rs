@@ -125,7 +125,6 @@ others! {
     "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
     "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
     "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";
-    "NCCL_IB_USE_INLINE" ["1"] note: "CTS writes are inline wherever the adapter has room for that";
     "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always told";
     "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";

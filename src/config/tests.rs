@@ -58,6 +58,7 @@ fn every_variable_is_read() {
         ("NCCL_IB_SL", "15"),
         ("NCCL_IB_TC", "0"),
         ("NCCL_IB_FIFO_TC", "255"),
+        ("NCCL_IB_USE_INLINE", "1"),
         ("NCCL_IB_ECE_ENABLE", "0"),
         ("NCCL_IB_MQP_RETRY_CNT", "0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7"),

@@ -1,6 +1,5 @@
 //! The receiving end of a connection.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};

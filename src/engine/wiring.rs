@@ -8,12 +8,12 @@ use super::joins::{Join, Joins, With};
 use super::lane::Lane;
 use super::offer::Offer;
 use super::rail::{Names, Rail, Receives};
-use super::{Role, Settings, recv, send};
+use super::{Role, Settings, cts, recv, send};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
-    RouteWiring, SLOTS, Wiring,
+    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES,
+    RailInfo, RouteWiring, SLOTS, Wiring,
 };
 use crate::route::Route;
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
@@ -26,8 +26,8 @@ const CTS_DEPTH: u32 = SLOTS as u32;
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group must fit into a queue.
 pub(super) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
-/// What a CTS entry takes.
-const INLINE: u32 = 64;
+/// Bytes that a CTS write of one entry carries in itself.
+const INLINE: u32 = CTS_BYTES as u32;
 
 /// One end's part of the routes, before it knows the peer's.
 #[derive(Debug)]
@@ -238,6 +238,18 @@ impl Depths {
     }
 }
 
+/// The user wants what this adapter has no room for.
+fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
+    static TOLD: Once = Once::new();
+    let name = nic.name();
+    let what = format!(
+        "{name} carries {has} bytes inline, of {INLINE}: CTS writes are not inline (NCCL_IB_USE_INLINE=1)"
+    );
+    let what = settings.config.lose(what)?;
+    TOLD.call_once(|| tracing::warn!(target: "net", "{what}"));
+    Ok(())
+}
+
 impl HalfRoute {
     fn new(
         role: Role,
@@ -260,8 +272,14 @@ impl HalfRoute {
             }
         };
         let qp = |lane| {
-            let options = QpOptions { send_depth: depths.send(lane), inline: INLINE };
+            // Nothing else is inline.
+            let cts = role == Role::Receiver && lane as usize == cts::LANE;
+            let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
+            let options = QpOptions { send_depth: depths.send(lane), inline };
             let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
+            if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
+                not_inline(settings, nic, qp.inline())?;
+            }
             let mut psn = [0; 4];
             getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
             Ok((qp, u32::from_le_bytes(psn)))

@@ -2,7 +2,7 @@
 
 use super::{MAX_RAILS, MAX_RECVS};
 
-/// Size of an entry.
+/// Size of an entry: a cache line, so that one that begins a line shares it with no other, and an adapter writes it in one piece.
 pub const CTS_BYTES: usize = 64;
 /// Words of an entry. The running number is the last one, so that it arrives with or after the rest of its line.
 pub const CTS_WORDS: usize = CTS_BYTES / 8;

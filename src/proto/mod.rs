@@ -27,7 +27,7 @@ pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
-pub use slot::{FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};
+pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, lane};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use status::{Blame, WcStatus, wc_status};
 pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};

@@ -8,6 +8,13 @@ pub const SLOTS: usize = 256;
 pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
 /// Bytes of the receiver's completion records.
 pub const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
+/// Bytes that caches take at once.
+pub const CACHE_LINE: usize = 64;
+
+// Entries, groups and records each begin a line in memory that begins one, and end with one: no two share a line, and none lies in two.
+const _: () = assert!(CTS_BYTES == CACHE_LINE && RECORD_BYTES == CACHE_LINE);
+// Behind the records a receiver has its own copy of the FIFO.
+const _: () = assert!(RECORDS_BYTES.is_multiple_of(CACHE_LINE) && FIFO_BYTES.is_multiple_of(CACHE_LINE));
 
 /// Running number of a receive, from 1: zeroed memory is never a valid CTS entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -186,6 +186,11 @@ impl Evil {
         Ok(Self { channel, rails, region, peer: theirs.memory })
     }
 
+    /// Where the plugin's end lets its peer write.
+    pub fn memory(&self) -> &Memory {
+        &self.peer
+    }
+
     fn write(&self, rail: usize, words: Option<(usize, usize)>, to: usize, imm: Option<u32>) {
         let lkey = self.region.mrs()[rail].lkey();
         let local = words.map(|(at, n)| Local { addr: self.region.addr(at) as u64, len: 8 * n as u32, lkey });

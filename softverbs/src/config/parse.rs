@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use super::{ConfigError, DeviceSpec, Lack, LinkLayer, quantity};
+use crate::limits::MAX_INLINE;
 
 /// Shown with every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, lacks=srq+mtu";
+     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, lacks=srq+mtu, inline=0";
 
 /// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
 /// variable that was never set than a wish for no devices.
@@ -63,6 +64,10 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             false => return Err("expected an absolute path".to_owned()),
         },
         "lacks" => spec.lacks = value.split('+').map(lack).collect::<Result<_, _>>()?,
+        "inline" => {
+            let bytes = value.parse().ok().filter(|bytes| *bytes <= MAX_INLINE);
+            spec.inline = bytes.ok_or_else(|| format!("expected a number of bytes, at most {MAX_INLINE}"))?;
+        }
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
             spec.link_layer = match value {
@@ -73,7 +78,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, sysfs, lacks"
+                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, sysfs, lacks, inline"
                     .to_owned(),
             );
         }
