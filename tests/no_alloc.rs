@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::pair::{Buffer, Pair, until};
+use common::pair::{Buffer, Pair, init, until};
 use common::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use common::{isolated, mpib};
 use nccl_net_abi as abi;
@@ -201,5 +201,27 @@ fn flushes_allocate_nothing() {
         assert_eq!(COUNT.get(), 0);
         to.dereg();
         pair.close();
+    });
+}
+
+/// NCCL's thread polls all connections that it makes, of a thousand peers, in turn.
+#[test]
+fn a_connect_that_waits_allocates_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(ctx, 0, &mut handle);
+        assert_eq!(rc, 0);
+        // Nobody accepts; until all that happens without that has happened, memory may be needed.
+        let mut quiet = 0;
+        until("connect", || {
+            COUNT.set(0);
+            let (rc, comm) = counted(|| table.connect(ctx, 0, &mut handle));
+            assert_eq!((rc, comm.is_null()), (0, true));
+            quiet = if COUNT.get() == 0 { quiet + 1 } else { 0 };
+            (quiet == 100).then_some(())
+        });
+        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
     });
 }
