@@ -125,7 +125,8 @@ impl RecvComm {
         if self.0.pool.len() == SLOTS {
             return Ok(None);
         }
-        let Some(target) = flush::target(buffers) else { return Ok(None) };
+        let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
+        let Some(target) = target else { return Ok(None) };
         self.0.with(|state| {
             let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
             core.alive()?;
