@@ -15,6 +15,9 @@ use common::table::{Ptr, Table, newest, warnings};
 use common::{isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
 
+const USAGE: i32 = 5;
+const REMOTE: i32 = 6;
+
 #[test]
 #[ignore = "the other process of the tests here"]
 fn other_process() {
@@ -37,6 +40,15 @@ fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dy
 fn none_yet(table: &dyn Table, listen: Ptr) {
     let (rc, comm) = table.accept(listen);
     assert_eq!((rc, comm.is_null()), (0, true), "accept");
+}
+
+/// The code of `accept`, which fails.
+fn fails(table: &dyn Table, listen: Ptr, what: &str) -> i32 {
+    until(what, || {
+        let (rc, comm) = table.accept(listen);
+        assert!(comm.is_null(), "{what}");
+        (rc != 0).then_some(rc)
+    })
 }
 
 /// A stranger that says `bytes` and stays.
@@ -122,7 +134,8 @@ fn strangers_keep_nobody_out() {
     });
 }
 
-/// Those who know the nonce and then break the protocol fail their own handshake, each with one line.
+/// Those who know the nonce and then break the protocol fail their own handshake, each with one line. accept says so, since NCCL
+/// makes one connector for each listener, and goes on when it is called again.
 #[test]
 fn misled_connectors_fail_alone() {
     with_listener(here!(), &[], |table, listen, handle| {
@@ -152,7 +165,6 @@ fn misled_connectors_fail_alone() {
             (with(10, &frame(Message::Refuse { reason: "just so".into() })), "refuses: just so"),
             (with(11, &right_hello(&handle, 11, |_| ())), "HELLO while WIRING was due"),
             (right_hello(&handle, 12, |h| h.rails.clear()), "no rail reaches"),
-            (right_hello(&handle, 13, |h| h.rails.truncate(1)), "rails without a route"),
             (
                 right_hello(&handle, 14, |h| {
                     h.rails.iter_mut().for_each(|r| r.link_layer = LinkLayer::InfiniBand)
@@ -171,10 +183,8 @@ fn misled_connectors_fail_alone() {
         for (bytes, said) in &cases {
             let before = warnings().len();
             all.push(stranger(&handle, bytes));
-            until(said, || {
-                none_yet(table, listen);
-                (warnings().len() > before).then_some(())
-            });
+            assert!([USAGE, REMOTE].contains(&fails(table, listen, said)), "{said}");
+            none_yet(table, listen);
             let lines = warnings();
             assert_eq!(lines.len(), before + 1, "{:?}", &lines[before..]);
             let parts = [said, "127.0.0.1:"];
@@ -184,6 +194,12 @@ fn misled_connectors_fail_alone() {
                 lines[before]
             );
         }
+        // One that has but one of the rails is no failure. Beside it, as it stays silent, others' failures are lines alone.
+        all.push(stranger(&handle, &right_hello(&handle, 13, |h| h.rails.truncate(1))));
+        until("the line on the rail", || {
+            none_yet(table, listen);
+            warnings().last().is_some_and(|line| line.contains("rails without a route")).then_some(())
+        });
         // Others that stay silent behind a right HELLO, more than the listener keeps in line.
         for token in 100..200 {
             all.push(stranger(&handle, &with(token, b"")));
@@ -191,6 +207,37 @@ fn misled_connectors_fail_alone() {
         }
         the_real_peer_gets_in(table, listen, &handle);
         drop(all);
+    });
+}
+
+/// A handshake that fails beside another one is one line; the last one is the error of accept.
+#[test]
+fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let first = stranger(&handle, &right_hello(&handle, 1, |_| ()));
+        // It is under way once it has the plugin's HELLO, which comes behind WELCOME (21 bytes).
+        let (mut reader, mut said) = (first.try_clone().unwrap(), [0; 32]);
+        reader.set_nonblocking(true).unwrap();
+        let mut got = 0;
+        until("the plugin's HELLO", || {
+            none_yet(table, listen);
+            got += reader.read(&mut said[got..]).unwrap_or(0);
+            (got == said.len()).then_some(())
+        });
+        let second = stranger(&handle, &right_hello(&handle, 2, |hello| hello.rails.clear()));
+        until("the second to fail", || {
+            none_yet(table, listen);
+            warnings().iter().any(|line| line.contains("no rail reaches")).then_some(())
+        });
+        assert!(warnings().iter().all(|line| line.contains("others may still come")), "{:?}", warnings());
+        drop((first, reader));
+        assert_eq!(fails(table, listen, "the first to fail"), REMOTE);
+        let last = warnings().pop().unwrap();
+        assert!(last.contains("accept: ") && last.contains("waited for WIRING"), "{last}");
+        assert_eq!(warnings().len(), 2, "{:?}", warnings());
+        // A connector that comes later is served all the same.
+        the_real_peer_gets_in(table, listen, &handle);
+        drop(second);
     });
 }
 
@@ -213,10 +260,7 @@ fn wrong_queue_pairs_fail_alone() {
             let before = warnings().len();
             let lies = Lies { wiring: Some(lie), ..Lies::default() };
             let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
-            until("the handshake to fail", || {
-                none_yet(table, listen);
-                (warnings().len() > before).then_some(())
-            });
+            assert_eq!(fails(table, listen, "the handshake to fail"), REMOTE, "case {i}");
             // One message, in as many lines as it takes; nothing beside it.
             let last = warnings()[before..].concat();
             assert!(last.starts_with("NET/MPIB : accept: "), "case {i}: {last:?}");

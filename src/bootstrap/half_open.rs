@@ -69,7 +69,7 @@ impl HalfOpen {
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {
-                tracing::warn!(target: "net", "refused a control connection from {}: {reason}", self.addr);
+                acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
                 let link = Arc::new(Link::pending());
                 link.establish(self.stream, Vec::new());
                 let _ = link.send(&Message::Refuse { reason });

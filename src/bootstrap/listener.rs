@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -42,11 +42,17 @@ pub struct Listener {
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<VecDeque<(Token, Arc<Link>)>>,
+    /// Why the last one that knew the nonce has no channel.
+    refused: Mutex<Option<String>>,
 }
 
 impl Shared {
     fn with<T>(&self, f: impl FnOnce(&mut VecDeque<(Token, Arc<Link>)>) -> T) -> T {
         f(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn refused(&self) -> MutexGuard<'_, Option<String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,6 +89,11 @@ impl Listener {
             }
             None => self.reactor.alive().map(|()| None),
         }
+    }
+
+    /// Why a peer that knows the nonce was refused since this was asked last: its HELLO cannot be understood.
+    pub fn refused(&self) -> Option<Error> {
+        self.shared.refused().take().map(Error::Protocol)
     }
 }
 
@@ -191,6 +202,11 @@ impl Acceptor {
         }
         self.tokens.push_back(connector);
         true
+    }
+
+    /// A peer that knows the nonce has been told why it cannot be talked to.
+    pub(super) fn refuse(&self, why: String) {
+        *self.shared.refused() = Some(why);
     }
 
     /// Gives the channel to `try_accept`.

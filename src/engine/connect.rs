@@ -115,15 +115,21 @@ impl Listening {
     }
 
     /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
-    /// the log too.
+    /// the log too. Another peer may come after it.
+    ///
+    /// # Errors
+    /// A handshake has failed with a peer that knows the listener's nonce, and none is under way with another: NCCL makes one connector
+    /// for each listener, so that nobody else would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let underway = self.underway.lock();
         let mut underway =
             underway.map_err(|_| Error::Internal("the listener's state was left by a panic".into()))?;
+        let mut failed = self.listener.refused();
+        let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => underway.push(Joining::new(handshake)),
-                Err(e) => warn(&e),
+                Err(e) => fail(e),
             }
         }
         let mut i = 0;
@@ -132,15 +138,22 @@ impl Listening {
                 Ok(None) => i += 1,
                 Ok(Some((core, flow))) => {
                     underway.swap_remove(i);
+                    failed.iter().for_each(warn);
                     return Ok(Some(RecvComm::new(core, &self.settings, flow)));
                 }
                 Err(e) => {
                     underway.swap_remove(i);
-                    warn(&e);
+                    fail(e);
                 }
             }
         }
-        Ok(None)
+        match failed {
+            Some(e) if underway.is_empty() => Err(e),
+            failed => {
+                failed.iter().for_each(warn);
+                Ok(None)
+            }
+        }
     }
 }
 
