@@ -146,10 +146,11 @@ fn another_connectors_welcome_is_no_answer() {
 }
 
 #[test]
-fn no_listener_is_told_at_once_with_every_address() {
+fn no_listener_is_told_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
-    let channel = Channel::connect(&handle, &hello("c"), patience()).unwrap();
+    // Long before the time of the handshake is over.
+    let channel = Channel::connect(&handle, &hello("c"), 60 * patience()).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",

@@ -4,13 +4,14 @@ extern crate softverbs as _;
 
 mod common;
 
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 
 use common::pair::{connect, init, pattern, until};
 use common::peer::watchdog;
-use common::table::{Ptr, TABLES, Table, newest, warnings};
+use common::table::{LOG, Ptr, TABLES, Table, newest, warnings};
 use common::{isolated, mpib};
-use nccl_net_mpib::proto::{Addr, Handle, STATE_OFFSET};
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_OFFSET};
 
 const ARGUMENT: i32 = 4;
 const REMOTE: i32 = 6;
@@ -245,6 +246,53 @@ fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
         refused(table, ctx, to(&["127.0.0.1"], port), REMOTE, &[deadline, &connected]);
         drop(line);
         goes_on(table, ctx);
+    });
+}
+
+/// A socket that is bound, and listens from when that is asked for: until then its port refuses connections.
+fn bound() -> TcpListener {
+    // SAFETY: plain system calls on a socket of ours, with an address of the right length.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0);
+        let mut addr: libc::sockaddr_in = std::mem::zeroed();
+        addr.sin_family = libc::AF_INET as u16;
+        addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+        assert_eq!(libc::bind(fd, (&raw const addr).cast(), size_of_val(&addr) as u32), 0);
+        std::os::fd::FromRawFd::from_raw_fd(fd)
+    }
+}
+
+/// As where a flood of connections, or a neighbour that is not known yet, spoils the first try.
+#[test]
+fn a_port_that_refuses_at_first_is_tried_again() {
+    isolated(here!(), &mpib("512", &[]), || {
+        watchdog();
+        let (table, server) = (newest(), bound());
+        let ctx = init(table);
+        let addr = server.local_addr().unwrap();
+        let mut handle = to(&["127.0.0.1"], addr.port());
+        let told = format!("its addresses are tried again: {addr}: Connection refused");
+        let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (0, Ptr::default()));
+        until("the first try to fail", || {
+            go_on();
+            LOG.lock().unwrap().iter().any(|(_, text)| text.contains(&told)).then_some(())
+        });
+        // SAFETY: a socket of ours that is bound.
+        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&server), 8) }, 0);
+        server.set_nonblocking(true).unwrap();
+        let (mut peer, _) = until("another try", || {
+            go_on();
+            server.accept().ok()
+        });
+        peer.set_nonblocking(false).unwrap();
+        let mut start = [0; HELLO_PREFIX_BYTES];
+        peer.read_exact(&mut start).unwrap();
+        assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().nonce, [7; 16]);
+        let lines = LOG.lock().unwrap().clone();
+        assert_eq!(lines.iter().filter(|(_, text)| text.contains("tried again")).count(), 1, "{lines:?}");
+        assert!(warnings().is_empty(), "{:?}", warnings());
+        assert_eq!(table.finalize(ctx), 0);
     });
 }
 

@@ -248,7 +248,11 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
         let mut islands = Islands::with(|i| match i {
             0 => Vec::new(),
             1 => vec![("NCCL_SOCKET_IFNAME", "sup".into())],
-            2 => vec![("NCCL_SOCKET_IFNAME", "sup".into()), ("MPIB_OOB_IF", "=sout".into())],
+            2 => vec![
+                ("NCCL_SOCKET_IFNAME", "sup".into()),
+                ("MPIB_OOB_IF", "=sout".into()),
+                ("MPIB_CONNECT_TIMEOUT_MS", "1000".into()),
+            ],
             _ => vec![("MPIB_OOB_IF", "eth9".into())],
         });
         let peers = &mut islands.peers;
@@ -259,7 +263,7 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
         // An interface that does not exist is named, and those that do.
         assert_eq!(peers[3].ask("listen-fails"), USAGE);
         the_warning(&mut peers[3], &["MPIB_OOB_IF=\"eth9\"", "sout 10.1.2.4/24", "sup 10.2.2.4/24"]);
-        // Over SUP another island is out of reach, which is said at once; a host of the own one is not.
+        // Over SUP another island is out of reach, which is said when the time is over; a host of the own one is not.
         assert_eq!(peers[2].ask(&format!("connect-fails {handle}")), REMOTE);
         the_warning(&mut peers[2], &["10.2.1.2:", "unreachable"]);
         peers[1].say("accept");

@@ -146,7 +146,8 @@ fn the_ends_of_a_line_are_told_that_they_have_no_link() {
             ..Topology::default()
         };
         let env_of = vec![("b", "MPIB_ROUTE", "subnet"), ("d", "MPIB_ROUTE", "subnet")];
-        let mut net = Reach::up(Setup { topology, env: SHORT.to_vec(), env_of, ..Setup::default() });
+        let env = [&SHORT[..], &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]].concat();
+        let mut net = Reach::up(Setup { topology, env, env_of, ..Setup::default() });
         net.unreachable(
             "a",
             "c",

@@ -18,6 +18,12 @@ use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 const STAGGER: Duration = Duration::from_millis(100);
 /// How long to wait before an address that connected, and then closed without an answer, is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How long to wait before an address that failed is tried again, after its first failure; after each further one twice as long, ...
+const PAUSE: Duration = Duration::from_millis(100);
+/// ... up to this: what is wrong in the network may pass, as a flood of connections when a job starts.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long it is tried on while every address refuses connections: nobody listens there any more.
+const REFUSED_MAX: Duration = Duration::from_secs(3);
 
 /// The tries of one channel.
 #[derive(Debug)]
@@ -26,8 +32,16 @@ pub(super) struct Connector {
     /// Not tried yet, or to be tried again.
     targets: VecDeque<Target>,
     attempts: Vec<Token>,
-    /// The last failure of each address.
-    failures: Vec<(SocketAddr, String)>,
+    /// How many addresses there are.
+    addrs: usize,
+    /// Those that have failed.
+    failures: Vec<Failure>,
+    /// All refuse connections, since then.
+    refused_since: Option<Instant>,
+    /// That all have failed was told.
+    told: bool,
+    /// The soonest timer that is set.
+    wake: Option<Instant>,
     hello: Arc<[u8]>,
     token: Nonce,
     timeout: Duration,
@@ -44,6 +58,17 @@ struct Target {
     turn: Instant,
 }
 
+/// An address that has failed.
+#[derive(Debug)]
+struct Failure {
+    addr: SocketAddr,
+    /// The last time.
+    why: String,
+    /// It refused the connection then.
+    refused: bool,
+    times: u32,
+}
+
 impl Connector {
     pub(super) fn new(
         link: Arc<Link>,
@@ -55,11 +80,17 @@ impl Connector {
         let now = Instant::now();
         let turns = (0..).map(|n| now + n * STAGGER).zip(groups);
         let target = |turn, addr| Target { addr, from: now, turn };
+        let targets: VecDeque<_> =
+            turns.flat_map(|(turn, g)| g.into_iter().map(move |addr| target(turn, addr))).collect();
         Self {
             link,
-            targets: turns.flat_map(|(turn, g)| g.into_iter().map(move |addr| target(turn, addr))).collect(),
+            addrs: targets.len(),
+            targets,
             attempts: Vec::new(),
             failures: Vec::new(),
+            refused_since: None,
+            told: false,
+            wake: None,
             hello: hello.into(),
             token,
             timeout,
@@ -70,6 +101,15 @@ impl Connector {
     /// Starts what is due. `None` when it has failed.
     pub(super) fn on_timer(mut self, me: Token, core: &mut Core) -> Option<Entry> {
         let now = Instant::now();
+        let all = self.failures.len() == self.addrs;
+        let refused = all && self.failures.iter().all(|f| f.refused);
+        self.refused_since = refused.then(|| self.refused_since.unwrap_or(now));
+        let refused_until =
+            self.refused_since.map_or(self.until, |since| self.until.min(since + REFUSED_MAX));
+        if refused && now >= refused_until {
+            let advice = ". Each refuses connections: has the peer's process ended?";
+            return self.give_up("none of its addresses answers", advice, core);
+        }
         if now >= self.until {
             let text = format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
             return self.give_up(
@@ -79,13 +119,16 @@ impl Connector {
             );
         }
         while self.start_group(me, now, core) {}
-        if self.attempts.is_empty() && self.targets.is_empty() {
-            return self.give_up("none of its addresses answers", "", core);
+        if all && !std::mem::replace(&mut self.told, true) {
+            tracing::info!(target: "net", "the peer's listener cannot be reached yet, its addresses are tried again: {}", self.failed());
         }
         // With none under way, none of these waits for its turn.
         let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.turn) };
-        let soonest = self.targets.iter().map(due).min();
-        core.wake_at(soonest.map_or(self.until, |t| t.min(self.until)), me);
+        let soonest = self.targets.iter().map(due).min().map_or(refused_until, |t| t.min(refused_until));
+        if self.wake.is_none_or(|at| at <= now || soonest < at) {
+            self.wake = Some(soonest);
+            core.wake_at(soonest, me);
+        }
         Some(Entry::Connector(self))
     }
 
@@ -100,27 +143,49 @@ impl Connector {
         for target in &due {
             match Attempt::start(me, target.addr, &self.hello, self.token, core) {
                 Ok(token) => self.attempts.push(token),
-                Err(e) => self.note(target.addr, e.to_string()),
+                Err(e) => self.failed_at(target.addr, &e),
             }
         }
         !due.is_empty()
     }
 
-    fn note(&mut self, addr: SocketAddr, why: String) {
-        self.failures.retain(|(a, _)| *a != addr);
-        self.failures.push((addr, why));
+    /// Takes a failure down, and how often this address has failed by now.
+    fn note(&mut self, addr: SocketAddr, why: String, refused: bool) -> u32 {
+        if let Some(failure) = self.failures.iter_mut().find(|f| f.addr == addr) {
+            let times = failure.times.saturating_add(1);
+            *failure = Failure { addr, why, refused, times };
+            return times;
+        }
+        self.failures.push(Failure { addr, why, refused, times: 1 });
+        1
+    }
+
+    /// Takes the failure down, and has the address tried again later.
+    fn failed_at(&mut self, addr: SocketAddr, e: &io::Error) {
+        let times = self.note(addr, e.to_string(), e.kind() == ErrorKind::ConnectionRefused);
+        let pause = PAUSE.saturating_mul(1 << (times - 1).min(16)).min(PAUSE_MAX);
+        self.later(addr, pause);
+    }
+
+    fn later(&mut self, addr: SocketAddr, pause: Duration) {
+        let from = Instant::now() + pause;
+        self.targets.push_back(Target { addr, from, turn: from });
+    }
+
+    /// The addresses that have failed, each with its last error.
+    fn failed(&self) -> String {
+        self.failures.iter().map(|f| format!("{}: {}", f.addr, f.why)).collect::<Vec<_>>().join("; ")
     }
 
     fn give_up(self, why: &str, advice: &str, core: &mut Core) -> Option<Entry> {
-        let mut tried: Vec<String> = self.failures.iter().map(|(addr, e)| format!("{addr}: {e}")).collect();
+        let known = |addr: SocketAddr| self.failures.iter().any(|f| f.addr == addr);
+        let mut tried = vec![self.failed()];
+        // One that has failed before is told with that error.
         let pending = self.attempts.iter().filter_map(|t| core.attempt_state(*t));
-        tried.extend(pending);
-        tried.extend(
-            self.targets
-                .iter()
-                .filter(|t| !self.failures.iter().any(|f| f.0 == t.addr))
-                .map(|t| format!("{}: not tried", t.addr)),
-        );
+        tried.extend(pending.filter(|(addr, _)| !known(*addr)).map(|(_, state)| state));
+        let left = self.targets.iter().filter(|t| !known(t.addr));
+        tried.extend(left.map(|t| format!("{}: not tried", t.addr)));
+        tried.retain(|text| !text.is_empty());
         self.end(
             format!("cannot connect to the peer's listener: {why}; tried {}{advice}", tried.join("; ")),
             core,
@@ -163,13 +228,12 @@ impl Connector {
             }
             Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), core),
             Outcome::Unanswered(why) => {
-                self.note(addr, why);
-                let from = Instant::now() + AGAIN;
-                self.targets.push_back(Target { addr, from, turn: from });
+                self.note(addr, why, false);
+                self.later(addr, AGAIN);
                 self.on_timer(me, core)
             }
-            Outcome::Failed(why) => {
-                self.note(addr, why);
+            Outcome::Failed(e) => {
+                self.failed_at(addr, &e);
                 self.on_timer(me, core)
             }
         }
@@ -186,7 +250,7 @@ pub(super) enum Outcome {
     /// It connected and closed: a busy listener may do so, or another host.
     Unanswered(String),
     /// There is nothing.
-    Failed(String),
+    Failed(io::Error),
 }
 
 /// One address being tried.
@@ -232,12 +296,9 @@ impl Attempt {
     }
 
     /// For the sentence of a connector that gives up.
-    pub(super) fn describe(&self) -> String {
-        format!(
-            "{}: {}",
-            self.addr,
-            if self.connected { "connected, no answer" } else { "no connection yet" }
-        )
+    pub(super) fn describe(&self) -> (SocketAddr, String) {
+        let state = if self.connected { "connected, no answer" } else { "no connection yet" };
+        (self.addr, format!("{}: {state}", self.addr))
     }
 
     /// Goes on. Tells its connector when it has come to a result.
@@ -246,7 +307,7 @@ impl Attempt {
             Ok(None) => return Some(Entry::Attempt(self)),
             Ok(Some(outcome)) => outcome.with(self.stream, &self.read),
             Err(e) if self.connected => Outcome::Unanswered(e.to_string()),
-            Err(e) => Outcome::Failed(e.to_string()),
+            Err(e) => Outcome::Failed(e),
         };
         core.settle(self.connector, me, self.addr, result);
         None

@@ -302,7 +302,7 @@ impl Core {
         }
     }
 
-    pub(super) fn attempt_state(&self, token: Token) -> Option<String> {
+    pub(super) fn attempt_state(&self, token: Token) -> Option<(SocketAddr, String)> {
         match self.entries.get(&token) {
             Some(Entry::Attempt(attempt)) => Some(attempt.describe()),
             _ => None,
