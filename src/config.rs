@@ -245,7 +245,8 @@ settings! {
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
         differs: "also of shared receive queues, which are not used there",
         test: "a_fatal_event_ends_the_connections_that_it_concerns_and_no_others";
-    /// How long the handshake of a connection may take, in ms, and each of its steps. So long, too, are the listener's addresses tried
+    /// How long the handshake of a connection may take, in ms, and each of its steps, from when the peer's NCCL calls accept; before, a
+    /// line in the log tells each time that so long has passed. So long, too, are the listener's addresses tried
     /// again where they cannot be reached; where each of them refuses connections, 3 s.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
         test: "addresses_that_nothing_answers_at_fail_by_the_deadline";

@@ -6,11 +6,11 @@ mod common;
 
 use std::time::Instant;
 
-use common::evil::{Evil, Lies};
+use common::evil::{self, Evil, Lies};
 use common::pair::{Buffer, LIMIT, Pair, connect, init, pattern, until};
 use common::table::{Ptr, newest, warnings};
 use common::{isolated, mpib};
-use nccl_net_mpib::proto::Message;
+use nccl_net_mpib::proto::{Handle, Message, STATE_OFFSET};
 
 const SYSTEM: i32 = 2;
 const ARGUMENT: i32 = 4;
@@ -238,11 +238,80 @@ fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
         let ctx = init(table);
         let listener = Evil::listen();
         let mut handle = listener.handle().encode();
-        // Its connection is taken, and then nobody says a word.
-        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
+        // Its connection is taken and answered, and then nobody says a word.
+        let mut taken = None;
+        let code = until("connect", || {
+            if taken.is_none() {
+                taken = listener.try_accept().unwrap();
+                taken.iter().for_each(|peer| peer.send(&Message::Hello(evil::hello())).unwrap());
+            }
+            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0)
+        });
         assert_eq!(code, REMOTE);
-        warned(&["connect", "MPIB_CONNECT_TIMEOUT_MS"]);
+        warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
+        drop((listener, taken));
+    });
+}
+
+/// Calls connect until it has told `n` times that it waits.
+fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
+    let mut listener = *handle;
+    listener[STATE_OFFSET..].fill(0);
+    let port = Handle::decode(&listener).unwrap().port();
+    until("lines on the wait", || {
+        assert_eq!(newest().connect(ctx, 0, handle), (0, Ptr::default()));
+        (warnings().len() as u64 >= n).then_some(())
+    });
+    for (i, line) in (1..).zip(warnings()) {
+        let said = format!(":{port} for {} ms; it is connected and says nothing", ms * i);
+        assert!(
+            line.contains("connect: waiting for the first call of accept of ") && line.contains(&said),
+            "{line}"
+        );
+    }
+}
+
+/// Ranks come to accept when they do, and no sooner.
+#[test]
+fn a_peer_that_accepts_late_is_waited_for() {
+    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (_, listen) = table.listen(ctx, 0, &mut handle);
+        waits(&mut handle, ctx, 2000, 1);
+        let (mut send, mut recv) = (Ptr::default(), Ptr::default());
+        until("both ends", || {
+            if send.is_null() {
+                let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                assert_eq!(rc, 0);
+                send = comm;
+            }
+            if recv.is_null() {
+                let (rc, comm) = table.accept(listen);
+                assert_eq!(rc, 0);
+                recv = comm;
+            }
+            (!send.is_null() && !recv.is_null()).then_some(())
+        });
+        let pair = Pair { table, send, recv };
+        pair.message(5000, 5000, 1);
+        pair.close();
+        assert_eq!(table.close_listen(listen), 0);
+    });
+}
+
+#[test]
+fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
+    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
+        let ctx = init(newest());
+        let listener = Evil::listen();
+        let mut handle = listener.handle().encode();
+        waits(&mut handle, ctx, 300, 3);
         drop(listener);
+        let code = until("connect", || Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
+        assert_eq!(code, REMOTE);
+        warned(&["connect: ", "did its process end?", "waited for the first call of accept"]);
     });
 }
 

@@ -71,6 +71,12 @@ impl Channel {
         self.link.expect(step, self.timeout.saturating_add(more));
     }
 
+    /// As [`expect`](Self::expect), for what is due whenever the peer comes to it: that the time of the settings is over again is a line in the log,
+    /// and only the loss of the peer an error.
+    pub fn expect_whenever(&self, step: &'static str) {
+        self.link.expect_whenever(step, self.timeout);
+    }
+
     /// The handshake is over: no message is due.
     pub fn settled(&self) {
         self.link.settled();

@@ -66,6 +66,8 @@ struct Step {
     name: &'static str,
     limit: Duration,
     until: Instant,
+    /// How often the limit was over and only told; `None` where it ends the step.
+    told: Option<u32>,
 }
 
 /// Whether the thread must go on watching a connection.
@@ -131,7 +133,12 @@ impl Link {
     }
 
     pub(super) fn expect(&self, name: &'static str, limit: Duration) {
-        self.lock().step = Some(Step { name, limit, until: Instant::now() + limit });
+        self.lock().step = Some(Step { name, limit, until: Instant::now() + limit, told: None });
+    }
+
+    pub(super) fn expect_whenever(&self, name: &'static str, tell: Duration) {
+        let until = Instant::now() + tell;
+        self.lock().step = Some(Step { name, limit: tell, until, told: Some(0) });
     }
 
     pub(super) fn settled(&self) {
@@ -159,17 +166,27 @@ impl Link {
         if let Some(end) = &inner.end {
             return Err(end.error(&inner));
         }
-        match &inner.step {
-            // While connecting, the connector's own clock counts: its sentence names the addresses.
-            _ if inner.stream.is_none() => Ok(None),
-            Some(step) if Instant::now() >= step.until => Err(Error::Peer(format!(
-                "{}: nothing came within {} ms while waiting for {} (MPIB_CONNECT_TIMEOUT_MS)",
-                inner.label(),
-                step.limit.as_millis(),
-                step.name
-            ))),
-            _ => Ok(None),
+        // While connecting, the connector's own clock counts: its sentence names the addresses.
+        if inner.stream.is_none() {
+            return Ok(None);
         }
+        let now = Instant::now();
+        let Some(step) = inner.step.as_mut().filter(|step| now >= step.until) else { return Ok(None) };
+        let (name, ms) = (step.name, step.limit.as_millis());
+        if let Some(told) = &mut step.told {
+            *told = told.saturating_add(1);
+            let ms = ms.saturating_mul((*told).into());
+            step.until = now + step.limit;
+            tracing::warn!(
+                target: "net",
+                "connect: waiting for {name} of {} for {ms} ms; it is connected and says nothing", inner.label()
+            );
+            return Ok(None);
+        }
+        Err(Error::Peer(format!(
+            "{}: nothing came within {ms} ms while waiting for {name} (MPIB_CONNECT_TIMEOUT_MS)",
+            inner.label()
+        )))
     }
 
     /// Queues a BYE, and writes what the socket takes now.
