@@ -250,6 +250,10 @@ settings! {
     /// again where they cannot be reached; where each of them refuses connections, 3 s.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
         test: "addresses_that_nothing_answers_at_fail_by_the_deadline";
+    /// How long nothing may be heard of a peer's host on the control connection, in ms, before the peer counts as gone and the connection
+    /// fails, whatever its rails do. Adapters themselves give a peer up after some 35 s (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
+    peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000),
+        test: "a_host_that_is_silent_for_so_long_is_gone";
     /// How long the probe of a route may take, in ms; routes are probed up to eight at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// Relaxed ordering of the adapters' writes to NCCL's memory on PCIe. 0: off; 1: on; 2: on where the verbs library

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use bootstrap_util::{
-    a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options, patience, recv,
-    stranger, wait,
+    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options,
+    patience, recv, stranger, wait,
 };
 use nccl_net_mpib::bootstrap::{Channel, Listener, Options, State};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
@@ -49,7 +49,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let handle = listener.handle();
     for addr in handle.addrs() {
         let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
-        let connector = Channel::connect(&alone, &hello("connector"), patience()).unwrap();
+        let connector = Channel::connect(&alone, &hello("connector"), patience(), SILENCE).unwrap();
         let acceptor = accept(&listener);
         acceptor.send(&Message::Ready).unwrap();
         assert_eq!(recv(&connector), Message::Ready);
@@ -70,7 +70,8 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let channel =
-        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), patience()).unwrap();
+        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), patience(), SILENCE)
+            .unwrap();
     let error = wait("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
     assert_eq!(channel.state(), State::Lost);
@@ -92,7 +93,7 @@ fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
     drop(accept_raw(&server));
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -106,7 +107,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
     let port = server.local_addr().unwrap().port();
     let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
     stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
@@ -122,7 +123,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
     let port = first.local_addr().unwrap().port();
     let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
-    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50)).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50), SILENCE).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for ip in ips {
         assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
@@ -134,7 +135,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
     let (mut first, mut token) = accept_raw(&server);
     token[0] ^= 1;
     first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -150,7 +151,7 @@ fn no_listener_is_told_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
-    let channel = Channel::connect(&handle, &hello("c"), 60 * patience()).unwrap();
+    let channel = Channel::connect(&handle, &hello("c"), 60 * patience(), SILENCE).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",
@@ -166,7 +167,7 @@ fn no_listener_is_told_soon_with_every_address() {
 fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150)).unwrap();
+    let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
         assert!(text.contains(part), "{part} in {text}");
@@ -178,7 +179,7 @@ fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
     let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
-    let connector = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let connector = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
@@ -298,7 +299,7 @@ fn child_that_connects() {
     let nonce: Vec<u8> = nonce.split(',').map(|b| b.parse().unwrap()).collect();
     let addr = Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap();
     let handle = Handle::new(nonce.try_into().unwrap(), port.parse().unwrap(), &[addr]).unwrap();
-    let channel = Channel::connect(&handle, &hello("connector"), patience()).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
     channel.send(&Message::Ready).unwrap();
     thread::sleep(patience());
     drop(channel);

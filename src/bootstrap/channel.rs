@@ -30,8 +30,9 @@ impl Channel {
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its nonce and token are
     /// filled in. Returns at once. [`try_recv`](Self::try_recv) tells a failure, at the latest after `timeout`,
-    /// and else the listener's own HELLO. Messages may be sent from now on; they wait.
-    pub fn connect(handle: &Handle, hello: &Hello, timeout: Duration) -> Result<Self> {
+    /// and else the listener's own HELLO. Messages may be sent from now on; they wait. A peer whose host is not heard of for `silence`
+    /// counts as gone.
+    pub fn connect(handle: &Handle, hello: &Hello, timeout: Duration, silence: Duration) -> Result<Self> {
         let local: Vec<_> = interfaces()?.into_iter().map(|i| i.addr).collect();
         let mut token = Nonce::default();
         getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
@@ -39,7 +40,8 @@ impl Channel {
         let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
         let reactor = Reactor::get()?;
         let link = Arc::new(Link::pending());
-        let connector = Connector::new(Arc::clone(&link), in_groups(handle, &local), frame, token, timeout);
+        let (groups, times) = (in_groups(handle, &local), (timeout, silence));
+        let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
         let id = reactor.next_token();
         reactor.tell(Command::Connect(id, connector))?;
         Ok(Self::new(link, reactor, id, timeout))

@@ -45,6 +45,7 @@ pub(super) struct Connector {
     hello: Arc<[u8]>,
     token: Nonce,
     timeout: Duration,
+    silence: Duration,
     until: Instant,
 }
 
@@ -75,7 +76,7 @@ impl Connector {
         groups: Vec<Vec<SocketAddr>>,
         hello: Vec<u8>,
         token: Nonce,
-        timeout: Duration,
+        (timeout, silence): (Duration, Duration),
     ) -> Self {
         let now = Instant::now();
         let turns = (0..).map(|n| now + n * STAGGER).zip(groups);
@@ -94,6 +95,7 @@ impl Connector {
             hello: hello.into(),
             token,
             timeout,
+            silence,
             until: now + timeout,
         }
     }
@@ -141,7 +143,7 @@ impl Connector {
             self.targets.iter().partition(|t| t.from <= now && t.turn <= turn);
         self.targets = rest;
         for target in &due {
-            match Attempt::start(me, target.addr, &self.hello, self.token, core) {
+            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, core) {
                 Ok(token) => self.attempts.push(token),
                 Err(e) => self.failed_at(target.addr, &e),
             }
@@ -270,12 +272,12 @@ impl Attempt {
     fn start(
         connector: Token,
         addr: SocketAddr,
-        hello: &Arc<[u8]>,
-        token: Nonce,
+        (hello, token): (&Arc<[u8]>, Nonce),
+        silence: Duration,
         core: &mut Core,
     ) -> io::Result<Token> {
         let mut stream = TcpStream::connect(addr)?;
-        socket::tune(&stream)?;
+        socket::tune(&stream, silence)?;
         let me = core.next_token();
         core.register(&mut stream, me)?;
         let hello = Arc::clone(hello);

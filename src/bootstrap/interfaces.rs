@@ -184,7 +184,8 @@ mod tests {
 
     fn options(filter: Option<&str>, family: Option<Family>) -> Options {
         let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
-        Options { interfaces, sout: None, adapters: Vec::new, family, timeout: Duration::from_secs(1) }
+        let second = Duration::from_secs(1);
+        Options { interfaces, sout: None, adapters: Vec::new, family, timeout: second, silence: second }
     }
 
     fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {

@@ -72,7 +72,10 @@ impl Listener {
         let token = reactor.next_token();
         let limit = options.timeout.min(STRANGER_LIMIT);
         reactor.register(&mut socket, token).map_err(failed)?;
-        reactor.tell(Command::Listen(token, Acceptor::new(socket, Arc::clone(&shared), nonce, limit)))?;
+        reactor.tell(Command::Listen(
+            token,
+            Acceptor::new(socket, Arc::clone(&shared), nonce, (limit, options.silence)),
+        ))?;
         Ok(Self { shared, reactor, token, handle, timeout: options.timeout })
     }
 
@@ -131,6 +134,8 @@ pub(super) struct Acceptor {
     nonce: Nonce,
     /// How long a stranger may take.
     limit: Duration,
+    /// How long a peer's host may.
+    silence: Duration,
     half_open: VecDeque<Token>,
     /// Of connectors that have been welcomed.
     tokens: VecDeque<Nonce>,
@@ -138,12 +143,18 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    fn new(socket: TcpListener, shared: Arc<Shared>, nonce: Nonce, limit: Duration) -> Self {
+    fn new(
+        socket: TcpListener,
+        shared: Arc<Shared>,
+        nonce: Nonce,
+        (limit, silence): (Duration, Duration),
+    ) -> Self {
         Self {
             socket,
             shared,
             nonce,
             limit,
+            silence,
             half_open: VecDeque::new(),
             tokens: VecDeque::new(),
             exhausted: false,
@@ -170,7 +181,9 @@ impl Acceptor {
             self.exhausted = false;
             let addr = socket::canonical(addr);
             let token = core.next_token();
-            if let Err(e) = socket::tune(&stream).and_then(|()| core.register(&mut stream, token)) {
+            if let Err(e) =
+                socket::tune(&stream, self.silence).and_then(|()| core.register(&mut stream, token))
+            {
                 tracing::debug!(target: "net", "dropped {addr}: {e}");
                 continue;
             }

@@ -45,6 +45,8 @@ pub struct Options {
     pub family: Option<Family>,
     /// How long each step of the handshake may take.
     pub timeout: Duration,
+    /// How long a peer's host may be silent before the peer counts as gone.
+    pub silence: Duration,
 }
 
 impl From<&Config> for Options {
@@ -55,6 +57,7 @@ impl From<&Config> for Options {
             adapters: Vec::new,
             family: config.socket_family,
             timeout: config.connect_timeout,
+            silence: config.peer_timeout,
         }
     }
 }

@@ -9,11 +9,6 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::Family;
 
-/// A host that answers nothing for this long is dead: keepalive of an idle connection, and unacknowledged data.
-const DEAD_AFTER: Duration = Duration::from_secs(25);
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_PROBES: u32 = 3;
 const BACKLOG: i32 = 1024;
 
 /// A listener on a port of the system's choice, on all interfaces.
@@ -39,16 +34,19 @@ fn listen_at(addr: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(socket.into()))
 }
 
-/// Small messages at once, and a peer whose host died is noticed.
-pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
+/// Small messages at once, and a peer whose host answers nothing for `silence` counts as gone: unacknowledged data has that limit, and an
+/// idle connection is asked for a sign of life from half of it on.
+pub(super) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
+    // In whole seconds, as the kernel has them. Its own limit goes before the number of unanswered probes.
+    let seconds = |d: Duration| Duration::from_secs(d.as_secs().max(1));
     let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE_IDLE)
-        .with_interval(KEEPALIVE_INTERVAL)
-        .with_retries(KEEPALIVE_PROBES);
+        .with_time(seconds(silence / 2))
+        .with_interval(seconds(silence / 8))
+        .with_retries(4);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(DEAD_AFTER))
+    socket.set_tcp_user_timeout(Some(silence))
 }
 
 /// IPv4 peers of a listener on both families, as IPv4.

@@ -60,7 +60,8 @@ impl Handshake {
     /// The connecting end, which becomes the sender and speaks first.
     pub(super) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
         let (offers, ours) = prepare(&settings.config, device, turn(device, handle))?;
-        let channel = Channel::connect(handle, &ours, settings.config.connect_timeout)?;
+        let channel =
+            Channel::connect(handle, &ours, settings.config.connect_timeout, settings.config.peer_timeout)?;
         // It comes when the peer's NCCL calls accept: a rank may be busy with other things for long, and is none the worse for it.
         channel.expect_whenever("the first call of accept");
         Ok(Self::new(Role::Sender, settings, device, channel, (offers, ours)))

@@ -15,6 +15,9 @@ pub(crate) fn patience() -> Duration {
     Duration::from_secs(60)
 }
 
+/// How long a host may be silent: longer than any test takes.
+pub(crate) const SILENCE: Duration = Duration::from_secs(600);
+
 /// Asks until there is an answer.
 pub(crate) fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + patience();
@@ -33,7 +36,8 @@ pub(crate) fn recv(channel: &Channel) -> Message {
 }
 
 pub(crate) fn options() -> Options {
-    Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout: patience() }
+    let (timeout, silence) = (patience(), SILENCE);
+    Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout, silence }
 }
 
 pub(crate) fn listen() -> Listener {
@@ -47,7 +51,7 @@ pub(crate) fn hello(host: &str) -> Hello {
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {
-    Channel::connect(listener.handle(), &hello("connector"), patience()).unwrap()
+    Channel::connect(listener.handle(), &hello("connector"), patience(), SILENCE).unwrap()
 }
 
 /// A handle that nobody wrote, with these addresses.

@@ -70,6 +70,11 @@ pub fn hello() -> Hello {
     Hello { nonce, token, pid, host, terms, turn: 0, rails, lost: Vec::new() }
 }
 
+/// Begins to connect, with the times of the settings.
+pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
+    Channel::connect(handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
+}
+
 /// The next message, whatever it is; the error's text where the channel ends.
 fn next(channel: &Channel) -> Result<Message, String> {
     until("a message for the evil peer", || match channel.try_recv() {
@@ -84,7 +89,7 @@ impl Evil {
         let handle = Handle::decode(handle).unwrap();
         let mut ours = hello();
         lies.hello.iter().for_each(|lie| lie(&mut ours));
-        let channel = Channel::connect(&handle, &ours, config().connect_timeout).unwrap();
+        let channel = to_listener(&handle, &ours);
         Self::join(channel, lies)
     }
 

@@ -158,8 +158,7 @@ impl Ends {
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {
                 let listener = Handle::decode(&handle_of(rest)).unwrap();
-                let channel = Channel::connect(&listener, &evil::hello(), evil::config().connect_timeout);
-                let channel = channel.unwrap();
+                let channel = evil::to_listener(&listener, &evil::hello());
                 until("the listener's HELLO", || channel.try_recv().unwrap());
                 self.channels.push(channel);
             }
