@@ -116,9 +116,8 @@ impl Handshake {
 
     fn step(&mut self) -> Result<Progress> {
         if let Stage::Joining(rounds, joins, _) = &mut self.stage {
-            let name = self.channel.as_ref().map_or_else(String::new, Channel::describe);
             let (role, settings, offers) = (self.role, &self.settings, &self.offers);
-            let with = With { role, settings, offers, peer: &rounds.theirs().rails, name: &name };
+            let with = With { role, settings, offers, peer: &rounds.theirs().rails };
             if !joins.over(&with, self.again_until) {
                 return self.still_there("queue pairs were set up");
             }

@@ -21,8 +21,6 @@ pub(super) struct With<'a> {
     pub(super) offers: &'a [Offer],
     /// The peer's rails.
     pub(super) peer: &'a [RailInfo],
-    /// The peer's name.
-    pub(super) name: &'a str,
 }
 
 /// Both ends' parts, being joined.
@@ -32,6 +30,8 @@ pub(super) struct Joins {
     region: Region,
     remote: RemoteMemory,
     mtus: [u32; MAX_RAILS],
+    /// The peer's name.
+    name: String,
 }
 
 /// One route.
@@ -61,14 +61,15 @@ impl Joins {
         region: Region,
         remote: RemoteMemory,
         mtus: [u32; MAX_RAILS],
+        name: String,
     ) -> Self {
-        Self { routes, region, remote, mtus }
+        Self { routes, region, remote, mtus, name }
     }
 
     /// Makes the changes that are due; `true` when each route is joined or given up. Each change has its first try; no other
     /// one begins after `until`.
     pub(super) fn over(&mut self, with: &With<'_>, until: Instant) -> bool {
-        self.routes.iter_mut().for_each(|route| route.step(with, until));
+        self.routes.iter_mut().for_each(|route| route.step(with, &self.name, until));
         self.routes.iter().all(|route| matches!(route, Join::Over(_)))
     }
 
@@ -94,7 +95,7 @@ impl Join {
         Self::Begun(Begun { half, theirs, since: now, from: now, changes: 0, failed: 0 })
     }
 
-    fn step(&mut self, with: &With<'_>, until: Instant) {
+    fn step(&mut self, with: &With<'_>, name: &str, until: Instant) {
         let Self::Begun(begun) = self else { return };
         if Instant::now() < begun.from {
             return;
@@ -106,7 +107,7 @@ impl Join {
             Ok(()) => {
                 let lost = Self::Over(Err(Error::Internal("a route was lost".into())));
                 let Self::Begun(begun) = std::mem::replace(self, lost) else { return };
-                *self = Self::Over(begun.half.rail(with, &begun.theirs));
+                *self = Self::Over(begun.half.rail(with, &begun.theirs, name));
             }
         }
     }

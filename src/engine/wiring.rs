@@ -164,7 +164,7 @@ impl Half {
             mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
             joins.push(Join::new(half, theirs));
         }
-        Ok(Joins::new(joins, self.region, remote, mtus))
+        Ok(Joins::new(joins, self.region, remote, mtus, name.to_owned()))
     }
 }
 
@@ -365,7 +365,12 @@ impl HalfRoute {
     }
 
     /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
-    pub(super) fn rail(self, with: &With<'_>, theirs: &RouteWiring) -> Result<(Rail, Option<Ece>)> {
+    pub(super) fn rail(
+        self,
+        with: &With<'_>,
+        theirs: &RouteWiring,
+        name: &str,
+    ) -> Result<(Rail, Option<Ece>)> {
         let (offer, peer) = (&with.offers[self.ours], &with.peer[self.theirs]);
         let (gid, remote_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
         let place = offer.nic.place_of(&gid).map_err(gone)?;
@@ -384,7 +389,7 @@ impl HalfRoute {
             let own = qp.number();
             Ok(Lane::new(qp.ready()?, own))
         });
-        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: with.name.to_owned() };
+        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
         let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
         let speeds = (offer.port.speed, peer.speed_mbps);
         let rail =
