@@ -60,7 +60,7 @@ impl Offers {
     ) -> Fast<()> {
         match buffers {
             [one] => {
-                if events && !one.profiler.is_none() {
+                if events && Profile::wants(&mut core.profile, one.profiler) {
                     Profile::receive(core, self.seq.slot(), 0, one.profiler);
                 }
                 let words = self.stage(core, slot, 0, one, 1);
@@ -80,7 +80,7 @@ impl Offers {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
-            if !b.profiler.is_none() {
+            if Profile::wants(&mut core.profile, b.profiler) {
                 Profile::receive(core, self.seq.slot(), i, b.profiler);
             }
             self.stage(core, slot, i, b, buffers.len());

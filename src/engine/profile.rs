@@ -4,6 +4,7 @@
 //! that the connection has failed: so all events of a request end before that.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
@@ -14,6 +15,14 @@ use super::rail::Work;
 use super::request::REQUESTS;
 use crate::proto::{MAX_RECVS, Part, SLOTS, rails};
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
+
+/// Whether a profiler has ever taken an event in this process. NCCL gives handles whether there is one or not.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Operations of a comm that are told whatever becomes of it. From then on it is one of [`SELDOM`], while nobody in this process has
+/// ever taken an event.
+const FIRST: u32 = 64;
+const SELDOM: u32 = 32;
 
 /// The profiler of one comm, where init brought a callback, which NCCL does from v10 on whether there is a profiler or not. The events
 /// are those of its requests: of a send one for each rail, of a group of receives one for each receive and rail.
@@ -30,6 +39,10 @@ pub(super) struct Profile {
     devices: Box<[c_int]>,
     /// Rails that may carry data.
     carriers: u8,
+    /// Operations that were told.
+    told: u32,
+    /// Operations that are not, before the next one that is.
+    left: u32,
 }
 
 /// What is written on a rail.
@@ -65,6 +78,8 @@ impl Profile {
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| (*role).into()).collect(),
             carriers: core.plan.carriers(&roles),
+            told: 0,
+            left: 0,
         })
     }
 
@@ -72,6 +87,23 @@ impl Profile {
     #[inline(always)]
     pub(super) fn at_work(profile: &mut Option<Box<Self>>) -> Option<&mut Self> {
         profile.as_deref_mut().filter(|profile| profile.under_way > 0)
+    }
+
+    /// Whether the operation with this handle is to be told.
+    #[inline(always)]
+    pub(super) fn wants(profile: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
+        if handle.is_none() {
+            return false;
+        }
+        let Some(profile) = profile.as_deref_mut() else { return false };
+        if profile.left > 0 {
+            profile.left -= 1;
+            return false;
+        }
+        profile.told = profile.told.saturating_add(1);
+        let all = profile.told < FIRST || TAKEN.load(Ordering::Relaxed);
+        profile.left = if all { 0 } else { SELDOM - 1 };
+        true
     }
 
     /// A part of a group of one is going to be posted, with its immediate.
@@ -160,6 +192,10 @@ impl Profile {
         self.profiler.start(place, handle, &event);
         let taken = !place.is_none();
         self.under_way += usize::from(taken);
+        if taken {
+            TAKEN.store(true, Ordering::Relaxed);
+            self.left = 0;
+        }
         taken
     }
 

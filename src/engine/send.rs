@@ -204,7 +204,9 @@ impl State {
         if !self.policy.cut(buffer.len, share, &mut send.split) {
             return Err(internal("the policy has no rail"));
         }
-        (send.buffer, send.target, send.profiler) = (buffer, met.target(), profiler);
+        let told = Profile::wants(&mut self.core.profile, profiler);
+        send.profiler = if told { profiler } else { ProfilerHandle::NONE };
+        (send.buffer, send.target) = (buffer, met.target());
         // Without a registration there is nothing to send.
         if let Some(mr) = mr {
             send.lkeys = *mr.lkeys();
