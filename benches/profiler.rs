@@ -19,7 +19,7 @@ use common::table::{Ptr, set_profiler, set_profiler_handles};
 use nccl_net_abi as abi;
 use util::{Lane, ROUND, ROUNDS, SIZE, argument, count, mean, measure};
 
-/// As NCCL's own callback where no profiler is loaded, or none asks for these events.
+/// A profiler that pauses. Without any the plugin soon asks seldom, which a process that has one does not show.
 unsafe extern "C" fn leaves(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> abi::ncclResult_t {
     abi::ncclSuccess
 }
@@ -39,7 +39,7 @@ enum Kind {
     Absent,
     /// A callback, and no handles: NCCL's bootstrap.
     NoHandles,
-    /// Handles, and nobody to take events: NCCL without a profiler.
+    /// Handles, and events that are not taken.
     Leaves,
     /// Each event is taken and ended.
     Takes,
@@ -48,7 +48,7 @@ enum Kind {
 const KINDS: [(Kind, &str); 4] = [
     (Kind::Absent, "no callback"),
     (Kind::NoHandles, "callback, no handles"),
-    (Kind::Leaves, "handles, no profiler"),
+    (Kind::Leaves, "handles, none taken"),
     (Kind::Takes, "every event taken"),
 ];
 

@@ -35,6 +35,10 @@ struct Setup {
     timeout: u8,
     receives: (u32, u32),
     cts_interval: u32,
+    /// Single CTS entries go in the work request itself.
+    inline: bool,
+    /// Single receives are called optional.
+    optional: bool,
 }
 
 /// Nothing set, but for adaptive routing, whose default goes by the link layer.
@@ -51,6 +55,8 @@ const PLAIN: Setup = Setup {
     timeout: 20,
     receives: (64, 512),
     cts_interval: 128,
+    inline: true,
+    optional: false,
 };
 
 impl Setup {
@@ -70,6 +76,8 @@ impl Setup {
             timeout: rng.pick(&[14, 20]),
             receives: rng.pick(&[(1, 2), (1, 512), (64, 512), (256, 300)]),
             cts_interval: rng.pick(&[1, 2, 7, 128, 256]),
+            inline: rng.below(2) == 1,
+            optional: rng.below(2) == 1,
         }
     }
 
@@ -88,6 +96,7 @@ impl Setup {
         number("MPIB_SRQ_LOW", Some(self.receives.0 as usize));
         number("MPIB_SRQ_HIGH", Some(self.receives.1 as usize));
         number("MPIB_CTS_SIGNAL_INTERVAL", Some(self.cts_interval as usize));
+        number("NCCL_IB_USE_INLINE", Some(self.inline.into()));
     }
 
     /// Queue pairs of one rail that carry parts of one message.
@@ -116,6 +125,8 @@ struct Did {
     /// Writes that tell the receiver.
     signals: u64,
     doorbells: u64,
+    /// Work requests that carry their bytes in themselves.
+    inlines: u64,
     reads: u64,
 }
 
@@ -124,8 +135,8 @@ fn done() -> [Did; 8] {
     let counters = softverbs::counters();
     std::array::from_fn(|i| {
         let c = &counters.iter().find(|d| d.name == format!("r{i}")).unwrap().total;
-        let (signals, doorbells) = (c.writes_with_imm, c.doorbells);
-        Did { bytes: c.bytes, writes: c.writes, signals, doorbells, reads: c.reads }
+        let (signals, doorbells, inlines) = (c.writes_with_imm, c.doorbells, c.inlines);
+        Did { bytes: c.bytes, writes: c.writes, signals, doorbells, inlines, reads: c.reads }
     })
 }
 
@@ -138,6 +149,7 @@ fn during(f: impl FnOnce()) -> [Did; 8] {
         writes: now[i].writes - before[i].writes,
         signals: now[i].signals - before[i].signals,
         doorbells: now[i].doorbells - before[i].doorbells,
+        inlines: now[i].inlines - before[i].inlines,
         reads: now[i].reads - before[i].reads,
     })
 }
@@ -168,6 +180,7 @@ fn by_the_rule(setup: &Setup, speeds: &[u32], lens: &[usize]) -> [Did; 8] {
     all[0].bytes += 64 * lens.len() as u64;
     all[0].writes += 1;
     all[0].doorbells += 1;
+    all[0].inlines += u64::from(setup.inline && lens.len() == 1);
     all
 }
 
@@ -216,12 +229,16 @@ fn check(setup: &Setup, speeds: &[u32], groups: &[Vec<usize>]) {
     let mut rig = Rig::of(connect(table(setup.version), ctx, dev), most);
     check_attributes(setup);
     let mut carried = [false; 8];
+    rig.optional = setup.optional;
     for lens in groups {
         let did = during(|| rig.exchange(lens));
         let expected = by_the_rule(setup, speeds, lens);
         assert_eq!(did, expected, "{lens:?} with {setup:?} and {speeds:?}");
         carried = std::array::from_fn(|i| carried[i] || expected[i].signals > 0);
     }
+    // Now the receiver has seen all that came before.
+    rig.optional = false;
+    rig.exchange(&[0]);
     check_flush(setup, &rig, carried);
     rig.close();
     assert_eq!((table(setup.version).finalize(ctx), table(12).finalize(first)), (0, 0));
@@ -279,6 +296,16 @@ fn enhanced_connections() {
 }
 
 #[test]
+fn cts_writes_from_memory() {
+    each_alone(here!(), &[Setup { inline: false, ..PLAIN }]);
+}
+
+#[test]
+fn optional_receives() {
+    each_alone(here!(), &[Setup { optional: true, ..PLAIN }]);
+}
+
+#[test]
 fn classes() {
     let on = |class, cts_class| Setup { class, cts_class, ..PLAIN };
     each_alone(here!(), &[on(Some(104), None), on(None, Some(184)), on(Some(104), Some(184))]);
@@ -294,6 +321,8 @@ fn everything_together() {
         ece: true,
         class: Some(104),
         cts_class: Some(184),
+        inline: false,
+        optional: true,
         ..PLAIN
     };
     each_alone(here!(), &[all]);

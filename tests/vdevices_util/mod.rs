@@ -161,6 +161,8 @@ pub(crate) struct Rig {
     from: Buffer,
     to: Buffer,
     turn: usize,
+    /// Single receives are called optional: they are done before their data is here.
+    pub(crate) optional: bool,
 }
 
 /// Room behind each message that must stay as it was.
@@ -175,7 +177,7 @@ impl Rig {
     pub(crate) fn of(pair: Pair, most: usize) -> Self {
         let from = pair.send_buffer(pattern(most + 65_536, 1));
         let to = pair.recv_buffer(most + 8 * SLACK);
-        Self { pair, from, to, turn: 0 }
+        Self { pair, from, to, turn: 0, optional: false }
     }
 
     /// One group of messages of these lengths, sent last first; every byte is checked, and those behind.
@@ -191,7 +193,9 @@ impl Rig {
         let (pair, to, from) = (&self.pair, &self.to, &self.from);
         let group: Vec<_> =
             (0..lens.len()).map(|i| (to.addr() + places[i].0, lens[i] + SLACK, i as c_int, to.mr)).collect();
-        let recv = pair.irecv(&group);
+        let optional = self.optional && lens.len() == 1;
+        let (rc, recv) = pair.table.irecv_as(pair.recv, &group, usize::from(optional));
+        assert!(rc == 0 && recv.addr() > 1, "irecv");
         let sends: Vec<_> = (0..lens.len())
             .rev()
             .map(|i| (i, pair.isend(from.addr() + places[i].1, lens[i], i as c_int, from.mr)))
@@ -201,7 +205,8 @@ impl Rig {
         }
         let sizes = pair.wait(recv);
         for (i, (len, (at, source))) in lens.iter().zip(&places).enumerate() {
-            assert_eq!(sizes[i] as usize, *len, "receive {i} of {lens:?}");
+            let told = sizes[i] as usize;
+            assert!(told == *len || optional && told == 0, "receive {i} of {lens:?}: {told}");
             let (data, rest) = self.to.bytes[*at..at + len + SLACK].split_at(*len);
             assert!(*data == self.from.bytes[*source..source + len], "receive {i} of {lens:?} differs");
             assert!(rest.iter().all(|b| *b == 0xEE), "written behind receive {i} of {lens:?}");
