@@ -255,7 +255,8 @@ settings! {
     peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000),
         test: "a_host_that_is_silent_for_so_long_is_gone";
     /// How long the probe of a route may take, in ms; routes are probed up to eight at a time.
-    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000),
+        test: "a_probe_waits_as_long_as_the_settings_say";
     /// Relaxed ordering of the adapters' writes to NCCL's memory on PCIe. 0: off; 1: on; 2: on where the verbs library
     /// can ask for it. Adapters that do not know it ignore it.
     relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2),
@@ -281,7 +282,8 @@ settings! {
     hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095),
         test: "hints_move_data_between_the_rails";
     /// How often the hint file is read, in µs.
-    hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
+    hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000),
+        test: "hints_are_read_as_seldom_as_the_settings_say";
     /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/stats.md`.
     stats: bool = true, "MPIB_STATS", Flag,
         test: "no_page_where_the_settings_want_none";

@@ -10,6 +10,7 @@ use common::pair::{Pair, connect, init, until};
 use common::table::{Ptr, newest, take_warnings, warnings};
 use common::{TWO_RAILS, isolated, set};
 use hints_util::{Agent, Place, run_agent};
+use nccl_net_mpib_agent_iface::entry_offset;
 
 const MIB: usize = 1 << 20;
 
@@ -184,6 +185,29 @@ fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
         for _ in 0..20 {
             until_sup_carries(&pair, 524_288, 524_288);
         }
+        pair.close();
+    });
+}
+
+/// Else a hint would be there within milliseconds, as in the other tests.
+#[test]
+fn hints_are_read_as_seldom_as_the_settings_say() {
+    strictly(here!(), |place| {
+        set("MPIB_HINT_POLL_US", Some("60000000"));
+        let mut agent = place.agent();
+        // Made once both ends have their first hint, which is 0.
+        let pair = Pair::new(newest());
+        agent.tell("set 1 256");
+        let written = || std::fs::read(&place.options.file).unwrap();
+        let hint = entry_offset(0);
+        until("the agent's hint", || (written()[hint..hint + 4] == 256u32.to_le_bytes()).then_some(()));
+        for _ in 0..20 {
+            until_sup_carries(&pair, 0, 0);
+        }
+        // Read again with another connection's first.
+        let other = Pair::new(newest());
+        until_sup_carries(&pair, 0, 262_144);
+        other.close();
         pair.close();
     });
 }

@@ -311,3 +311,41 @@ fn connect_to(from: i32, to: i32) -> Pair {
     assert_eq!(table.close_listen(listen), 0);
     pair
 }
+
+/// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first tells itself.
+#[test]
+fn a_probe_waits_as_long_as_the_settings_say() {
+    let devices = "soft0:addr=10.1.0.1/24,wire=1;soft1:addr=10.1.0.2/24,wire=2";
+    let patient = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1"), ("MPIB_PROBE_TIMEOUT_MS", "20000")];
+    // Four seconds of retries, less than the default of the probe's limit.
+    let hasty = [("NCCL_IB_TIMEOUT", "17"), ("NCCL_IB_RETRY_CNT", "7"), ("MPIB_PROBE_TIMEOUT_MS", "100")];
+    for (case, (limits, said)) in
+        [(patient, "did not acknowledge"), (hasty, "did not complete in time (MPIB_PROBE_TIMEOUT_MS)")]
+            .iter()
+            .enumerate()
+    {
+        let case = case.to_string();
+        if common::is_child(here!()) && std::env::var("TEST_CASE").unwrap() != case {
+            continue;
+        }
+        let env =
+            [&limits[..], &[("SOFTVERBS_DEVICES", devices), ("MPIB_ROUTE", "strict"), ("TEST_CASE", &case)]];
+        isolated(here!(), &env.concat(), || {
+            let (table, ctx) = (newest(), init(newest()));
+            let mut handle = [0; 128];
+            let (_, listen) = table.listen(ctx, 1, &mut handle);
+            let rc = until("connect to fail", || {
+                table.accept(listen);
+                let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                assert!(comm.is_null(), "connected without a wire");
+                (rc != 0).then_some(rc)
+            });
+            let lines = take_warnings();
+            assert!(
+                rc != 0 && lines.iter().any(|l| l.contains("connect: ") && l.contains(said)),
+                "{lines:?}"
+            );
+            assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
+        });
+    }
+}
