@@ -9,6 +9,7 @@ use common::pair::{Pair, connect, init, pattern, until};
 use common::table::{Ptr, newest, take_warnings};
 use common::{isolated, mpib};
 use nccl_net_mpib::proto::CACHE_LINE;
+use softverbs::Counters;
 
 /// What a rail was asked for, by both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,20 +20,14 @@ struct Asked {
     inline: u64,
 }
 
-fn asked() -> Vec<Asked> {
-    let of = |d: softverbs::DeviceCounters| Asked {
-        doorbells: d.total.doorbells,
-        writes: d.total.writes,
-        with_imm: d.total.writes_with_imm,
-        inline: d.total.inlines,
-    };
-    softverbs::counters().into_iter().map(of).collect()
+fn counted() -> Vec<Counters> {
+    softverbs::counters().into_iter().map(|device| device.total).collect()
 }
 
 /// A group of `n` messages of `len` bytes; what each rail was asked for.
 fn group(pair: &Pair, n: usize, len: usize) -> Vec<Asked> {
     let (from, to) = (pair.send_buffer(pattern(len.max(1), 1)), pair.recv_buffer(n * len + 1));
-    let before = asked();
+    let before = counted();
     let receives: Vec<_> = (0..n).map(|i| (to.addr() + i * len, len, i as i32, to.mr)).collect();
     let request = pair.irecv(&receives);
     let sends: Vec<Ptr> = (0..n).map(|i| pair.isend(from.addr(), len, i as i32, from.mr)).collect();
@@ -40,13 +35,11 @@ fn group(pair: &Pair, n: usize, len: usize) -> Vec<Asked> {
         pair.wait(r);
     });
     assert!((0..n).all(|i| to.bytes[i * len..(i + 1) * len] == from.bytes[..len]));
-    let since = |(now, then): (Asked, Asked)| Asked {
-        doorbells: now.doorbells - then.doorbells,
-        writes: now.writes - then.writes,
-        with_imm: now.with_imm - then.with_imm,
-        inline: now.inline - then.inline,
+    let asked = |(now, before): (Counters, &Counters)| {
+        let c = now.since(before);
+        Asked { doorbells: c.doorbells, writes: c.writes, with_imm: c.writes_with_imm, inline: c.inlines }
     };
-    let grown = asked().into_iter().zip(before).map(since).collect();
+    let grown = counted().into_iter().zip(&before).map(asked).collect();
     from.dereg();
     to.dereg();
     grown

@@ -10,7 +10,7 @@ use common::pair::{connect, init};
 use common::rng::Rng;
 use common::table::{Ptr, take_warnings};
 use common::{is_child, isolated, set};
-use softverbs::QpAttributes;
+use softverbs::{Counters, QpAttributes};
 use vdevices_util::{Rig, newest, parts, speeds, table, told};
 
 const MIB: usize = 1 << 20;
@@ -131,26 +131,19 @@ struct Did {
 }
 
 /// By rail, since the process began; rails are named r0, r1, ….
-fn done() -> [Did; 8] {
+fn done() -> [Counters; 8] {
     let counters = softverbs::counters();
-    std::array::from_fn(|i| {
-        let c = &counters.iter().find(|d| d.name == format!("r{i}")).unwrap().total;
-        let (signals, doorbells, inlines) = (c.writes_with_imm, c.doorbells, c.inlines);
-        Did { bytes: c.bytes, writes: c.writes, signals, doorbells, inlines, reads: c.reads }
-    })
+    std::array::from_fn(|i| counters.iter().find(|d| d.name == format!("r{i}")).unwrap().total)
 }
 
 fn during(f: impl FnOnce()) -> [Did; 8] {
     let before = done();
     f();
     let now = done();
-    std::array::from_fn(|i| Did {
-        bytes: now[i].bytes - before[i].bytes,
-        writes: now[i].writes - before[i].writes,
-        signals: now[i].signals - before[i].signals,
-        doorbells: now[i].doorbells - before[i].doorbells,
-        inlines: now[i].inlines - before[i].inlines,
-        reads: now[i].reads - before[i].reads,
+    std::array::from_fn(|i| {
+        let c = now[i].since(&before[i]);
+        let (signals, doorbells, inlines) = (c.writes_with_imm, c.doorbells, c.inlines);
+        Did { bytes: c.bytes, writes: c.writes, signals, doorbells, inlines, reads: c.reads }
     })
 }
 

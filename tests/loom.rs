@@ -5,28 +5,18 @@
 #[allow(dead_code, reason = "a part of it is the plugin's")]
 mod cache;
 
+#[path = "../agent-iface/tests/explore/mod.rs"]
+mod explore;
+
 mod sync {
     pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 }
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use cache::{Cache, Held, Span};
+use explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize as Count, Ordering::SeqCst};
 use loom::thread;
-
-/// Schedules explored.
-fn explore(model: impl Fn() + Sync + Send + 'static) -> usize {
-    let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
-        count.fetch_add(1, Ordering::Relaxed);
-        model();
-    });
-    count.load(Ordering::Relaxed)
-}
 
 /// A registration: tells whether it is there, and how many are.
 struct Made {

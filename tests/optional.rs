@@ -11,7 +11,7 @@ use common::pair::{Pair, connect, init, pattern, until};
 use common::peer::watchdog;
 use common::recorder::{FIRST, first};
 use common::table::{TABLES, newest, set_profiler, set_profiler_handles, take_warnings, warnings};
-use common::{isolated, mpib};
+use common::{SHORT, isolated, mpib};
 use optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 
 /// How long a close waits.
@@ -213,7 +213,7 @@ fn owed_data_is_in_flight_until_somebody_sees_it() {
 #[test]
 fn a_close_waits_for_arrivals_that_are_owed() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";
-    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
+    let env = [&SHORT[..], &[("SOFTVERBS_DEVICES", devices)]].concat();
     isolated(here!(), &mpib("512", &env), || {
         watchdog();
         let table = newest();

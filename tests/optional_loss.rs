@@ -10,7 +10,7 @@ use common::obey::obey;
 use common::pair::{Buffer, Pair, init, pattern, until};
 use common::peer::{Peer, from_peer, watchdog};
 use common::table::{Ptr, newest, take_warnings, warnings};
-use common::{isolated, mpib};
+use common::{SHORT, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 use softverbs::{Raise, raise_event};
@@ -126,7 +126,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 /// A CTS write that nobody answers: only a completion tells that.
 #[test]
 fn a_write_that_fails_is_told_without_a_call() {
-    let env = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1"), ("MPIB_CTS_SIGNAL_INTERVAL", "1")];
+    let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();
     isolated(here!(), &mpib("512", &env), || {
         watchdog();
         let table = newest();

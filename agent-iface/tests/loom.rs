@@ -3,26 +3,16 @@
 
 #![cfg(loom)]
 
-use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod explore;
 
+use std::panic::catch_unwind;
+
+use explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
 use nccl_net_mpib_agent_iface::stats::Generation;
 use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
-
-/// Schedules explored.
-fn explore(model: impl Fn() + Sync + Send + 'static) -> usize {
-    let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
-        count.fetch_add(1, Ordering::Relaxed);
-        model();
-    });
-    count.load(Ordering::Relaxed)
-}
 
 /// The n-th thing that the writer says: each field tells which one it is of.
 fn said(n: u8) -> Hint {

@@ -26,6 +26,12 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// What came to these since `before` was read.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                Self { $($field: self.$field - before.$field,)* }
+            }
+
             fn json(&self) -> String {
                 let fields = [$((stringify!($field), self.$field),)*];
                 fields.map(|(name, value)| format!("\"{name}\":{value}")).join(",")

@@ -61,65 +61,80 @@ pub(crate) fn tell_all(kind: u32, link: u32) {
     }
 }
 
-/// Changes of queue pairs that fail.
-struct Modify {
+/// Calls that are to fail.
+struct Fault {
     /// `None`: of every device.
     device: Option<String>,
-    /// The state that is asked for.
-    state: u32,
     errno: c_int,
     /// How many are left.
     times: u32,
+}
+
+impl Fault {
+    const NONE: Self = Self { device: None, errno: 0, times: 0 };
+
+    /// Whether a call on this device is to fail now.
+    fn take(&mut self, device: &str) -> Result<(), Errno> {
+        if self.times == 0 || self.device.as_deref().is_some_and(|name| name != device) {
+            return Ok(());
+        }
+        self.times -= 1;
+        Err(Errno(self.errno))
+    }
+}
+
+/// Changes of queue pairs that fail.
+struct Modify {
+    fault: Fault,
+    /// The state that is asked for.
+    state: u32,
     /// How long each takes.
     takes: Duration,
 }
 
-static MODIFY: Mutex<Modify> =
-    Mutex::new(Modify { device: None, state: 0, errno: 0, times: 0, takes: Duration::ZERO });
+static MODIFY: Mutex<Modify> = Mutex::new(Modify { fault: Fault::NONE, state: 0, takes: Duration::ZERO });
+
+fn set_modify(modify: Modify) {
+    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) = modify;
+}
 
 /// Lets the next `times` calls of `ibv_modify_qp` of this process that ask for `state` (`enum ibv_qp_state`) fail with `errno`,
 /// and change nothing. As when the kernel cannot resolve the peer's address: RTR and `ETIMEDOUT`.
 pub fn fail_modify(state: u32, errno: c_int, times: u32) {
-    let device = None;
-    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) =
-        Modify { device, state, errno, times, takes: Duration::ZERO };
+    set_modify(Modify { fault: Fault { device: None, errno, times }, state, takes: Duration::ZERO });
 }
 
 /// As [`fail_modify`], of the queue pairs of one device, and each such call takes so long: the kernel waits while it
 /// resolves an address.
 pub fn fail_modify_of(device: &str, state: u32, errno: c_int, times: u32, takes: Duration) {
-    let device = Some(device.to_owned());
-    *MODIFY.lock().unwrap_or_else(PoisonError::into_inner) = Modify { device, state, errno, times, takes };
+    set_modify(Modify { fault: Fault { device: Some(device.to_owned()), errno, times }, state, takes });
 }
 
 /// Fails where it was commanded.
 pub(crate) fn modify(device: &str, to: u32) -> Result<(), Errno> {
     let mut next = MODIFY.lock().unwrap_or_else(PoisonError::into_inner);
-    if next.times == 0 || next.state != to || next.device.as_deref().is_some_and(|name| name != device) {
+    if next.state != to {
         return Ok(());
     }
-    next.times -= 1;
-    let (errno, takes) = (next.errno, next.takes);
+    let (result, takes) = (next.fault.take(device), next.takes);
     drop(next);
-    std::thread::sleep(takes);
-    Err(Errno(errno))
+    if result.is_err() {
+        std::thread::sleep(takes);
+    }
+    result
 }
 
-static REGISTER: Mutex<(String, c_int, u32)> = Mutex::new((String::new(), 0, 0));
+static REGISTER: Mutex<Fault> = Mutex::new(Fault::NONE);
 
 /// Lets the next `times` registrations of memory of this process on the device of this name fail with `errno`.
 pub fn fail_registration(device: &str, errno: c_int, times: u32) {
-    *REGISTER.lock().unwrap_or_else(PoisonError::into_inner) = (device.to_owned(), errno, times);
+    let fault = Fault { device: Some(device.to_owned()), errno, times };
+    *REGISTER.lock().unwrap_or_else(PoisonError::into_inner) = fault;
 }
 
 /// Fails where it was commanded.
 pub(crate) fn registration(on: &str) -> Result<(), Errno> {
-    let mut next = REGISTER.lock().unwrap_or_else(PoisonError::into_inner);
-    if next.2 == 0 || next.0 != on {
-        return Ok(());
-    }
-    next.2 -= 1;
-    Err(Errno(next.1))
+    REGISTER.lock().unwrap_or_else(PoisonError::into_inner).take(on)
 }
 
 /// What [`raise_event`] lets something happen to.

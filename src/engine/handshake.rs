@@ -38,8 +38,6 @@ pub(super) struct Handshake {
     ours: Hello,
     /// No round begins later.
     until: Instant,
-    /// No change of a queue pair is tried again later. The peer waits twice as long for what follows.
-    again_until: Instant,
     stage: Stage,
 }
 
@@ -97,7 +95,6 @@ impl Handshake {
             offers,
             ours,
             until: Instant::now() + settings.config.connect_timeout,
-            again_until: Instant::now() + settings.config.connect_timeout / 2,
             stage: Stage::Hello,
         }
     }
@@ -115,10 +112,12 @@ impl Handshake {
     }
 
     fn step(&mut self) -> Result<Progress> {
+        // No change of a queue pair is tried again later. The peer waits twice as long for what follows.
+        let again_until = self.until - self.settings.config.connect_timeout / 2;
         if let Stage::Joining(rounds, joins, _) = &mut self.stage {
             let (role, settings, offers) = (self.role, &self.settings, &self.offers);
             let with = With { role, settings, offers, peer: &rounds.theirs().rails };
-            if !joins.over(&with, self.again_until) {
+            if !joins.over(&with, again_until) {
                 return self.still_there("queue pairs were set up");
             }
             let Stage::Joining(rounds, joins, answer) = std::mem::replace(&mut self.stage, Stage::Over)
@@ -190,9 +189,7 @@ impl Handshake {
                 differences.join("; ")
             )));
         }
-        let now = Instant::now();
-        self.until = now + self.settings.config.connect_timeout;
-        self.again_until = now + self.settings.config.connect_timeout / 2;
+        self.until = Instant::now() + self.settings.config.connect_timeout;
         let rounds = Rounds::new(self.role, self.ours.clone(), peer, &self.peer())?;
         rounds.missing(&self.settings, &self.peer())?;
         self.wire(rounds)

@@ -5,6 +5,7 @@ mod arrival;
 mod connect;
 mod core;
 mod cts;
+mod depths;
 mod early;
 mod fifo;
 mod flow;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagged};
 
-use super::wiring::MIN_DEPTH;
+use super::depths::MIN_DEPTH;
 use super::{Listening, RecvComm, Request, SendComm, Settings, connect};
 use crate::config::Config;
 use crate::device::{self, Device};

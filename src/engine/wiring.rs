@@ -3,7 +3,7 @@
 use std::sync::{Arc, Once};
 
 use super::core::RemoteMemory;
-use super::flush::FLUSHES;
+use super::depths::Depths;
 use super::joins::{Join, Joins, With};
 use super::lane::Lane;
 use super::offer::Offer;
@@ -12,20 +12,12 @@ use super::{Role, Settings, cts, recv, send};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, MAX_RECVS, Memory, Mtu, QpWiring, RECORDS_BYTES,
-    RailInfo, RouteWiring, SLOTS, Wiring,
+    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
+    RouteWiring, Wiring,
 };
 use crate::route::Route;
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 
-/// Send requests for 256 groups: each has a write and the signalling one on a rail.
-const SEND_DEPTH: u32 = 2 * SLOTS as u32;
-/// CTS writes for 256 groups.
-const CTS_DEPTH: u32 = SLOTS as u32;
-/// One read for each flush.
-const FLUSH_DEPTH: u32 = FLUSHES as u32;
-/// The longest chain of a group must fit into a queue.
-pub(super) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
 
@@ -179,62 +171,6 @@ fn written_bytes(role: Role) -> u64 {
     match role {
         Role::Sender => FIFO_BYTES as u64,
         Role::Receiver => RECORDS_BYTES as u64,
-    }
-}
-
-/// Entries of the queues of one rail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Depths {
-    srq: u32,
-    /// Send queue of the first queue pair.
-    first: u32,
-    /// Send queue of each other one.
-    others: u32,
-    /// Send queue of the one for flushes; 0 where there is none.
-    flush: u32,
-}
-
-impl Depths {
-    /// Of `n` queue pairs, within what the device allows. A sender's groups take turns on all of them. A receiver's
-    /// CTS writes are all on one, which is the first; the others carry a probe and nothing else.
-    fn new(role: Role, settings: &Settings, nic: &Nic, n: u32, leads: bool) -> Result<Self> {
-        let limits = nic.limits();
-        let too_small = |what: &str, has: u32, needs: u32| {
-            Error::Usage(format!("{}: {what} of {has} entries, and a connection needs {needs}", nic.name()))
-        };
-        let allowed = settings.queue_depth.min(limits.max_qp_wr);
-        let depths = match role {
-            Role::Sender => {
-                let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
-                let each = wanted.min(allowed).min(limits.max_cqe / n);
-                Self { srq: 0, first: each, others: each, flush: 0 }
-            }
-            Role::Receiver => {
-                let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
-                let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
-                let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
-                Self { srq, first, others: 1, flush }
-            }
-        };
-        if depths.first < MIN_DEPTH {
-            return Err(too_small("a send or completion queue", depths.first, MIN_DEPTH));
-        }
-        if depths.flush > limits.max_qp_wr {
-            return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
-        }
-        if role == Role::Receiver && depths.srq == 0 {
-            return Err(too_small("a shared receive queue", 0, 1));
-        }
-        Ok(depths)
-    }
-
-    fn send(&self, lane: u32) -> u32 {
-        if lane == 0 { self.first } else { self.others }
-    }
-
-    /// Room for all at once: after a failure every request completes, signalled or not.
-    fn completions(&self, n: u32) -> u32 {
-        self.srq + self.first + (n - 1) * self.others + self.flush
     }
 }
 

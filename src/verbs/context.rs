@@ -1,8 +1,7 @@
-//! Devices: opening them, and what they say of themselves, their ports and GIDs.
+//! Devices: opening them, and what they say of themselves.
 
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
@@ -10,9 +9,9 @@ use std::sync::{Arc, Once};
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::proto::{GidKind, LinkLayer};
 
 use super::event::AsyncEvent;
+use super::port::{Gid, Port};
 use super::{gone, non_null, shim, zero};
 
 /// An open device.
@@ -72,85 +71,6 @@ impl DeviceLimits {
             other => format!("a protocol unknown here (transport_type {other})"),
         };
         Some(format!("its adapter speaks {speaks}, and neither InfiniBand nor RoCE"))
-    }
-}
-
-/// A port's state.
-#[derive(Debug, Clone, Copy)]
-pub struct Port {
-    /// Number, from 1.
-    pub number: u8,
-    /// Whether it is `IBV_PORT_ACTIVE`.
-    pub active: bool,
-    /// What carries its packets.
-    pub link: LinkLayer,
-    /// Lanes times lane speed, in Mb/s.
-    pub speed: u32,
-    /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
-    pub mtu: u8,
-    /// Local identifier (InfiniBand).
-    pub lid: u16,
-    /// Entries in the GID table.
-    pub gids: u32,
-    /// Entries in the P_Key table.
-    pub pkeys: u16,
-    /// Largest message in bytes.
-    pub max_message: u32,
-}
-
-/// An entry of a port's GID table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gid {
-    /// Place in the table.
-    pub index: u8,
-    /// The 16 bytes.
-    pub raw: [u8; 16],
-    /// What it is; [`GidKind::Ib`] also where nobody told the version of RoCE.
-    pub kind: GidKind,
-    /// Index of the network interface that it belongs to; 0 where nobody told.
-    pub interface: u32,
-}
-
-impl Gid {
-    /// `None` where the entry is empty, or too far behind for an address handle.
-    fn of(entry: shim::GidEntry) -> Option<Self> {
-        let kind = match entry.kind {
-            shim::GidType::Plain => GidKind::Ib,
-            shim::GidType::RoceV1 => GidKind::RoceV1,
-            shim::GidType::RoceV2 => GidKind::RoceV2,
-        };
-        let index = u8::try_from(entry.index).ok()?;
-        let gid = Self { index, raw: entry.raw, kind, interface: entry.interface };
-        gid.is_set().then_some(gid)
-    }
-
-    /// The address that the bytes spell; an IPv4 address only where all 12 bytes before it say so.
-    pub fn addr(&self) -> IpAddr {
-        let v6 = Ipv6Addr::from(self.raw);
-        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
-    }
-
-    /// Whether the address holds on one link only: `fe80::/10` or `169.254.0.0/16`.
-    pub fn is_link_local(&self) -> bool {
-        match self.addr() {
-            IpAddr::V4(v4) => v4.is_link_local(),
-            IpAddr::V6(v6) => v6.is_unicast_link_local(),
-        }
-    }
-
-    /// Why no connection can use it, whatever else there is.
-    pub fn unusable(&self) -> Option<&'static str> {
-        match self.addr() {
-            addr if addr.is_loopback() => Some("loopback"),
-            addr if addr.is_multicast() => Some("multicast"),
-            IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
-            _ => None,
-        }
-    }
-
-    /// Whether the entry is in use.
-    pub fn is_set(&self) -> bool {
-        self.raw != [0; 16] && self.addr() != IpAddr::V4(Ipv4Addr::UNSPECIFIED)
     }
 }
 
@@ -260,26 +180,7 @@ impl Context {
         let shim::PortAttr { attr, speed_ex } = attr.map_err(|rc| {
             fault(if rc < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc) })
         })?;
-        let link = match attr.link_layer {
-            shim::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
-            shim::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
-            other => {
-                return Err(Error::Usage(format!(
-                    "its link layer is {other}: expected 1 (InfiniBand) or 2 (Ethernet, for RoCE)"
-                )));
-            }
-        };
-        Ok(Port {
-            number,
-            active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
-            link,
-            speed: lanes(attr.active_width) * port_speed(attr.active_speed, speed_ex),
-            mtu: u8::try_from(attr.active_mtu).unwrap_or(0),
-            lid: attr.lid,
-            gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
-            pkeys: attr.pkey_tbl_len,
-            max_message: attr.max_msg_sz,
-        })
+        Port::of(number, &attr, speed_ex)
     }
 
     /// The used entries of a port's GID table, in its order. Each connection asks anew, so this is one call where the
@@ -344,79 +245,9 @@ impl Drop for Context {
     }
 }
 
-/// `active_width` (InfiniBand specification, PortInfo:LinkWidthActive) as a number of lanes.
-fn lanes(width: u8) -> u32 {
-    match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 0,
-    }
-}
-
-/// Mb/s of one lane: of `active_speed_ex` where it says what is known here, else of `active_speed`, which stops at NDR.
-fn port_speed(active_speed: u8, active_speed_ex: u32) -> u32 {
-    match lane_speed(active_speed_ex) {
-        0 => lane_speed(active_speed.into()),
-        speed => speed,
-    }
-}
-
-/// `active_speed` and `active_speed_ex` (PortInfo:LinkSpeedActive, LinkSpeedExtActive, LinkSpeedExtActive2) in Mb/s for one lane.
-fn lane_speed(speed: u32) -> u32 {
-    match speed {
-        1 => 2_500,
-        2 => 5_000,
-        4 | 8 => 10_000,
-        16 => 14_000,
-        32 => 25_000,
-        64 => 50_000,
-        128 => 100_000,
-        256 => 200_000,
-        _ => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn gid(text: &str) -> Gid {
-        Gid { index: 0, raw: text.parse::<Ipv6Addr>().unwrap().octets(), kind: GidKind::RoceV2, interface: 0 }
-    }
-
-    #[test]
-    fn ipv4_needs_all_twelve_bytes() {
-        assert_eq!(gid("::ffff:10.0.0.1").addr(), IpAddr::from([10, 0, 0, 1]));
-        assert!(gid("fe80::ffff:a00:1").addr().is_ipv6());
-        assert!(gid("::1:ffff:a00:1").addr().is_ipv6());
-    }
-
-    #[test]
-    fn link_local_of_both_families() {
-        assert!(gid("fe80::1").is_link_local());
-        assert!(gid("::ffff:169.254.3.4").is_link_local());
-        assert!(!gid("::ffff:10.0.0.1").is_link_local());
-        assert!(!gid("2001:db8::1").is_link_local());
-        assert!(!gid("::").is_set());
-    }
-
-    #[test]
-    fn addresses_that_no_peer_can_answer_are_known() {
-        for (text, why) in [
-            ("::ffff:127.0.0.1", Some("loopback")),
-            ("::1", Some("loopback")),
-            ("::ffff:224.0.0.1", Some("multicast")),
-            ("ff02::1", Some("multicast")),
-            ("::ffff:255.255.255.255", Some("broadcast")),
-            ("fe80::1", None),
-            ("::ffff:10.0.0.1", None),
-        ] {
-            assert_eq!(gid(text).unusable(), why, "{text}");
-        }
-    }
 
     #[test]
     fn one_call_gives_what_entry_by_entry_gives() {
@@ -435,16 +266,5 @@ mod tests {
         // SAFETY: as above.
         let short = unsafe { shim::gid_table(context.as_ptr(), all.len() - 1) };
         assert!(short.is_none(), "more than there is room for");
-    }
-
-    #[test]
-    fn speeds_of_known_links() {
-        assert_eq!(lanes(2) * lane_speed(32), 100_000); // EDR 4x
-        assert_eq!(lanes(2) * lane_speed(128), 400_000); // NDR 4x
-        assert_eq!(lanes(1) * lane_speed(64), 50_000);
-        // XDR 4x, which the older field shows as NDR; a library without the newer one; a speed of the future.
-        assert_eq!(lanes(2) * port_speed(128, 256), 800_000);
-        assert_eq!(lanes(2) * port_speed(128, 0), 400_000);
-        assert_eq!(lanes(2) * port_speed(128, 512), 400_000);
     }
 }

@@ -163,12 +163,6 @@ impl Qp<Fresh> {
         })
     }
 
-    /// INIT, RTR and RTS in one move; on failure the queue pair is gone.
-    pub fn connect(mut self, path: &Path, timing: Timing) -> Result<Qp<Ready>> {
-        self.advance(path, timing)?;
-        self.ready()
-    }
-
     /// INIT, RTR and RTS. After a failure it stays in the state that it has reached, and another call with the same path goes on from there.
     pub fn advance(&mut self, path: &Path, timing: Timing) -> Result<()> {
         if self.reached < Reached::Init {

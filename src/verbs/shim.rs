@@ -35,9 +35,21 @@ pub(super) enum GidType {
 /// A libibverbs entry newer than `IBVERBS_1.1`, or null. Linking one would keep the plugin from loading on
 /// an older rdma-core. Not `dlvsym`: asked for a version, it walks past an unversioned stand-in and answers
 /// with the real library's function beside the stand-in's objects.
-pub(super) fn optional(name: &CStr) -> *mut c_void {
+fn optional(name: &CStr) -> *mut c_void {
     // SAFETY: the string is NUL-terminated.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// The function of this name, which verbs.h gives this type, looked up once; `None` where the library is older.
+macro_rules! newer {
+    ($name:literal, $type:ty) => {{
+        static ENTRY: OnceLock<Option<$type>> = OnceLock::new();
+        *ENTRY.get_or_init(|| {
+            let f = optional($name);
+            // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
+            (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, $type>(f) })
+        })
+    }};
 }
 
 /// `ibv_fork_init`. Not an error where the kernel copies registered pages at a fork by itself: a library that can say so
@@ -48,13 +60,12 @@ pub(super) fn fork_init() -> io::Result<()> {
     type IsForkInitialized = unsafe extern "C" fn() -> c_int;
     // SAFETY: takes nothing; may be called at any time.
     let rc = unsafe { sys::ibv_fork_init() };
-    let f = optional(c"ibv_is_fork_initialized");
-    if rc == 0 || f.is_null() {
-        return if rc == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) };
+    if rc == 0 {
+        return Ok(());
     }
-    // SAFETY: a non-null symbol of this name is the function of this type (verbs.h), its enum read as an integer.
-    let status = unsafe { std::mem::transmute::<*mut c_void, IsForkInitialized>(f)() };
-    if status == UNNEEDED { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
+    // SAFETY: takes nothing; its enum is read as an integer.
+    let status = newer!(c"ibv_is_fork_initialized", IsForkInitialized).map(|f| unsafe { f() });
+    if status == Some(UNNEEDED) { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
 }
 
 /// `verbs_get_ctx`. rdma-sys compares the marker with `u32::MAX`, so on 64-bit hosts it never finds the
@@ -141,17 +152,12 @@ pub(super) struct GidEntry {
 /// # Safety
 /// `context` points to a live `ibv_context`.
 pub(super) unsafe fn gid_table(context: *mut sys::ibv_context, room: usize) -> Option<Vec<GidEntry>> {
-    static TABLE: OnceLock<Option<QueryGidTable>> = OnceLock::new();
-    let table = TABLE.get_or_init(|| {
-        let f = optional(c"_ibv_query_gid_table");
-        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
-        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, QueryGidTable>(f) })
-    });
+    let table = newer!(c"_ibv_query_gid_table", QueryGidTable)?;
     // The kernel's interface has the length of an answer in 16 bits.
     let room = room.min(usize::from(u16::MAX) / size_of::<sys::ibv_gid_entry>());
     let mut entries = Vec::<sys::ibv_gid_entry>::with_capacity(room);
     // SAFETY: live context, and room for so many entries of the size that is told.
-    let n = unsafe { (*table)?(context, entries.as_mut_ptr(), room, 0, size_of::<sys::ibv_gid_entry>()) };
+    let n = unsafe { table(context, entries.as_mut_ptr(), room, 0, size_of::<sys::ibv_gid_entry>()) };
     let n = usize::try_from(n).ok().filter(|n| *n <= room)?;
     // SAFETY: the capacity is `room`, and so many entries were written.
     unsafe { entries.set_len(n) };
@@ -205,12 +211,7 @@ const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
 /// `ibv_reg_mr_iova2`, where the library has it.
 fn reg_mr_iova2() -> Option<RegMrIova2> {
-    static ENTRY: OnceLock<Option<RegMrIova2>> = OnceLock::new();
-    *ENTRY.get_or_init(|| {
-        let f = optional(c"ibv_reg_mr_iova2");
-        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
-        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegMrIova2>(f) })
-    })
+    newer!(c"ibv_reg_mr_iova2", RegMrIova2)
 }
 
 /// Whether registrations can ask for relaxed ordering; whether the adapter does it is not known.
@@ -256,13 +257,8 @@ pub(super) unsafe fn reg_dmabuf_mr(
     access: c_uint,
     relaxed: bool,
 ) -> io::Result<NonNull<sys::ibv_mr>> {
-    static ENTRY: OnceLock<Option<RegDmabufMr>> = OnceLock::new();
-    let entry = ENTRY.get_or_init(|| {
-        let f = optional(c"ibv_reg_dmabuf_mr");
-        // SAFETY: a non-null symbol of this name is the function of this type (verbs.h).
-        (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, RegDmabufMr>(f) })
-    });
-    let f = entry.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
+    let f = newer!(c"ibv_reg_dmabuf_mr", RegDmabufMr);
+    let f = f.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
     // Unlike ibv_reg_mr it takes the optional bits itself.
     let access = if relaxed { access | ACCESS_RELAXED_ORDERING } else { access };
     // SAFETY: live PD.
@@ -275,15 +271,7 @@ type EceCall = unsafe extern "C" fn(*mut sys::ibv_qp, *mut Ece) -> c_int;
 
 /// Both, where the library has them.
 fn ece_calls() -> Option<(EceCall, EceCall)> {
-    static ENTRIES: OnceLock<Option<(EceCall, EceCall)>> = OnceLock::new();
-    *ENTRIES.get_or_init(|| {
-        let entry = |name| {
-            let f = optional(name);
-            // SAFETY: a non-null symbol of either name is a function of this type (verbs.h).
-            (!f.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, EceCall>(f) })
-        };
-        Some((entry(c"ibv_query_ece")?, entry(c"ibv_set_ece")?))
-    })
+    Some((newer!(c"ibv_query_ece", EceCall)?, newer!(c"ibv_set_ece", EceCall)?))
 }
 
 /// `ibv_query_ece`; EOPNOTSUPP where the library is older.

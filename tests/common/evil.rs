@@ -165,7 +165,10 @@ impl Evil {
                 ece: None,
             };
             let timing = Timing { timeout: 14, retries: 7 };
-            let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| qp.connect(&path(theirs), timing).unwrap();
+            let join = |(mut qp, theirs): (Qp<Fresh>, &QpWiring)| {
+                qp.advance(&path(theirs), timing).unwrap();
+                qp.ready().unwrap()
+            };
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }
         let _ = channel.send(lies.ready.as_ref().unwrap_or(&Message::Ready));
