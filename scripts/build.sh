@@ -22,4 +22,4 @@ put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
 put "$out/mpib" build/mpib
 # NCCL looks for this name when it is told none.
 ln -sfn libnccl-net-mpib.so build/libnccl-net.so
-softverbs/build-libibverbs.sh build/softverbs "$profile"
+crates/softverbs/build-libibverbs.sh build/softverbs "$profile"

@@ -4,22 +4,22 @@
 extern crate softverbs as _;
 
 #[forbid(unsafe_code)]
-pub mod bootstrap;
+pub mod agent;
+pub mod async_events;
 #[forbid(unsafe_code)]
 pub mod config;
 #[forbid(unsafe_code)]
+pub mod connect;
+#[forbid(unsafe_code)]
+pub mod control;
+#[forbid(unsafe_code)]
 pub mod device;
 pub mod doctor;
-#[forbid(unsafe_code)]
-pub mod engine;
 pub mod error;
-pub mod events;
-mod forked;
-#[forbid(unsafe_code)]
-pub mod hints;
+mod fork_guard;
 pub mod log;
 #[forbid(unsafe_code)]
-pub mod net;
+pub mod plugin;
 #[forbid(unsafe_code)]
 pub mod policy;
 #[forbid(unsafe_code)]
@@ -28,8 +28,10 @@ pub mod proto;
 pub mod route;
 #[forbid(unsafe_code)]
 pub mod stats;
+#[forbid(unsafe_code)]
+pub mod transport;
 pub mod verbs;
 
-pub use net::Plugin;
+pub use plugin::Plugin;
 
 nccl_net_versions::export!(Plugin);

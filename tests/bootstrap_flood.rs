@@ -8,7 +8,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use bootstrap_util::{connect, hello, hello_bytes, listen, recv, wait};
-use nccl_net_mpib::bootstrap::{Channel, Listener, State};
+use nccl_net_mpib::control::{Channel, Listener, State};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
 

@@ -3,7 +3,7 @@
 mod bootstrap_util;
 
 use bootstrap_util::{accept, connect, listen, wait};
-use nccl_net_mpib::bootstrap::State;
+use nccl_net_mpib::control::State;
 
 #[test]
 fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 
 use bootstrap_util::{connect, listen, recv, stranger, wait};
-use nccl_net_mpib::bootstrap::{Listener, State};
+use nccl_net_mpib::control::{Listener, State};
 use nccl_net_mpib::proto::Message;
 
 fn descriptors() -> usize {

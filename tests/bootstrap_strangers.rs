@@ -11,7 +11,7 @@ use bootstrap_util::{
     a_real_peer_gets_in, accept, connect, hello, hello_bytes, is_dropped, listen, options, patience, recv,
     stranger, wait,
 };
-use nccl_net_mpib::bootstrap::{Listener, Options, State};
+use nccl_net_mpib::control::{Listener, Options, State};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 
 #[test]

@@ -88,7 +88,7 @@ fn exports_the_fourteen_tables_and_the_doctor_and_nothing_else() {
 
 /// Name and version of each symbol that programs are linked with today, of rdma-core 44 (Debian 12).
 fn rdma_core_44() -> BTreeSet<Name> {
-    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("softverbs/ibverbs.symbols");
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/softverbs/ibverbs.symbols");
     let list = fs::read_to_string(list).unwrap();
     let symbols = list.lines().filter_map(|line| {
         let (name, version) = line.split_whitespace().next()?.split_once("@@")?;

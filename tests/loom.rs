@@ -1,11 +1,11 @@
 //! The cache of registrations under every schedule of two threads: what somebody has a share in is there, once, and gone with the
 //! last. The cache's own file, with loom's locks in the place of the plugin's.
 
-#[path = "../src/device/cache.rs"]
+#[path = "../src/device/mr_cache/cache.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
 mod cache;
 
-#[path = "../agent-iface/tests/explore/mod.rs"]
+#[path = "../crates/agent-iface/tests/explore/mod.rs"]
 mod explore;
 
 mod sync {

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Mutex;
 
-use super::others::{self, Other};
+use super::unsupported::{self, Other};
 use super::*;
 
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {
@@ -254,15 +254,15 @@ fn the_manual_is_the_table() {
 
 #[test]
 fn the_manual_has_every_variable_without_effect() {
-    stands_in_the_manual("without effect", &others::manual());
+    stands_in_the_manual("without effect", &unsupported::manual());
 }
 
 #[test]
 fn each_variable_of_nccls_transport_is_either_read_or_explained() {
     let read = Config::VARIABLES.iter().filter(|v| v.starts_with("NCCL_IB_"));
-    let mut all: Vec<&str> = read.copied().chain(others::OTHERS.iter().map(|o| o.variable)).collect();
+    let mut all: Vec<&str> = read.copied().chain(unsupported::OTHERS.iter().map(|o| o.variable)).collect();
     all.sort_unstable();
-    assert_eq!(all, others::NCCL_IB, "a setting is none of OTHERS");
+    assert_eq!(all, unsupported::NCCL_IB, "a setting is none of OTHERS");
 }
 
 fn vain(pairs: &[(&str, &str)]) -> Vec<(bool, String)> {
@@ -303,7 +303,7 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
 
 #[test]
 fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
-    for Other { variable, as_is, missed, why } in others::OTHERS {
+    for Other { variable, as_is, missed, why } in unsupported::OTHERS {
         let told = vain(&[(variable, "7\n")]);
         assert_eq!(told, [(*missed, format!("{variable}=\"7\\n\" has no effect: {why}"))]);
         for value in *as_is {

@@ -3,18 +3,15 @@
 //! Ports are opened once per process and kept across `finalize` and the next `init`: NCCL keeps the names of
 //! devices, and a plugin that is closed and opened again finds them as they were.
 
-mod cache;
-#[cfg(test)]
-mod cache_tests;
+mod capabilities;
+mod discovery;
 mod fuse;
 mod gid;
 mod gpu;
-mod list;
-mod memory;
+mod mr_cache;
 mod pci;
-mod plan;
-mod registration;
-mod survey;
+mod registry;
+mod selection;
 
 use std::ffi::{CStr, CString, c_int};
 use std::sync::{Arc, OnceLock};
@@ -24,21 +21,16 @@ use crate::error::{Error, Result};
 use crate::policy::Stripes;
 use crate::proto::{Mode, Mtu};
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
+use discovery::{Adapter, Seen};
 use gid::Wanted;
-use plan::{Plan, Trouble};
-use registration::Registrations;
-use survey::{Adapter, Seen};
+use mr_cache::Registrations;
+use selection::{Plan, Trouble};
 
+pub use capabilities::{dmabuf, findings};
+pub use discovery::{PortView, Survey, survey};
 pub use gpu::Gpu;
-pub use list::{Hold, addrs, all, count, fused, get};
-pub use memory::{dmabuf, findings};
-pub(crate) use registration::{Memory, Registration};
-pub use survey::{PortView, Survey, survey};
-
-/// The locks of [`cache`], for which `tests/loom.rs` has others.
-mod sync {
-    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-}
+pub(crate) use mr_cache::{Memory, Registration};
+pub use registry::{Hold, addrs, all, count, fused, get};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -227,9 +219,9 @@ fn lose(config: &Config, what: String) -> Result<()> {
 }
 
 fn enumerate(config: &Config) -> Result<Vec<Device>> {
-    let seen = survey::look(config)?;
-    let plans = plan::plan(config, &seen.found)?;
-    let left_out = plan::left_out(config, &seen.found);
+    let seen = discovery::look(config)?;
+    let plans = selection::plan(config, &seen.found)?;
+    let left_out = selection::left_out(config, &seen.found);
     if let Some(lost) = left_out.lost_text() {
         lose(config, lost)?;
     }

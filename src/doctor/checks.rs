@@ -8,7 +8,7 @@ use Level::{Fail, Note, Ok as Good, Warn};
 use crate::config::{Config, Finding, in_vain};
 use crate::device::{Device, Gpu, Survey, dmabuf, findings};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
-use crate::net;
+use crate::plugin;
 use crate::proto::Addr;
 
 /// In the order in which a reader looks for causes.
@@ -67,7 +67,7 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
     };
     let mut checks = match &survey.devices {
         Ok(devices) if bad.is_empty() => {
-            let all: Vec<String> = devices.iter().map(net::describe).collect();
+            let all: Vec<String> = devices.iter().map(plugin::describe).collect();
             vec![Check::new("devices", Good, format!("{} for NCCL: {}", devices.len(), all.join(", ")))]
         }
         // Which ones there would be depends on the settings to be corrected.

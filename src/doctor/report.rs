@@ -10,10 +10,10 @@ use nccl_net_mpib_agent_iface::doctor::{
 use nix::net::if_::if_indextoname;
 
 use super::checks;
-use crate::bootstrap::{Interface, Options, interfaces, reachable};
 use crate::config::Config;
+use crate::connect::{host_name, rail_info};
+use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
-use crate::engine::{host_name, rail_info};
 use crate::error::Result;
 use crate::policy;
 use crate::proto::{
@@ -136,7 +136,7 @@ fn numa(device: &Path) -> Option<u32> {
 fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let name = name.filter(|name| !name.is_empty());
-    let prefix = crate::engine::prefix_len(networks, gid);
+    let prefix = crate::connect::prefix_len(networks, gid);
     Gid {
         index: gid.index,
         address: gid.addr().to_string(),

@@ -4,9 +4,9 @@
 //! without asking each other. Every sentence about a choice or a refusal is made here. `docs/reach.md` has the rules.
 
 mod address;
+mod explain;
 mod island;
 mod rank;
-mod words;
 
 pub use address::gid_addr;
 pub use island::{Class, class};
@@ -86,7 +86,7 @@ pub struct Choice {
 /// are as good as each other comes first.
 pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], turn: u32) -> Choice {
     let (mut routes, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
-        RoutePolicy::Subnet if !one_subnet => Err(words::no_subnet(policy)),
+        RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
         RoutePolicy::Strict if !(c.asked && a.asked) => {
             let other = if c.asked { a } else { c };
             Err(format!(

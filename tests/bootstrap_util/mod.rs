@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
+use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Addr, Handle, Hello, Message};
 
 /// How long a test waits before it says that something never happened.

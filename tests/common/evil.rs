@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
 use nccl_net_mpib::config::Config;
+use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::proto::{
     FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,

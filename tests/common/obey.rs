@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use nccl_net_mpib::bootstrap::{Channel, Listener, Options};
+use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib::hints::{Addresses, Flow, Options};
+use nccl_net_mpib::agent::{Addresses, Flow, Options};
 use nccl_net_mpib_agent_iface::{HintsWriter, Request, Response, Status, entry_offset};
 use nccl_net_versions::{Level, Logger};
 

@@ -1,0 +1,121 @@
+//! `mpib doctor` on hosts made of softverbs.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use serde_json::Value;
+
+/// What "make build" puts under build/.
+pub fn artifact(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
+    let path = path.canonicalize().unwrap_or(path);
+    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
+    path
+}
+
+/// A fabric of its own for each test, so that none meets another or a user's.
+pub fn fabric() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("doctor-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// Two ports in networks of their own.
+pub const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
+
+/// `mpib` with nothing set but these devices, the plugin where NCCL would find it, and NCCL told to use it.
+pub fn mpib(fabric: &str, devices: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    let (verbs, plugin) = (artifact("softverbs/libibverbs.so.1"), artifact("libnccl-net-mpib.so"));
+    let folders = [&verbs, &plugin].map(|path| path.parent().unwrap().to_str().unwrap());
+    command
+        .env("LD_LIBRARY_PATH", folders.join(":"))
+        .env("SOFTVERBS_FABRIC", fabric)
+        .env("SOFTVERBS_DEVICES", devices)
+        .env("NCCL_NET_PLUGIN", "mpib")
+        .env("NCCL_NET", "MPIB")
+        .stdin(Stdio::null());
+    command
+}
+
+/// `mpib doctor --json` with these variables on top.
+pub fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
+    let mut command = mpib(&fabric(), devices);
+    command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+    Doctor::of(command.envs(env.iter().copied()))
+}
+
+/// What it said.
+#[derive(Debug)]
+pub struct Doctor {
+    pub code: i32,
+    pub document: Value,
+}
+
+impl Doctor {
+    pub fn of(command: &mut Command) -> Self {
+        Self::from(&command.output().unwrap())
+    }
+
+    pub fn from(output: &Output) -> Self {
+        let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let document = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}\n{said}"));
+        let doctor = Self { code: output.status.code().expect("it ends by itself"), document };
+        assert_eq!(doctor.document["exit_code"], doctor.code, "{doctor:#?}");
+        doctor
+    }
+
+    /// Text and remedy of the checks with this name and level.
+    pub fn checks(&self, id: &str, level: &str) -> Vec<(String, String)> {
+        let all = self.document["checks"].as_array().unwrap();
+        let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+        let found = all.iter().filter(|c| c["id"] == id && c["level"] == level);
+        found.map(|c| (text(&c["text"]), text(&c["remedy"]))).collect()
+    }
+
+    /// Names of the checks of this level. What limits this process's locked memory is not the test's.
+    pub fn of_level(&self, level: &str) -> Vec<&str> {
+        let all = self.document["checks"].as_array().unwrap().iter();
+        let names = all.filter(|c| c["level"] == level).map(|c| c["id"].as_str().unwrap());
+        names.filter(|id| *id != "memlock").collect()
+    }
+
+    /// There is one check with this name and level, and each of the words is in it; gives its text.
+    #[track_caller]
+    pub fn says(&self, id: &str, level: &str, words: &[&str]) -> String {
+        let found = self.checks(id, level);
+        let fits = |(text, remedy): &&(String, String)| {
+            words.iter().all(|word| text.contains(word) || remedy.contains(word))
+        };
+        let found: Vec<_> = found.iter().filter(fits).collect();
+        assert_eq!(found.len(), 1, "{id} {level} {words:?}: {self:#?}");
+        found[0].0.clone()
+    }
+
+    /// The verdict is unusable.
+    #[track_caller]
+    pub fn unusable(&self) {
+        assert_eq!((self.code, &self.document["verdict"]), (2, &Value::from("unusable")), "{self:#?}");
+    }
+
+    /// The verdict that there is without a failure, with these warnings.
+    #[track_caller]
+    pub fn usable_with(&self, warnings: &[&str]) {
+        assert_eq!(self.of_level("fail"), [""; 0], "{self:#?}");
+        assert_eq!(self.of_level("warn"), warnings, "{self:#?}");
+        let memlock = !self.checks("memlock", "warn").is_empty();
+        let expected =
+            if warnings.is_empty() && !memlock { (0, "usable") } else { (1, "usable with losses") };
+        assert_eq!((self.code, self.document["verdict"].as_str().unwrap()), expected);
+    }
+}

@@ -1,0 +1,117 @@
+//! The plugin of this project and softverbs, both as "make build" leaves them, driven by `mpib perf` between real
+//! processes: every table, every byte, and the bytes of each rail.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use serde_json::Value;
+
+/// What "make build" puts under build/.
+fn artifact(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
+    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
+    path
+}
+
+/// A fabric of its own for each test, so that none meets another or a user's.
+fn fabric() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("perf-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// `mpib perf` on a host of this fabric whose addresses end with `host`.
+fn perf(fabric: &str, host: u8, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    command.args(["perf", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    let library = artifact("softverbs/libibverbs.so.1");
+    command
+        .env("LD_LIBRARY_PATH", library.parent().expect("the file is in a folder"))
+        .env("SOFTVERBS_FABRIC", fabric)
+        .env("SOFTVERBS_DEVICES", format!("sout:addr=10.9.0.{host}/24;sup:addr=10.9.1.{host}/24"))
+        .env("MPIB_HCA_SOUT", "sout")
+        .env("MPIB_HCA_SUP", "sup")
+        .stdin(Stdio::null());
+    command
+}
+
+fn report(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"))
+}
+
+#[test]
+fn every_table_moves_every_size_in_groups_and_both_directions() {
+    // Around the unit of splitting, and below the size of a word.
+    let args = ["--sizes", "0,1,127,128,129,4095,1M", "--iterations", "64"];
+    let fabric = fabric();
+    let run = |more: &[&str]| {
+        let report = report(&perf(&fabric, 1, &[&args, more].concat()).output().unwrap());
+        let tables = report["tables"].as_array().unwrap();
+        for table in tables {
+            assert_eq!(table["results"].as_array().unwrap().len(), 7, "v{}", table["abi"]);
+        }
+        tables.iter().map(|t| t["abi"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(run(&["--abi", "all", "--depth", "32"]), [12, 11, 10, 9, 8, 7, 6]);
+    // One of each way of passing sizes.
+    assert_eq!(run(&["--abi", "12,9,6", "--receives", "4", "--bidirectional"]), [12, 9, 6]);
+    run(&["--receives", "2", "--depth", "1"]);
+    assert_eq!(run(&["--abi", "12,9,8", "--optional", "--bidirectional"]), [12, 9, 8]);
+}
+
+/// Bytes that the sender's rails carried for 20 messages of 1 MiB.
+fn shares(share: &str) -> (u64, u64) {
+    let mut command = perf(&fabric(), 1, &["--sizes", "1M", "--iterations", "20"]);
+    let report = report(&command.env("MPIB_SUP_SHARE", share).output().unwrap());
+    let rails = report["tables"][0]["results"][0]["rails"].as_array().expect("softverbs counts").clone();
+    let bytes = |name: &str| rails.iter().find(|r| r["name"] == name).unwrap()["bytes"].as_u64().unwrap();
+    (bytes("sout"), bytes("sup"))
+}
+
+#[test]
+fn each_rail_carries_its_share() {
+    const ALL: u64 = 20 << 20;
+    // A transfer is cut at multiples of 128 bytes; the rest stays on SOUT.
+    let of_each = (1 << 20) * 341 / 1024 / 128 * 128;
+    assert_eq!(shares("341"), (ALL - 20 * of_each, 20 * of_each));
+    assert_eq!(shares("0"), (ALL, 0));
+    assert_eq!(shares("1024"), (0, ALL));
+}
+
+#[test]
+fn two_hosts_with_addresses_of_their_own() {
+    let fabric = fabric();
+    let mut there = perf(&fabric, 2, &["--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(there.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}"));
+    let args = ["--connect", address, "--abi", "v8,v12", "--sizes", "8,100K", "--iterations", "32"];
+    let here = report(&perf(&fabric, 1, &args).output().unwrap());
+    let there = report(&there.wait_with_output().unwrap());
+    assert_eq!(here["tables"].as_array().unwrap().len(), 2);
+    assert_eq!(here["tables"][0]["results"], there["tables"][0]["results"]);
+}
+
+#[test]
+fn a_missing_device_is_named_by_the_plugin() {
+    let mut command = perf(&fabric(), 1, &["--sizes", "8"]);
+    let output = command.env("MPIB_HCA_SUP", "absent").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("the plugin's init returned") && said.contains("absent"), "{said}");
+}

@@ -1,0 +1,275 @@
+//! `mpib stats` beside real processes: those of `mpib perf` with the plugin that "make build" leaves, and others.
+
+use std::{
+    ffi::CString,
+    fs,
+    io::Read,
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::{fs::PermissionsExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+/// Only a failing test waits so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = f() {
+            return value;
+        }
+        assert!(start.elapsed() < LIMIT, "{what}: nothing within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What "make build" puts under build/.
+fn artifact(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
+    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
+    path
+}
+
+/// A child that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn stats(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mpib")).arg("stats").args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn said(output: &Output) -> (i32, String) {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+/// The document of one process, if it has a page yet.
+fn document(pid: u32) -> Option<Value> {
+    let output = stats(&[&pid.to_string(), "--json"]);
+    if output.status.code() == Some(5) {
+        return None;
+    }
+    assert!(output.status.success(), "{:?}", said(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["processes"].as_array().unwrap().len(), 1);
+    Some(document["processes"][0].clone())
+}
+
+/// `mpib perf` that goes on for as long as a test may, on rails whose bytes stand three to one.
+fn perf(fabric: &str) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
+    command.arg(artifact("libnccl-net-mpib.so"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    let library = artifact("softverbs/libibverbs.so.1");
+    command
+        .env("LD_LIBRARY_PATH", library.parent().expect("the file is in a folder"))
+        .env("SOFTVERBS_FABRIC", format!("stats-test-{}-{fabric}", std::process::id()))
+        .env("SOFTVERBS_DEVICES", "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24")
+        .env("MPIB_HCA_SOUT", "sout")
+        .env("MPIB_HCA_SUP", "sup")
+        .env("MPIB_SUP_SHARE", "256")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Ended(command.spawn().unwrap())
+}
+
+/// Its two workers, the sending one first, once data moves.
+fn workers(perf: &Ended) -> [u32; 2] {
+    until("two workers that move data", || {
+        let pid = perf.0.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        let mut found: Vec<(String, u32)> = Vec::new();
+        for child in children.split_whitespace() {
+            let pid = child.parse().unwrap();
+            let output = stats(&[child, "--json"]);
+            let document: Value = serde_json::from_slice(&output.stdout).ok()?;
+            let connection = &document["processes"][0]["connections"][0];
+            if connection["messages"].as_u64()? > 100 {
+                found.push((connection["direction"].as_str()?.to_owned(), pid));
+            }
+        }
+        found.sort_by(|a, b| b.0.cmp(&a.0));
+        <[u32; 2]>::try_from(found.iter().map(|f| f.1).collect::<Vec<_>>()).ok()
+    })
+}
+
+#[test]
+fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
+    let mut perf = perf("running");
+    let [sender, receiver] = workers(&perf);
+    let (first, theirs) = (document(sender).unwrap(), document(receiver).unwrap());
+    let connection = &first["connections"][0];
+    for (name, value) in [("direction", "send"), ("state", "open"), ("islands", "intra"), ("data", "split")] {
+        assert_eq!(connection[name], value);
+    }
+    assert_eq!(
+        (&first["pid"], &first["command"], &first["open"]),
+        (&sender.into(), &"mpib".into(), &1.into())
+    );
+    assert_eq!(first["plugin"], env!("CARGO_PKG_VERSION"));
+    assert!(connection["peer"].as_str().unwrap().contains(&format!("pid {receiver}")), "{connection}");
+    assert_eq!((&connection["share"], &connection["failed_at"]), (&256.into(), &Value::Null));
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} is no number"));
+    let rails = connection["rails"].as_array().unwrap();
+    assert_eq!((&rails[0]["name"], &rails[1]["name"]), (&"sout:1".into(), &"sup:1".into()));
+    let [on_sout, on_sup] = [0, 1].map(|i| number(&rails[i]["bytes"]));
+    assert_eq!((on_sout % 49_152, on_sup % 16_384), (0, 0), "each message is cut at a quarter");
+    assert!(number(&connection["in_flight"]) <= 8, "{connection}");
+    assert_eq!(theirs["connections"][0]["rails"][0]["bytes"], Value::Null, "a receiver does not know");
+    until("more messages", || {
+        let now = document(sender).unwrap();
+        let of = |d: &Value| number(&d["connections"][0]["messages"]);
+        (of(&now) > of(&first)).then_some(())
+    });
+    // All that this user may look into has both.
+    let (code, all) = said(&stats(&["--json"]));
+    let document: Value = serde_json::from_str(&all[..=all.rfind('}').unwrap()]).unwrap();
+    let pids: Vec<_> = document["processes"].as_array().unwrap().iter().map(|p| number(&p["pid"])).collect();
+    assert!(code == 0 && [sender, receiver].iter().all(|pid| pids.contains(&u64::from(*pid))), "{all}");
+    let (code, table) = said(&stats(&[&sender.to_string()]));
+    assert_eq!(code, 0);
+    for part in
+        ["(mpib)", "connections: 1 now, 1 so far", "open intra split", "sout:1 SOUT", "sup:1 SUP", "256/1024"]
+    {
+        assert!(table.contains(part), "{part} in\n{table}");
+    }
+    perf.0.kill().unwrap();
+    perf.0.wait().unwrap();
+    for pid in [sender, receiver] {
+        until("the end of a worker", || (said(&stats(&[&pid.to_string()])).0 == 3).then_some(()));
+    }
+}
+
+#[test]
+fn watching_shows_rates_and_ends_with_the_process() {
+    let mut perf = perf("watched");
+    let [sender, _] = workers(&perf);
+    let mut watch = Ended(
+        Command::new(env!("CARGO_BIN_EXE_mpib"))
+            .args(["stats", &sender.to_string(), "--watch", "0.1", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut out = watch.0.stdout.take().unwrap();
+    let (mut text, mut bytes) = (Vec::new(), [0; 4096]);
+    let rate = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text);
+        let rates = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let rates = rates.map(|d| d["processes"][0]["connections"][0]["bytes_per_second"].clone());
+        rates.filter_map(|rate| rate.as_f64()).find(|rate| *rate > 0.0)
+    };
+    while rate(&text).is_none() {
+        let n = out.read(&mut bytes).unwrap();
+        assert!(n > 0, "it ended without a rate: {}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&bytes[..n]);
+    }
+    let first = String::from_utf8_lossy(&text).lines().next().unwrap().to_owned();
+    let first: Value = serde_json::from_str(&first).unwrap();
+    assert_eq!(first["processes"][0]["connections"][0]["bytes_per_second"], Value::Null);
+    perf.0.kill().unwrap();
+    perf.0.wait().unwrap();
+    // Until its end, so that it is not stopped by a full pipe.
+    out.read_to_end(&mut text).unwrap();
+    let mut error = String::new();
+    watch.0.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert!(watch.0.wait().unwrap().success(), "{error}");
+    assert_eq!(error.trim(), format!("mpib: process {sender} (mpib) has ended"));
+}
+
+#[test]
+fn what_shows_nothing_says_why() {
+    let sleeper = Ended(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = sleeper.0.id().to_string();
+    let (code, text) = said(&stats(&[&pid]));
+    assert_eq!(code, 5);
+    assert!(text.starts_with(&format!("mpib: process {pid}: it has no statistics page")), "{text}");
+    drop(sleeper);
+    assert_eq!(said(&stats(&[&pid])), (3, format!("mpib: process {pid}: no such process\n")));
+    for bad in ["0", "-1", "x", "4294967296"] {
+        assert_eq!(said(&stats(&[bad])).0, 2, "{bad}");
+    }
+    for bad in ["0", "nan", "-1", "1e9"] {
+        assert_eq!(said(&stats(&["--watch", bad])).0, 2, "{bad}");
+    }
+}
+
+#[test]
+fn a_process_of_another_user_is_not_permitted() {
+    // SAFETY: cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("mpib");
+    fs::copy(env!("CARGO_BIN_EXE_mpib"), &program).unwrap();
+    let ours = std::process::id();
+    let mut command = Command::new(&program);
+    // Root may look into all, so it becomes nobody; a user may not look into process 1.
+    let pid = if root {
+        command.uid(65534).gid(65534);
+        ours
+    } else {
+        1
+    };
+    let output = command.args(["stats", &pid.to_string()]).current_dir("/").output().unwrap();
+    let (code, text) = said(&output);
+    assert_eq!((code, text.contains("not permitted")), (4, true), "{text}");
+}
+
+/// A descriptor of this process with the name of a page.
+fn page(size: usize, seals: i32, words: &[u32]) -> OwnedFd {
+    let name = CString::new("mpib-stats").unwrap();
+    // SAFETY: a C string; flags of the call.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    assert!(fd >= 0);
+    // SAFETY: a new descriptor, which nobody else has.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let file = fs::File::from(fd.try_clone().unwrap());
+    file.set_len(size as u64).unwrap();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+    // SAFETY: our descriptor.
+    assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&fd), libc::F_ADD_SEALS, seals) }, 0);
+    fd
+}
+
+#[test]
+fn pages_that_cannot_be_read_are_told() {
+    let pid = std::process::id().to_string();
+    let size = 256 + 1024 * 1536;
+    for (size, seals, version, why) in [
+        (size, libc::F_SEAL_GROW, 1, "not sealed"),
+        (4096, libc::F_SEAL_SHRINK, 1, "4096 bytes, expected 1573120"),
+        (size, libc::F_SEAL_SHRINK, 2, "version 2 of the page, expected 1"),
+    ] {
+        let page = page(size, seals, &[0x4D50_4953, version]);
+        let (code, text) = said(&stats(&[&pid]));
+        assert_eq!((code, text.contains(why)), (6, true), "{why}: {text}");
+        // With no process named it is one line, and no harm to the others.
+        let (_, text) = said(&stats(&[]));
+        assert!(text.contains(&format!("mpib: process {pid}: its statistics page")), "{text}");
+        drop(page);
+    }
+}

@@ -1,0 +1,222 @@
+//! Which routes a handshake tries, in which order, and what is said of those that do not work. Both ends know the same of
+//! each, and so come to the same next round, and to the same end.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::policy::{Plan, Stripes, rail_name};
+use crate::proto::{Hello, MAX_RAILS};
+use crate::route::{Choice, Ends, Route};
+use crate::transport::{Role, Settings};
+
+/// The routes of one handshake.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    role: Role,
+    ours: Hello,
+    theirs: Hello,
+    /// What both HELLOs made of the connection.
+    pub(crate) plan: Plan,
+    choice: Choice,
+    /// Tried now.
+    now: Vec<Route>,
+    /// Still to be tried.
+    later: Vec<Route>,
+    /// Tried, and why they do not work.
+    tried: Vec<(Route, String)>,
+    /// A round has failed.
+    again: bool,
+}
+
+/// What a round has come to.
+#[derive(Debug)]
+pub(crate) enum After {
+    /// Indices of the routes that the connection uses.
+    Kept(Vec<usize>),
+    /// Nothing works; others are to be tried.
+    Again,
+    /// Nothing works, and nothing is left.
+    Nothing,
+}
+
+impl Rounds {
+    /// From both HELLOs. An error where no route exists, naming every pair.
+    pub(crate) fn new(role: Role, ours: Hello, theirs: Hello, peer: &str) -> Result<Self> {
+        let (connector, acceptor) = match role {
+            Role::Sender => (&ours, &theirs),
+            Role::Receiver => (&theirs, &ours),
+        };
+        let plan = Plan::new(&ours.terms, &theirs.terms, &connector.rails, &acceptor.rails);
+        let choice = plan.choose(ours.terms.route, connector, acceptor, connector.turn);
+        if choice.first.is_empty() {
+            let table = choice.table(&Ends::of(connector, acceptor), &[]);
+            return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
+        }
+        // What the plan does without is tried when its own routes fail.
+        let joins = |r: &Route| plan.joins(connector.rails[r.connector].role);
+        let (mut now, mut later): (Vec<Route>, Vec<Route>) = choice.first.iter().partition(|r| joins(r));
+        if now.is_empty() {
+            std::mem::swap(&mut now, &mut later);
+        }
+        later.append(&mut choice.rest.clone());
+        let mut rounds =
+            Self { role, ours, theirs, plan, choice, now, later, tried: Vec::new(), again: false };
+        rounds.now.truncate(rounds.at_once());
+        Ok(rounds)
+    }
+
+    /// The queue pairs of a route: the same for each, however many of the routes come to be used.
+    pub(crate) fn stripes(&self, route: &Route) -> Stripes {
+        self.plan.stripes(&self.ours.terms, self.role_of(route), self.choice.width)
+    }
+
+    /// How many routes a round may try.
+    fn at_once(&self) -> usize {
+        MAX_RAILS / self.now.first().map_or(1, |route| self.stripes(route).stripes)
+    }
+
+    /// Routes of this round.
+    pub(crate) fn now(&self) -> &[Route] {
+        &self.now
+    }
+
+    /// Takes what was found of this round's routes: of each that does not work, why. `true` in `works` is on both ends.
+    pub(crate) fn judge(&mut self, works: &[bool], why: impl Fn(usize) -> String) -> After {
+        let dead = self.now.iter().enumerate().filter(|(i, _)| !works[*i]);
+        self.tried.extend(dead.map(|(i, route)| (*route, why(i))));
+        let kept = self.choice.keep(&self.now, |i| works[i]);
+        if !kept.is_empty() {
+            return After::Kept(kept);
+        }
+        if self.later.is_empty() {
+            return After::Nothing;
+        }
+        self.again = true;
+        let next = self.later.len().min(self.at_once());
+        self.now = self.later.drain(..next).collect();
+        After::Again
+    }
+
+    /// Every pair and why it is none.
+    pub(crate) fn table(&self) -> String {
+        self.choice.table(&self.ends(), &self.tried)
+    }
+
+    /// Index in its device of a route's rail.
+    pub(crate) fn role_of(&self, route: &Route) -> u8 {
+        self.ends().connector.rails[route.connector].role
+    }
+
+    /// Our rail of a route, in our HELLO.
+    pub(crate) fn ours(&self, route: &Route) -> usize {
+        match self.role {
+            Role::Sender => route.connector,
+            Role::Receiver => route.acceptor,
+        }
+    }
+
+    /// The peer's HELLO.
+    pub(crate) fn theirs(&self) -> &Hello {
+        &self.theirs
+    }
+
+    /// What is missing before anything is tried: one warning, or an error where that is not wanted.
+    pub(crate) fn missing(&self, settings: &Settings, peer: &str) -> Result<()> {
+        let lost = self.choice.left_out(&self.ends(), |role| self.plan.joins(role));
+        self.lose(settings, &format!("rails without a route to {peer}"), &lost, &self.now)
+    }
+
+    /// What does not work of routes between SOUT and SUP before others are tried, or of a device's several rails beside
+    /// `kept`: one warning, or an error where that is not wanted.
+    pub(crate) fn failed(&self, settings: &Settings, peer: &str, kept: &[Route]) -> Result<()> {
+        let lost: Vec<String> = self.tried.iter().map(|(route, why)| self.row(route, why)).collect();
+        self.lose(settings, &format!("rails that do not work to {peer}"), &lost, kept)
+    }
+
+    fn row(&self, route: &Route, why: &str) -> String {
+        format!("{}: {why}", route.describe(&self.ends()))
+    }
+
+    fn lose(&self, settings: &Settings, what: &str, lost: &[String], left: &[Route]) -> Result<()> {
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let what = format!("{what}: {}", lost.join("; "));
+        let roles: Vec<u8> = left.iter().map(|r| self.role_of(r)).collect();
+        let what = match (self.plan, self.plan.home().filter(|home| !roles.contains(home))) {
+            (Plan::Isolated(class), Some(home)) => {
+                format!("{what}; {class} data belongs on {} (MPIB_MODE=0)", rail_name(home))
+            }
+            _ => what,
+        };
+        let what = settings.config.lose(what)?;
+        let ours = |r: &Route| &self.ours.rails[self.ours(r)];
+        let name = |r| match self.ours.terms.fused {
+            true => rail_name(ours(r).role),
+            false => ours(r).name.as_str(),
+        };
+        let left: Vec<&str> = left.iter().map(name).collect();
+        tracing::warn!(target: "net", "{what}; the connection goes on with {} alone", left.join(", "));
+        Ok(())
+    }
+
+    /// Whether a connection of these routes uses a rail of ours that NCCL did not ask for.
+    pub(crate) fn elsewhere(&self, kept: &[Route]) -> bool {
+        kept.iter().any(|r| !self.ours.rails[self.ours(r)].asked)
+    }
+
+    /// What is to be told of a connection of these routes, each about the device and the peer's host once: that a rail which
+    /// NCCL did not ask for stands in, or (a warning, and an error where that is not wanted) that it does since another failed.
+    pub(crate) fn settle(
+        &self,
+        settings: &Settings,
+        device: &str,
+        peer: &str,
+        host: Option<IpAddr>,
+        kept: &[Route],
+    ) -> Result<()> {
+        if self.plan != Plan::Plain {
+            return Ok(());
+        }
+        if !self.again && !self.tried.is_empty() {
+            return self.failed(settings, peer, kept);
+        }
+        let Some(chosen) = kept.first() else { return Ok(()) };
+        let fault = self.again || (self.elsewhere(kept) && self.ours.lost.iter().any(|lost| lost.asked));
+        if !fault && !self.elsewhere(kept) {
+            return Ok(());
+        }
+        let how = self.choice.instead(&self.ends(), chosen, &self.tried);
+        let what = format!("a connection of {device} with {peer} {how}");
+        let what = if fault { settings.config.lose(what)? } else { what };
+        let what =
+            format!("{what}. Further ones of the two are only counted; MPIB_ROUTE=strict refuses them");
+        match first_time(device, host) {
+            true if fault => tracing::warn!(target: "net", "{what}"),
+            true => tracing::info!(target: "net", "{what}"),
+            false => {}
+        }
+        Ok(())
+    }
+
+    fn ends(&self) -> Ends<'_> {
+        match self.role {
+            Role::Sender => Ends::of(&self.ours, &self.theirs),
+            Role::Receiver => Ends::of(&self.theirs, &self.ours),
+        }
+    }
+}
+
+/// Devices, and hosts that they do not reach as asked for.
+type Told = HashSet<(String, Option<IpAddr>)>;
+
+/// Whether nothing was told yet of this device and this host. Hosts beyond a number that no job has are not told of.
+fn first_time(device: &str, host: Option<IpAddr>) -> bool {
+    const MOST: usize = 1 << 16;
+    static TOLD: LazyLock<Mutex<Told>> = LazyLock::new(Mutex::default);
+    // The set is whole after a panic: each use is one insertion.
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    told.len() < MOST && told.insert((device.to_owned(), host))
+}

@@ -1,0 +1,146 @@
+//! A handshake's queue pairs on their way to the peer's. A change that failed is tried again when that is due: the kernel may just be
+//! looking for the peer's address. Nothing here sleeps, and no route waits for another.
+
+use std::time::Instant;
+
+use crate::config::Config;
+use crate::connect::endpoint::{HalfRoute, Joined};
+use crate::connect::local_rails::Offer;
+use crate::error::{Error, Result};
+use crate::proto::{Ece, MAX_RAILS, RailInfo, RouteWiring};
+use crate::transport::comm::RemoteMemory;
+use crate::transport::rail::Rail;
+use crate::transport::{Role, Settings};
+use crate::verbs::Region;
+
+/// What the routes of a handshake have in common.
+#[derive(Debug)]
+pub(crate) struct With<'a> {
+    pub(crate) role: Role,
+    pub(crate) settings: &'a Settings,
+    pub(crate) offers: &'a [Offer],
+    /// The peer's rails.
+    pub(crate) peer: &'a [RailInfo],
+}
+
+/// Both ends' parts, being joined.
+#[derive(Debug)]
+pub(crate) struct Joins {
+    routes: Vec<Join>,
+    region: Region,
+    remote: RemoteMemory,
+    mtus: [u32; MAX_RAILS],
+    /// The peer's name.
+    name: String,
+}
+
+/// One route.
+#[derive(Debug)]
+pub(crate) enum Join {
+    Begun(Begun),
+    Over(Result<(Rail, Option<Ece>)>),
+}
+
+/// A route with changes of queue pairs to be made.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    half: HalfRoute,
+    theirs: RouteWiring,
+    since: Instant,
+    /// No try before this.
+    from: Instant,
+    /// Changes that were done when the last one failed.
+    changes: u32,
+    /// How often that one has failed.
+    failed: u32,
+}
+
+impl Joins {
+    pub(crate) fn new(
+        routes: Vec<Join>,
+        region: Region,
+        remote: RemoteMemory,
+        mtus: [u32; MAX_RAILS],
+        name: String,
+    ) -> Self {
+        Self { routes, region, remote, mtus, name }
+    }
+
+    /// Makes the changes that are due; `true` when each route is joined or given up. Each change has its first try; no other
+    /// one begins after `until`.
+    pub(crate) fn over(&mut self, with: &With<'_>, until: Instant) -> bool {
+        self.routes.iter_mut().for_each(|route| route.step(with, &self.name, until));
+        self.routes.iter().all(|route| matches!(route, Join::Over(_)))
+    }
+
+    /// What came of it. A route that is not over is one that was given up.
+    pub(crate) fn joined(self) -> Joined {
+        let (mut rails, mut eces) = (Vec::with_capacity(self.routes.len()), Vec::new());
+        for route in self.routes {
+            let (rail, ece) = match route {
+                Join::Over(Ok((rail, ece))) => (Ok(rail), ece),
+                Join::Over(Err(e)) => (Err(e), None),
+                Join::Begun(_) => (Err(Error::Internal("a route was left on its way".into())), None),
+            };
+            rails.push(rail);
+            eces.push(ece);
+        }
+        Joined { rails, region: self.region, remote: self.remote, mtus: self.mtus, eces }
+    }
+}
+
+impl Join {
+    pub(crate) fn new(half: HalfRoute, theirs: RouteWiring) -> Self {
+        let now = Instant::now();
+        Self::Begun(Begun { half, theirs, since: now, from: now, changes: 0, failed: 0 })
+    }
+
+    fn step(&mut self, with: &With<'_>, name: &str, until: Instant) {
+        let Self::Begun(begun) = self else { return };
+        if Instant::now() < begun.from {
+            return;
+        }
+        let advanced = begun.half.advance(with, &begun.theirs);
+        match advanced.map_err(|e| begun.again(e, &with.settings.config, until)) {
+            Err(None) => {}
+            Err(Some(e)) => *self = Self::Over(Err(e)),
+            Ok(()) => {
+                let lost = Self::Over(Err(Error::Internal("a route was lost".into())));
+                let Self::Begun(begun) = std::mem::replace(self, lost) else { return };
+                *self = Self::Over(begun.half.rail(with, &begun.theirs, name));
+            }
+        }
+    }
+}
+
+impl Begun {
+    /// `None` where another try will be due; else why the route is given up.
+    fn again(&mut self, mut e: Error, config: &Config, until: Instant) -> Option<Error> {
+        let Error::Verbs { call: "ibv_modify_qp", source, detail } = &mut e else { return Some(e) };
+        if !config.mqp_retry_all && source.raw_os_error() != Some(libc::ETIMEDOUT) {
+            return Some(e);
+        }
+        let changes = self.half.changes();
+        if changes != self.changes {
+            (self.changes, self.failed) = (changes, 0);
+        }
+        self.failed += 1;
+        let wait = config.mqp_retry_sleep.saturating_mul(self.failed);
+        let next = Instant::now() + wait;
+        let limit = if self.failed > config.mqp_retry_cnt {
+            "NCCL_IB_MQP_RETRY_CNT"
+        } else if next > until {
+            "half of MPIB_CONNECT_TIMEOUT_MS"
+        } else {
+            tracing::info!(
+                target: "net",
+                "ibv_modify_qp failed ({source}); try {} of {} follows in {wait:?}: {detail}", self.failed, config.mqp_retry_cnt
+            );
+            self.from = next;
+            return None;
+        };
+        let (times, ms) = (self.failed, self.since.elapsed().as_millis());
+        *detail += &format!("; failed {times} times in {ms} ms, tried no longer than {limit} allows");
+        Some(e)
+    }
+}

@@ -1,0 +1,340 @@
+//! Queues and memory of one end: made, told to the peer, joined to the peer's.
+
+use std::sync::{Arc, Once};
+
+use crate::connect::bringup::{Join, Joins, With};
+use crate::connect::local_rails::Offer;
+use crate::connect::queue_depths::Depths;
+use crate::device::Nic;
+use crate::error::{Error, Result};
+use crate::proto::{
+    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
+    RouteWiring, Wiring,
+};
+use crate::route::Route;
+use crate::transport::comm::RemoteMemory;
+use crate::transport::rail::{Names, Rail, Receives};
+use crate::transport::recv::cts_writer;
+use crate::transport::send_queue::Lane;
+use crate::transport::{Role, Settings, recv, send};
+use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
+
+/// Bytes that a CTS write of one entry carries in itself.
+const INLINE: u32 = CTS_BYTES as u32;
+
+/// One end's part of the routes, before it knows the peer's.
+#[derive(Debug)]
+pub(crate) struct Half {
+    routes: Vec<HalfRoute>,
+    region: Region,
+}
+
+/// Of one route.
+#[derive(Debug)]
+pub(crate) struct HalfRoute {
+    /// Our rail.
+    pub(crate) ours: usize,
+    /// The peer's.
+    pub(crate) theirs: usize,
+    /// Indices in the two rails' lists of addresses.
+    addrs: (usize, usize),
+    /// With the number of the first packet of each.
+    qps: Vec<(Qp<Fresh>, u32)>,
+    /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
+    leads: bool,
+    receives: Option<Receives>,
+    /// To be its own peer.
+    flush: Option<Qp<Fresh>>,
+    cq: Arc<Cq>,
+    /// Where the address stood when the first queue pair was set up.
+    gid_index: Option<u8>,
+}
+
+/// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) rails: Vec<Result<Rail>>,
+    pub(crate) region: Region,
+    pub(crate) remote: RemoteMemory,
+    /// Bytes of payload in a full packet of each route.
+    pub(crate) mtus: [u32; MAX_RAILS],
+    /// Of each route the ECE options that hold on our queue pairs.
+    pub(crate) eces: Vec<Option<Ece>>,
+}
+
+impl Joined {
+    /// An acceptor's message, whole.
+    pub(crate) fn answer(&self, mut wiring: Wiring) -> Wiring {
+        for (route, ece) in wiring.routes.iter_mut().zip(&self.eces) {
+            route.ece = *ece;
+        }
+        wiring
+    }
+}
+
+impl Half {
+    /// Each route with its number of queue pairs, at least 1.
+    pub(crate) fn new(
+        role: Role,
+        settings: &Settings,
+        offers: &[Offer],
+        routes: &[(Route, usize)],
+    ) -> Result<Self> {
+        let mut halves = Vec::with_capacity(routes.len());
+        for (i, (route, qps)) in routes.iter().enumerate() {
+            let leads = i == 0 || routes[i - 1].0 != *route;
+            let (ours, theirs, addrs) = match role {
+                Role::Sender => (route.connector, route.acceptor, route.addrs),
+                Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
+            };
+            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), addrs, *qps, leads)?);
+        }
+        let pds: Vec<Arc<Pd>> = halves.iter().map(|h| Arc::clone(offers[h.ours].nic.pd())).collect();
+        let bytes = match role {
+            Role::Sender => send::MEMORY_BYTES,
+            Role::Receiver => recv::MEMORY_BYTES,
+        };
+        Ok(Self { routes: halves, region: Region::new(&pds, bytes / 8)? })
+    }
+
+    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Joined::answer`].
+    pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
+        let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
+        let route = |r: &HalfRoute| {
+            let ece = if role == Role::Sender { r.ece(settings)? } else { None };
+            Ok(RouteWiring {
+                local_rail: r.ours as u8,
+                remote_rail: r.theirs as u8,
+                qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
+                service_level: settings.service_level().unwrap_or(0),
+                traffic_class: settings.traffic_class().unwrap_or(0),
+                ece,
+            })
+        };
+        let memory = Memory { addr: self.region.addr(0) as u64, len: written_bytes(role), rkeys };
+        Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
+    }
+
+    /// Begins to join our queue pairs to the peer's.
+    pub(crate) fn join(
+        self,
+        role: Role,
+        offers: &[Offer],
+        peer: &[RailInfo],
+        name: &str,
+        wiring: Wiring,
+    ) -> Result<Joins> {
+        let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {name}: {what}")));
+        if wiring.routes.len() != self.routes.len() {
+            return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
+        }
+        let needed = written_bytes(role.other());
+        if wiring.memory.len < needed || wiring.memory.addr.checked_add(needed).is_none() {
+            return refuse(format!(
+                "{} bytes at {:#x}, expected {needed}",
+                wiring.memory.len, wiring.memory.addr
+            ));
+        }
+        let (keys, routes) = (&wiring.memory.rkeys, self.routes.len());
+        if keys.len() != routes {
+            return refuse(format!("{} remote keys for {routes} routes", keys.len()));
+        }
+        let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        remote.rkeys[..routes].copy_from_slice(keys);
+        let mut mtus = [0; MAX_RAILS];
+        let mut joins = Vec::with_capacity(routes);
+        for (i, (half, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
+            let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
+            if pair != (half.ours, half.theirs) {
+                let ours = (half.ours, half.theirs);
+                return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {ours:?}"));
+            }
+            if theirs.qps.len() != half.qps.len() {
+                let (found, expected) = (theirs.qps.len(), half.qps.len());
+                return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
+            }
+            let mtu = path_mtu(&offers[half.ours], &peer[half.theirs]);
+            mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
+            joins.push(Join::new(half, theirs));
+        }
+        Ok(Joins::new(joins, self.region, remote, mtus, name.to_owned()))
+    }
+}
+
+/// The number of the MTU that two ports have in common. Ports of different MTUs can be joined: a packet is as long as the smaller
+/// one allows.
+fn path_mtu(ours: &Offer, theirs: &RailInfo) -> u8 {
+    ours.port.mtu.min(theirs.mtu.raw() as u8)
+}
+
+/// Bytes of an end's memory that its peer writes: the front part.
+fn written_bytes(role: Role) -> u64 {
+    match role {
+        Role::Sender => FIFO_BYTES as u64,
+        Role::Receiver => RECORDS_BYTES as u64,
+    }
+}
+
+/// The user wants what this adapter has no room for.
+fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
+    static TOLD: Once = Once::new();
+    let name = nic.name();
+    let what = format!(
+        "{name} carries {has} bytes inline, of {INLINE}: CTS writes are not inline (NCCL_IB_USE_INLINE=1)"
+    );
+    let what = settings.config.lose(what)?;
+    TOLD.call_once(|| tracing::warn!(target: "net", "{what}"));
+    Ok(())
+}
+
+impl HalfRoute {
+    fn new(
+        role: Role,
+        settings: &Settings,
+        offer: &Offer,
+        (ours, theirs): (usize, usize),
+        addrs: (usize, usize),
+        qps: usize,
+        leads: bool,
+    ) -> Result<Self> {
+        let nic = &offer.nic;
+        let n = u32::try_from(qps.max(1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
+        let depths = Depths::new(role, settings, nic, n, leads)?;
+        let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
+        let receives = match role {
+            Role::Sender => None,
+            Role::Receiver => {
+                let low = settings.config.srq_low.min(depths.srq / 2) as usize;
+                Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
+            }
+        };
+        let qp = |lane| {
+            // Nothing else is inline.
+            let cts = role == Role::Receiver && lane as usize == cts_writer::LANE;
+            let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
+            let options = QpOptions { send_depth: depths.send(lane), inline };
+            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
+            if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
+                not_inline(settings, nic, qp.inline())?;
+            }
+            let mut psn = [0; 4];
+            getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
+            Ok((qp, u32::from_le_bytes(psn)))
+        };
+        let qps = (0..n).map(qp).collect::<Result<_>>()?;
+        let options = QpOptions { send_depth: depths.flush, inline: 0 };
+        let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq, gid_index: None })
+    }
+
+    /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
+    fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
+        static TOLD: Once = Once::new();
+        let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
+        let ece = qp.ece()?;
+        if ece.is_none() {
+            TOLD.call_once(|| {
+                let device = self.cq.context().name();
+                tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
+            });
+        }
+        Ok(ece)
+    }
+
+    /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
+    pub(crate) fn advance(&mut self, with: &With<'_>, theirs: &RouteWiring) -> Result<()> {
+        let (offer, peer, settings) = (&with.offers[self.ours], &with.peer[self.theirs], with.settings);
+        let (gid, peer_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let roce = offer.port.link == LinkLayer::Ethernet;
+        let routed = roce || gid.raw[..8] != peer_gid[..8];
+        // Verbs know a GID by its place, which may be another one than when the peer was told of it.
+        let gid_index = self.gid_index.map_or_else(|| offer.nic.place_of(&gid).map_err(gone), Ok)?;
+        self.gid_index = Some(gid_index);
+        let pkey_index = offer.nic.pkey_index(&settings.config)?;
+        // The connector knows the communicator's class in every version, the acceptor not.
+        let asked = match with.role {
+            Role::Sender => (0, 0),
+            Role::Receiver => (theirs.service_level, theirs.traffic_class),
+        };
+        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
+        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
+        let path = |psn: u32, theirs: &QpWiring| Path {
+            port: offer.port.number,
+            gid_index,
+            pkey_index,
+            mtu: path_mtu(offer, peer),
+            lid: if roce { 0 } else { peer.lid },
+            gid: routed.then_some(peer_gid),
+            service_level: settings.service_level().unwrap_or(asked.0),
+            traffic_class: settings.traffic_class().unwrap_or(asked.1),
+            qpn: theirs.qpn,
+            peer_psn: theirs.psn,
+            psn,
+            access: Access::Write,
+            ece: None,
+        };
+        let timing = settings.timing();
+        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
+        let cts = with.role == Role::Receiver && self.leads && roce;
+        let cts_class = settings.config.fifo_tc.filter(|_| cts);
+        for (i, ((qp, psn), theirs)) in self.qps.iter_mut().zip(&theirs.qps).enumerate() {
+            let mut path = Path { ece, ..path(*psn, theirs) };
+            if let (0, Some(class)) = (i, cts_class) {
+                path.traffic_class = class;
+            }
+            qp.advance(&path, timing)?;
+        }
+        let Some(qp) = &mut self.flush else { return Ok(()) };
+        let own = QpWiring { qpn: qp.number(), psn: 0 };
+        let path = Path {
+            mtu: offer.port.mtu,
+            lid: if roce { 0 } else { offer.port.lid },
+            gid: roce.then_some(gid.raw),
+            access: Access::Read,
+            ..path(own.psn, &own)
+        };
+        qp.advance(&path, timing)
+    }
+
+    /// Changes of queue pairs that are done.
+    pub(crate) fn changes(&self) -> u32 {
+        self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
+    }
+
+    /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
+    pub(crate) fn rail(
+        self,
+        with: &With<'_>,
+        theirs: &RouteWiring,
+        name: &str,
+    ) -> Result<(Rail, Option<Ece>)> {
+        let (offer, peer) = (&with.offers[self.ours], &with.peer[self.theirs]);
+        let (gid, remote_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let place = offer.nic.place_of(&gid).map_err(gone)?;
+        if let Some(first) = self.gid_index.filter(|first| *first != place) {
+            return Err(Error::Usage(format!(
+                "{} moved from place {first} of the GID table of {} to place {place} while queue pairs were set up",
+                gid.addr(),
+                offer.nic.name()
+            )));
+        }
+        let asked = theirs.ece.is_some();
+        let agreed = if asked { self.ece(with.settings)? } else { None };
+        let lane = |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(Lane::new(qp.ready()?, theirs.qpn));
+        let lanes = self.qps.into_iter().zip(&theirs.qps).map(lane).collect::<Result<_>>()?;
+        let flush = self.flush.map(|qp| {
+            let own = qp.number();
+            Ok(Lane::new(qp.ready()?, own))
+        });
+        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
+        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
+        let speeds = (offer.port.speed, peer.speed_mbps);
+        let rail =
+            Rail { lanes, flush: flush.transpose()?, receives, cq, nic, role: offer.role, speeds, names };
+        Ok((rail, agreed))
+    }
+}
+
+fn gone(why: impl std::fmt::Display) -> Error {
+    Error::Usage(format!("the address of the route is gone: {why}"))
+}

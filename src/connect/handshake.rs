@@ -1,0 +1,375 @@
+//! From a channel to a comm: the same on both ends, but for who speaks first. Advanced by polling.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use nccl_net_mpib_agent_iface::stats::Direction;
+
+use crate::connect::attempts::{After, Rounds};
+use crate::connect::bringup::{Joins, With};
+use crate::connect::endpoint::{Half, Joined};
+use crate::connect::local_rails::{Offer, prepare, turn};
+use crate::connect::probe::Probing;
+use crate::control::{Channel, State};
+use crate::device::Device;
+use crate::error::wc_status;
+use crate::error::{Error, Result};
+use crate::policy::Plan;
+use crate::proto::{Handle, Hello, ImmLayout, Message, Wiring};
+use crate::route::Route;
+use crate::stats::Counters;
+use crate::transport::comm::Core;
+use crate::transport::peer::Peer;
+use crate::transport::rail::Rail;
+use crate::transport::{Role, Settings};
+
+/// `IBV_WC_RETRY_EXC_ERR`
+const NO_ANSWER: u32 = 12;
+
+/// A connection under way.
+#[derive(Debug)]
+pub(crate) struct Handshake {
+    role: Role,
+    settings: Arc<Settings>,
+    /// Name of the device that NCCL asked for.
+    device: String,
+    /// `None` once it has failed.
+    channel: Option<Channel>,
+    offers: Vec<Offer>,
+    ours: Hello,
+    /// No round begins later.
+    until: Instant,
+    stage: Stage,
+}
+
+/// What is due next.
+#[derive(Debug)]
+enum Stage {
+    Hello,
+    Wiring(Rounds, Half),
+    /// An acceptor's answer is made before.
+    Joining(Rounds, Joins, Option<Wiring>),
+    Ready(Rounds, Joined),
+    Probing(Rounds, Probing),
+    Probed(Rounds, Probing),
+    Over,
+}
+
+impl Handshake {
+    /// The connecting end, which becomes the sender and speaks first.
+    pub(crate) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
+        let (offers, ours) = prepare(&settings.config, device, turn(device, handle))?;
+        let channel =
+            Channel::connect(handle, &ours, settings.config.connect_timeout, settings.config.peer_timeout)?;
+        // It comes when the peer's NCCL calls accept: a rank may be busy with other things for long, and is none the worse for it.
+        channel.expect_whenever("the first call of accept");
+        Ok(Self::new(Role::Sender, settings, device, channel, (offers, ours)))
+    }
+
+    /// The listening end, for a channel that has shown its HELLO.
+    pub(crate) fn accept(settings: &Arc<Settings>, device: &Device, channel: Channel) -> Result<Self> {
+        let brought = match prepare(&settings.config, device, 0) {
+            Ok(brought) => brought,
+            Err(e) => {
+                refuse(channel, &e);
+                return Err(e);
+            }
+        };
+        let mut handshake = Self::new(Role::Receiver, settings, device, channel, brought);
+        let said = handshake.send(&Message::Hello(handshake.ours.clone()));
+        said.map_err(|e| handshake.give_up(e))?;
+        Ok(handshake)
+    }
+
+    fn new(
+        role: Role,
+        settings: &Arc<Settings>,
+        device: &Device,
+        channel: Channel,
+        (offers, ours): (Vec<Offer>, Hello),
+    ) -> Self {
+        Self {
+            role,
+            settings: Arc::clone(settings),
+            device: device.name.to_string_lossy().into_owned(),
+            channel: Some(channel),
+            offers,
+            ours,
+            until: Instant::now() + settings.config.connect_timeout,
+            stage: Stage::Hello,
+        }
+    }
+
+    /// One step further, if it can go one. The peer is told of a failure.
+    pub(crate) fn poll(&mut self) -> Result<Option<Core>> {
+        loop {
+            match self.step() {
+                Ok(Progress::Waiting) => return Ok(None),
+                Ok(Progress::Went) => {}
+                Ok(Progress::Connected(core)) => return Ok(Some(*core)),
+                Err(e) => return Err(self.give_up(e)),
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<Progress> {
+        // No change of a queue pair is tried again later. The peer waits twice as long for what follows.
+        let again_until = self.until - self.settings.config.connect_timeout / 2;
+        if let Stage::Joining(rounds, joins, _) = &mut self.stage {
+            let (role, settings, offers) = (self.role, &self.settings, &self.offers);
+            let with = With { role, settings, offers, peer: &rounds.theirs().rails };
+            if !joins.over(&with, again_until) {
+                return self.still_there("queue pairs were set up");
+            }
+            let Stage::Joining(rounds, joins, answer) = std::mem::replace(&mut self.stage, Stage::Over)
+            else {
+                return Err(Error::Internal("a handshake lost its place".into()));
+            };
+            let joined = joins.joined();
+            if let Some(answer) = answer {
+                self.send(&Message::Wiring(joined.answer(answer)))?;
+            }
+            self.send(&Message::Ready)?;
+            self.expect("READY");
+            self.stage = Stage::Ready(rounds, joined);
+        }
+        if let Stage::Probing(_, probing) = &mut self.stage {
+            if !probing.over()? {
+                return self.still_there("the rails were probed");
+            }
+            let Stage::Probing(rounds, probing) = std::mem::replace(&mut self.stage, Stage::Over) else {
+                return Err(Error::Internal("a handshake lost its place".into()));
+            };
+            self.send(&probing.report())?;
+            self.expect("PROBED");
+            self.stage = Stage::Probed(rounds, probing);
+        }
+        let Some(message) = self.channel()?.try_recv()? else { return Ok(Progress::Waiting) };
+        match (std::mem::replace(&mut self.stage, Stage::Over), message) {
+            (_, Message::Refuse { reason }) => {
+                return Err(Error::Peer(format!("{} refuses: {reason}", self.peer())));
+            }
+            (Stage::Hello, Message::Hello(hello)) => self.met(hello)?,
+            (Stage::Wiring(rounds, half), Message::Wiring(wiring)) => {
+                let answer = match self.role {
+                    Role::Sender => None,
+                    Role::Receiver => Some(half.message(self.role, &self.settings)?),
+                };
+                let (name, theirs) = (self.peer(), &rounds.theirs().rails);
+                let joins = half.join(self.role, &self.offers, theirs, &name, wiring)?;
+                self.stage = Stage::Joining(rounds, joins, answer);
+            }
+            (Stage::Ready(rounds, joined), Message::Ready) => {
+                let config = &self.settings.config;
+                // The peer waits for our report as long as its own settings say: stay well within.
+                let limit = config.probe_timeout.min(config.connect_timeout / 2);
+                self.stage = Stage::Probing(rounds, Probing::start(joined, Instant::now() + limit));
+            }
+            (Stage::Probed(rounds, probing), Message::Probed { mask, reasons }) => {
+                return self.finish(rounds, probing, mask, &reasons);
+            }
+            (stage, message) => {
+                let due = stage.due();
+                return Err(Error::Protocol(format!(
+                    "{} sent {} while {due} was due",
+                    self.peer(),
+                    message.name()
+                )));
+            }
+        }
+        Ok(Progress::Went)
+    }
+
+    /// The peer's HELLO has come: both ends now know the routes.
+    fn met(&mut self, peer: Hello) -> Result<()> {
+        let differences = self.ours.terms.differences(&peer.terms);
+        if !differences.is_empty() {
+            return Err(Error::Usage(format!(
+                "settings that both ends must have alike differ from those of {}: {}",
+                self.peer(),
+                differences.join("; ")
+            )));
+        }
+        self.until = Instant::now() + self.settings.config.connect_timeout;
+        let rounds = Rounds::new(self.role, self.ours.clone(), peer, &self.peer())?;
+        rounds.missing(&self.settings, &self.peer())?;
+        self.wire(rounds)
+    }
+
+    /// Makes the queue pairs of a round's routes. The connector tells its own; the acceptor has joined its own by when it answers.
+    fn wire(&mut self, rounds: Rounds) -> Result<()> {
+        // From here on each stripe is a route of its own.
+        let stripes = |r: &Route| vec![(*r, rounds.stripes(r).turns); rounds.stripes(r).stripes];
+        let stripes: Vec<_> = rounds.now().iter().flat_map(stripes).collect();
+        let half = Half::new(self.role, &self.settings, &self.offers, &stripes)?;
+        if self.role == Role::Sender {
+            self.send(&Message::Wiring(half.message(self.role, &self.settings)?))?;
+        }
+        self.expect("WIRING");
+        self.stage = Stage::Wiring(rounds, half);
+        Ok(())
+    }
+
+    /// Both ends have probed: what works on both is the connection.
+    fn finish(
+        &mut self,
+        mut rounds: Rounds,
+        probing: Probing,
+        mask: u8,
+        reasons: &[(u8, String)],
+    ) -> Result<Progress> {
+        let joined = probing.joined;
+        let n = joined.rails.len();
+        if n < 8 && mask >> n != 0 {
+            return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer())));
+        }
+        let each = n / rounds.now().len().max(1);
+        let theirs = |i: usize| mask >> i & 1 == 1;
+        let good = |i: &usize| joined.rails[*i].is_ok() && theirs(*i);
+        // A route of which a stripe does not work is none.
+        let stripes = |route: usize| route * each..(route + 1) * each;
+        let works: Vec<bool> =
+            (0..rounds.now().len()).map(|route| stripes(route).all(|i| good(&i))).collect();
+        let why = |route: usize| {
+            let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
+            let ours = joined.rails[i].as_ref().err().map(ToString::to_string);
+            let said =
+                || reasons.iter().find(|(r, _)| usize::from(*r) == i).map_or("no reason", |(_, why)| why);
+            let said = (!theirs(i)).then(|| format!("the peer says: {}", said()));
+            [ours, said].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        };
+        let routes = rounds.now().to_vec();
+        match rounds.judge(&works, why) {
+            After::Kept(kept) => {
+                let stripes: Vec<usize> = kept.iter().flat_map(|route| stripes(*route)).collect();
+                let routes: Vec<_> = kept.iter().map(|i| routes[*i]).collect();
+                if rounds.plan != Plan::Plain && works.contains(&false) {
+                    rounds.failed(&self.settings, &self.peer(), &routes)?;
+                }
+                let host = self.channel()?.peer().map(|peer| peer.ip());
+                rounds.settle(&self.settings, &self.device, &self.peer(), host, &routes)?;
+                self.connected(&rounds, joined, &stripes, rounds.elsewhere(&routes))
+            }
+            After::Again if Instant::now() < self.until => {
+                // The peer has the same two masks, and comes to the same end.
+                drop(joined);
+                if rounds.plan != Plan::Plain {
+                    rounds.failed(&self.settings, &self.peer(), rounds.now())?;
+                }
+                self.wire(rounds)?;
+                Ok(Progress::Went)
+            }
+            After::Again | After::Nothing => {
+                // That nothing answers has the same causes on every route.
+                let (table, advice) = (rounds.table(), wc_status(NO_ANSWER).advice);
+                Err(Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer())))
+            }
+        }
+    }
+
+    /// The connection, over the stripes that are `kept`.
+    fn connected(
+        &mut self,
+        rounds: &Rounds,
+        joined: Joined,
+        kept: &[usize],
+        elsewhere: bool,
+    ) -> Result<Progress> {
+        let Joined { rails, mut region, mut remote, .. } = joined;
+        let mut alive: Vec<Rail> = Vec::with_capacity(kept.len());
+        for (i, rail) in rails.into_iter().enumerate() {
+            if let (Ok(rail), true) = (rail, kept.contains(&i)) {
+                remote.rkeys[alive.len()] = remote.rkeys[i];
+                alive.push(rail);
+            }
+        }
+        region.retain(|i| kept.contains(&i));
+        let layout = u8::try_from(alive.len()).ok().and_then(ImmLayout::new);
+        let layout = layout.ok_or_else(|| Error::Internal(format!("{} rails", alive.len())))?;
+        let channel = self.channel.take().ok_or_else(|| Error::Internal("a channel was lost".into()))?;
+        channel.settled();
+        let (plan, mut routes) = (rounds.plan, alive.iter().map(Rail::describe).collect::<Vec<_>>());
+        // The stripes of a rail stand beside each other.
+        routes.dedup();
+        tracing::info!(
+            target: "net",
+            "{} {} ({plan}): rails {}", self.role.verb(), channel.describe(), routes.join(", ")
+        );
+        let direction = match self.role {
+            Role::Sender => Direction::Send,
+            Role::Receiver => Direction::Receive,
+        };
+        let named: Vec<_> = alive.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
+        let peer = Peer::new(channel);
+        let stats = Counters::open(&self.settings.config, direction, plan, peer.name(), &named, elsewhere);
+        let core = Core::new(alive, region, remote, layout, peer, plan, stats);
+        Ok(Progress::Connected(Box::new(core)))
+    }
+
+    /// While this end is at work: has the peer given up?
+    fn still_there(&self, at: &str) -> Result<Progress> {
+        if self.channel()?.state() == State::Open {
+            return Ok(Progress::Waiting);
+        }
+        // What it said before it gave up is of no use any more. The end of the channel is an error, too.
+        while let Some(message) = self.channel()?.try_recv()? {
+            if let Message::Refuse { reason } = message {
+                return Err(Error::Peer(format!("{} refuses: {reason}", self.peer())));
+            }
+        }
+        Err(Error::Peer(format!("{} went away while {at}", self.peer())))
+    }
+
+    fn give_up(&mut self, e: Error) -> Error {
+        self.stage = Stage::Over;
+        if let Some(channel) = self.channel.take() {
+            refuse(channel, &e);
+        }
+        e
+    }
+
+    fn channel(&self) -> Result<&Channel> {
+        self.channel.as_ref().ok_or_else(|| Error::Internal("the handshake is over".into()))
+    }
+
+    fn send(&self, message: &Message) -> Result<()> {
+        self.channel()?.send(message)
+    }
+
+    fn expect(&self, step: &'static str) {
+        if let Some(channel) = &self.channel {
+            channel.expect(step);
+        }
+    }
+
+    fn peer(&self) -> String {
+        self.channel.as_ref().map_or_else(|| "the peer".into(), Channel::describe)
+    }
+}
+
+/// Tells the peer why, and ends it.
+fn refuse(channel: Channel, why: &Error) {
+    // Whether it still listens does not matter.
+    let _ = channel.send(&Message::Refuse { reason: why.to_string() });
+    channel.close();
+}
+
+/// What a step did.
+enum Progress {
+    Waiting,
+    Went,
+    Connected(Box<Core>),
+}
+
+impl Stage {
+    fn due(&self) -> &'static str {
+        match self {
+            Self::Hello => "HELLO",
+            Self::Wiring(..) => "WIRING",
+            Self::Joining(..) => "nothing",
+            Self::Ready(..) => "READY",
+            Self::Probing(..) | Self::Probed(..) => "PROBED",
+            Self::Over => "nothing",
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! NCCL's side of the handshake: `listen`, `connect` and `accept`, each called until it gives a comm.
+
+mod attempts;
+mod bringup;
+mod commit;
+mod endpoint;
+mod handshake;
+mod local_rails;
+mod probe;
+mod queue_depths;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use local_rails::{host_name, prefix_len, rail_info};
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use nccl_net_versions::HandleBuf;
+
+use crate::connect::commit::Joining;
+use crate::connect::handshake::Handshake;
+use crate::control::{Listener, Options};
+use crate::device::{self, Device};
+use crate::error::{Error, Result};
+use crate::policy::{self, Plan, Policy, Source};
+use crate::proto::{Handle, STATE_OFFSET};
+use crate::transport::Settings;
+use crate::transport::recv::RecvComm;
+use crate::transport::send::SendComm;
+
+/// A connector between two calls of `connect`.
+struct Pending {
+    joining: Joining,
+    /// Who began it.
+    context: u64,
+    /// The handle without the connector's own bytes: the number in those must belong to it.
+    handle: [u8; STATE_OFFSET],
+}
+
+/// By the number in the handle's last eight bytes.
+static PENDING: LazyLock<Mutex<HashMap<u64, Pending>>> = LazyLock::new(Mutex::default);
+
+fn pending() -> MutexGuard<'static, HashMap<u64, Pending>> {
+    // The map is whole after a panic: each use is one insertion or removal.
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins or continues a connection to the listener behind `handle`, whose last eight bytes are ours.
+pub fn connect(
+    settings: &Arc<Settings>,
+    context: u64,
+    device: &Device,
+    handle: &mut HandleBuf,
+) -> Result<Option<SendComm>> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut state = [0; 8];
+    state.copy_from_slice(&handle[STATE_OFFSET..]);
+    let mut address = [0; STATE_OFFSET];
+    address.copy_from_slice(&handle[..STATE_OFFSET]);
+    let (id, mut entry) = match u64::from_le_bytes(state) {
+        0 => {
+            let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
+            let joining = Joining::new(Handshake::connect(settings, device, &listener)?);
+            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { joining, context, handle: address })
+        }
+        id => {
+            let mut table = pending();
+            let ours = table.get(&id).is_some_and(|p| p.handle == address);
+            let Some(entry) = ours.then(|| table.remove(&id)).flatten() else {
+                return Err(Error::Argument(format!(
+                    "the handle says that connection attempt {id} of this process is under way, and there is none \
+                     for this handle: was the handle copied from a connector, or damaged?"
+                )));
+            };
+            (id, entry)
+        }
+    };
+    let polled = entry.joining.poll(&settings.config);
+    if let Ok(None) = polled {
+        handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
+        pending().insert(id, entry);
+        return Ok(None);
+    }
+    // Over: with the same handle another connection may begin.
+    handle[STATE_OFFSET..].fill(0);
+    let Some((core, flow)) = polled? else { return Ok(None) };
+    let source = match flow {
+        Some(flow) => Source::Hint(Box::new(flow)),
+        None if core.plan == Plan::Plain && core.rails.len() > 1 => {
+            let speeds: Vec<_> = core.rails.iter().map(|r| r.speeds).collect();
+            Source::Weights(policy::weights(&speeds))
+        }
+        // Without a hint all is on SOUT.
+        None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
+    };
+    let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
+    Ok(Some(SendComm::new(core, policy, settings)))
+}
+
+/// Drops what `context` has begun and NCCL will not continue.
+pub fn abandon(context: u64) {
+    let dropped: Vec<Pending> = pending().extract_if(|_, p| p.context == context).map(|(_, p)| p).collect();
+    if !dropped.is_empty() {
+        tracing::info!(target: "net", "{} connection attempts were not carried to an end", dropped.len());
+    }
+}
+
+/// A listening end, and the peers whose handshake is under way.
+#[derive(Debug)]
+pub struct Listening {
+    listener: Listener,
+    settings: Arc<Settings>,
+    device: &'static Device,
+    underway: Mutex<Vec<Joining>>,
+}
+
+impl Listening {
+    /// Opens it and writes its handle.
+    pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
+        let sout = device.rails.first().filter(|_| device.is_mpib);
+        let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
+        let options = Options { sout, adapters: device::addrs, ..Options::from(&*settings.config) };
+        let listener = Listener::open(&options)?;
+        *handle = listener.handle().encode();
+        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
+    }
+
+    /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
+    /// the log too. Another peer may come after it.
+    ///
+    /// # Errors
+    /// A handshake has failed with a peer that knows the listener's nonce, and none is under way with another: NCCL makes one connector
+    /// for each listener, so that nobody else would come.
+    pub fn accept(&self) -> Result<Option<RecvComm>> {
+        let underway = self.underway.lock();
+        let mut underway =
+            underway.map_err(|_| Error::Internal("the listener's state was left by a panic".into()))?;
+        let mut failed = self.listener.refused();
+        let mut fail = |e| failed.replace(e).iter().for_each(warn);
+        while let Some(channel) = self.listener.try_accept()? {
+            match Handshake::accept(&self.settings, self.device, channel) {
+                Ok(handshake) => underway.push(Joining::new(handshake)),
+                Err(e) => fail(e),
+            }
+        }
+        let mut i = 0;
+        while i < underway.len() {
+            match underway[i].poll(&self.settings.config) {
+                Ok(None) => i += 1,
+                Ok(Some((core, flow))) => {
+                    underway.swap_remove(i);
+                    failed.iter().for_each(warn);
+                    return Ok(Some(RecvComm::new(core, &self.settings, flow)));
+                }
+                Err(e) => {
+                    underway.swap_remove(i);
+                    fail(e);
+                }
+            }
+        }
+        match failed {
+            Some(e) if underway.is_empty() => Err(e),
+            failed => {
+                failed.iter().for_each(warn);
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn warn(e: &Error) {
+    tracing::warn!(target: "net", "accept: a peer's handshake failed, others may still come: {e}");
+}

@@ -1,0 +1,165 @@
+//! The handshake's probes: a route counts when a write of a full packet on each of its queue pairs has completed, and the read
+//! of the one for flushes. An empty write goes before them on the first, so that a route that loses long packets alone
+//! is known as one.
+
+use std::time::Instant;
+
+use crate::connect::endpoint::Joined;
+use crate::error::wc_status;
+use crate::error::{Error, Result};
+use crate::proto::{MAX_RAILS, Message};
+use crate::transport::rail::Rail;
+use crate::transport::recv;
+use crate::transport::send_queue::Lane;
+use crate::transport::work::Work;
+use crate::verbs::{Batch, Chain, Local, Region, Remote};
+
+/// Probes on every route.
+#[derive(Debug)]
+pub(crate) struct Probing {
+    pub(crate) joined: Joined,
+    routes: [Probes; MAX_RAILS],
+    until: Instant,
+}
+
+/// Of one route.
+#[derive(Debug, Clone, Copy, Default)]
+struct Probes {
+    /// Writes that were posted.
+    posted: usize,
+    /// Writes under way.
+    writes: usize,
+    /// Reads of our own under way.
+    reads: usize,
+    /// The empty write has arrived.
+    reached: bool,
+}
+
+impl Probes {
+    fn pending(self) -> bool {
+        self.writes + self.reads > 0
+    }
+}
+
+impl Probing {
+    pub(crate) fn start(mut joined: Joined, until: Instant) -> Self {
+        let mut routes = [Probes::default(); MAX_RAILS];
+        let mut chain = Chain::default();
+        for (i, place) in joined.rails.iter_mut().enumerate() {
+            let Ok(rail) = place else { continue };
+            // Both ends' memory is zero still, so that the write changes nothing.
+            let (addr, mr) = (joined.region.addr(0) as u64, &joined.region.mrs()[i]);
+            let full = Some(Local { addr, len: joined.mtus[i], lkey: mr.lkey() });
+            let to = Remote { addr: joined.remote.addr, rkey: joined.remote.rkeys[i] };
+            let mut post = |lane: &mut Lane, from| {
+                chain.clear();
+                match chain.write(from, to, None, Some(lane.signal(Work::Probe, 1))) {
+                    true => lane.post(&mut chain, true).map_err(|e| *e),
+                    false => Err(Error::Internal("no room for a probe".into())),
+                }
+            };
+            let written = rail.lanes.first_mut().map_or(Ok(()), |lane| post(lane, None));
+            let written = written.and_then(|()| rail.lanes.iter_mut().try_for_each(|lane| post(lane, full)));
+            match written.and_then(|()| read_own(rail, &joined.region, i, &mut chain)) {
+                Ok(()) => {
+                    let (writes, reads) = (1 + rail.lanes.len(), usize::from(rail.flush.is_some()));
+                    routes[i] = Probes { posted: writes, writes, reads, reached: false };
+                }
+                Err(e) => *place = Err(e),
+            }
+        }
+        Self { joined, routes, until }
+    }
+
+    /// Takes what has completed; `true` when every probe has, or the time is up.
+    pub(crate) fn over(&mut self) -> Result<bool> {
+        for (i, (place, probes)) in self.joined.rails.iter_mut().zip(&mut self.routes).enumerate() {
+            let Ok(rail) = place else { continue };
+            if probes.pending()
+                && let Err(e) = take(i, rail, probes)
+            {
+                *place = Err(probes.judge(e, self.joined.mtus[i]));
+                *probes = Probes::default();
+            }
+        }
+        if self.routes.iter().any(|probes| probes.pending()) && Instant::now() < self.until {
+            return Ok(false);
+        }
+        for (i, (place, probes)) in self.joined.rails.iter_mut().zip(&mut self.routes).enumerate() {
+            if probes.pending() {
+                let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
+                *place = Err(probes.judge(Error::Peer(late.into()), self.joined.mtus[i]));
+                *probes = Probes::default();
+            }
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn report(&self) -> Message {
+        let rails = || (0u8..).zip(&self.joined.rails);
+        let mask = rails().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
+        let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
+        Message::Probed { mask, reasons }
+    }
+}
+
+impl Probes {
+    /// What a failure means, in short: it stands in a table of routes. Where the empty packet has arrived and no other, these were too long for something.
+    fn judge(self, e: Error, mtu: u32) -> Error {
+        let e = match e {
+            Error::Completion(c) if !c.loopback => {
+                let status = wc_status(c.status);
+                let port = c.port.map_or_else(String::new, |why| format!("; {} now: {why}", c.device));
+                Error::Peer(format!(
+                    "the probe failed: {} (status={} {}, vendor error {:#x}){port}",
+                    status.meaning, c.status, status.name, c.vendor_err
+                ))
+            }
+            e => e,
+        };
+        if !self.reached || self.posted - self.writes != 1 {
+            return e;
+        }
+        Error::Peer(format!(
+            "{e}; empty packets arrive, and those of {mtu} bytes do not: has an interface or a switch on the way a smaller \
+             MTU than the ports at both ends?"
+        ))
+    }
+}
+
+/// The first read of the queue pair for flushes, where there is one.
+fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Result<()> {
+    let Some(lane) = &mut rail.flush else { return Ok(()) };
+    let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
+    chain.clear();
+    let local = Local { addr, len: 1, lkey: mr.lkey() };
+    match chain.read(local, Remote { addr, rkey: mr.rkey() }, lane.signal(Work::Probe, 1)) {
+        true => lane.post(chain, true).map_err(|e| *e),
+        false => Err(Error::Internal("no room for a probe".into())),
+    }
+}
+
+/// Takes what has completed of a rail's probes.
+fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
+    let mut batch = Batch::new();
+    rail.cq.poll(&mut batch).map_err(|e| *e)?;
+    for completion in batch.iter() {
+        if completion.status() != 0 {
+            return Err(rail.failed(i, completion));
+        }
+        let (qpn, id) = (completion.qpn(), completion.wr_id());
+        if let Some(at) = rail.lanes.iter().position(|l| l.number() == qpn) {
+            rail.lanes[at].sent(id).map_err(|e| *e)?;
+            probes.writes -= 1;
+            probes.reached |= at == 0;
+        } else if let Some(lane) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
+            lane.sent(id).map_err(|e| *e)?;
+            probes.reads -= 1;
+        } else {
+            return Err(Error::Internal(format!(
+                "a probe completed on queue pair {qpn}, which is not of its rail"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! The plugin behind NCCL's tables: a few lines a call.
+
+use std::borrow::Borrow;
+use std::ffi::{CStr, c_int};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use nccl_net_versions::{
+    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MAX_RECVS, MemKind, NetAttr, NetPlugin,
+    ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
+};
+
+use crate::async_events::Watch;
+use crate::config::{self, Config};
+use crate::connect::{self, Listening};
+use crate::device::{self, Device, Gpu, Hold};
+use crate::error::{Error, Result};
+use crate::transport::{self, Mr, RecvComm, Request, SendComm, Settings};
+use crate::{fork_guard, log, stats};
+
+/// The implementation of [`NetPlugin`].
+#[derive(Debug)]
+pub struct Plugin;
+
+/// What `init` makes.
+#[derive(Debug)]
+pub struct Context {
+    id: u64,
+    /// Those of a process's context change with each `init`.
+    settings: RwLock<Arc<Settings>>,
+    _events: Arc<Watch>,
+    _devices: Hold,
+}
+
+/// What the calls without a context go by: the settings of the latest `init`.
+static LATEST: RwLock<Option<Arc<Config>>> = RwLock::new(None);
+
+impl Context {
+    fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Reports a failure once, where it leaves the plugin.
+#[inline]
+fn told<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
+    result.map_err(|e| reported(call, e.borrow()))
+}
+
+#[cold]
+fn reported(call: &'static str, e: &Error) -> Failure {
+    e.report(call)
+}
+
+/// As [`told`], for a call that does nothing in a child of the process that the plugin works in.
+#[inline]
+fn here<T, E: Borrow<Error> + From<Error>>(
+    call: &'static str,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<T, Failure> {
+    told(call, fork_guard::check().map_err(E::from).and_then(|()| body()))
+}
+
+/// As [`here`], for calls that end something: in a child it is left as it is, since it is the parent's.
+fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
+    let it = ManuallyDrop::new(it);
+    here(call, || body(ManuallyDrop::into_inner(it)))
+}
+
+/// The settings of the latest `init`.
+fn latest() -> Result<Arc<Config>> {
+    let config = LATEST.read().unwrap_or_else(PoisonError::into_inner).clone();
+    config.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+}
+
+/// Device `dev` and the settings. Called at each poll of a connect.
+fn device(dev: usize) -> Result<(Arc<Config>, &'static Device)> {
+    let config = latest()?;
+    match device::get(dev) {
+        Some(device) => Ok((config, device)),
+        None => Err(Error::Argument(format!(
+            "device {dev}: expected 0 to {}, which are the devices of this process",
+            device::count().saturating_sub(1)
+        ))),
+    }
+}
+
+fn open(args: &Init) -> Result<Context> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let config = Arc::new(Config::from_env()?);
+    fork_guard::watch()?;
+    let hold = Hold::open(&config)?;
+    let mut findings = config::in_vain(std::env::vars_os());
+    findings.extend(device::findings(&config, &device::all()));
+    for lost in findings.iter().filter(|f| f.lost) {
+        config.lose(lost.text.clone())?;
+    }
+    stats::init(&config)?;
+    let events = Watch::get(&config, transport::look_after)?;
+    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&config)).is_none();
+    if first {
+        let all: Vec<String> = device::all().into_iter().map(describe).collect();
+        let set = config.differing();
+        let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
+        tracing::info!(
+            target: "init",
+            "version {}, table v{}, {} device(s): {}{set}",
+            env!("CARGO_PKG_VERSION"), args.version, all.len(), all.join(", ")
+        );
+        for found in findings {
+            match found.lost {
+                true => tracing::warn!(target: "init", "{}", found.text),
+                false => tracing::info!(target: "init", "{}", found.text),
+            }
+        }
+    }
+    let settings = Settings::new(config, args.config.traffic_class, args.profiler);
+    let settings = RwLock::new(Arc::new(settings));
+    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _events: events, _devices: hold })
+}
+
+/// One device, for the log.
+pub(crate) fn describe(device: &Device) -> String {
+    let rail = |nic: &Arc<device::Nic>| {
+        let port = nic.port();
+        format!("{} {:?} {} Mb/s", nic.name(), port.link, port.speed)
+    };
+    let rails: Vec<String> = device.rails.iter().map(rail).collect();
+    format!("{} ({})", device.name.to_string_lossy(), rails.join(" + "))
+}
+
+fn properties(dev: usize) -> Result<Properties> {
+    let (config, device) = device(dev)?;
+    let rails = || device.rails.iter();
+    let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
+    // Any one rail may have to carry a message alone.
+    let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
+    let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
+    Ok(Properties {
+        name: device.name,
+        pci_path: device.pci_path,
+        guid: first.limits().guid,
+        ptr_support: ptr_support(device),
+        // NCCL 2.20 to 2.23 register a buffer on a connection of their own then, and on others find it registered.
+        reg_is_global: true,
+        force_flush: config.flush == Some(true),
+        speed: whole(device.speed(&config)),
+        port: device.port(),
+        // 0 leaves NCCL to its own table: nothing was measured.
+        latency: 0.0,
+        max_comms: whole(device.max_connections(&config)),
+        max_recvs: MAX_RECVS as c_int,
+        device_type: 0,
+        device_version: 0,
+        vdevs: VDevs::new(&device.members).unwrap_or_default(),
+        max_p2p_bytes: max_bytes,
+        max_coll_bytes: max_bytes,
+        max_multi_request_size: 1,
+        rail_id: device.rail_id.unwrap_or(-1),
+        plane_id: device.plane_id.unwrap_or(-1),
+    })
+}
+
+fn make_vdevice(devs: &VDevs) -> Result<usize> {
+    let before = device::count();
+    let index = device::fused(devs.as_slice())?;
+    if let Some(device) = device::get(index).filter(|_| index >= before) {
+        tracing::info!(target: "init", "device {index} made of {:?}: {}", devs.as_slice(), describe(device));
+    }
+    Ok(index)
+}
+
+/// The call's name.
+fn reg_mr(dmabuf: Option<DmaBuf>) -> &'static str {
+    if dmabuf.is_some() { "regMrDmaBuf" } else { "regMr" }
+}
+
+/// Where memory may lie that the device's adapters reach here.
+fn ptr_support(device: &Device) -> c_int {
+    let gpu = if Gpu::here().is_direct() { nccl_net_abi::NCCL_PTR_CUDA } else { 0 };
+    let dmabuf = if device.takes_dmabuf() { nccl_net_abi::NCCL_PTR_DMABUF } else { 0 };
+    nccl_net_abi::NCCL_PTR_HOST | gpu | dmabuf
+}
+
+impl NetPlugin for Plugin {
+    const NAME: &'static CStr = c"MPIB";
+    const VDEVICES: bool = true;
+    const DMABUF: bool = true;
+
+    type Context = Context;
+    type Listen = Listening;
+    type Send = SendComm;
+    type Recv = RecvComm;
+    type Mr = Mr;
+    type Request = Request;
+
+    fn panicked(call: &'static str) {
+        tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
+    }
+
+    fn logger(logger: Logger) {
+        log::install(logger);
+    }
+
+    fn init(args: &Init) -> Result<Context, Failure> {
+        here("init", || open(args))
+    }
+
+    fn init_again(ctx: &Context, args: &Init) -> Result<(), Failure> {
+        // Only these tables bring a callback, and handles to go with it.
+        if args.version >= 10 {
+            let mut settings = ctx.settings.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::make_mut(&mut settings).profiler = args.profiler;
+        }
+        Ok(())
+    }
+
+    fn finalize(ctx: Context) -> Result<(), Failure> {
+        end("finalize", ctx, |ctx| {
+            connect::abandon(ctx.id);
+            Ok(())
+        })
+    }
+
+    fn devices() -> Result<usize, Failure> {
+        here("devices", || latest().map(|_| device::count()))
+    }
+
+    fn properties(dev: usize) -> Result<Properties, Failure> {
+        here("getProperties", || properties(dev))
+    }
+
+    fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
+        if here("makeVDevice", latest)?.merge_nics || devs.as_slice().len() < 2 {
+            return told("makeVDevice", make_vdevice(devs));
+        }
+        // As the user wants it, hence no warning. Not the code of a usage error, for which NCCL 2.24 and 2.25 fail the
+        // communicator: with any other they, too, go on with the devices as they are.
+        tracing::info!(target: "init", "devices {:?} are not joined: NCCL_IB_MERGE_NICS=0", devs.as_slice());
+        Err(Failure::InvalidArgument)
+    }
+
+    fn set_net_attr(_: &Context, _: &NetAttr) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
+        here("listen", || {
+            device(dev).and_then(|(_, device)| Listening::open(&ctx.settings(), device, handle))
+        })
+    }
+
+    fn connect(
+        ctx: &Context,
+        dev: usize,
+        config: &CommConfig,
+        handle: &mut HandleBuf,
+    ) -> Result<Option<SendComm>, Failure> {
+        here("connect", || {
+            let (_, device) = device(dev)?;
+            // v10 tells the traffic class here, later versions at init.
+            let mut settings = ctx.settings();
+            if config.traffic_class.is_some() && settings.comm_traffic_class != config.traffic_class {
+                Arc::make_mut(&mut settings).comm_traffic_class = config.traffic_class;
+            }
+            connect::connect(&settings, ctx.id, device, handle)
+        })
+    }
+
+    fn accept(listen: &Listening) -> Result<Option<RecvComm>, Failure> {
+        here("accept", || listen.accept())
+    }
+
+    fn reg_mr_send(
+        comm: &SendComm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Mr, Failure> {
+        here(reg_mr(dmabuf), || comm.register(buffer, kind, dmabuf))
+    }
+
+    fn reg_mr_recv(
+        comm: &RecvComm,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+    ) -> Result<Mr, Failure> {
+        here(reg_mr(dmabuf), || comm.register(buffer, kind, dmabuf))
+    }
+
+    fn dereg_mr(mr: Mr) -> Result<(), Failure> {
+        end("deregMr", mr, |mr| {
+            drop(mr);
+            Ok(())
+        })
+    }
+
+    #[inline(always)]
+    fn isend<'a>(
+        comm: &'a SendComm,
+        buffer: Buffer,
+        tag: c_int,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        if let Err(e) = fork_guard::check() {
+            return Err(reported("isend", &e));
+        }
+        told("isend", comm.send(buffer, tag, mr, profiler))
+    }
+
+    #[inline(always)]
+    fn irecv<'a>(
+        comm: &'a RecvComm,
+        buffers: &[RecvBuffer<'_, Self>],
+        optional_completion: bool,
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        if let Err(e) = fork_guard::check() {
+            return Err(reported("irecv", &e));
+        }
+        told(
+            "irecv",
+            match optional_completion {
+                false => comm.receive::<_, false>(buffers),
+                true => comm.receive::<_, true>(buffers),
+            },
+        )
+    }
+
+    fn iflush<'a>(
+        comm: &'a RecvComm,
+        buffers: &[(Buffer, Option<&Mr>)],
+    ) -> Result<Option<&'a Tagged<Request>>, Failure> {
+        here("iflush", || comm.flush(buffers))
+    }
+
+    #[inline(always)]
+    fn test(request: &Request, sizes: &mut Sizes) -> Result<bool, Failure> {
+        if fork_guard::check().is_ok()
+            && let Some(size) = request.finished()
+        {
+            return sizes.tell(0, size).map(|()| true);
+        }
+        here("test", || request.test(sizes))
+    }
+
+    fn close_send(comm: SendComm) -> Result<(), Failure> {
+        end("closeSend", comm, SendComm::close)
+    }
+
+    fn close_recv(comm: RecvComm) -> Result<(), Failure> {
+        end("closeRecv", comm, RecvComm::close)
+    }
+
+    fn close_listen(listen: Listening) -> Result<(), Failure> {
+        end("closeListen", listen, |listen| {
+            drop(listen);
+            Ok(())
+        })
+    }
+}

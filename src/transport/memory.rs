@@ -1,0 +1,137 @@
+//! Registered memory of NCCL's.
+
+use std::sync::Arc;
+
+use nccl_net_versions::{Buffer, DmaBuf, MemKind};
+
+use crate::config::Config;
+use crate::device::{Gpu, Memory, Nic, Registration};
+use crate::error::{Error, Fast, Result};
+use crate::proto::MAX_RAILS;
+
+/// How one comm registers memory: alike on each of its rails.
+#[derive(Debug)]
+pub(crate) struct Registrar {
+    /// By rail; a port that has several stripes is there several times.
+    nics: Arc<[Arc<Nic>]>,
+    /// Asks for relaxed ordering on PCIe.
+    relaxed: bool,
+}
+
+/// A buffer, registered on each rail of one comm.
+#[derive(Debug)]
+pub struct Mr {
+    buffer: Buffer,
+    kind: MemKind,
+    _held: Vec<Registration>,
+    /// Of the registrar, where it was made.
+    nics: Arc<[Arc<Nic>]>,
+    /// Per rail.
+    lkeys: [u32; MAX_RAILS],
+    /// Per rail.
+    rkeys: [u32; MAX_RAILS],
+}
+
+impl Registrar {
+    pub(crate) fn new(nics: Vec<Arc<Nic>>, config: &Config) -> Self {
+        Self { nics: nics.into(), relaxed: config.relaxed_ordering != 0 }
+    }
+
+    /// Registers `buffer` on each rail, by its file where there is one. Takes no lock of the data path. A failure leaves nothing behind.
+    pub(crate) fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        supported(buffer, kind, dmabuf, &self.nics)?;
+        if buffer.len == 0 || buffer.addr == 0 {
+            return Err(Error::Argument(format!(
+                "registration of {} bytes at {:#x}: expected at least one byte, and not at NULL",
+                buffer.len, buffer.addr
+            )));
+        }
+        let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed };
+        let (mut held, mut lkeys, mut rkeys) = (Vec::new(), [0; MAX_RAILS], [0; MAX_RAILS]);
+        for (rail, nic) in self.nics.iter().enumerate() {
+            let (registration, keys) = nic.register(&memory)?;
+            held.push(registration);
+            (lkeys[rail], rkeys[rail]) = (keys.lkey(), keys.rkey());
+        }
+        Ok(Mr { buffer, kind, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
+    }
+
+    /// An error unless a registration covers `part` and was made for these rails; only an empty buffer needs none.
+    #[inline]
+    pub(crate) fn check(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
+        match mr {
+            // As NCCL does it: registered on this very comm.
+            Some(mr) if Arc::ptr_eq(&mr.nics, &self.nics) && mr.covers(part) => Ok(()),
+            _ => self.check_unusual(mr, part),
+        }
+    }
+
+    #[cold]
+    fn check_unusual(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
+        match mr {
+            Some(mr) => Ok(mr.check(&self.nics, part)?),
+            None if part.len == 0 => Ok(()),
+            None => {
+                let Buffer { addr, len } = part;
+                Err(Error::Argument(format!("{len} bytes at {addr:#x} come without a registration")).into())
+            }
+        }
+    }
+}
+
+/// Whether such memory can be registered on these ports at all.
+fn supported(buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>, nics: &[Arc<Nic>]) -> Result<()> {
+    let why = match (dmabuf, kind, Gpu::here()) {
+        (Some(_), ..) => match nics.iter().find_map(|nic| Some((nic, nic.takes_dmabuf().err()?))) {
+            None => return Ok(()),
+            Some((nic, why)) => format!("{} registers no memory by DMA-BUF: {why}", nic.name()),
+        },
+        (None, MemKind::Host, _) | (None, MemKind::Cuda, Gpu::Direct(_)) => return Ok(()),
+        (None, MemKind::Cuda, gpu) => gpu.to_string(),
+        (None, MemKind::DmaBuf, _) => {
+            "it comes without the file that it is known by: expected regMrDmaBuf".into()
+        }
+    };
+    let by = if dmabuf.is_some() { " by DMA-BUF" } else { "" };
+    Err(Error::Usage(format!("registration of {kind:?} memory at {:#x}{by}: {why}", buffer.addr)))
+}
+
+impl Mr {
+    fn check(&self, nics: &[Arc<Nic>], part: Buffer) -> Result<()> {
+        let same =
+            self.nics.len() == nics.len() && self.nics.iter().zip(nics).all(|(a, b)| Arc::ptr_eq(a, b));
+        if !same {
+            return Err(Error::Argument("the registration was made on a connection with other rails".into()));
+        }
+        if self.covers(part) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!(
+            "{} bytes at {:#x} are not inside of the registration of {} bytes at {:#x}",
+            part.len, part.addr, self.buffer.len, self.buffer.addr
+        )))
+    }
+
+    #[inline]
+    fn covers(&self, part: Buffer) -> bool {
+        let start = part.addr.checked_sub(self.buffer.addr);
+        start.is_some_and(|s| s <= self.buffer.len && part.len <= self.buffer.len - s)
+    }
+
+    /// Where it lies.
+    pub(crate) fn kind(&self) -> MemKind {
+        self.kind
+    }
+
+    /// Local key per rail.
+    #[inline]
+    pub(crate) fn lkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.lkeys
+    }
+
+    /// Remote key per rail.
+    #[inline]
+    pub(crate) fn rkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.rkeys
+    }
+}

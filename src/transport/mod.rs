@@ -1,0 +1,23 @@
+//! Connections that are made: sends, receives, progress, registration.
+
+pub(crate) mod comm;
+mod lock;
+pub(crate) mod memory;
+pub(crate) mod peer;
+mod profiler;
+pub(crate) mod rail;
+pub(crate) mod recv;
+mod request;
+mod role;
+pub(crate) mod send;
+pub(crate) mod send_queue;
+mod settings;
+pub(crate) mod work;
+
+pub use memory::Mr;
+pub use recv::RecvComm;
+pub(crate) use recv::optional::look_after;
+pub use request::Request;
+pub(crate) use role::Role;
+pub use send::SendComm;
+pub use settings::Settings;

@@ -1,0 +1,110 @@
+//! The other end, as a comm in use sees it: its control channel.
+
+use std::time::{Duration, Instant};
+
+use crate::control::{Channel, State};
+use crate::error::{Error, Result};
+use crate::proto::Message;
+
+/// How long data of a peer that is gone may still come: its last completions and its good-bye take different ways.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// The peer of a comm.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// `None` once we have said good-bye.
+    channel: Option<Channel>,
+    name: String,
+    gone_since: Option<Instant>,
+}
+
+impl Peer {
+    pub(crate) fn new(channel: Channel) -> Self {
+        let name = channel.describe();
+        Self { channel: Some(channel), name, gone_since: None }
+    }
+
+    /// Tells the peer that this end takes the connection. Its own word is due within the time of the settings and `more`.
+    pub(crate) fn take(&self, more: Duration) -> Result<()> {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        channel.send(&Message::Ready)?;
+        channel.expect_later("its READY to use the connection", more);
+        Ok(())
+    }
+
+    /// Whether the peer has said that it takes the connection. An error where it refuses, or says something else.
+    pub(crate) fn takes(&self) -> Result<bool> {
+        match self.channel.as_ref().map_or(Ok(None), Channel::try_recv)? {
+            None => Ok(false),
+            Some(Message::Ready) => Ok(true),
+            Some(Message::Refuse { reason }) => Err(Error::Peer(format!("{} refuses: {reason}", self.name))),
+            Some(other) => Err(Error::Protocol(format!(
+                "{} sent {} while READY to use the connection was due",
+                self.name,
+                other.name()
+            ))),
+        }
+    }
+
+    /// No message is due.
+    pub(crate) fn settled(&self) {
+        self.channel.iter().for_each(Channel::settled);
+    }
+
+    /// For messages.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether nothing is known against it: one atomic load.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.state() == State::Open)
+    }
+
+    /// An error where the peer is gone and `what` it owes us can no longer come. To be called when nothing has
+    /// come: one atomic load while the peer is there.
+    pub(crate) fn look(&mut self, what: &str) -> Result<()> {
+        match &self.channel {
+            Some(channel) if channel.state() != State::Open => self.gone(what),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn gone(&mut self, what: &str) -> Result<()> {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        let last = loop {
+            match channel.try_recv() {
+                Ok(Some(Message::Refuse { reason })) => {
+                    return Err(Error::Peer(format!("{} gave the connection up: {reason}", self.name)));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break String::new(),
+                Err(e) => break e.to_string(),
+            }
+        };
+        if self.gone_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            return Ok(());
+        }
+        let how = if channel.state() == State::ByePeer { "closed the connection" } else { "is gone" };
+        let detail = if last.is_empty() { last } else { format!(": {last}") };
+        Err(Error::Peer(format!("{} {how} with {what} outstanding{detail}", self.name)))
+    }
+
+    /// Tells the peer why we give up.
+    pub(crate) fn refuse(&mut self, why: &Error) {
+        if let Some(channel) = self.channel.take() {
+            // Whether it still listens does not matter.
+            let _ = channel.send(&Message::Refuse { reason: why.to_string() });
+            channel.close();
+        }
+    }
+
+    /// Takes leave in good order.
+    pub(crate) fn leave(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            channel.close();
+        }
+    }
+}

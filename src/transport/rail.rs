@@ -1,0 +1,198 @@
+//! One rail of a connection: its queue pairs, and the queues that they share.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::async_events::Queues;
+use crate::device::Nic;
+use crate::error::{Completion as Failed, Error, Fast, Result};
+use crate::proto::{GidKind, lane};
+use crate::route::gid_addr;
+use crate::transport::send_queue::Lane;
+use crate::transport::work::Work;
+use crate::verbs::{Completion, Cq, Srq};
+
+/// One rail, connected.
+#[derive(Debug)]
+pub(crate) struct Rail {
+    // First, so that they go before the memory that they write.
+    pub(crate) lanes: Box<[Lane]>,
+    /// The queue pair that is its own peer, at a receiver that can flush.
+    pub(crate) flush: Option<Lane>,
+    pub(crate) receives: Option<Receives>,
+    /// Of all lanes, both ways: what completes here is this rail's.
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) nic: Arc<Nic>,
+    /// Rail index in the device: of SOUT and SUP, 0 SOUT, 1 SUP.
+    pub(crate) role: u8,
+    /// Mb/s, of this end and of the peer's.
+    pub(crate) speeds: (u32, u32),
+    pub(crate) names: Names,
+}
+
+/// What an error message says of a rail.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    pub(crate) local_gid: [u8; 16],
+    pub(crate) remote_gid: [u8; 16],
+    pub(crate) gid_kind: GidKind,
+    pub(crate) peer: String,
+}
+
+/// The SRQ of a rail, and how many receives are in it.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    pub(crate) srq: Arc<Srq>,
+    posted: usize,
+    low: usize,
+}
+
+impl Rail {
+    /// The lane whose turn a slot is.
+    #[inline]
+    pub(crate) fn lane(&self, slot: u8) -> &Lane {
+        &self.lanes[lane(slot, self.lanes.len())]
+    }
+
+    /// As [`lane`](Self::lane).
+    #[inline]
+    pub(crate) fn lane_mut(&mut self, slot: u8) -> &mut Lane {
+        &mut self.lanes[lane(slot, self.lanes.len())]
+    }
+
+    /// HCA, port, and the addresses that packets go between, for the log.
+    pub(crate) fn describe(&self) -> String {
+        let Names { local_gid, remote_gid, gid_kind, .. } = &self.names;
+        let version = match gid_kind {
+            GidKind::Ib => "",
+            GidKind::RoceV1 => " (RoCE v1)",
+            GidKind::RoceV2 => " (RoCE v2)",
+        };
+        let (ours, theirs) = (gid_addr(*local_gid), gid_addr(*remote_gid));
+        format!("{} from {ours} to {theirs}{version}", self.nic.name())
+    }
+
+    /// What an event of the adapter may be about.
+    pub(crate) fn queues(&self) -> Queues {
+        Queues {
+            context: self.nic.pd().context().id(),
+            port: self.nic.port().number,
+            qps: self.lanes.iter().chain(&self.flush).map(Lane::number).collect(),
+            cq: self.cq.id(),
+            srq: self.receives.as_ref().map(|receives| receives.srq.id()),
+        }
+    }
+
+    /// One receive was used up.
+    #[inline]
+    pub(crate) fn arrived(&mut self) {
+        if let Some(receives) = &mut self.receives {
+            receives.posted = receives.posted.saturating_sub(1);
+        }
+    }
+
+    /// Names everything about a failed completion.
+    #[cold]
+    pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
+        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
+        let (remote_gid, peer) = match loopback {
+            true => (self.names.local_gid, "this adapter, which is its own peer in that,"),
+            false => (self.names.remote_gid, self.names.peer.as_str()),
+        };
+        let remote_qpn = self
+            .lanes
+            .iter()
+            .chain(&self.flush)
+            .find(|l| l.number() == completion.qpn())
+            .map_or(0, |l| l.remote_qpn);
+        Error::Completion(Box::new(Failed {
+            port: port_trouble(completion.status(), PORT_PATIENCE, || self.nic.now().err()),
+            loopback,
+            status: completion.status(),
+            vendor_err: completion.vendor_err(),
+            operation: Work::of(completion.wr_id()).name(),
+            rail,
+            device: self.nic.name().to_owned(),
+            local_gid: self.names.local_gid,
+            remote_gid,
+            local_qpn: completion.qpn(),
+            remote_qpn,
+            peer: peer.to_owned(),
+        }))
+    }
+}
+
+/// `IBV_WC_LOC_QP_OP_ERR`: a malformed request. We post none.
+const LOC_QP_OP_ERR: u32 = 2;
+
+/// How long a driver may take from failing the requests of a port that goes down to showing the port as down.
+const PORT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Why this end's port cannot be used, where that is so, by `ask`. Where the status would blame the plugin, it is asked for a while:
+/// rdma_rxe fails with this status what it cannot send on an interface that closes, and tells only then that the port is down.
+#[cold]
+fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option<String>) -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        let why = ask();
+        if why.is_some() || status != LOC_QP_OP_ERR || begun.elapsed() >= patience {
+            return why;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Receives {
+    /// An SRQ filled to the brim, that is refilled when it falls to `low`.
+    pub(crate) fn new(srq: Srq, low: usize) -> Result<Self> {
+        let mut receives = Self { srq: Arc::new(srq), posted: 0, low };
+        receives.fill()?;
+        Ok(receives)
+    }
+
+    /// Fills up, in one call, where fewer than the low mark or than `needed` are posted.
+    #[inline]
+    pub(crate) fn refill(&mut self, needed: usize) -> Fast<()> {
+        if self.posted <= self.low || self.posted < needed { Ok(self.fill()?) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn fill(&mut self) -> Result<()> {
+        let depth = self.srq.depth();
+        self.srq.post(depth - self.posted)?;
+        self.posted = depth;
+        Ok(())
+    }
+
+    /// Receives that the peer may use up.
+    #[inline]
+    pub(crate) fn posted(&self) -> usize {
+        self.posted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_shown_as_down_later_is_the_cause_of_what_would_be_our_mistake() {
+        let asked = |status, patience| {
+            let mut asked = 0;
+            let why = port_trouble(status, patience, || {
+                asked += 1;
+                (asked > 3).then(|| "the port is not active".to_owned())
+            });
+            (asked, why.is_some())
+        };
+        assert_eq!(crate::error::wc_status(LOC_QP_OP_ERR).name, "IBV_WC_LOC_QP_OP_ERR");
+        assert_eq!(asked(LOC_QP_OP_ERR, Duration::from_secs(600)), (4, true));
+        assert_eq!(asked(LOC_QP_OP_ERR, Duration::ZERO), (1, false), "no longer than it has patience");
+        assert_eq!(
+            asked(12, Duration::from_secs(600)),
+            (1, false),
+            "other statuses have causes of their own"
+        );
+    }
+}

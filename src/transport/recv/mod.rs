@@ -1,0 +1,356 @@
+//! The receiving end of a connection.
+
+pub(crate) mod cts_writer;
+pub(crate) mod flush;
+pub(crate) mod optional;
+mod slot;
+
+use std::sync::{Arc, Weak};
+
+use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
+
+use crate::transport::Settings;
+use crate::transport::comm::{Core, Progress, progress};
+use cts_writer::Offers;
+use slot::{Slot, Wrong, read_record};
+
+use crate::agent::Flow;
+use crate::error::{Error, Fast, Result};
+use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
+use crate::transport::lock::Shared;
+use crate::transport::memory::{Mr, Registrar};
+use crate::transport::profiler::Profile;
+use crate::transport::rail::Rail;
+use crate::transport::request::{Pool, Request};
+use crate::transport::work::Work;
+use crate::verbs::{Completion, Kind};
+use flush::{FLUSHES, Flushes, SINK_BYTES};
+
+/// Bytes of a receiver's control memory: the records that the sender writes into, CTS entries to send from, and what a
+/// flush reads into.
+pub(crate) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
+pub(crate) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
+
+/// A receiving comm.
+#[derive(Debug)]
+pub struct RecvComm(Arc<Receiver>);
+
+/// What the comm and its requests share.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    /// By slot, then those of the flushes, where there are any.
+    pool: Pool,
+    memory: Registrar,
+    /// With `MPIB_FLUSH=1`: host memory is flushed as well.
+    flush_host: bool,
+    /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
+    _flow: Option<Flow>,
+    // NCCL's progress thread takes it, registration does not, and the watch only where no call is seen.
+    state: Shared<State>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) core: Core,
+    pub(crate) offers: Offers,
+    pub(crate) pool: Pool,
+    /// By slot; a request is its slot.
+    pub(crate) slots: Box<[Slot; SLOTS]>,
+    /// Slots whose data has not come.
+    pub(crate) outstanding: usize,
+    /// What was offered and had not come when the watch looked last: see [`early`].
+    pub(crate) looked: Option<(Sequence, usize)>,
+    /// Where GPU memory can be registered, or `MPIB_FLUSH=1` wants it.
+    flushes: Option<Flushes>,
+}
+
+impl RecvComm {
+    pub(crate) fn new(mut core: Core, settings: &Settings, flow: Option<Flow>) -> Self {
+        let config = &settings.config;
+        core.profile = Profile::of_receives(settings.profiler, &core);
+        let offers = Offers::new(&core, config);
+        let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
+            let flushes = flush::possible(&core.rails);
+            let pool = Pool::of_receiver(me, SLOTS + if flushes { FLUSHES } else { 0 });
+            Receiver {
+                pool: pool.clone(),
+                memory: Registrar::new(core.nics(), config),
+                flush_host: config.flush == Some(true),
+                _flow: flow,
+                state: Shared::new(State {
+                    flushes: flushes.then(|| Flushes::new(SINK / 8, &core.rails)),
+                    core,
+                    offers,
+                    pool,
+                    slots: Box::new([Slot::EMPTY; SLOTS]),
+                    outstanding: 0,
+                    looked: None,
+                }),
+            }
+        });
+        optional::watch(&receiver);
+        Self(receiver)
+    }
+
+    /// Registers memory for this comm's receives.
+    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        self.0.memory.register(buffer, kind, dmabuf)
+    }
+
+    /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way. `OPTIONAL`: NCCL does not need to know
+    /// when the data of a single buffer is there.
+    // Compiled for each, so that the others pay nothing for optional ones.
+    #[inline]
+    pub fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        &self,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<Option<&Tagged<Request>>> {
+        let comm = &*self.0;
+        match buffers {
+            // By itself and first, since it is what comes most.
+            [one] => comm.memory.check(one.mr, one.buffer)?,
+            wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
+            several => several.iter().try_for_each(|b| comm.memory.check(b.mr, b.buffer))?,
+        }
+        comm.with(|state| {
+            state.core.alive()?;
+            let slot = state.offers.next().slot();
+            let request = comm.pool.get(slot.into());
+            match state.start::<P, OPTIONAL>(slot, request, buffers) {
+                Ok(taken) => Ok(taken.then_some(request)),
+                Err(e) => Err(state.core.fail(e)),
+            }
+        })
+    }
+
+    /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, as for host memory.
+    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
+        for (buffer, mr) in buffers {
+            self.0.memory.check(*mr, *buffer)?;
+        }
+        if self.0.pool.len() == SLOTS {
+            return Ok(None);
+        }
+        let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
+        let Some(target) = target else { return Ok(None) };
+        self.0.with(|state| {
+            let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
+            core.alive()?;
+            let Some(index) = flushes.begin(pool)? else { return Ok(None) };
+            let posted = flushes.post(core, index, target);
+            core.settle(posted)?;
+            core.stats.request(None);
+            let request = self.0.pool.get(SLOTS + usize::from(index));
+            request.begin();
+            Ok(Some(request))
+        })
+    }
+
+    /// Takes leave of the peer.
+    pub fn close(self) -> Result<()> {
+        optional::forget(&self.0);
+        let leave = |state: &mut State| {
+            state.last_arrivals();
+            state.core.peer.leave();
+            Ok(())
+        };
+        self.0.state.with(leave).map_err(|e| *e)
+    }
+}
+
+impl Receiver {
+    /// What `f` makes of the state. Where the comm has failed, no request is done that waits for data.
+    #[inline(always)]
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> Fast<R>) -> Fast<R> {
+        self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
+    }
+
+    pub(crate) fn progress(&self, index: usize) -> Fast<()> {
+        self.with(|state| progress(state, index))
+    }
+
+    /// Does what calls would do, where none come and data is owed to optional receives. `None` where somebody has the state.
+    pub(crate) fn look_after(&self) -> Option<Fast<()>> {
+        self.state.try_with(|state| state.look_after().inspect_err(|_| state.revoke()))
+    }
+}
+
+impl Progress for State {
+    #[inline]
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    /// The peer has no part in a flush, so that it may be gone.
+    fn owed(index: usize) -> Option<&'static str> {
+        (index < SLOTS).then_some("receives")
+    }
+
+    #[inline]
+    fn pending(&self, index: usize) -> bool {
+        self.pool.get(index).is_under_way()
+    }
+
+    /// Takes what completed on every rail, and posts receives for what was used up.
+    fn poll(&mut self) -> Fast<()> {
+        self.drain()?;
+        self.refill()
+    }
+
+    #[inline]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        match completion.kind() {
+            Kind::Arrived(word) => {
+                self.core.rails[rail].arrived();
+                self.core.stats.arrived(rail);
+                self.arrived(rail, word)
+            }
+            Kind::Sent => self.sent(rail, completion.wr_id()),
+            Kind::Other(_) => Err(unknown(completion)),
+        }
+    }
+}
+
+impl State {
+    /// `slot` is the next one, and `request` its request. `false` where there is no room.
+    #[inline]
+    fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        &mut self,
+        slot: u8,
+        request: &Request,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<bool> {
+        let early = OPTIONAL && self.may_be_early(buffers.len())?;
+        let ready = request.is_free() && self.ready();
+        if !ready && !self.made_ready(request)? {
+            self.core.stats.no_room::<()>();
+            return Ok(false);
+        }
+        let place = &mut self.slots[usize::from(slot)];
+        place.begin(buffers.len());
+        // The slot is ready for its arrivals before the peer can know of it.
+        request.begin();
+        self.outstanding += 1;
+        // NCCL's own event is over before the data of an early one comes.
+        self.offers.post(&mut self.core, place, buffers, !early)?;
+        self.core.stats.request(None);
+        if early {
+            request.done_early();
+        }
+        Ok(true)
+    }
+
+    /// Whether the request has come free and all is [`ready`](Self::ready), after a look at what has completed.
+    #[cold]
+    fn made_ready(&mut self, request: &Request) -> Fast<bool> {
+        self.poll()?;
+        Ok(request.is_free() && self.ready())
+    }
+
+    /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.
+    #[inline]
+    fn ready(&self) -> bool {
+        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
+        self.offers.has_room(&self.core) && self.core.rails.iter().all(enough)
+    }
+
+    /// Keeps enough receives posted for every slot that is under way, and one more.
+    #[inline]
+    fn refill(&mut self) -> Fast<()> {
+        let needed = self.outstanding + 1;
+        for receives in self.core.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
+            receives.refill(needed)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the completion of a work request of ours.
+    fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
+        let on = &mut self.core.rails[rail];
+        let known = match Work::of(wr_id) {
+            Work::Cts => on.lanes[cts_writer::LANE].sent(wr_id)?,
+            Work::Flush { index } => {
+                let known = on.flush.as_mut().map_or(Ok(0), |lane| lane.sent(wr_id))?;
+                if let Some(flushes) = &mut self.flushes
+                    && flushes.read(rail, index, &self.pool)
+                {
+                    self.core.stats.done(0, 0);
+                }
+                known
+            }
+            other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
+        };
+        self.core.stats.completed(rail, known);
+        Ok(())
+    }
+
+    /// Takes one immediate of the peer.
+    #[inline]
+    fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
+        self.judged(rail, word).map_err(|wrong| self.wrong(rail, word, wrong))
+    }
+
+    #[inline]
+    fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
+        let imm = self.core.layout.decode(word).ok_or(Wrong::Word)?;
+        match self.pool.get(imm.slot.into()).is_under_way() {
+            true => self.took::<false>(imm, rail),
+            false => self.took::<true>(imm, rail),
+        }
+    }
+
+    /// `EARLY`: its request is not under way.
+    #[inline(always)]
+    fn took<const EARLY: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), Wrong> {
+        let request = self.pool.get(imm.slot.into());
+        if EARLY && !request.is_owed() {
+            return Err(Wrong::Idle(imm.slot));
+        }
+        let slot = &mut self.slots[usize::from(imm.slot)];
+        let size = slot.arrived(imm, rail)?;
+        if let Some(flushes) = &mut self.flushes {
+            flushes.carried(rail);
+        }
+        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
+            profile.arrived(imm.slot, rail, size.is_some());
+        }
+        let Some(size) = size else { return Ok(()) };
+        match size.bytes() {
+            Some(size) => {
+                self.core.stats.done(1, size);
+                if EARLY { request.settle(size) } else { request.done_one(size) }
+            }
+            None => {
+                let record = Record::decode(&read_record(&self.core, imm.slot), slot.rooms());
+                let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
+                let bytes = record.sizes().iter().sum();
+                self.core.stats.done(record.sizes().len(), bytes);
+                if EARLY { request.settle(bytes) } else { request.done(record.sizes()) }
+            }
+        }
+        self.outstanding -= 1;
+        Ok(())
+    }
+
+    #[cold]
+    fn wrong(&self, rail: usize, word: u32, wrong: Wrong) -> Box<Error> {
+        let peer = self.core.peer.name();
+        Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
+    }
+}
+
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")).into()
+}
+
+#[cold]
+fn internal(what: &str) -> Box<Error> {
+    Error::Internal(what.into()).into()
+}
+
+#[cold]
+fn wrong_group(receives: usize) -> Box<Error> {
+    Error::Argument(format!("a group of {receives} receives: expected 1 to {MAX_RECVS}")).into()
+}

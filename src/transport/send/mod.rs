@@ -1,0 +1,331 @@
+//! The sending end of a connection.
+
+mod cts_fifo;
+pub(crate) mod group;
+mod separate_imm;
+
+use std::sync::{Arc, Weak};
+
+use nccl_net_versions::{Buffer, DmaBuf, MemKind, ProfilerHandle, Tagged};
+
+use crate::transport::Settings;
+use crate::transport::comm::{Core, Progress, progress};
+
+use crate::error::{Error, Fast, Result};
+use crate::policy::Policy;
+use crate::proto::{FIFO_BYTES, Part, RECORD_BYTES, SLOTS, Sequence, rails};
+use crate::transport::lock::Shared;
+use crate::transport::memory::{Mr, Registrar};
+use crate::transport::profiler::Profile;
+use crate::transport::request::{Pool, REQUESTS, Request};
+use crate::transport::work::Work;
+use crate::verbs::{Completion, Kind};
+use group::{Group, NO_SEND, Send};
+
+/// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
+pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
+
+/// A sending comm.
+#[derive(Debug)]
+pub struct SendComm(Arc<Sender>);
+
+/// What the comm and its requests share.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    pool: Pool,
+    memory: Registrar,
+    max_message: usize,
+    // Only NCCL's progress thread takes it; registration does not.
+    state: Shared<State>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) core: Core,
+    policy: Policy,
+    /// Larger messages are written without an immediate, which follows alone.
+    apart_above: usize,
+    /// The group of receives whose turn it is.
+    pub(crate) seq: Sequence,
+    pool: Pool,
+    /// By request.
+    pub(crate) sends: Box<[Send; REQUESTS]>,
+    /// Where to look for a free request.
+    next: u8,
+    /// By slot: those in flight, and the one whose turn it is.
+    pub(crate) groups: Box<[Group; SLOTS]>,
+}
+
+impl SendComm {
+    pub(crate) fn new(mut core: Core, policy: Policy, settings: &Settings) -> Self {
+        let config = &settings.config;
+        core.profile = Profile::of_sends(settings.profiler, &core);
+        Self(Arc::new_cyclic(|me: &Weak<Sender>| {
+            let pool = Pool::of_sender(me);
+            let apart_above = core.apart_above(config);
+            Sender {
+                pool: pool.clone(),
+                memory: Registrar::new(core.nics(), config),
+                max_message: core.max_message(),
+                state: Shared::new(State {
+                    core,
+                    policy,
+                    apart_above,
+                    seq: Sequence::FIRST,
+                    pool,
+                    sends: Box::new([NO_SEND; REQUESTS]),
+                    next: 0,
+                    groups: Box::new([Group::default(); SLOTS]),
+                }),
+            }
+        }))
+    }
+
+    /// Registers memory for this comm's sends.
+    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+        self.0.memory.register(buffer, kind, dmabuf)
+    }
+
+    /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,
+    /// or no room for more.
+    #[inline]
+    pub fn send(
+        &self,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<&Tagged<Request>>> {
+        let comm = &*self.0;
+        comm.memory.check(mr, buffer)?;
+        if buffer.len > comm.max_message {
+            return Err(comm.too_long(buffer.len));
+        }
+        comm.state.with(|state| {
+            state.core.alive()?;
+            match state.start(buffer, tag, mr, profiler) {
+                Ok(Some(index)) => {
+                    let request = comm.pool.get(usize::from(index));
+                    request.begin();
+                    Ok(Some(request))
+                }
+                Ok(None) => Ok(None),
+                Err(e) => Err(state.core.fail(e)),
+            }
+        })
+    }
+
+    /// Takes leave of the peer.
+    pub fn close(self) -> Result<()> {
+        self.0
+            .state
+            .with(|state| {
+                state.core.peer.leave();
+                Ok(())
+            })
+            .map_err(|e| *e)
+    }
+}
+
+impl Sender {
+    pub(crate) fn progress(&self, index: usize) -> Fast<()> {
+        self.state.with(|state| progress(state, index))
+    }
+
+    #[cold]
+    fn too_long(&self, len: usize) -> Box<Error> {
+        let largest = self.max_message;
+        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {largest}")).into()
+    }
+}
+
+impl Progress for State {
+    #[inline]
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    fn owed(_: usize) -> Option<&'static str> {
+        Some("sends")
+    }
+
+    #[inline]
+    fn pending(&self, index: usize) -> bool {
+        self.pool.get(index).is_under_way()
+    }
+
+    #[inline]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
+            return Err(unknown(completion));
+        };
+        let known = self.core.rails[rail].lane_mut(slot).sent(completion.wr_id())?;
+        self.core.stats.completed(rail, known);
+        let group = &mut self.groups[usize::from(slot)];
+        if group.pending >> rail & 1 == 0 {
+            return Err(twice(rail, slot));
+        }
+        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
+            profile.sent(group, rail);
+        }
+        group.pending &= !(1 << rail);
+        if group.pending == 0 {
+            for index in group.members() {
+                let size = self.sends[index].buffer.len;
+                self.core.stats.done(1, size);
+                self.pool.get(index).done_one(size);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    #[inline]
+    fn start(
+        &mut self,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<u8>> {
+        let slot = self.seq.slot();
+        let group = &mut self.groups[usize::from(slot)];
+        if group.pending != 0 && !self.slot_comes_free(slot)? {
+            return Ok(self.core.stats.no_room());
+        }
+        let group = &mut self.groups[usize::from(slot)];
+        let Some(met) = cts_fifo::meet(self.core.region.words(), self.seq, tag, group.met)? else {
+            self.core.peer.look("sends")?;
+            return Ok(self.core.stats.no_receive());
+        };
+        if buffer.len as u64 > met.room {
+            return Err(too_large(buffer, tag, met.room));
+        }
+        let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.core.stats.no_room()) };
+        let share = self.policy.share(buffer.len);
+        let send = &mut self.sends[usize::from(index)];
+        if !self.policy.cut(buffer.len, share, &mut send.split) {
+            return Err(internal("the policy has no rail"));
+        }
+        let told = Profile::wants(&mut self.core.profile, profiler);
+        send.profiler = if told { profiler } else { ProfilerHandle::NONE };
+        (send.buffer, send.target) = (buffer, met.target());
+        // Without a registration there is nothing to send.
+        if let Some(mr) = mr {
+            send.lkeys = *mr.lkeys();
+        }
+        let posted = match met.count {
+            1 => self.post_one(slot, index)?,
+            count => self.join(slot, index, met.place, count)?,
+        };
+        if !posted {
+            return Ok(self.core.stats.no_room());
+        }
+        self.core.stats.request(share);
+        Ok(Some(index))
+    }
+
+    /// A send meets one of a group's several receives; posts the group if that was the last. `false` where a queue has no room for it
+    /// yet: then it is as if this send had not been.
+    #[inline(never)]
+    fn join(&mut self, slot: u8, index: u8, place: usize, count: usize) -> Fast<bool> {
+        let group = &mut self.groups[usize::from(slot)];
+        group.count = count as u8;
+        group.sends[place] = index;
+        group.met |= 1 << place;
+        if !group.is_whole() || self.post_apart(slot)? {
+            return Ok(true);
+        }
+        self.groups[usize::from(slot)].met &= !(1 << place);
+        Ok(false)
+    }
+
+    /// Whether the group that was in the slot before is complete by now.
+    #[cold]
+    fn slot_comes_free(&mut self, slot: u8) -> Fast<bool> {
+        self.poll()?;
+        Ok(self.groups[usize::from(slot)].pending == 0)
+    }
+
+    /// The fast path: a group of one, whose part and immediate go in one work request for each rail. `false` where a queue has no
+    /// room for it yet.
+    #[inline(always)]
+    fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
+        let group = &mut self.groups[usize::from(slot)];
+        (group.count, group.sends[0]) = (1, index);
+        let send = &self.sends[usize::from(index)];
+        let Core { rails, chain, layout, stats, profile, .. } = &mut self.core;
+        let size = layout.size(send.buffer.len);
+        if size.bytes().is_none() || send.buffer.len > self.apart_above {
+            return self.post_apart(slot);
+        }
+        let mask = send.split.mask();
+        let imm = layout.encode(slot, mask, size);
+        let rail = mask.trailing_zeros() as usize;
+        let lane = rails[rail].lane_mut(slot);
+        if mask & mask.wrapping_sub(1) != 0 || lane.room() == 0 {
+            return self.post_parts(slot, index, imm);
+        }
+        group.take_turn(mask, &mut self.seq);
+        let part = Part { rail, offset: 0, len: send.buffer.len };
+        if !send.profiler.is_none() {
+            Profile::part(profile, index, send, part, slot, lane);
+        }
+        send.post(part, lane, chain, slot, imm)?;
+        stats.posted(rail, 1, 1, send.buffer.len);
+        Ok(true)
+    }
+
+    /// As [`post_one`](Self::post_one), on several rails, or where a queue is full.
+    #[inline(never)]
+    fn post_parts(&mut self, slot: u8, index: u8, imm: u32) -> Fast<bool> {
+        let mask = self.sends[usize::from(index)].split.mask();
+        if !self.has_room(slot, mask) {
+            self.poll()?;
+            if !self.has_room(slot, mask) {
+                return Ok(false);
+            }
+        }
+        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        let send = &self.sends[usize::from(index)];
+        let Core { rails, chain, stats, profile, .. } = &mut self.core;
+        for part in send.split.parts() {
+            let lane = rails[part.rail].lane_mut(slot);
+            if !send.profiler.is_none() {
+                Profile::part(profile, index, send, part, slot, lane);
+            }
+            send.post(part, lane, chain, slot, imm)?;
+            stats.posted(part.rail, 1, 1, part.len);
+        }
+        Ok(true)
+    }
+
+    /// Whether each rail of `mask` has room for one work request.
+    fn has_room(&self, slot: u8, mask: u8) -> bool {
+        rails(mask).all(|rail| self.core.rails[rail].lane(slot).room() > 0)
+    }
+}
+
+#[cold]
+fn internal(what: &str) -> Box<Error> {
+    Error::Internal(what.into()).into()
+}
+
+#[cold]
+fn too_large(Buffer { len, .. }: Buffer, tag: i32, room: u64) -> Box<Error> {
+    let what =
+        format!("a send of {len} bytes with tag {tag} meets a receive of {room} bytes: nothing was sent");
+    Error::Usage(what).into()
+}
+
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}")).into()
+}
+
+#[cold]
+fn twice(rail: usize, slot: u8) -> Box<Error> {
+    Error::Internal(format!("slot {slot} completed twice on rail {rail}")).into()
+}

@@ -1,0 +1,102 @@
+//! Sends whose data and immediate are work requests of their own.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::{Error, Fast, Result};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, Record, SizeQ, rails};
+use crate::transport::comm::{Core, Progress};
+use crate::transport::send::State;
+use crate::transport::send::group::{Group, chain_full};
+use crate::transport::work::Work;
+use crate::verbs::{Local, Remote};
+
+impl State {
+    /// A group of several, a size that no immediate has room for, or one that is to go so: on each rail a write for each part, and
+    /// one with the immediate, which tells of all before it. Where the immediate does not say the size, the leader's carries the record
+    /// of the sizes; the others carry nothing.
+    #[inline(never)]
+    pub(crate) fn post_apart(&mut self, slot: u8) -> Fast<bool> {
+        let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
+        let mask = self.mask(&group);
+        if !self.fits(slot, mask, &group) {
+            self.poll()?;
+            if !self.fits(slot, mask, &group) {
+                return Ok(false);
+            }
+        }
+        let size = match group.count {
+            1 => self.core.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
+            _ => SizeQ::RECORD,
+        };
+        if size == SizeQ::RECORD {
+            self.stage_record(&group)?;
+        }
+        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        let Core { rails: all, chain, layout, region, remote, stats, profile, .. } = &mut self.core;
+        let imm = layout.encode(slot, mask, size);
+        for rail in rails(mask) {
+            chain.clear();
+            let (mut fitted, mut bytes) = (true, 0);
+            for send in group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0) {
+                let Some(part) = send.split.parts().find(|p| p.rail == rail) else { continue };
+                let (local, to) = send.ends(rail, part.offset, part.len);
+                fitted &= chain.write(Some(local), to, None, None);
+                bytes += part.len;
+            }
+            let record = Local {
+                addr: region.addr((FIFO_BYTES + offset) / 8) as u64,
+                len: RECORD_BYTES as u32,
+                lkey: region.mrs()[rail].lkey(),
+            };
+            let leads = size == SizeQ::RECORD && mask.trailing_zeros() as usize == rail;
+            let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
+            let (lane, parts) = (all[rail].lane_mut(slot), chain.len());
+            let signal = lane.signal(Work::Data { slot }, parts + 1);
+            fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
+            if !fitted {
+                return Err(chain_full());
+            }
+            if let Some(profile) = profile {
+                let first = mask.trailing_zeros() as usize == rail;
+                profile.group(&group, &self.sends, rail, first, signal, lane);
+            }
+            lane.post(chain, true)?;
+            stats.posted(rail, parts + 1, parts, bytes);
+        }
+        Ok(true)
+    }
+
+    /// Rails that carry any of a group. Empty sends go with the others; where there is nothing else, as the first was cut.
+    fn mask(&self, group: &Group) -> u8 {
+        let filled = group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0);
+        match filled.fold(0, |mask, send| mask | send.split.mask()) {
+            0 => self.sends[usize::from(group.sends[0])].split.mask(),
+            mask => mask,
+        }
+    }
+
+    /// Whether the slot's lane on every rail of `mask` has room for its part, and for the write with the immediate.
+    fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
+        rails(mask).all(|rail| {
+            let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
+            self.core.rails[rail].lane(slot).room() > parts
+        })
+    }
+
+    /// Puts the sizes where the leader's signalling write takes them from.
+    fn stage_record(&self, group: &Group) -> Result<()> {
+        let mut sizes = [0; MAX_RECVS];
+        for (place, index) in sizes.iter_mut().zip(group.members()) {
+            *place = self.sends[index].buffer.len;
+        }
+        let record = Record::new(&sizes[..usize::from(group.count)]);
+        let record = record.map_err(|e| Error::Internal(e.to_string()))?.encode();
+        let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
+        for (word, bytes) in self.core.region.words()[start..].iter().zip(record.chunks_exact(8)) {
+            let mut number = [0; 8];
+            number.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(number), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! What a work request is for, as its `wr_id` says.
+
+/// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps: a place `[7:0]`, the
+/// kind `[15:8]`, and the number of the work request on its queue pair `[63:32]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The zero-byte write of the handshake.
+    Probe,
+    /// The signalling write of a group of sends.
+    Data {
+        /// The group's slot.
+        slot: u8,
+    },
+    /// A CTS write that asked for a completion.
+    Cts,
+    /// The read of a flush.
+    Flush {
+        /// The flush's place.
+        index: u8,
+    },
+    /// A receive: it has no number of its own. Also a number that we never give.
+    Receive,
+}
+
+impl Work {
+    #[inline]
+    pub(crate) const fn id(self, number: u32) -> u64 {
+        let what = match self {
+            Self::Receive => 0,
+            Self::Probe => 1 << 8,
+            Self::Cts => 2 << 8,
+            Self::Data { slot } => 3 << 8 | slot as u64,
+            Self::Flush { index } => 4 << 8 | index as u64,
+        };
+        what | (number as u64) << 32
+    }
+
+    /// The number that [`id`](Self::id) was made with.
+    #[inline]
+    pub(crate) const fn number(id: u64) -> u32 {
+        (id >> 32) as u32
+    }
+
+    #[inline]
+    pub(crate) const fn of(id: u64) -> Self {
+        match id as u32 >> 8 {
+            1 => Self::Probe,
+            2 => Self::Cts,
+            3 => Self::Data { slot: id as u8 },
+            4 => Self::Flush { index: id as u8 },
+            _ => Self::Receive,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Probe => "probe",
+            Self::Data { .. } => "data write",
+            Self::Cts => "CTS write",
+            Self::Flush { .. } => "flush's read",
+            Self::Receive => "receive",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_told_by_its_number() {
+        let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
+        for work in [Work::Probe, Work::Cts, Work::Receive].into_iter().chain(numbered) {
+            for number in [0, 1, u32::MAX] {
+                let id = work.id(number);
+                assert_eq!((Work::of(id), Work::number(id)), (work, number));
+            }
+        }
+        assert_eq!(Work::of(u64::MAX), Work::Receive);
+    }
+}
