@@ -13,7 +13,7 @@ use crate::transport::{Role, Settings};
 
 /// The routes of one handshake.
 #[derive(Debug)]
-pub(crate) struct Rounds {
+pub(crate) struct Attempts {
     role: Role,
     ours: Hello,
     theirs: Hello,
@@ -32,7 +32,7 @@ pub(crate) struct Rounds {
 
 /// What a round has come to.
 #[derive(Debug)]
-pub(crate) enum After {
+pub(crate) enum Outcome {
     /// Indices of the routes that the connection uses.
     Kept(Vec<usize>),
     /// Nothing works; others are to be tried.
@@ -41,7 +41,7 @@ pub(crate) enum After {
     Nothing,
 }
 
-impl Rounds {
+impl Attempts {
     /// From both HELLOs. An error where no route exists, naming every pair.
     pub(crate) fn new(role: Role, ours: Hello, theirs: Hello, peer: &str) -> Result<Self> {
         let (connector, acceptor) = match role {
@@ -61,10 +61,10 @@ impl Rounds {
             std::mem::swap(&mut now, &mut later);
         }
         later.append(&mut choice.rest.clone());
-        let mut rounds =
+        let mut attempts =
             Self { role, ours, theirs, plan, choice, now, later, tried: Vec::new(), again: false };
-        rounds.now.truncate(rounds.at_once());
-        Ok(rounds)
+        attempts.now.truncate(attempts.at_once());
+        Ok(attempts)
     }
 
     /// The queue pairs of a route: the same for each, however many of the routes come to be used.
@@ -83,20 +83,20 @@ impl Rounds {
     }
 
     /// Takes what was found of this round's routes: of each that does not work, why. `true` in `works` is on both ends.
-    pub(crate) fn judge(&mut self, works: &[bool], why: impl Fn(usize) -> String) -> After {
+    pub(crate) fn judge(&mut self, works: &[bool], why: impl Fn(usize) -> String) -> Outcome {
         let dead = self.now.iter().enumerate().filter(|(i, _)| !works[*i]);
         self.tried.extend(dead.map(|(i, route)| (*route, why(i))));
         let kept = self.choice.keep(&self.now, |i| works[i]);
         if !kept.is_empty() {
-            return After::Kept(kept);
+            return Outcome::Kept(kept);
         }
         if self.later.is_empty() {
-            return After::Nothing;
+            return Outcome::Nothing;
         }
         self.again = true;
         let next = self.later.len().min(self.at_once());
         self.now = self.later.drain(..next).collect();
-        After::Again
+        Outcome::Again
     }
 
     /// Every pair and why it is none.

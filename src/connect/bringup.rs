@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use crate::config::Config;
-use crate::connect::endpoint::{HalfRoute, Joined};
-use crate::connect::local_rails::Offer;
+use crate::connect::endpoint::{Endpoint, LocalRoute};
+use crate::connect::local_rails::LocalRail;
 use crate::error::{Error, Result};
 use crate::proto::{Ece, MAX_RAILS, RailInfo, RouteWiring};
 use crate::transport::comm::RemoteMemory;
@@ -15,18 +15,18 @@ use crate::verbs::Region;
 
 /// What the routes of a handshake have in common.
 #[derive(Debug)]
-pub(crate) struct With<'a> {
+pub(crate) struct BringupContext<'a> {
     pub(crate) role: Role,
     pub(crate) settings: &'a Settings,
-    pub(crate) offers: &'a [Offer],
+    pub(crate) local_rails: &'a [LocalRail],
     /// The peer's rails.
     pub(crate) peer: &'a [RailInfo],
 }
 
 /// Both ends' parts, being joined.
 #[derive(Debug)]
-pub(crate) struct Joins {
-    routes: Vec<Join>,
+pub(crate) struct Bringup {
+    routes: Vec<RouteBringup>,
     region: Region,
     remote: RemoteMemory,
     mtus: [u32; MAX_RAILS],
@@ -36,15 +36,15 @@ pub(crate) struct Joins {
 
 /// One route.
 #[derive(Debug)]
-pub(crate) enum Join {
-    Begun(Begun),
-    Over(Result<(Rail, Option<Ece>)>),
+pub(crate) enum RouteBringup {
+    InProgress(InProgress),
+    Done(Result<(Rail, Option<Ece>)>),
 }
 
 /// A route with changes of queue pairs to be made.
 #[derive(Debug)]
-pub(crate) struct Begun {
-    half: HalfRoute,
+pub(crate) struct InProgress {
+    local: LocalRoute,
     theirs: RouteWiring,
     since: Instant,
     /// No try before this.
@@ -55,9 +55,9 @@ pub(crate) struct Begun {
     failed: u32,
 }
 
-impl Joins {
+impl Bringup {
     pub(crate) fn new(
-        routes: Vec<Join>,
+        routes: Vec<RouteBringup>,
         region: Region,
         remote: RemoteMemory,
         mtus: [u32; MAX_RAILS],
@@ -68,59 +68,61 @@ impl Joins {
 
     /// Makes the changes that are due; `true` when each route is joined or given up. Each change has its first try; no other
     /// one begins after `until`.
-    pub(crate) fn over(&mut self, with: &With<'_>, until: Instant) -> bool {
+    pub(crate) fn poll(&mut self, with: &BringupContext<'_>, until: Instant) -> bool {
         self.routes.iter_mut().for_each(|route| route.step(with, &self.name, until));
-        self.routes.iter().all(|route| matches!(route, Join::Over(_)))
+        self.routes.iter().all(|route| matches!(route, RouteBringup::Done(_)))
     }
 
     /// What came of it. A route that is not over is one that was given up.
-    pub(crate) fn joined(self) -> Joined {
+    pub(crate) fn finish(self) -> Endpoint {
         let (mut rails, mut eces) = (Vec::with_capacity(self.routes.len()), Vec::new());
         for route in self.routes {
             let (rail, ece) = match route {
-                Join::Over(Ok((rail, ece))) => (Ok(rail), ece),
-                Join::Over(Err(e)) => (Err(e), None),
-                Join::Begun(_) => (Err(Error::Internal("a route was left on its way".into())), None),
+                RouteBringup::Done(Ok((rail, ece))) => (Ok(rail), ece),
+                RouteBringup::Done(Err(e)) => (Err(e), None),
+                RouteBringup::InProgress(_) => {
+                    (Err(Error::Internal("a route was left on its way".into())), None)
+                }
             };
             rails.push(rail);
             eces.push(ece);
         }
-        Joined { rails, region: self.region, remote: self.remote, mtus: self.mtus, eces }
+        Endpoint { rails, region: self.region, remote: self.remote, mtus: self.mtus, eces }
     }
 }
 
-impl Join {
-    pub(crate) fn new(half: HalfRoute, theirs: RouteWiring) -> Self {
+impl RouteBringup {
+    pub(crate) fn new(local: LocalRoute, theirs: RouteWiring) -> Self {
         let now = Instant::now();
-        Self::Begun(Begun { half, theirs, since: now, from: now, changes: 0, failed: 0 })
+        Self::InProgress(InProgress { local, theirs, since: now, from: now, changes: 0, failed: 0 })
     }
 
-    fn step(&mut self, with: &With<'_>, name: &str, until: Instant) {
-        let Self::Begun(begun) = self else { return };
-        if Instant::now() < begun.from {
+    fn step(&mut self, with: &BringupContext<'_>, name: &str, until: Instant) {
+        let Self::InProgress(bringup) = self else { return };
+        if Instant::now() < bringup.from {
             return;
         }
-        let advanced = begun.half.advance(with, &begun.theirs);
-        match advanced.map_err(|e| begun.again(e, &with.settings.config, until)) {
+        let advanced = bringup.local.advance(with, &bringup.theirs);
+        match advanced.map_err(|e| bringup.again(e, &with.settings.config, until)) {
             Err(None) => {}
-            Err(Some(e)) => *self = Self::Over(Err(e)),
+            Err(Some(e)) => *self = Self::Done(Err(e)),
             Ok(()) => {
-                let lost = Self::Over(Err(Error::Internal("a route was lost".into())));
-                let Self::Begun(begun) = std::mem::replace(self, lost) else { return };
-                *self = Self::Over(begun.half.rail(with, &begun.theirs, name));
+                let lost = Self::Done(Err(Error::Internal("a route was lost".into())));
+                let Self::InProgress(bringup) = std::mem::replace(self, lost) else { return };
+                *self = Self::Done(bringup.local.rail(with, &bringup.theirs, name));
             }
         }
     }
 }
 
-impl Begun {
+impl InProgress {
     /// `None` where another try will be due; else why the route is given up.
     fn again(&mut self, mut e: Error, config: &Config, until: Instant) -> Option<Error> {
         let Error::Verbs { call: "ibv_modify_qp", source, detail } = &mut e else { return Some(e) };
         if !config.mqp_retry_all && source.raw_os_error() != Some(libc::ETIMEDOUT) {
             return Some(e);
         }
-        let changes = self.half.changes();
+        let changes = self.local.changes();
         if changes != self.changes {
             (self.changes, self.failed) = (changes, 0);
         }
@@ -130,7 +132,7 @@ impl Begun {
         let limit = if self.failed > config.mqp_retry_cnt {
             "NCCL_IB_MQP_RETRY_CNT"
         } else if next > until {
-            "half of MPIB_CONNECT_TIMEOUT_MS"
+            "local of MPIB_CONNECT_TIMEOUT_MS"
         } else {
             tracing::info!(
                 target: "net",

@@ -10,21 +10,21 @@ use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::Mode;
 use crate::route::gid_addr;
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 
 /// A connection on its way: the handshake, its registration, and each end's word that it takes it so. Advanced by polling.
 #[derive(Debug)]
-pub(crate) enum Joining {
+pub(crate) enum Connecting {
     Handshake(Box<Handshake>),
-    Last(Box<Last>),
+    Commit(Box<Commit>),
     Over,
 }
 
 /// A connection that works. What either end finds missing now fails it on both, before NCCL has it.
 #[derive(Debug)]
-pub(crate) struct Last {
-    core: Core,
+pub(crate) struct Commit {
+    comm: Comm,
     flow: Option<Flow>,
     /// With `MPIB_STRICT=1`: until when there must be a hint.
     hint_by: Option<Instant>,
@@ -34,72 +34,72 @@ pub(crate) struct Last {
     heard: bool,
 }
 
-impl Joining {
+impl Connecting {
     pub(crate) fn new(handshake: Handshake) -> Self {
         Self::Handshake(Box::new(handshake))
     }
 
     /// One step further, if it can go one. The peer is told of a failure.
-    pub(crate) fn poll(&mut self, config: &Config) -> Result<Option<(Core, Option<Flow>)>> {
+    pub(crate) fn poll(&mut self, config: &Config) -> Result<Option<(Comm, Option<Flow>)>> {
         if let Self::Handshake(handshake) = self {
-            let Some(mut core) = handshake.poll()? else { return Ok(None) };
-            let flow = open(&core, config).inspect_err(|e| core.peer.refuse(e))?;
+            let Some(mut comm) = handshake.poll()? else { return Ok(None) };
+            let flow = open(&comm, config).inspect_err(|e| comm.peer.refuse(e))?;
             let must = flow.is_some() && config.strict;
             let hint_by = must.then(|| Instant::now() + Options::from(config).patience());
-            *self = Self::Last(Box::new(Last { core, flow, hint_by, said: false, heard: false }));
+            *self = Self::Commit(Box::new(Commit { comm, flow, hint_by, said: false, heard: false }));
         }
-        let Self::Last(mut last) = std::mem::replace(self, Self::Over) else {
+        let Self::Commit(mut commit) = std::mem::replace(self, Self::Over) else {
             return Err(Error::Internal("a connection is over and goes on".into()));
         };
-        let done = last.step(config);
-        if done.inspect_err(|e| last.core.peer.refuse(e))? {
-            return Ok(Some((last.core, last.flow)));
+        let done = commit.step(config);
+        if done.inspect_err(|e| commit.comm.peer.refuse(e))? {
+            return Ok(Some((commit.comm, commit.flow)));
         }
-        *self = Self::Last(last);
+        *self = Self::Commit(commit);
         Ok(None)
     }
 }
 
-impl Last {
+impl Commit {
     /// `true` once both ends take it.
     fn step(&mut self, config: &Config) -> Result<bool> {
         if !self.heard {
-            self.heard = self.core.peer.takes()?;
+            self.heard = self.comm.peer.takes()?;
         } else if !self.said {
-            self.core.peer.look("the rest of the handshake")?;
+            self.comm.peer.look("the rest of the handshake")?;
         }
         if !self.said {
             if let (Some(flow), Some(by)) = (&self.flow, self.hint_by)
                 && !flow.hinted()
             {
-                return if Instant::now() < by { Ok(false) } else { Err(unhinted(&self.core, flow, config)) };
+                return if Instant::now() < by { Ok(false) } else { Err(unhinted(&self.comm, flow, config)) };
             }
             // A peer with MPIB_STRICT=1 may wait for a hint as long as we would.
             let more =
-                if hinted(&self.core, config) { Options::from(config).patience() } else { Duration::ZERO };
-            self.core.peer.take(more)?;
+                if hinted(&self.comm, config) { Options::from(config).patience() } else { Duration::ZERO };
+            self.comm.peer.take(more)?;
             self.said = true;
         }
         if self.heard {
-            self.core.peer.settled();
+            self.comm.peer.settled();
         }
         Ok(self.heard)
     }
 }
 
 /// Whether hints are for this connection: both ends have the same terms.
-fn hinted(core: &Core, config: &Config) -> bool {
-    config.mode == Mode::Advanced && config.sup_share.is_none() && matches!(core.plan, Plan::Shared(_))
+fn hinted(comm: &Comm, config: &Config) -> bool {
+    config.mode == Mode::Advanced && config.sup_share.is_none() && matches!(comm.plan, Plan::Shared(_))
 }
 
 /// Why a connection that must have a hint is not made.
-fn unhinted(core: &Core, flow: &Flow, config: &Config) -> Error {
+fn unhinted(comm: &Comm, flow: &Flow, config: &Config) -> Error {
     let socket = config.agent_socket.display();
     let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
     Error::Usage(format!(
         "no hint for the connection with {} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
          MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until there is one (MPIB_STRICT=1)",
-        core.peer.name(),
+        comm.peer.name(),
         Options::from(config).patience(),
     ))
 }
@@ -109,11 +109,11 @@ fn unhinted(core: &Core, flow: &Flow, config: &Config) -> Error {
 ///
 /// # Errors
 /// The client's thread cannot be made; and with `MPIB_STRICT=1` a connection that hints cannot be given for.
-fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
-    if !hinted(core, config) {
+fn open(comm: &Comm, config: &Config) -> Result<Option<Flow>> {
+    if !hinted(comm, config) {
         return Ok(None);
     }
-    let [sout, sup] = &core.rails[..] else { return Ok(None) };
+    let [sout, sup] = &comm.rails[..] else { return Ok(None) };
     match (ends(sout), ends(sup)) {
         (Some((sout_src, sout_dst)), Some((sup_src, sup_dst))) => {
             let addresses = Addresses { sout_src, sout_dst, sup_src, sup_dst };
@@ -122,7 +122,7 @@ fn open(core: &Core, config: &Config) -> Result<Option<Flow>> {
         _ => {
             let what = format!(
                 "no hints for the connection with {}: they are for rails with IPv4 addresses",
-                core.peer.name()
+                comm.peer.name()
             );
             let what = config.lose(what)?;
             tracing::warn!(target: "net", "{what}; its data is all on SOUT");

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Once};
 
-use crate::connect::bringup::{Join, Joins, With};
-use crate::connect::local_rails::Offer;
+use crate::connect::bringup::{Bringup, BringupContext, RouteBringup};
+use crate::connect::local_rails::LocalRail;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail, Receives};
 use crate::transport::recv::cts_writer;
-use crate::transport::send_queue::Lane;
+use crate::transport::send_queue::SendQueue;
 use crate::transport::{Role, Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 
@@ -24,21 +24,21 @@ const INLINE: u32 = CTS_BYTES as u32;
 
 /// One end's part of the routes, before it knows the peer's.
 #[derive(Debug)]
-pub(crate) struct Half {
-    routes: Vec<HalfRoute>,
+pub(crate) struct LocalEndpoint {
+    routes: Vec<LocalRoute>,
     region: Region,
 }
 
 /// Of one route.
 #[derive(Debug)]
-pub(crate) struct HalfRoute {
+pub(crate) struct LocalRoute {
     /// Our rail.
     pub(crate) ours: usize,
     /// The peer's.
     pub(crate) theirs: usize,
     /// Indices in the two rails' lists of addresses.
     addrs: (usize, usize),
-    /// With the number of the first packet of each.
+    /// BringupContext the number of the first packet of each.
     qps: Vec<(Qp<Fresh>, u32)>,
     /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
     leads: bool,
@@ -52,7 +52,7 @@ pub(crate) struct HalfRoute {
 
 /// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct Endpoint {
     pub(crate) rails: Vec<Result<Rail>>,
     pub(crate) region: Region,
     pub(crate) remote: RemoteMemory,
@@ -62,7 +62,7 @@ pub(crate) struct Joined {
     pub(crate) eces: Vec<Option<Ece>>,
 }
 
-impl Joined {
+impl Endpoint {
     /// An acceptor's message, whole.
     pub(crate) fn answer(&self, mut wiring: Wiring) -> Wiring {
         for (route, ece) in wiring.routes.iter_mut().zip(&self.eces) {
@@ -72,35 +72,43 @@ impl Joined {
     }
 }
 
-impl Half {
+impl LocalEndpoint {
     /// Each route with its number of queue pairs, at least 1.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
-        offers: &[Offer],
+        local_rails: &[LocalRail],
         routes: &[(Route, usize)],
     ) -> Result<Self> {
-        let mut halves = Vec::with_capacity(routes.len());
+        let mut locals = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
             let (ours, theirs, addrs) = match role {
                 Role::Sender => (route.connector, route.acceptor, route.addrs),
                 Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
             };
-            halves.push(HalfRoute::new(role, settings, &offers[ours], (ours, theirs), addrs, *qps, leads)?);
+            locals.push(LocalRoute::new(
+                role,
+                settings,
+                &local_rails[ours],
+                (ours, theirs),
+                addrs,
+                *qps,
+                leads,
+            )?);
         }
-        let pds: Vec<Arc<Pd>> = halves.iter().map(|h| Arc::clone(offers[h.ours].nic.pd())).collect();
+        let pds: Vec<Arc<Pd>> = locals.iter().map(|h| Arc::clone(local_rails[h.ours].nic.pd())).collect();
         let bytes = match role {
             Role::Sender => send::MEMORY_BYTES,
             Role::Receiver => recv::MEMORY_BYTES,
         };
-        Ok(Self { routes: halves, region: Region::new(&pds, bytes / 8)? })
+        Ok(Self { routes: locals, region: Region::new(&pds, bytes / 8)? })
     }
 
-    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Joined::answer`].
+    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Endpoint::answer`].
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
-        let route = |r: &HalfRoute| {
+        let route = |r: &LocalRoute| {
             let ece = if role == Role::Sender { r.ece(settings)? } else { None };
             Ok(RouteWiring {
                 local_rail: r.ours as u8,
@@ -119,11 +127,11 @@ impl Half {
     pub(crate) fn join(
         self,
         role: Role,
-        offers: &[Offer],
+        local_rails: &[LocalRail],
         peer: &[RailInfo],
         name: &str,
         wiring: Wiring,
-    ) -> Result<Joins> {
+    ) -> Result<Bringup> {
         let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {name}: {what}")));
         if wiring.routes.len() != self.routes.len() {
             return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
@@ -142,28 +150,30 @@ impl Half {
         let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
         remote.rkeys[..routes].copy_from_slice(keys);
         let mut mtus = [0; MAX_RAILS];
-        let mut joins = Vec::with_capacity(routes);
-        for (i, (half, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
+        let mut bringups = Vec::with_capacity(routes);
+        for (i, (local, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
             let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
-            if pair != (half.ours, half.theirs) {
-                let ours = (half.ours, half.theirs);
-                return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {ours:?}"));
+            if pair != (local.ours, local.theirs) {
+                let ours = (local.ours, local.theirs);
+                return refuse(format!(
+                    "route {i} bringups our rail and its rail {pair:?}, expected {ours:?}"
+                ));
             }
-            if theirs.qps.len() != half.qps.len() {
-                let (found, expected) = (theirs.qps.len(), half.qps.len());
+            if theirs.qps.len() != local.qps.len() {
+                let (found, expected) = (theirs.qps.len(), local.qps.len());
                 return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
             }
-            let mtu = path_mtu(&offers[half.ours], &peer[half.theirs]);
+            let mtu = path_mtu(&local_rails[local.ours], &peer[local.theirs]);
             mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
-            joins.push(Join::new(half, theirs));
+            bringups.push(RouteBringup::new(local, theirs));
         }
-        Ok(Joins::new(joins, self.region, remote, mtus, name.to_owned()))
+        Ok(Bringup::new(bringups, self.region, remote, mtus, name.to_owned()))
     }
 }
 
 /// The number of the MTU that two ports have in common. Ports of different MTUs can be joined: a packet is as long as the smaller
 /// one allows.
-fn path_mtu(ours: &Offer, theirs: &RailInfo) -> u8 {
+fn path_mtu(ours: &LocalRail, theirs: &RailInfo) -> u8 {
     ours.port.mtu.min(theirs.mtu.raw() as u8)
 }
 
@@ -187,17 +197,17 @@ fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     Ok(())
 }
 
-impl HalfRoute {
+impl LocalRoute {
     fn new(
         role: Role,
         settings: &Settings,
-        offer: &Offer,
+        local: &LocalRail,
         (ours, theirs): (usize, usize),
         addrs: (usize, usize),
         qps: usize,
         leads: bool,
     ) -> Result<Self> {
-        let nic = &offer.nic;
+        let nic = &local.nic;
         let n = u32::try_from(qps.max(1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
         let depths = Depths::new(role, settings, nic, n, leads)?;
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
@@ -208,11 +218,11 @@ impl HalfRoute {
                 Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
             }
         };
-        let qp = |lane| {
+        let qp = |queue| {
             // Nothing else is inline.
-            let cts = role == Role::Receiver && lane as usize == cts_writer::LANE;
+            let cts = role == Role::Receiver && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
-            let options = QpOptions { send_depth: depths.send(lane), inline };
+            let options = QpOptions { send_depth: depths.send(queue), inline };
             let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
@@ -242,15 +252,15 @@ impl HalfRoute {
     }
 
     /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
-    pub(crate) fn advance(&mut self, with: &With<'_>, theirs: &RouteWiring) -> Result<()> {
-        let (offer, peer, settings) = (&with.offers[self.ours], &with.peer[self.theirs], with.settings);
-        let (gid, peer_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
-        let roce = offer.port.link == LinkLayer::Ethernet;
+    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, theirs: &RouteWiring) -> Result<()> {
+        let (local, peer, settings) = (&with.local_rails[self.ours], &with.peer[self.theirs], with.settings);
+        let (gid, peer_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let roce = local.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
-        let gid_index = self.gid_index.map_or_else(|| offer.nic.place_of(&gid).map_err(gone), Ok)?;
+        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(gone), Ok)?;
         self.gid_index = Some(gid_index);
-        let pkey_index = offer.nic.pkey_index(&settings.config)?;
+        let pkey_index = local.nic.pkey_index(&settings.config)?;
         // The connector knows the communicator's class in every version, the acceptor not.
         let asked = match with.role {
             Role::Sender => (0, 0),
@@ -259,10 +269,10 @@ impl HalfRoute {
         // An acceptor sets what the connector has, and tells what is left; the connector sets that.
         let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
         let path = |psn: u32, theirs: &QpWiring| Path {
-            port: offer.port.number,
+            port: local.port.number,
             gid_index,
             pkey_index,
-            mtu: path_mtu(offer, peer),
+            mtu: path_mtu(local, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
             service_level: settings.service_level().unwrap_or(asked.0),
@@ -287,8 +297,8 @@ impl HalfRoute {
         let Some(qp) = &mut self.flush else { return Ok(()) };
         let own = QpWiring { qpn: qp.number(), psn: 0 };
         let path = Path {
-            mtu: offer.port.mtu,
-            lid: if roce { 0 } else { offer.port.lid },
+            mtu: local.port.mtu,
+            lid: if roce { 0 } else { local.port.lid },
             gid: roce.then_some(gid.raw),
             access: Access::Read,
             ..path(own.psn, &own)
@@ -304,33 +314,42 @@ impl HalfRoute {
     /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
     pub(crate) fn rail(
         self,
-        with: &With<'_>,
+        with: &BringupContext<'_>,
         theirs: &RouteWiring,
         name: &str,
     ) -> Result<(Rail, Option<Ece>)> {
-        let (offer, peer) = (&with.offers[self.ours], &with.peer[self.theirs]);
-        let (gid, remote_gid) = (offer.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
-        let place = offer.nic.place_of(&gid).map_err(gone)?;
+        let (local, peer) = (&with.local_rails[self.ours], &with.peer[self.theirs]);
+        let (gid, remote_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let place = local.nic.place_of(&gid).map_err(gone)?;
         if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(
                 "{} moved from place {first} of the GID table of {} to place {place} while queue pairs were set up",
                 gid.addr(),
-                offer.nic.name()
+                local.nic.name()
             )));
         }
         let asked = theirs.ece.is_some();
         let agreed = if asked { self.ece(with.settings)? } else { None };
-        let lane = |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(Lane::new(qp.ready()?, theirs.qpn));
-        let lanes = self.qps.into_iter().zip(&theirs.qps).map(lane).collect::<Result<_>>()?;
+        let queue =
+            |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, theirs.qpn));
+        let send_queues = self.qps.into_iter().zip(&theirs.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();
-            Ok(Lane::new(qp.ready()?, own))
+            Ok(SendQueue::new(qp.ready()?, own))
         });
         let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&offer.nic));
-        let speeds = (offer.port.speed, peer.speed_mbps);
-        let rail =
-            Rail { lanes, flush: flush.transpose()?, receives, cq, nic, role: offer.role, speeds, names };
+        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        let speeds = (local.port.speed, peer.speed_mbps);
+        let rail = Rail {
+            send_queues,
+            flush: flush.transpose()?,
+            receives,
+            cq,
+            nic,
+            role: local.role,
+            speeds,
+            names,
+        };
         Ok((rail, agreed))
     }
 }

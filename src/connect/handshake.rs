@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use nccl_net_mpib_agent_iface::stats::Direction;
 
-use crate::connect::attempts::{After, Rounds};
-use crate::connect::bringup::{Joins, With};
-use crate::connect::endpoint::{Half, Joined};
-use crate::connect::local_rails::{Offer, prepare, turn};
-use crate::connect::probe::Probing;
+use crate::connect::attempts::{Attempts, Outcome};
+use crate::connect::bringup::{Bringup, BringupContext};
+use crate::connect::endpoint::{Endpoint, LocalEndpoint};
+use crate::connect::local_rails::{LocalRail, prepare, turn};
+use crate::connect::probe::ProbeRun;
 use crate::control::{Channel, State};
 use crate::device::Device;
 use crate::error::wc_status;
@@ -18,7 +18,7 @@ use crate::policy::Plan;
 use crate::proto::{Handle, Hello, ImmLayout, Message, Wiring};
 use crate::route::Route;
 use crate::stats::Counters;
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 use crate::transport::peer::Peer;
 use crate::transport::rail::Rail;
 use crate::transport::{Role, Settings};
@@ -35,7 +35,7 @@ pub(crate) struct Handshake {
     device: String,
     /// `None` once it has failed.
     channel: Option<Channel>,
-    offers: Vec<Offer>,
+    local_rails: Vec<LocalRail>,
     ours: Hello,
     /// No round begins later.
     until: Instant,
@@ -46,24 +46,24 @@ pub(crate) struct Handshake {
 #[derive(Debug)]
 enum Stage {
     Hello,
-    Wiring(Rounds, Half),
+    Wiring(Attempts, LocalEndpoint),
     /// An acceptor's answer is made before.
-    Joining(Rounds, Joins, Option<Wiring>),
-    Ready(Rounds, Joined),
-    Probing(Rounds, Probing),
-    Probed(Rounds, Probing),
+    BringUp(Attempts, Bringup, Option<Wiring>),
+    Ready(Attempts, Endpoint),
+    Probe(Attempts, ProbeRun),
+    Probed(Attempts, ProbeRun),
     Over,
 }
 
 impl Handshake {
     /// The connecting end, which becomes the sender and speaks first.
     pub(crate) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
-        let (offers, ours) = prepare(&settings.config, device, turn(device, handle))?;
+        let (local_rails, ours) = prepare(&settings.config, device, turn(device, handle))?;
         let channel =
             Channel::connect(handle, &ours, settings.config.connect_timeout, settings.config.peer_timeout)?;
         // It comes when the peer's NCCL calls accept: a rank may be busy with other things for long, and is none the worse for it.
         channel.expect_whenever("the first call of accept");
-        Ok(Self::new(Role::Sender, settings, device, channel, (offers, ours)))
+        Ok(Self::new(Role::Sender, settings, device, channel, (local_rails, ours)))
     }
 
     /// The listening end, for a channel that has shown its HELLO.
@@ -86,14 +86,14 @@ impl Handshake {
         settings: &Arc<Settings>,
         device: &Device,
         channel: Channel,
-        (offers, ours): (Vec<Offer>, Hello),
+        (local_rails, ours): (Vec<LocalRail>, Hello),
     ) -> Self {
         Self {
             role,
             settings: Arc::clone(settings),
             device: device.name.to_string_lossy().into_owned(),
             channel: Some(channel),
-            offers,
+            local_rails,
             ours,
             until: Instant::now() + settings.config.connect_timeout,
             stage: Stage::Hello,
@@ -101,12 +101,12 @@ impl Handshake {
     }
 
     /// One step further, if it can go one. The peer is told of a failure.
-    pub(crate) fn poll(&mut self) -> Result<Option<Core>> {
+    pub(crate) fn poll(&mut self) -> Result<Option<Comm>> {
         loop {
             match self.step() {
                 Ok(Progress::Waiting) => return Ok(None),
                 Ok(Progress::Went) => {}
-                Ok(Progress::Connected(core)) => return Ok(Some(*core)),
+                Ok(Progress::Connected(comm)) => return Ok(Some(*comm)),
                 Err(e) => return Err(self.give_up(e)),
             }
         }
@@ -115,34 +115,34 @@ impl Handshake {
     fn step(&mut self) -> Result<Progress> {
         // No change of a queue pair is tried again later. The peer waits twice as long for what follows.
         let again_until = self.until - self.settings.config.connect_timeout / 2;
-        if let Stage::Joining(rounds, joins, _) = &mut self.stage {
-            let (role, settings, offers) = (self.role, &self.settings, &self.offers);
-            let with = With { role, settings, offers, peer: &rounds.theirs().rails };
-            if !joins.over(&with, again_until) {
+        if let Stage::BringUp(attempts, bringup, _) = &mut self.stage {
+            let (role, settings, local_rails) = (self.role, &self.settings, &self.local_rails);
+            let with = BringupContext { role, settings, local_rails, peer: &attempts.theirs().rails };
+            if !bringup.poll(&with, again_until) {
                 return self.still_there("queue pairs were set up");
             }
-            let Stage::Joining(rounds, joins, answer) = std::mem::replace(&mut self.stage, Stage::Over)
+            let Stage::BringUp(attempts, bringup, answer) = std::mem::replace(&mut self.stage, Stage::Over)
             else {
                 return Err(Error::Internal("a handshake lost its place".into()));
             };
-            let joined = joins.joined();
+            let endpoint = bringup.finish();
             if let Some(answer) = answer {
-                self.send(&Message::Wiring(joined.answer(answer)))?;
+                self.send(&Message::Wiring(endpoint.answer(answer)))?;
             }
             self.send(&Message::Ready)?;
             self.expect("READY");
-            self.stage = Stage::Ready(rounds, joined);
+            self.stage = Stage::Ready(attempts, endpoint);
         }
-        if let Stage::Probing(_, probing) = &mut self.stage {
-            if !probing.over()? {
+        if let Stage::Probe(_, probe) = &mut self.stage {
+            if !probe.over()? {
                 return self.still_there("the rails were probed");
             }
-            let Stage::Probing(rounds, probing) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            let Stage::Probe(attempts, probe) = std::mem::replace(&mut self.stage, Stage::Over) else {
                 return Err(Error::Internal("a handshake lost its place".into()));
             };
-            self.send(&probing.report())?;
+            self.send(&probe.report())?;
             self.expect("PROBED");
-            self.stage = Stage::Probed(rounds, probing);
+            self.stage = Stage::Probed(attempts, probe);
         }
         let Some(message) = self.channel()?.try_recv()? else { return Ok(Progress::Waiting) };
         match (std::mem::replace(&mut self.stage, Stage::Over), message) {
@@ -150,23 +150,23 @@ impl Handshake {
                 return Err(Error::Peer(format!("{} refuses: {reason}", self.peer())));
             }
             (Stage::Hello, Message::Hello(hello)) => self.met(hello)?,
-            (Stage::Wiring(rounds, half), Message::Wiring(wiring)) => {
+            (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
                 let answer = match self.role {
                     Role::Sender => None,
-                    Role::Receiver => Some(half.message(self.role, &self.settings)?),
+                    Role::Receiver => Some(local.message(self.role, &self.settings)?),
                 };
-                let (name, theirs) = (self.peer(), &rounds.theirs().rails);
-                let joins = half.join(self.role, &self.offers, theirs, &name, wiring)?;
-                self.stage = Stage::Joining(rounds, joins, answer);
+                let (name, theirs) = (self.peer(), &attempts.theirs().rails);
+                let bringup = local.join(self.role, &self.local_rails, theirs, &name, wiring)?;
+                self.stage = Stage::BringUp(attempts, bringup, answer);
             }
-            (Stage::Ready(rounds, joined), Message::Ready) => {
+            (Stage::Ready(attempts, endpoint), Message::Ready) => {
                 let config = &self.settings.config;
                 // The peer waits for our report as long as its own settings say: stay well within.
                 let limit = config.probe_timeout.min(config.connect_timeout / 2);
-                self.stage = Stage::Probing(rounds, Probing::start(joined, Instant::now() + limit));
+                self.stage = Stage::Probe(attempts, ProbeRun::start(endpoint, Instant::now() + limit));
             }
-            (Stage::Probed(rounds, probing), Message::Probed { mask, reasons }) => {
-                return self.finish(rounds, probing, mask, &reasons);
+            (Stage::Probed(attempts, probe), Message::Probed { mask, reasons }) => {
+                return self.finish(attempts, probe, mask, &reasons);
             }
             (stage, message) => {
                 let due = stage.due();
@@ -191,77 +191,77 @@ impl Handshake {
             )));
         }
         self.until = Instant::now() + self.settings.config.connect_timeout;
-        let rounds = Rounds::new(self.role, self.ours.clone(), peer, &self.peer())?;
-        rounds.missing(&self.settings, &self.peer())?;
-        self.wire(rounds)
+        let attempts = Attempts::new(self.role, self.ours.clone(), peer, &self.peer())?;
+        attempts.missing(&self.settings, &self.peer())?;
+        self.wire(attempts)
     }
 
-    /// Makes the queue pairs of a round's routes. The connector tells its own; the acceptor has joined its own by when it answers.
-    fn wire(&mut self, rounds: Rounds) -> Result<()> {
+    /// Makes the queue pairs of a round's routes. The connector tells its own; the acceptor has endpoint its own by when it answers.
+    fn wire(&mut self, attempts: Attempts) -> Result<()> {
         // From here on each stripe is a route of its own.
-        let stripes = |r: &Route| vec![(*r, rounds.stripes(r).turns); rounds.stripes(r).stripes];
-        let stripes: Vec<_> = rounds.now().iter().flat_map(stripes).collect();
-        let half = Half::new(self.role, &self.settings, &self.offers, &stripes)?;
+        let stripes = |r: &Route| vec![(*r, attempts.stripes(r).turns); attempts.stripes(r).stripes];
+        let stripes: Vec<_> = attempts.now().iter().flat_map(stripes).collect();
+        let local = LocalEndpoint::new(self.role, &self.settings, &self.local_rails, &stripes)?;
         if self.role == Role::Sender {
-            self.send(&Message::Wiring(half.message(self.role, &self.settings)?))?;
+            self.send(&Message::Wiring(local.message(self.role, &self.settings)?))?;
         }
         self.expect("WIRING");
-        self.stage = Stage::Wiring(rounds, half);
+        self.stage = Stage::Wiring(attempts, local);
         Ok(())
     }
 
     /// Both ends have probed: what works on both is the connection.
     fn finish(
         &mut self,
-        mut rounds: Rounds,
-        probing: Probing,
+        mut attempts: Attempts,
+        probe: ProbeRun,
         mask: u8,
         reasons: &[(u8, String)],
     ) -> Result<Progress> {
-        let joined = probing.joined;
-        let n = joined.rails.len();
+        let endpoint = probe.endpoint;
+        let n = endpoint.rails.len();
         if n < 8 && mask >> n != 0 {
             return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer())));
         }
-        let each = n / rounds.now().len().max(1);
+        let each = n / attempts.now().len().max(1);
         let theirs = |i: usize| mask >> i & 1 == 1;
-        let good = |i: &usize| joined.rails[*i].is_ok() && theirs(*i);
+        let good = |i: &usize| endpoint.rails[*i].is_ok() && theirs(*i);
         // A route of which a stripe does not work is none.
         let stripes = |route: usize| route * each..(route + 1) * each;
         let works: Vec<bool> =
-            (0..rounds.now().len()).map(|route| stripes(route).all(|i| good(&i))).collect();
+            (0..attempts.now().len()).map(|route| stripes(route).all(|i| good(&i))).collect();
         let why = |route: usize| {
             let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
-            let ours = joined.rails[i].as_ref().err().map(ToString::to_string);
+            let ours = endpoint.rails[i].as_ref().err().map(ToString::to_string);
             let said =
                 || reasons.iter().find(|(r, _)| usize::from(*r) == i).map_or("no reason", |(_, why)| why);
             let said = (!theirs(i)).then(|| format!("the peer says: {}", said()));
             [ours, said].into_iter().flatten().collect::<Vec<_>>().join("; ")
         };
-        let routes = rounds.now().to_vec();
-        match rounds.judge(&works, why) {
-            After::Kept(kept) => {
+        let routes = attempts.now().to_vec();
+        match attempts.judge(&works, why) {
+            Outcome::Kept(kept) => {
                 let stripes: Vec<usize> = kept.iter().flat_map(|route| stripes(*route)).collect();
                 let routes: Vec<_> = kept.iter().map(|i| routes[*i]).collect();
-                if rounds.plan != Plan::Plain && works.contains(&false) {
-                    rounds.failed(&self.settings, &self.peer(), &routes)?;
+                if attempts.plan != Plan::Plain && works.contains(&false) {
+                    attempts.failed(&self.settings, &self.peer(), &routes)?;
                 }
                 let host = self.channel()?.peer().map(|peer| peer.ip());
-                rounds.settle(&self.settings, &self.device, &self.peer(), host, &routes)?;
-                self.connected(&rounds, joined, &stripes, rounds.elsewhere(&routes))
+                attempts.settle(&self.settings, &self.device, &self.peer(), host, &routes)?;
+                self.connected(&attempts, endpoint, &stripes, attempts.elsewhere(&routes))
             }
-            After::Again if Instant::now() < self.until => {
+            Outcome::Again if Instant::now() < self.until => {
                 // The peer has the same two masks, and comes to the same end.
-                drop(joined);
-                if rounds.plan != Plan::Plain {
-                    rounds.failed(&self.settings, &self.peer(), rounds.now())?;
+                drop(endpoint);
+                if attempts.plan != Plan::Plain {
+                    attempts.failed(&self.settings, &self.peer(), attempts.now())?;
                 }
-                self.wire(rounds)?;
+                self.wire(attempts)?;
                 Ok(Progress::Went)
             }
-            After::Again | After::Nothing => {
+            Outcome::Again | Outcome::Nothing => {
                 // That nothing answers has the same causes on every route.
-                let (table, advice) = (rounds.table(), wc_status(NO_ANSWER).advice);
+                let (table, advice) = (attempts.table(), wc_status(NO_ANSWER).advice);
                 Err(Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer())))
             }
         }
@@ -270,12 +270,12 @@ impl Handshake {
     /// The connection, over the stripes that are `kept`.
     fn connected(
         &mut self,
-        rounds: &Rounds,
-        joined: Joined,
+        attempts: &Attempts,
+        endpoint: Endpoint,
         kept: &[usize],
         elsewhere: bool,
     ) -> Result<Progress> {
-        let Joined { rails, mut region, mut remote, .. } = joined;
+        let Endpoint { rails, mut region, mut remote, .. } = endpoint;
         let mut alive: Vec<Rail> = Vec::with_capacity(kept.len());
         for (i, rail) in rails.into_iter().enumerate() {
             if let (Ok(rail), true) = (rail, kept.contains(&i)) {
@@ -288,7 +288,7 @@ impl Handshake {
         let layout = layout.ok_or_else(|| Error::Internal(format!("{} rails", alive.len())))?;
         let channel = self.channel.take().ok_or_else(|| Error::Internal("a channel was lost".into()))?;
         channel.settled();
-        let (plan, mut routes) = (rounds.plan, alive.iter().map(Rail::describe).collect::<Vec<_>>());
+        let (plan, mut routes) = (attempts.plan, alive.iter().map(Rail::describe).collect::<Vec<_>>());
         // The stripes of a rail stand beside each other.
         routes.dedup();
         tracing::info!(
@@ -302,8 +302,8 @@ impl Handshake {
         let named: Vec<_> = alive.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
         let peer = Peer::new(channel);
         let stats = Counters::open(&self.settings.config, direction, plan, peer.name(), &named, elsewhere);
-        let core = Core::new(alive, region, remote, layout, peer, plan, stats);
-        Ok(Progress::Connected(Box::new(core)))
+        let comm = Comm::new(alive, region, remote, layout, peer, plan, stats);
+        Ok(Progress::Connected(Box::new(comm)))
     }
 
     /// While this end is at work: has the peer given up?
@@ -358,7 +358,7 @@ fn refuse(channel: Channel, why: &Error) {
 enum Progress {
     Waiting,
     Went,
-    Connected(Box<Core>),
+    Connected(Box<Comm>),
 }
 
 impl Stage {
@@ -366,9 +366,9 @@ impl Stage {
         match self {
             Self::Hello => "HELLO",
             Self::Wiring(..) => "WIRING",
-            Self::Joining(..) => "nothing",
+            Self::BringUp(..) => "nothing",
             Self::Ready(..) => "READY",
-            Self::Probing(..) | Self::Probed(..) => "PROBED",
+            Self::Probe(..) | Self::Probed(..) => "PROBED",
             Self::Over => "nothing",
         }
     }

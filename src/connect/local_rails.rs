@@ -20,7 +20,7 @@ use crate::verbs::{Gid, Port};
 
 /// A port that can be used now.
 #[derive(Debug, Clone)]
-pub(crate) struct Offer {
+pub(crate) struct LocalRail {
     pub(crate) nic: Arc<Nic>,
     pub(crate) port: Port,
     /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
@@ -33,7 +33,7 @@ pub(crate) struct Offer {
 
 /// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
 /// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
-pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<Offer>, Hello)> {
+pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
     let terms = policy::terms(config, device.is_mpib);
     let own = (0u8..).zip(&device.rails).map(|(role, nic)| (role, nic, true));
     let others = || {
@@ -52,7 +52,7 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     for (role, nic, asked) in own.chain(others) {
         match nic.now() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(),
-            Ok((port, gids)) => usable.push(offer(nic, port, gids, role, asked)),
+            Ok((port, gids)) => usable.push(local(nic, port, gids, role, asked)),
             Err(why) if lost.len() < MAX_OFFERS => {
                 lost.push(LostRail { name: nic.name().to_owned(), role, asked, why });
             }
@@ -64,19 +64,19 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
     let networks = interfaces()?;
-    let rails = usable.iter().map(|offer| offer.info(&networks)).collect::<Result<_>>()?;
+    let rails = usable.iter().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
     let hello = Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn, rails, lost };
     Ok((usable, hello))
 }
 
-fn offer(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: u8, asked: bool) -> Offer {
+fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: u8, asked: bool) -> LocalRail {
     if gids.len() > MAX_RAIL_ADDRS {
         let (name, n) = (nic.name(), gids.len());
         tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
         gids.truncate(MAX_RAIL_ADDRS);
     }
-    Offer { nic: Arc::clone(nic), port, gids, role, asked }
+    LocalRail { nic: Arc::clone(nic), port, gids, role, asked }
 }
 
 /// Said once: every connection would say the same.
@@ -93,10 +93,10 @@ fn too_many() {
 /// What a peer is told of a port, as if NCCL had asked for it. The error is why it cannot be used.
 pub(crate) fn rail_info(nic: &Arc<Nic>, role: u8, networks: &[Interface]) -> Result<RailInfo, String> {
     let (port, gids) = nic.now()?;
-    offer(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
+    local(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
 }
 
-impl Offer {
+impl LocalRail {
     /// What the peer is told of it.
     fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
         let addr = |gid: &Gid| RailAddr {
@@ -131,12 +131,12 @@ pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
 }
 
 /// Connections begun from a device to a host.
-type Begun = HashMap<(&'static CStr, Option<IpAddr>), u32>;
+type ConnectionCounts = HashMap<(&'static CStr, Option<IpAddr>), u32>;
 
 /// How many connections this process has begun before from this device to the handle's host, and the device's place among
 /// all: connections of one device take turns, and those of several devices do not begin with the same.
 pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
-    static BEGUN: LazyLock<Mutex<Begun>> = LazyLock::new(Mutex::default);
+    static BEGUN: LazyLock<Mutex<ConnectionCounts>> = LazyLock::new(Mutex::default);
     let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
     // The map is whole after a panic: each use is one addition.

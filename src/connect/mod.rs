@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use nccl_net_versions::HandleBuf;
 
-use crate::connect::commit::Joining;
+use crate::connect::commit::Connecting;
 use crate::connect::handshake::Handshake;
 use crate::control::{Listener, Options};
 use crate::device::{self, Device};
@@ -32,7 +32,7 @@ use crate::transport::send::SendComm;
 
 /// A connector between two calls of `connect`.
 struct Pending {
-    joining: Joining,
+    connecting: Connecting,
     /// Who began it.
     context: u64,
     /// The handle without the connector's own bytes: the number in those must belong to it.
@@ -62,8 +62,8 @@ pub fn connect(
     let (id, mut entry) = match u64::from_le_bytes(state) {
         0 => {
             let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
-            let joining = Joining::new(Handshake::connect(settings, device, &listener)?);
-            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { joining, context, handle: address })
+            let connecting = Connecting::new(Handshake::connect(settings, device, &listener)?);
+            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { connecting, context, handle: address })
         }
         id => {
             let mut table = pending();
@@ -77,7 +77,7 @@ pub fn connect(
             (id, entry)
         }
     };
-    let polled = entry.joining.poll(&settings.config);
+    let polled = entry.connecting.poll(&settings.config);
     if let Ok(None) = polled {
         handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
         pending().insert(id, entry);
@@ -85,18 +85,18 @@ pub fn connect(
     }
     // Over: with the same handle another connection may begin.
     handle[STATE_OFFSET..].fill(0);
-    let Some((core, flow)) = polled? else { return Ok(None) };
+    let Some((comm, flow)) = polled? else { return Ok(None) };
     let source = match flow {
         Some(flow) => Source::Hint(Box::new(flow)),
-        None if core.plan == Plan::Plain && core.rails.len() > 1 => {
-            let speeds: Vec<_> = core.rails.iter().map(|r| r.speeds).collect();
+        None if comm.plan == Plan::Plain && comm.rails.len() > 1 => {
+            let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
             Source::Weights(policy::weights(&speeds))
         }
         // Without a hint all is on SOUT.
         None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
     };
-    let policy = Policy::new(core.plan, source, settings.config.bdp_threshold, &core.roles());
-    Ok(Some(SendComm::new(core, policy, settings)))
+    let policy = Policy::new(comm.plan, source, settings.config.bdp_threshold, &comm.roles());
+    Ok(Some(SendComm::new(comm, policy, settings)))
 }
 
 /// Drops what `context` has begun and NCCL will not continue.
@@ -113,7 +113,7 @@ pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    underway: Mutex<Vec<Joining>>,
+    underway: Mutex<Vec<Connecting>>,
 }
 
 impl Listening {
@@ -141,7 +141,7 @@ impl Listening {
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
-                Ok(handshake) => underway.push(Joining::new(handshake)),
+                Ok(handshake) => underway.push(Connecting::new(handshake)),
                 Err(e) => fail(e),
             }
         }
@@ -149,10 +149,10 @@ impl Listening {
         while i < underway.len() {
             match underway[i].poll(&self.settings.config) {
                 Ok(None) => i += 1,
-                Ok(Some((core, flow))) => {
+                Ok(Some((comm, flow))) => {
                     underway.swap_remove(i);
                     failed.iter().for_each(warn);
-                    return Ok(Some(RecvComm::new(core, &self.settings, flow)));
+                    return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
                     underway.swap_remove(i);

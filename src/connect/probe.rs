@@ -4,20 +4,20 @@
 
 use std::time::Instant;
 
-use crate::connect::endpoint::Joined;
+use crate::connect::endpoint::Endpoint;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
 use crate::proto::{MAX_RAILS, Message};
 use crate::transport::rail::Rail;
 use crate::transport::recv;
-use crate::transport::send_queue::Lane;
+use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Batch, Chain, Local, Region, Remote};
 
 /// Probes on every route.
 #[derive(Debug)]
-pub(crate) struct Probing {
-    pub(crate) joined: Joined,
+pub(crate) struct ProbeRun {
+    pub(crate) endpoint: Endpoint,
     routes: [Probes; MAX_RAILS],
     until: Instant,
 }
@@ -41,54 +41,55 @@ impl Probes {
     }
 }
 
-impl Probing {
-    pub(crate) fn start(mut joined: Joined, until: Instant) -> Self {
+impl ProbeRun {
+    pub(crate) fn start(mut endpoint: Endpoint, until: Instant) -> Self {
         let mut routes = [Probes::default(); MAX_RAILS];
         let mut chain = Chain::default();
-        for (i, place) in joined.rails.iter_mut().enumerate() {
+        for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
             // Both ends' memory is zero still, so that the write changes nothing.
-            let (addr, mr) = (joined.region.addr(0) as u64, &joined.region.mrs()[i]);
-            let full = Some(Local { addr, len: joined.mtus[i], lkey: mr.lkey() });
-            let to = Remote { addr: joined.remote.addr, rkey: joined.remote.rkeys[i] };
-            let mut post = |lane: &mut Lane, from| {
+            let (addr, mr) = (endpoint.region.addr(0) as u64, &endpoint.region.mrs()[i]);
+            let full = Some(Local { addr, len: endpoint.mtus[i], lkey: mr.lkey() });
+            let to = Remote { addr: endpoint.remote.addr, rkey: endpoint.remote.rkeys[i] };
+            let mut post = |queue: &mut SendQueue, from| {
                 chain.clear();
-                match chain.write(from, to, None, Some(lane.signal(Work::Probe, 1))) {
-                    true => lane.post(&mut chain, true).map_err(|e| *e),
+                match chain.write(from, to, None, Some(queue.signal(Work::Probe, 1))) {
+                    true => queue.post(&mut chain, true).map_err(|e| *e),
                     false => Err(Error::Internal("no room for a probe".into())),
                 }
             };
-            let written = rail.lanes.first_mut().map_or(Ok(()), |lane| post(lane, None));
-            let written = written.and_then(|()| rail.lanes.iter_mut().try_for_each(|lane| post(lane, full)));
-            match written.and_then(|()| read_own(rail, &joined.region, i, &mut chain)) {
+            let written = rail.send_queues.first_mut().map_or(Ok(()), |queue| post(queue, None));
+            let written =
+                written.and_then(|()| rail.send_queues.iter_mut().try_for_each(|queue| post(queue, full)));
+            match written.and_then(|()| read_own(rail, &endpoint.region, i, &mut chain)) {
                 Ok(()) => {
-                    let (writes, reads) = (1 + rail.lanes.len(), usize::from(rail.flush.is_some()));
+                    let (writes, reads) = (1 + rail.send_queues.len(), usize::from(rail.flush.is_some()));
                     routes[i] = Probes { posted: writes, writes, reads, reached: false };
                 }
                 Err(e) => *place = Err(e),
             }
         }
-        Self { joined, routes, until }
+        Self { endpoint, routes, until }
     }
 
     /// Takes what has completed; `true` when every probe has, or the time is up.
     pub(crate) fn over(&mut self) -> Result<bool> {
-        for (i, (place, probes)) in self.joined.rails.iter_mut().zip(&mut self.routes).enumerate() {
+        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
             let Ok(rail) = place else { continue };
             if probes.pending()
                 && let Err(e) = take(i, rail, probes)
             {
-                *place = Err(probes.judge(e, self.joined.mtus[i]));
+                *place = Err(probes.judge(e, self.endpoint.mtus[i]));
                 *probes = Probes::default();
             }
         }
         if self.routes.iter().any(|probes| probes.pending()) && Instant::now() < self.until {
             return Ok(false);
         }
-        for (i, (place, probes)) in self.joined.rails.iter_mut().zip(&mut self.routes).enumerate() {
+        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
             if probes.pending() {
                 let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-                *place = Err(probes.judge(Error::Peer(late.into()), self.joined.mtus[i]));
+                *place = Err(probes.judge(Error::Peer(late.into()), self.endpoint.mtus[i]));
                 *probes = Probes::default();
             }
         }
@@ -96,7 +97,7 @@ impl Probing {
     }
 
     pub(crate) fn report(&self) -> Message {
-        let rails = || (0u8..).zip(&self.joined.rails);
+        let rails = || (0u8..).zip(&self.endpoint.rails);
         let mask = rails().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
         let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
         Message::Probed { mask, reasons }
@@ -129,12 +130,12 @@ impl Probes {
 
 /// The first read of the queue pair for flushes, where there is one.
 fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Result<()> {
-    let Some(lane) = &mut rail.flush else { return Ok(()) };
+    let Some(queue) = &mut rail.flush else { return Ok(()) };
     let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
     chain.clear();
     let local = Local { addr, len: 1, lkey: mr.lkey() };
-    match chain.read(local, Remote { addr, rkey: mr.rkey() }, lane.signal(Work::Probe, 1)) {
-        true => lane.post(chain, true).map_err(|e| *e),
+    match chain.read(local, Remote { addr, rkey: mr.rkey() }, queue.signal(Work::Probe, 1)) {
+        true => queue.post(chain, true).map_err(|e| *e),
         false => Err(Error::Internal("no room for a probe".into())),
     }
 }
@@ -148,12 +149,12 @@ fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
             return Err(rail.failed(i, completion));
         }
         let (qpn, id) = (completion.qpn(), completion.wr_id());
-        if let Some(at) = rail.lanes.iter().position(|l| l.number() == qpn) {
-            rail.lanes[at].sent(id).map_err(|e| *e)?;
+        if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
+            rail.send_queues[at].sent(id).map_err(|e| *e)?;
             probes.writes -= 1;
             probes.reached |= at == 0;
-        } else if let Some(lane) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
-            lane.sent(id).map_err(|e| *e)?;
+        } else if let Some(queue) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
+            queue.sent(id).map_err(|e| *e)?;
             probes.reads -= 1;
         } else {
             return Err(Error::Internal(format!(

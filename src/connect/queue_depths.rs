@@ -61,8 +61,8 @@ impl Depths {
         Ok(depths)
     }
 
-    pub(crate) fn send(&self, lane: u32) -> u32 {
-        if lane == 0 { self.first } else { self.others }
+    pub(crate) fn send(&self, queue: u32) -> u32 {
+        if queue == 0 { self.first } else { self.others }
     }
 
     /// Room for all at once: after a failure every request completes, signalled or not.

@@ -65,7 +65,7 @@ impl Sequence {
 
 /// Which of a rail's `qps` queue pairs (at least 1) carries the group in `slot`: they take turns.
 #[inline]
-pub const fn lane(slot: u8, qps: usize) -> usize {
+pub const fn qp_of_slot(slot: u8, qps: usize) -> usize {
     slot as usize % qps
 }
 
@@ -79,11 +79,11 @@ mod tests {
     fn queue_pairs_take_turns() {
         let table = [(0, 2), (1, 3), (0, 4), (1, 2), (0, 3), (1, 4)];
         for (slot, numbers) in (0u8..).zip(table) {
-            assert_eq!((lane(slot, 2), 2 + lane(slot, 3)), numbers, "slot {slot}");
+            assert_eq!((qp_of_slot(slot, 2), 2 + qp_of_slot(slot, 3)), numbers, "slot {slot}");
         }
         for qps in 1..=32 {
             let mut uses = vec![0; qps];
-            (0..=255).for_each(|slot| uses[lane(slot, qps)] += 1);
+            (0..=255).for_each(|slot| uses[qp_of_slot(slot, qps)] += 1);
             assert!(uses.iter().all(|n| (SLOTS / qps..=SLOTS.div_ceil(qps)).contains(n)), "{uses:?}");
         }
     }

@@ -10,7 +10,7 @@ use crate::policy::Plan;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS};
 use crate::stats::Counters;
 use crate::transport::peer::Peer;
-use crate::transport::profiler::Profile;
+use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
 use crate::verbs::{Batch, Chain, Completion, Region};
 
@@ -22,7 +22,7 @@ const AR_THRESHOLD: u32 = 8192;
 
 /// What the handshake made.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct Comm {
     // Queue pairs go first: after them no device touches memory.
     pub(crate) rails: Vec<Rail>,
     pub(crate) region: Region,
@@ -33,7 +33,7 @@ pub(crate) struct Core {
     pub(crate) plan: Plan,
     pub(crate) stats: Counters,
     /// Where init brought the profiler's callback.
-    pub(crate) profile: Option<Box<Profile>>,
+    pub(crate) profiler: Option<Box<CommProfiler>>,
     watched: Arc<Watched>,
     failed: Option<Error>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct RemoteMemory {
     pub(crate) rkeys: [u32; MAX_RAILS],
 }
 
-impl Core {
+impl Comm {
     pub(crate) fn new(
         rails: Vec<Rail>,
         region: Region,
@@ -69,7 +69,7 @@ impl Core {
             peer,
             plan,
             stats,
-            profile: None,
+            profiler: None,
             watched,
             failed: None,
         }
@@ -126,8 +126,8 @@ impl Core {
     pub(crate) fn fail(&mut self, e: Box<Error>) -> Box<Error> {
         self.stats.failure(&e);
         // Whoever is told the error may give the operations up that the events belong to.
-        if let Some(profile) = &mut self.profile {
-            profile.stop_all();
+        if let Some(profiler) = &mut self.profiler {
+            profiler.stop_all();
         }
         if self.failed.is_none() {
             self.failed = Some(e.closed());
@@ -170,7 +170,7 @@ impl Core {
 /// The state of either end of a connection, as `test` drives it.
 pub(crate) trait Progress {
     /// What both ends have in common.
-    fn core(&mut self) -> &mut Core;
+    fn comm(&mut self) -> &mut Comm;
 
     /// What the peer owes this end for a request, in words; `None` where it has no part in it.
     fn owed(index: usize) -> Option<&'static str>;
@@ -185,12 +185,12 @@ pub(crate) trait Progress {
     #[inline]
     fn drain(&mut self) -> Fast<()> {
         let mut batch = Batch::new();
-        for rail in 0..self.core().rails.len() {
+        for rail in 0..self.comm().rails.len() {
             for _ in 0..BATCHES {
-                self.core().rails[rail].cq.poll(&mut batch)?;
+                self.comm().rails[rail].cq.poll(&mut batch)?;
                 for completion in batch.iter() {
                     if completion.status() != 0 {
-                        return Err(self.core().completed_badly(rail, completion));
+                        return Err(self.comm().completed_badly(rail, completion));
                     }
                     self.completed(rail, completion)?;
                 }
@@ -210,16 +210,16 @@ pub(crate) trait Progress {
 
 /// Goes on with a request of either end that is not done.
 pub(crate) fn progress<S: Progress>(state: &mut S, index: usize) -> Fast<()> {
-    state.core().not_failed()?;
+    state.comm().not_failed()?;
     let polled = state.poll();
-    state.core().settle(polled)?;
+    state.comm().settle(polled)?;
     if !state.pending(index) {
         return Ok(());
     }
     // A failed completion says more than the event that comes with it, so it goes first.
-    state.core().not_ended()?;
+    state.comm().not_ended()?;
     match S::owed(index) {
-        Some(owed) => state.core().look(owed),
+        Some(owed) => state.comm().look(owed),
         None => Ok(()),
     }
 }

@@ -10,17 +10,17 @@ use crate::error::{Error, Fast};
 ///
 /// As the standard library's mutex, but that it does not ask at each end of each call whether the thread is panicking: there are more
 /// than two such calls for a message, and that question is a tenth of what a small message costs.
-pub(crate) struct Shared<T>(Mutex<Inner<T>>);
+pub(crate) struct StateLock<T>(Mutex<Guarded<T>>);
 
-struct Inner<T> {
+struct Guarded<T> {
     /// Somebody is in it, or has left it by a panic.
     entered: bool,
     state: T,
 }
 
-impl<T> Shared<T> {
+impl<T> StateLock<T> {
     pub(crate) fn new(state: T) -> Self {
-        Self(Mutex::new(Inner { entered: false, state }))
+        Self(Mutex::new(Guarded { entered: false, state }))
     }
 
     /// What `f` makes of the state.
@@ -39,7 +39,7 @@ impl<T> Shared<T> {
 }
 
 #[inline(always)]
-fn enter<T, R>(mut inner: MutexGuard<'_, Inner<T>>, f: impl FnOnce(&mut T) -> Fast<R>) -> Fast<R> {
+fn enter<T, R>(mut inner: MutexGuard<'_, Guarded<T>>, f: impl FnOnce(&mut T) -> Fast<R>) -> Fast<R> {
     if inner.entered {
         return Err(left_by_a_panic());
     }
@@ -49,9 +49,9 @@ fn enter<T, R>(mut inner: MutexGuard<'_, Inner<T>>, f: impl FnOnce(&mut T) -> Fa
     result
 }
 
-impl<T> fmt::Debug for Shared<T> {
+impl<T> fmt::Debug for StateLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shared")
+        f.write_str("StateLock")
     }
 }
 
@@ -66,22 +66,22 @@ mod tests {
 
     #[test]
     fn nobody_gets_what_a_panic_left() {
-        let shared = Shared::new(1);
+        let lock = StateLock::new(1);
         let next = |n: &mut i32| {
             *n += 1;
             Ok(())
         };
-        shared.with(next).unwrap();
-        shared.with(|_| Err::<(), _>(Error::Internal("an error is no panic".into()).into())).unwrap_err();
-        assert_eq!(shared.with(|n| Ok(*n)).unwrap(), 2);
-        assert!(shared.with(|_| Ok(shared.try_with(|n| Ok(*n)).is_none())).unwrap(), "somebody is in it");
-        assert_eq!(shared.try_with(|n| Ok(*n)).unwrap().unwrap(), 2);
+        lock.with(next).unwrap();
+        lock.with(|_| Err::<(), _>(Error::Internal("an error is no panic".into()).into())).unwrap_err();
+        assert_eq!(lock.with(|n| Ok(*n)).unwrap(), 2);
+        assert!(lock.with(|_| Ok(lock.try_with(|n| Ok(*n)).is_none())).unwrap(), "somebody is in it");
+        assert_eq!(lock.try_with(|n| Ok(*n)).unwrap().unwrap(), 2);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            shared.with(|n| -> Fast<()> { panic!("on purpose, at {n}") })
+            lock.with(|n| -> Fast<()> { panic!("on purpose, at {n}") })
         }));
         assert!(panicked.is_err());
         for _ in 0..2 {
-            let e = shared.with(|n| Ok(*n)).unwrap_err();
+            let e = lock.with(|n| Ok(*n)).unwrap_err();
             assert!(e.to_string().contains("left by a panic"), "{e}");
         }
     }

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
 use crate::proto::{MAX_RECVS, Part, SLOTS, rails};
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 use crate::transport::request::REQUESTS;
-use crate::transport::send::group::{Group, Send};
-use crate::transport::send_queue::Lane;
+use crate::transport::send::group::{Group, SendOp};
+use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
 
@@ -29,7 +29,7 @@ const SELDOM: u32 = 32;
 ///
 /// Dropped with its comm, which is before NCCL is told that it is closed; events still under way end then.
 #[derive(Debug)]
-pub(crate) struct Profile {
+pub(crate) struct CommProfiler {
     profiler: Profiler,
     /// Events under way: none where nobody profiles, and then the data path has nothing else to look at.
     under_way: usize,
@@ -53,31 +53,31 @@ struct Write {
     len: usize,
 }
 
-impl Drop for Profile {
+impl Drop for CommProfiler {
     fn drop(&mut self) {
         self.stop_all();
     }
 }
 
-impl Profile {
+impl CommProfiler {
     /// For a sender.
-    pub(crate) fn of_sends(profiler: Option<Profiler>, core: &Core) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, core, REQUESTS))
+    pub(crate) fn of_sends(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
+        profiler.map(|profiler| Self::new(profiler, comm, REQUESTS))
     }
 
     /// For a receiver.
-    pub(crate) fn of_receives(profiler: Option<Profiler>, core: &Core) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, core, SLOTS * MAX_RECVS))
+    pub(crate) fn of_receives(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
+        profiler.map(|profiler| Self::new(profiler, comm, SLOTS * MAX_RECVS))
     }
 
-    fn new(profiler: Profiler, core: &Core, operations: usize) -> Box<Self> {
-        let roles = core.roles();
+    fn new(profiler: Profiler, comm: &Comm, operations: usize) -> Box<Self> {
+        let roles = comm.roles();
         Box::new(Self {
             profiler,
             under_way: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| (*role).into()).collect(),
-            carriers: core.plan.carriers(&roles),
+            carriers: comm.plan.carriers(&roles),
             told: 0,
             left: 0,
         })
@@ -85,41 +85,41 @@ impl Profile {
 
     /// The profiler, where it has an event under way.
     #[inline(always)]
-    pub(crate) fn at_work(profile: &mut Option<Box<Self>>) -> Option<&mut Self> {
-        profile.as_deref_mut().filter(|profile| profile.under_way > 0)
+    pub(crate) fn at_work(profiler: &mut Option<Box<Self>>) -> Option<&mut Self> {
+        profiler.as_deref_mut().filter(|profiler| profiler.under_way > 0)
     }
 
     /// Whether the operation with this handle is to be told.
     #[inline(always)]
-    pub(crate) fn wants(profile: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
+    pub(crate) fn wants(profiler: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
         if handle.is_none() {
             return false;
         }
-        let Some(profile) = profile.as_deref_mut() else { return false };
-        if profile.left > 0 {
-            profile.left -= 1;
+        let Some(profiler) = profiler.as_deref_mut() else { return false };
+        if profiler.left > 0 {
+            profiler.left -= 1;
             return false;
         }
-        profile.told = profile.told.saturating_add(1);
-        let all = profile.told < FIRST || TAKEN.load(Ordering::Relaxed);
-        profile.left = if all { 0 } else { SELDOM - 1 };
+        profiler.told = profiler.told.saturating_add(1);
+        let all = profiler.told < FIRST || TAKEN.load(Ordering::Relaxed);
+        profiler.left = if all { 0 } else { SELDOM - 1 };
         true
     }
 
     /// A part of a group of one is going to be posted, with its immediate.
     #[inline(never)]
     pub(crate) fn part(
-        profile: &mut Option<Box<Self>>,
+        profiler: &mut Option<Box<Self>>,
         index: u8,
-        send: &Send,
+        send: &SendOp,
         part: Part,
         slot: u8,
-        lane: &Lane,
+        queue: &SendQueue,
     ) {
-        let Some(profile) = profile else { return };
-        let wr_id = lane.signal(Work::Data { slot }, 1);
+        let Some(profiler) = profiler else { return };
+        let wr_id = queue.signal(Work::Data { slot }, 1);
         let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
-        profile.start(usize::from(index), send.profiler, write, lane);
+        profiler.start(usize::from(index), send.profiler, write, queue);
     }
 
     /// The writes of a group are going to be posted on a rail, and one with the immediate and this `wr_id`, whose completion
@@ -127,11 +127,11 @@ impl Profile {
     pub(crate) fn group(
         &mut self,
         group: &Group,
-        sends: &[Send; REQUESTS],
+        sends: &[SendOp; REQUESTS],
         rail: usize,
         first: bool,
         wr_id: u64,
-        lane: &Lane,
+        queue: &SendQueue,
     ) {
         for index in group.members() {
             let send = &sends[index];
@@ -141,7 +141,7 @@ impl Profile {
                 _ => WRITE,
             };
             let write = Write { rail, wr_id, opcode, len: send.split.bytes(rail) };
-            self.start(index, send.profiler, write, lane);
+            self.start(index, send.profiler, write, queue);
         }
     }
 
@@ -154,12 +154,12 @@ impl Profile {
     /// A slot's receive number `i` is going to be offered. Which rails will carry it is the sender's choice, so there is an
     /// event on each that may.
     #[inline(never)]
-    pub(crate) fn receive(core: &mut Core, slot: u8, i: usize, handle: ProfilerHandle) {
-        let Core { profile: Some(profile), rails: connected, .. } = core else { return };
-        for rail in rails(profile.carriers) {
+    pub(crate) fn receive(comm: &mut Comm, slot: u8, i: usize, handle: ProfilerHandle) {
+        let Comm { profiler: Some(profiler), rails: connected, .. } = comm else { return };
+        for rail in rails(profiler.carriers) {
             // What comes on it is known when it has come. The receives of a rail are all alike: the number is the slot's.
             let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
-            if !profile.start(receive(slot, i), handle, write, connected[rail].lane(slot)) {
+            if !profiler.start(receive(slot, i), handle, write, connected[rail].send_queue(slot)) {
                 // Whether it takes events is the operation's affair, and most often nobody profiles.
                 break;
             }
@@ -177,7 +177,7 @@ impl Profile {
 
     /// Whether the profiler took the event.
     #[inline(always)]
-    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, lane: &Lane) -> bool {
+    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, queue: &SendQueue) -> bool {
         if handle.is_none() {
             return false;
         }
@@ -185,7 +185,7 @@ impl Profile {
             device: self.devices[write.rail],
             wr_id: write.wr_id,
             opcode: write.opcode as c_int,
-            qp_num: lane.number() as c_int,
+            qp_num: queue.number() as c_int,
             length: write.len,
         };
         let place = &mut self.events[operation * self.devices.len() + write.rail];

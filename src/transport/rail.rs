@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Completion as Failed, Error, Fast, Result};
-use crate::proto::{GidKind, lane};
+use crate::proto::{GidKind, qp_of_slot};
 use crate::route::gid_addr;
-use crate::transport::send_queue::Lane;
+use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq, Srq};
 
@@ -17,11 +17,11 @@ use crate::verbs::{Completion, Cq, Srq};
 #[derive(Debug)]
 pub(crate) struct Rail {
     // First, so that they go before the memory that they write.
-    pub(crate) lanes: Box<[Lane]>,
+    pub(crate) send_queues: Box<[SendQueue]>,
     /// The queue pair that is its own peer, at a receiver that can flush.
-    pub(crate) flush: Option<Lane>,
+    pub(crate) flush: Option<SendQueue>,
     pub(crate) receives: Option<Receives>,
-    /// Of all lanes, both ways: what completes here is this rail's.
+    /// Of all queue pairs, both ways: what completes here is this rail's.
     pub(crate) cq: Arc<Cq>,
     pub(crate) nic: Arc<Nic>,
     /// Rail index in the device: of SOUT and SUP, 0 SOUT, 1 SUP.
@@ -49,16 +49,16 @@ pub(crate) struct Receives {
 }
 
 impl Rail {
-    /// The lane whose turn a slot is.
+    /// The send queue that a slot uses.
     #[inline]
-    pub(crate) fn lane(&self, slot: u8) -> &Lane {
-        &self.lanes[lane(slot, self.lanes.len())]
+    pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
+        &self.send_queues[qp_of_slot(slot, self.send_queues.len())]
     }
 
-    /// As [`lane`](Self::lane).
+    /// As [`send_queue`](Self::send_queue).
     #[inline]
-    pub(crate) fn lane_mut(&mut self, slot: u8) -> &mut Lane {
-        &mut self.lanes[lane(slot, self.lanes.len())]
+    pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
+        &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
     }
 
     /// HCA, port, and the addresses that packets go between, for the log.
@@ -78,7 +78,7 @@ impl Rail {
         Queues {
             context: self.nic.pd().context().id(),
             port: self.nic.port().number,
-            qps: self.lanes.iter().chain(&self.flush).map(Lane::number).collect(),
+            qps: self.send_queues.iter().chain(&self.flush).map(SendQueue::number).collect(),
             cq: self.cq.id(),
             srq: self.receives.as_ref().map(|receives| receives.srq.id()),
         }
@@ -101,7 +101,7 @@ impl Rail {
             false => (self.names.remote_gid, self.names.peer.as_str()),
         };
         let remote_qpn = self
-            .lanes
+            .send_queues
             .iter()
             .chain(&self.flush)
             .find(|l| l.number() == completion.qpn())

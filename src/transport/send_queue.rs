@@ -6,7 +6,7 @@ use crate::verbs::{Chain, Qp, Ready};
 
 /// A queue pair in use.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct SendQueue {
     qp: Qp<Ready>,
     /// The peer's queue pair.
     pub(crate) remote_qpn: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Lane {
     done: u32,
 }
 
-impl Lane {
+impl SendQueue {
     pub(crate) fn new(qp: Qp<Ready>, remote_qpn: u32) -> Self {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
     }

@@ -1,4 +1,4 @@
-//! What a receiver offers to its peer: CTS entries, in its own memory and written into the sender's FIFO.
+//! Writes CTS entries: into control memory, and from there into the sender's FIFO.
 
 use std::sync::atomic::Ordering;
 
@@ -7,19 +7,19 @@ use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 use crate::config::Config;
 use crate::error::{Error, Fast};
 use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, Sequence};
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
-use crate::transport::profiler::Profile;
+use crate::transport::profiler::CommProfiler;
 use crate::transport::recv::slot::Slot;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
-/// The lane that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
-pub(crate) const LANE: usize = 0;
+/// The queue that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
+pub(crate) const CTS_QUEUE: usize = 0;
 
-/// The offers of one comm. Entries lie in its control memory behind the records, as in the sender's FIFO.
+/// Writes the CTS entries of one comm. Entries lie in its control memory behind the records, as in the sender's FIFO.
 #[derive(Debug)]
-pub(crate) struct Offers {
+pub(crate) struct CtsWriter {
     /// Of the next group.
     seq: Sequence,
     /// The rail that carries them.
@@ -28,11 +28,11 @@ pub(crate) struct Offers {
     signal_interval: u32,
 }
 
-impl Offers {
-    pub(crate) fn new(core: &Core, config: &Config) -> Self {
+impl CtsWriter {
+    pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
         // At least twice per queue, so that it is never full of writes that nobody will account for.
-        let rail = core.rails.iter().position(|r| r.role == core.plan.cts()).unwrap_or(0);
-        let depth = core.rails.get(rail).map_or(2, |r| r.lanes[LANE].send_depth());
+        let rail = comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0);
+        let depth = comm.rails.get(rail).map_or(2, |r| r.send_queues[CTS_QUEUE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
         Self { seq: Sequence::FIRST, rail, signal_interval }
     }
@@ -45,28 +45,28 @@ impl Offers {
 
     /// Whether there is room for one more write.
     #[inline]
-    pub(crate) fn has_room(&self, core: &Core) -> bool {
-        core.rails[self.rail].lanes[LANE].room() > 0
+    pub(crate) fn has_room(&self, comm: &Comm) -> bool {
+        comm.rails[self.rail].send_queues[CTS_QUEUE].room() > 0
     }
 
-    /// Offers the next group, which is then the one before the next. `events`: with those that a profiler wants of its receives.
+    /// Writes the CTS entries of the next group and advances the sequence number. `events`: with those that a profiler wants of its receives.
     #[inline(always)]
     pub(crate) fn post<P: NetPlugin<Mr = Mr>>(
         &mut self,
-        core: &mut Core,
+        comm: &mut Comm,
         slot: &mut Slot,
         buffers: &[RecvBuffer<'_, P>],
         events: bool,
     ) -> Fast<()> {
         match buffers {
             [one] => {
-                if events && Profile::wants(&mut core.profile, one.profiler) {
-                    Profile::receive(core, self.seq.slot(), 0, one.profiler);
+                if events && CommProfiler::wants(&mut comm.profiler, one.profiler) {
+                    CommProfiler::receive(comm, self.seq.slot(), 0, one.profiler);
                 }
-                let words = self.stage(core, slot, 0, one, 1);
-                self.write(core, 1, Some(&words))?;
+                let words = self.stage(comm, slot, 0, one, 1);
+                self.write(comm, 1, Some(&words))?;
             }
-            several => self.post_several(core, slot, several)?,
+            several => self.post_several(comm, slot, several)?,
         }
         self.seq = self.seq.next();
         Ok(())
@@ -75,24 +75,24 @@ impl Offers {
     #[inline(never)]
     fn post_several<P: NetPlugin<Mr = Mr>>(
         &self,
-        core: &mut Core,
+        comm: &mut Comm,
         slot: &mut Slot,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
-            if Profile::wants(&mut core.profile, b.profiler) {
-                Profile::receive(core, self.seq.slot(), i, b.profiler);
+            if CommProfiler::wants(&mut comm.profiler, b.profiler) {
+                CommProfiler::receive(comm, self.seq.slot(), i, b.profiler);
             }
-            self.stage(core, slot, i, b, buffers.len());
+            self.stage(comm, slot, i, b, buffers.len());
         }
-        self.write(core, buffers.len(), None)
+        self.write(comm, buffers.len(), None)
     }
 
     /// Puts an entry into our memory, where it stays as long as the receive; gives its words.
     #[inline]
     fn stage<P: NetPlugin<Mr = Mr>>(
         &self,
-        core: &Core,
+        comm: &Comm,
         slot: &mut Slot,
         index: usize,
         recv: &RecvBuffer<'_, P>,
@@ -111,7 +111,7 @@ impl Offers {
         };
         let words = cts.words().map(u64::to_le);
         let start = (RECORDS_BYTES + self.seq.cts_offset(index)) / 8;
-        for (place, word) in core.region.words()[start..start + CTS_WORDS].iter().zip(words) {
+        for (place, word) in comm.region.words()[start..start + CTS_WORDS].iter().zip(words) {
             place.store(word, Ordering::Relaxed);
         }
         words
@@ -119,16 +119,16 @@ impl Offers {
 
     /// One write carries the entries of the whole group: from where they stay, or in itself where there is `one`.
     #[inline(always)]
-    fn write(&self, core: &mut Core, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
+    fn write(&self, comm: &mut Comm, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
         let offset = self.seq.cts_offset(0);
-        let Core { rails, region, remote, chain, stats, .. } = core;
-        let lane = &mut rails[self.rail].lanes[LANE];
+        let Comm { rails, region, remote, chain, stats, .. } = comm;
+        let queue = &mut rails[self.rail].send_queues[CTS_QUEUE];
         let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[self.rail] };
-        let signalled = lane.uncovered() + 1 >= self.signal_interval;
-        let signal = signalled.then(|| lane.signal(Work::Cts, 1));
+        let signalled = queue.uncovered() + 1 >= self.signal_interval;
+        let signal = signalled.then(|| queue.signal(Work::Cts, 1));
         chain.clear();
         let fitted = match one {
-            Some(words) if lane.inline() >= CTS_BYTES => chain.write_inline(words, to, signal),
+            Some(words) if queue.inline() >= CTS_BYTES => chain.write_inline(words, to, signal),
             _ => {
                 let addr = region.addr((RECORDS_BYTES + offset) / 8) as u64;
                 let lkey = region.mrs()[self.rail].lkey();
@@ -138,7 +138,7 @@ impl Offers {
         if !fitted {
             return Err(no_fit());
         }
-        lane.post(chain, signalled)?;
+        queue.post(chain, signalled)?;
         stats.posted_bare(self.rail);
         Ok(())
     }

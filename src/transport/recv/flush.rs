@@ -8,7 +8,7 @@ use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast};
 use crate::proto::{MAX_RAILS, SLOTS, rails};
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;
 use crate::transport::request::{Pool, REQUESTS};
@@ -80,24 +80,24 @@ impl Flushes {
     }
 
     /// Posts its reads.
-    pub(crate) fn post(&self, core: &mut Core, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
+    pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
         for rail in rails(self.carried) {
-            let Core { rails: all, chain, region, stats, .. } = core;
-            let lane = all[rail].flush.as_mut();
-            let lane =
-                lane.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
+            let Comm { rails: all, chain, region, stats, .. } = comm;
+            let queue = all[rail].flush.as_mut();
+            let queue =
+                queue.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
             let sink =
                 Local { addr: region.addr(self.sink + rail) as u64, len: 1, lkey: region.mrs()[rail].lkey() };
             chain.clear();
             if !chain.read(
                 sink,
                 Remote { addr: last, rkey: rkeys[rail] },
-                lane.signal(Work::Flush { index }, 1),
+                queue.signal(Work::Flush { index }, 1),
             ) {
                 return Err(Error::Internal("a read did not fit into its chain".into()).into());
             }
-            lane.post(chain, true)?;
+            queue.post(chain, true)?;
             stats.posted_bare(rail);
         }
         Ok(())

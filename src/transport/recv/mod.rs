@@ -10,16 +10,16 @@ use std::sync::{Arc, Weak};
 use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
 
 use crate::transport::Settings;
-use crate::transport::comm::{Core, Progress, progress};
-use cts_writer::Offers;
+use crate::transport::comm::{Comm, Progress, progress};
+use cts_writer::CtsWriter;
 use slot::{Slot, Wrong, read_record};
 
 use crate::agent::Flow;
 use crate::error::{Error, Fast, Result};
 use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
-use crate::transport::lock::Shared;
+use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
-use crate::transport::profiler::Profile;
+use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
 use crate::transport::request::{Pool, Request};
 use crate::transport::work::Work;
@@ -46,13 +46,13 @@ pub(crate) struct Receiver {
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
     _flow: Option<Flow>,
     // NCCL's progress thread takes it, registration does not, and the watch only where no call is seen.
-    state: Shared<State>,
+    state: StateLock<RecvState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) core: Core,
-    pub(crate) offers: Offers,
+pub(crate) struct RecvState {
+    pub(crate) comm: Comm,
+    pub(crate) cts: CtsWriter,
     pub(crate) pool: Pool,
     /// By slot; a request is its slot.
     pub(crate) slots: Box<[Slot; SLOTS]>,
@@ -65,22 +65,22 @@ pub(crate) struct State {
 }
 
 impl RecvComm {
-    pub(crate) fn new(mut core: Core, settings: &Settings, flow: Option<Flow>) -> Self {
+    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Flow>) -> Self {
         let config = &settings.config;
-        core.profile = Profile::of_receives(settings.profiler, &core);
-        let offers = Offers::new(&core, config);
+        comm.profiler = CommProfiler::of_receives(settings.profiler, &comm);
+        let cts = CtsWriter::new(&comm, config);
         let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
-            let flushes = flush::possible(&core.rails);
+            let flushes = flush::possible(&comm.rails);
             let pool = Pool::of_receiver(me, SLOTS + if flushes { FLUSHES } else { 0 });
             Receiver {
                 pool: pool.clone(),
-                memory: Registrar::new(core.nics(), config),
+                memory: Registrar::new(comm.nics(), config),
                 flush_host: config.flush == Some(true),
                 _flow: flow,
-                state: Shared::new(State {
-                    flushes: flushes.then(|| Flushes::new(SINK / 8, &core.rails)),
-                    core,
-                    offers,
+                state: StateLock::new(RecvState {
+                    flushes: flushes.then(|| Flushes::new(SINK / 8, &comm.rails)),
+                    comm,
+                    cts,
                     pool,
                     slots: Box::new([Slot::EMPTY; SLOTS]),
                     outstanding: 0,
@@ -105,20 +105,20 @@ impl RecvComm {
         &self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<&Tagged<Request>>> {
-        let comm = &*self.0;
+        let inner = &*self.0;
         match buffers {
             // By itself and first, since it is what comes most.
-            [one] => comm.memory.check(one.mr, one.buffer)?,
+            [one] => inner.memory.check(one.mr, one.buffer)?,
             wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
-            several => several.iter().try_for_each(|b| comm.memory.check(b.mr, b.buffer))?,
+            several => several.iter().try_for_each(|b| inner.memory.check(b.mr, b.buffer))?,
         }
-        comm.with(|state| {
-            state.core.alive()?;
-            let slot = state.offers.next().slot();
-            let request = comm.pool.get(slot.into());
+        inner.with(|state| {
+            state.comm.alive()?;
+            let slot = state.cts.next().slot();
+            let request = inner.pool.get(slot.into());
             match state.start::<P, OPTIONAL>(slot, request, buffers) {
                 Ok(taken) => Ok(taken.then_some(request)),
-                Err(e) => Err(state.core.fail(e)),
+                Err(e) => Err(state.comm.fail(e)),
             }
         })
     }
@@ -134,12 +134,12 @@ impl RecvComm {
         let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
         self.0.with(|state| {
-            let State { core, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
-            core.alive()?;
+            let RecvState { comm, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
+            comm.alive()?;
             let Some(index) = flushes.begin(pool)? else { return Ok(None) };
-            let posted = flushes.post(core, index, target);
-            core.settle(posted)?;
-            core.stats.request(None);
+            let posted = flushes.post(comm, index, target);
+            comm.settle(posted)?;
+            comm.stats.request(None);
             let request = self.0.pool.get(SLOTS + usize::from(index));
             request.begin();
             Ok(Some(request))
@@ -149,9 +149,9 @@ impl RecvComm {
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
         optional::forget(&self.0);
-        let leave = |state: &mut State| {
+        let leave = |state: &mut RecvState| {
             state.last_arrivals();
-            state.core.peer.leave();
+            state.comm.peer.leave();
             Ok(())
         };
         self.0.state.with(leave).map_err(|e| *e)
@@ -161,7 +161,7 @@ impl RecvComm {
 impl Receiver {
     /// What `f` makes of the state. Where the comm has failed, no request is done that waits for data.
     #[inline(always)]
-    fn with<R>(&self, f: impl FnOnce(&mut State) -> Fast<R>) -> Fast<R> {
+    fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
 
@@ -175,10 +175,10 @@ impl Receiver {
     }
 }
 
-impl Progress for State {
+impl Progress for RecvState {
     #[inline]
-    fn core(&mut self) -> &mut Core {
-        &mut self.core
+    fn comm(&mut self) -> &mut Comm {
+        &mut self.comm
     }
 
     /// The peer has no part in a flush, so that it may be gone.
@@ -201,8 +201,8 @@ impl Progress for State {
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         match completion.kind() {
             Kind::Arrived(word) => {
-                self.core.rails[rail].arrived();
-                self.core.stats.arrived(rail);
+                self.comm.rails[rail].arrived();
+                self.comm.stats.arrived(rail);
                 self.arrived(rail, word)
             }
             Kind::Sent => self.sent(rail, completion.wr_id()),
@@ -211,7 +211,7 @@ impl Progress for State {
     }
 }
 
-impl State {
+impl RecvState {
     /// `slot` is the next one, and `request` its request. `false` where there is no room.
     #[inline]
     fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
@@ -223,7 +223,7 @@ impl State {
         let early = OPTIONAL && self.may_be_early(buffers.len())?;
         let ready = request.is_free() && self.ready();
         if !ready && !self.made_ready(request)? {
-            self.core.stats.no_room::<()>();
+            self.comm.stats.no_room::<()>();
             return Ok(false);
         }
         let place = &mut self.slots[usize::from(slot)];
@@ -232,8 +232,8 @@ impl State {
         request.begin();
         self.outstanding += 1;
         // NCCL's own event is over before the data of an early one comes.
-        self.offers.post(&mut self.core, place, buffers, !early)?;
-        self.core.stats.request(None);
+        self.cts.post(&mut self.comm, place, buffers, !early)?;
+        self.comm.stats.request(None);
         if early {
             request.done_early();
         }
@@ -251,14 +251,14 @@ impl State {
     #[inline]
     fn ready(&self) -> bool {
         let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
-        self.offers.has_room(&self.core) && self.core.rails.iter().all(enough)
+        self.cts.has_room(&self.comm) && self.comm.rails.iter().all(enough)
     }
 
     /// Keeps enough receives posted for every slot that is under way, and one more.
     #[inline]
     fn refill(&mut self) -> Fast<()> {
         let needed = self.outstanding + 1;
-        for receives in self.core.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
+        for receives in self.comm.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
             receives.refill(needed)?;
         }
         Ok(())
@@ -266,21 +266,21 @@ impl State {
 
     /// Takes the completion of a work request of ours.
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
-        let on = &mut self.core.rails[rail];
+        let on = &mut self.comm.rails[rail];
         let known = match Work::of(wr_id) {
-            Work::Cts => on.lanes[cts_writer::LANE].sent(wr_id)?,
+            Work::Cts => on.send_queues[cts_writer::CTS_QUEUE].sent(wr_id)?,
             Work::Flush { index } => {
-                let known = on.flush.as_mut().map_or(Ok(0), |lane| lane.sent(wr_id))?;
+                let known = on.flush.as_mut().map_or(Ok(0), |queue| queue.sent(wr_id))?;
                 if let Some(flushes) = &mut self.flushes
                     && flushes.read(rail, index, &self.pool)
                 {
-                    self.core.stats.done(0, 0);
+                    self.comm.stats.done(0, 0);
                 }
                 known
             }
             other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
         };
-        self.core.stats.completed(rail, known);
+        self.comm.stats.completed(rail, known);
         Ok(())
     }
 
@@ -292,7 +292,7 @@ impl State {
 
     #[inline]
     fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
-        let imm = self.core.layout.decode(word).ok_or(Wrong::Word)?;
+        let imm = self.comm.layout.decode(word).ok_or(Wrong::Word)?;
         match self.pool.get(imm.slot.into()).is_under_way() {
             true => self.took::<false>(imm, rail),
             false => self.took::<true>(imm, rail),
@@ -311,20 +311,20 @@ impl State {
         if let Some(flushes) = &mut self.flushes {
             flushes.carried(rail);
         }
-        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
-            profile.arrived(imm.slot, rail, size.is_some());
+        if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
+            profiler.arrived(imm.slot, rail, size.is_some());
         }
         let Some(size) = size else { return Ok(()) };
         match size.bytes() {
             Some(size) => {
-                self.core.stats.done(1, size);
+                self.comm.stats.done(1, size);
                 if EARLY { request.settle(size) } else { request.done_one(size) }
             }
             None => {
-                let record = Record::decode(&read_record(&self.core, imm.slot), slot.rooms());
+                let record = Record::decode(&read_record(&self.comm, imm.slot), slot.rooms());
                 let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
                 let bytes = record.sizes().iter().sum();
-                self.core.stats.done(record.sizes().len(), bytes);
+                self.comm.stats.done(record.sizes().len(), bytes);
                 if EARLY { request.settle(bytes) } else { request.done(record.sizes()) }
             }
         }
@@ -334,7 +334,7 @@ impl State {
 
     #[cold]
     fn wrong(&self, rail: usize, word: u32, wrong: Wrong) -> Box<Error> {
-        let peer = self.core.peer.name();
+        let peer = self.comm.peer.name();
         Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::Fast;
 use crate::proto::SLOTS;
 use crate::transport::comm::Progress;
-use crate::transport::recv::{Receiver, State};
+use crate::transport::recv::{Receiver, RecvState};
 
 /// With so many receives without data, an optional one looks whether some has come: as many as NCCL has under way at most.
 const MANY: usize = 32;
@@ -45,14 +45,14 @@ pub(crate) fn look_after() {
     }
 }
 
-impl State {
+impl RecvState {
     /// Whether a receive that NCCL has called optional may be done before its data is here: where the peer is known to be gone, its
     /// request has to tell that.
     pub(crate) fn may_be_early(&mut self, receives: usize) -> Fast<bool> {
         if self.outstanding >= MANY {
             self.poll()?;
         }
-        Ok(receives == 1 && self.core.peer.is_here())
+        Ok(receives == 1 && self.comm.peer.is_here())
     }
 
     /// Whether data is owed to receives that are done.
@@ -63,32 +63,32 @@ impl State {
     /// After a failure of the comm: the data of early receives will not come, and those that NCCL has not asked for say so.
     #[cold]
     pub(crate) fn revoke(&self) {
-        if self.core.has_failed() {
+        if self.comm.has_failed() {
             (0..SLOTS).for_each(|slot| self.pool.get(slot).revoke());
         }
     }
 
     /// One look, if nothing has changed since the last one.
     pub(crate) fn look_after(&mut self) -> Fast<()> {
-        let seen = Some((self.offers.next(), self.outstanding));
+        let seen = Some((self.cts.next(), self.outstanding));
         let idle = std::mem::replace(&mut self.looked, seen) == seen;
-        if !idle || !self.owes() || self.core.has_failed() {
+        if !idle || !self.owes() || self.comm.has_failed() {
             return Ok(());
         }
         let polled = self.poll();
-        self.core.settle(polled)?;
+        self.comm.settle(polled)?;
         if !self.owes() {
             return Ok(());
         }
-        self.core.alive()?;
-        self.core.look("receives")
+        self.comm.alive()?;
+        self.comm.look("receives")
     }
 
     /// Waits for what early receives are owed, as long as it can come: a queue pair that goes too soon lets the sender's write fail,
     /// though its data is here.
     pub(crate) fn last_arrivals(&mut self) {
         let until = Instant::now() + LAST;
-        while self.owes() && !self.core.has_failed() && self.core.peer.is_here() && Instant::now() < until {
+        while self.owes() && !self.comm.has_failed() && self.comm.peer.is_here() && Instant::now() < until {
             if self.poll().is_err() {
                 return;
             }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, Step, Violation};
-use crate::transport::comm::Core;
+use crate::transport::comm::Comm;
 
 /// One group of receives. Its CTS entries stay in the control memory, so that they could be sent again.
 #[derive(Debug, Clone, Copy)]
@@ -79,10 +79,10 @@ impl Slot {
 }
 
 /// The completion record of a slot. The leader's immediate came after it.
-pub(crate) fn read_record(core: &Core, slot: u8) -> [u8; RECORD_BYTES] {
+pub(crate) fn read_record(comm: &Comm, slot: u8) -> [u8; RECORD_BYTES] {
     let start = usize::from(slot) * RECORD_BYTES / 8;
     let mut bytes = [0; RECORD_BYTES];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(&core.region.words()[start..]) {
+    for (place, word) in bytes.chunks_exact_mut(8).zip(&comm.region.words()[start..]) {
         place.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
     }
     bytes

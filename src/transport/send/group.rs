@@ -5,13 +5,13 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 use crate::error::{Error, Fast};
 use crate::proto::{MAX_RAILS, MAX_RECVS, Part, Sequence, Split};
 use crate::transport::send::cts_fifo::Target;
-use crate::transport::send_queue::Lane;
+use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Remote};
 
 /// One send. All that is needed to post it again is kept until it is complete.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Send {
+pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
     pub(crate) lkeys: [u32; MAX_RAILS],
     pub(crate) target: Target,
@@ -32,7 +32,7 @@ pub(crate) struct Group {
     pub(crate) sends: [u8; MAX_RECVS],
 }
 
-pub(crate) const NO_SEND: Send = Send {
+pub(crate) const NO_SEND: SendOp = SendOp {
     buffer: Buffer { addr: 0, len: 0 },
     lkeys: [0; MAX_RAILS],
     target: Target::NONE,
@@ -62,24 +62,24 @@ impl Group {
     }
 }
 
-impl Send {
+impl SendOp {
     /// Posts one part of a group of one, with its immediate.
     #[inline(always)]
     pub(crate) fn post(
         &self,
         part: Part,
-        lane: &mut Lane,
+        queue: &mut SendQueue,
         chain: &mut Chain,
         slot: u8,
         imm: u32,
     ) -> Fast<()> {
         chain.clear();
         let (local, to) = self.ends(part.rail, part.offset, part.len);
-        let signal = lane.signal(Work::Data { slot }, 1);
+        let signal = queue.signal(Work::Data { slot }, 1);
         if !chain.write((part.len > 0).then_some(local), to, Some(imm), Some(signal)) {
             return Err(chain_full());
         }
-        lane.post(chain, true)
+        queue.post(chain, true)
     }
 
     /// Where a part comes from, and where it goes.

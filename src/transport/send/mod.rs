@@ -9,18 +9,18 @@ use std::sync::{Arc, Weak};
 use nccl_net_versions::{Buffer, DmaBuf, MemKind, ProfilerHandle, Tagged};
 
 use crate::transport::Settings;
-use crate::transport::comm::{Core, Progress, progress};
+use crate::transport::comm::{Comm, Progress, progress};
 
 use crate::error::{Error, Fast, Result};
 use crate::policy::Policy;
 use crate::proto::{FIFO_BYTES, Part, RECORD_BYTES, SLOTS, Sequence, rails};
-use crate::transport::lock::Shared;
+use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
-use crate::transport::profiler::Profile;
+use crate::transport::profiler::CommProfiler;
 use crate::transport::request::{Pool, REQUESTS, Request};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
-use group::{Group, NO_SEND, Send};
+use group::{Group, NO_SEND, SendOp};
 
 /// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
 pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
@@ -36,12 +36,12 @@ pub(crate) struct Sender {
     memory: Registrar,
     max_message: usize,
     // Only NCCL's progress thread takes it; registration does not.
-    state: Shared<State>,
+    state: StateLock<SendState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) core: Core,
+pub(crate) struct SendState {
+    pub(crate) comm: Comm,
     policy: Policy,
     /// Larger messages are written without an immediate, which follows alone.
     apart_above: usize,
@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) seq: Sequence,
     pool: Pool,
     /// By request.
-    pub(crate) sends: Box<[Send; REQUESTS]>,
+    pub(crate) sends: Box<[SendOp; REQUESTS]>,
     /// Where to look for a free request.
     next: u8,
     /// By slot: those in flight, and the one whose turn it is.
@@ -57,18 +57,18 @@ pub(crate) struct State {
 }
 
 impl SendComm {
-    pub(crate) fn new(mut core: Core, policy: Policy, settings: &Settings) -> Self {
+    pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let config = &settings.config;
-        core.profile = Profile::of_sends(settings.profiler, &core);
+        comm.profiler = CommProfiler::of_sends(settings.profiler, &comm);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::of_sender(me);
-            let apart_above = core.apart_above(config);
+            let apart_above = comm.apart_above(config);
             Sender {
                 pool: pool.clone(),
-                memory: Registrar::new(core.nics(), config),
-                max_message: core.max_message(),
-                state: Shared::new(State {
-                    core,
+                memory: Registrar::new(comm.nics(), config),
+                max_message: comm.max_message(),
+                state: StateLock::new(SendState {
+                    comm,
                     policy,
                     apart_above,
                     seq: Sequence::FIRST,
@@ -96,21 +96,21 @@ impl SendComm {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Fast<Option<&Tagged<Request>>> {
-        let comm = &*self.0;
-        comm.memory.check(mr, buffer)?;
-        if buffer.len > comm.max_message {
-            return Err(comm.too_long(buffer.len));
+        let inner = &*self.0;
+        inner.memory.check(mr, buffer)?;
+        if buffer.len > inner.max_message {
+            return Err(inner.too_long(buffer.len));
         }
-        comm.state.with(|state| {
-            state.core.alive()?;
+        inner.state.with(|state| {
+            state.comm.alive()?;
             match state.start(buffer, tag, mr, profiler) {
                 Ok(Some(index)) => {
-                    let request = comm.pool.get(usize::from(index));
+                    let request = inner.pool.get(usize::from(index));
                     request.begin();
                     Ok(Some(request))
                 }
                 Ok(None) => Ok(None),
-                Err(e) => Err(state.core.fail(e)),
+                Err(e) => Err(state.comm.fail(e)),
             }
         })
     }
@@ -120,7 +120,7 @@ impl SendComm {
         self.0
             .state
             .with(|state| {
-                state.core.peer.leave();
+                state.comm.peer.leave();
                 Ok(())
             })
             .map_err(|e| *e)
@@ -139,10 +139,10 @@ impl Sender {
     }
 }
 
-impl Progress for State {
+impl Progress for SendState {
     #[inline]
-    fn core(&mut self) -> &mut Core {
-        &mut self.core
+    fn comm(&mut self) -> &mut Comm {
+        &mut self.comm
     }
 
     fn owed(_: usize) -> Option<&'static str> {
@@ -159,20 +159,20 @@ impl Progress for State {
         let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
             return Err(unknown(completion));
         };
-        let known = self.core.rails[rail].lane_mut(slot).sent(completion.wr_id())?;
-        self.core.stats.completed(rail, known);
+        let known = self.comm.rails[rail].send_queue_mut(slot).sent(completion.wr_id())?;
+        self.comm.stats.completed(rail, known);
         let group = &mut self.groups[usize::from(slot)];
         if group.pending >> rail & 1 == 0 {
             return Err(twice(rail, slot));
         }
-        if let Some(profile) = Profile::at_work(&mut self.core.profile) {
-            profile.sent(group, rail);
+        if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
+            profiler.sent(group, rail);
         }
         group.pending &= !(1 << rail);
         if group.pending == 0 {
             for index in group.members() {
                 let size = self.sends[index].buffer.len;
-                self.core.stats.done(1, size);
+                self.comm.stats.done(1, size);
                 self.pool.get(index).done_one(size);
             }
         }
@@ -180,7 +180,7 @@ impl Progress for State {
     }
 }
 
-impl State {
+impl SendState {
     #[inline]
     fn start(
         &mut self,
@@ -192,23 +192,23 @@ impl State {
         let slot = self.seq.slot();
         let group = &mut self.groups[usize::from(slot)];
         if group.pending != 0 && !self.slot_comes_free(slot)? {
-            return Ok(self.core.stats.no_room());
+            return Ok(self.comm.stats.no_room());
         }
         let group = &mut self.groups[usize::from(slot)];
-        let Some(met) = cts_fifo::meet(self.core.region.words(), self.seq, tag, group.met)? else {
-            self.core.peer.look("sends")?;
-            return Ok(self.core.stats.no_receive());
+        let Some(met) = cts_fifo::meet(self.comm.region.words(), self.seq, tag, group.met)? else {
+            self.comm.peer.look("sends")?;
+            return Ok(self.comm.stats.no_receive());
         };
         if buffer.len as u64 > met.room {
             return Err(too_large(buffer, tag, met.room));
         }
-        let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.core.stats.no_room()) };
+        let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
         let send = &mut self.sends[usize::from(index)];
         if !self.policy.cut(buffer.len, share, &mut send.split) {
             return Err(internal("the policy has no rail"));
         }
-        let told = Profile::wants(&mut self.core.profile, profiler);
+        let told = CommProfiler::wants(&mut self.comm.profiler, profiler);
         send.profiler = if told { profiler } else { ProfilerHandle::NONE };
         (send.buffer, send.target) = (buffer, met.target());
         // Without a registration there is nothing to send.
@@ -220,9 +220,9 @@ impl State {
             count => self.join(slot, index, met.place, count)?,
         };
         if !posted {
-            return Ok(self.core.stats.no_room());
+            return Ok(self.comm.stats.no_room());
         }
-        self.core.stats.request(share);
+        self.comm.stats.request(share);
         Ok(Some(index))
     }
 
@@ -255,7 +255,7 @@ impl State {
         let group = &mut self.groups[usize::from(slot)];
         (group.count, group.sends[0]) = (1, index);
         let send = &self.sends[usize::from(index)];
-        let Core { rails, chain, layout, stats, profile, .. } = &mut self.core;
+        let Comm { rails, chain, layout, stats, profiler, .. } = &mut self.comm;
         let size = layout.size(send.buffer.len);
         if size.bytes().is_none() || send.buffer.len > self.apart_above {
             return self.post_apart(slot);
@@ -263,16 +263,16 @@ impl State {
         let mask = send.split.mask();
         let imm = layout.encode(slot, mask, size);
         let rail = mask.trailing_zeros() as usize;
-        let lane = rails[rail].lane_mut(slot);
-        if mask & mask.wrapping_sub(1) != 0 || lane.room() == 0 {
+        let queue = rails[rail].send_queue_mut(slot);
+        if mask & mask.wrapping_sub(1) != 0 || queue.room() == 0 {
             return self.post_parts(slot, index, imm);
         }
         group.take_turn(mask, &mut self.seq);
         let part = Part { rail, offset: 0, len: send.buffer.len };
         if !send.profiler.is_none() {
-            Profile::part(profile, index, send, part, slot, lane);
+            CommProfiler::part(profiler, index, send, part, slot, queue);
         }
-        send.post(part, lane, chain, slot, imm)?;
+        send.post(part, queue, chain, slot, imm)?;
         stats.posted(rail, 1, 1, send.buffer.len);
         Ok(true)
     }
@@ -289,13 +289,13 @@ impl State {
         }
         self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
         let send = &self.sends[usize::from(index)];
-        let Core { rails, chain, stats, profile, .. } = &mut self.core;
+        let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         for part in send.split.parts() {
-            let lane = rails[part.rail].lane_mut(slot);
+            let queue = rails[part.rail].send_queue_mut(slot);
             if !send.profiler.is_none() {
-                Profile::part(profile, index, send, part, slot, lane);
+                CommProfiler::part(profiler, index, send, part, slot, queue);
             }
-            send.post(part, lane, chain, slot, imm)?;
+            send.post(part, queue, chain, slot, imm)?;
             stats.posted(part.rail, 1, 1, part.len);
         }
         Ok(true)
@@ -303,7 +303,7 @@ impl State {
 
     /// Whether each rail of `mask` has room for one work request.
     fn has_room(&self, slot: u8, mask: u8) -> bool {
-        rails(mask).all(|rail| self.core.rails[rail].lane(slot).room() > 0)
+        rails(mask).all(|rail| self.comm.rails[rail].send_queue(slot).room() > 0)
     }
 }
 

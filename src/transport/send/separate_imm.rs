@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Fast, Result};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, Record, SizeQ, rails};
-use crate::transport::comm::{Core, Progress};
-use crate::transport::send::State;
+use crate::transport::comm::{Comm, Progress};
+use crate::transport::send::SendState;
 use crate::transport::send::group::{Group, chain_full};
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
-impl State {
+impl SendState {
     /// A group of several, a size that no immediate has room for, or one that is to go so: on each rail a write for each part, and
     /// one with the immediate, which tells of all before it. Where the immediate does not say the size, the leader's carries the record
     /// of the sizes; the others carry nothing.
@@ -25,14 +25,14 @@ impl State {
             }
         }
         let size = match group.count {
-            1 => self.core.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
+            1 => self.comm.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
             _ => SizeQ::RECORD,
         };
         if size == SizeQ::RECORD {
             self.stage_record(&group)?;
         }
         self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
-        let Core { rails: all, chain, layout, region, remote, stats, profile, .. } = &mut self.core;
+        let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {
             chain.clear();
@@ -50,17 +50,17 @@ impl State {
             };
             let leads = size == SizeQ::RECORD && mask.trailing_zeros() as usize == rail;
             let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
-            let (lane, parts) = (all[rail].lane_mut(slot), chain.len());
-            let signal = lane.signal(Work::Data { slot }, parts + 1);
+            let (queue, parts) = (all[rail].send_queue_mut(slot), chain.len());
+            let signal = queue.signal(Work::Data { slot }, parts + 1);
             fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
             if !fitted {
                 return Err(chain_full());
             }
-            if let Some(profile) = profile {
+            if let Some(profiler) = profiler {
                 let first = mask.trailing_zeros() as usize == rail;
-                profile.group(&group, &self.sends, rail, first, signal, lane);
+                profiler.group(&group, &self.sends, rail, first, signal, queue);
             }
-            lane.post(chain, true)?;
+            queue.post(chain, true)?;
             stats.posted(rail, parts + 1, parts, bytes);
         }
         Ok(true)
@@ -75,11 +75,11 @@ impl State {
         }
     }
 
-    /// Whether the slot's lane on every rail of `mask` has room for its part, and for the write with the immediate.
+    /// Whether the slot's queue on every rail of `mask` has room for its part, and for the write with the immediate.
     fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
         rails(mask).all(|rail| {
             let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
-            self.core.rails[rail].lane(slot).room() > parts
+            self.comm.rails[rail].send_queue(slot).room() > parts
         })
     }
 
@@ -92,7 +92,7 @@ impl State {
         let record = Record::new(&sizes[..usize::from(group.count)]);
         let record = record.map_err(|e| Error::Internal(e.to_string()))?.encode();
         let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
-        for (word, bytes) in self.core.region.words()[start..].iter().zip(record.chunks_exact(8)) {
+        for (word, bytes) in self.comm.region.words()[start..].iter().zip(record.chunks_exact(8)) {
             let mut number = [0; 8];
             number.copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(number), Ordering::Relaxed);
