@@ -17,7 +17,7 @@ use crate::connect::{self, Listening};
 use crate::device::{self, Device, Gpu, Hold};
 use crate::error::{Error, Result};
 use crate::transport::{self, Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, log, stats};
+use crate::{fork_guard, log, policy, stats};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -146,11 +146,11 @@ fn properties(dev: usize) -> Result<Properties> {
         // NCCL 2.20 to 2.23 register a buffer on a connection of their own then, and on others find it registered.
         reg_is_global: true,
         force_flush: config.flush == Some(true),
-        speed: whole(device.speed(&config)),
+        speed: whole(policy::speed(device, &config)),
         port: device.port(),
         // 0 leaves NCCL to its own table: nothing was measured.
         latency: 0.0,
-        max_comms: whole(device.max_connections(&config)),
+        max_comms: whole(policy::max_connections(device, &config)),
         max_recvs: MAX_RECVS as c_int,
         device_type: 0,
         device_version: 0,

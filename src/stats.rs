@@ -10,6 +10,7 @@ use nccl_net_mpib_agent_iface::stats::{Data, Direction, Entry, Event, Islands, O
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
+use crate::proto::RailRole;
 use crate::route::Class;
 use crate::verbs::{About, AsyncEvent};
 
@@ -72,7 +73,7 @@ impl Counters {
         direction: Direction,
         plan: Plan,
         peer: &str,
-        rails: &[(u8, &str)],
+        rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
         // That there is no page was told at init.
@@ -86,7 +87,8 @@ impl Counters {
             Plan::Isolated(c) => (class(c), Data::OneRail),
             Plan::Shared(c) => (class(c), Data::Split),
         };
-        let taken = page.take(&Opening { direction, islands, data, peer, rails, elsewhere });
+        let rails: Vec<_> = rails.iter().map(|(role, name)| (role.index(), *name)).collect();
+        let taken = page.take(&Opening { direction, islands, data, peer, rails: &rails, elsewhere });
         Self { entry: taken.entry(), _taken: Some(taken) }
     }
 

@@ -147,7 +147,7 @@ impl Flow {
     }
 }
 
-impl crate::policy::Flow for Flow {
+impl crate::policy::HintSource for Flow {
     fn share(&self) -> u16 {
         Self::share(self)
     }

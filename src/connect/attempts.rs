@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::policy::{Plan, Stripes, rail_name};
-use crate::proto::{Hello, MAX_RAILS};
+use crate::policy::{Plan, Stripes};
+use crate::proto::{Hello, MAX_RAILS, RailRole};
 use crate::route::{Choice, Ends, Route};
 use crate::transport::{Role, Settings};
 
@@ -105,7 +105,7 @@ impl Attempts {
     }
 
     /// Index in its device of a route's rail.
-    pub(crate) fn role_of(&self, route: &Route) -> u8 {
+    pub(crate) fn role_of(&self, route: &Route) -> RailRole {
         self.ends().connector.rails[route.connector].role
     }
 
@@ -144,27 +144,27 @@ impl Attempts {
             return Ok(());
         }
         let what = format!("{what}: {}", lost.join("; "));
-        let roles: Vec<u8> = left.iter().map(|r| self.role_of(r)).collect();
+        let roles: Vec<RailRole> = left.iter().map(|r| self.role_of(r)).collect();
         let what = match (self.plan, self.plan.home().filter(|home| !roles.contains(home))) {
             (Plan::Isolated(class), Some(home)) => {
-                format!("{what}; {class} data belongs on {} (MPIB_MODE=0)", rail_name(home))
+                format!("{what}; {class} data belongs on {} (MPIB_MODE=0)", home)
             }
             _ => what,
         };
         let what = settings.config.lose(what)?;
         let ours = |r: &Route| &self.ours.rails[self.ours(r)];
         let name = |r| match self.ours.terms.fused {
-            true => rail_name(ours(r).role),
-            false => ours(r).name.as_str(),
+            true => ours(r).role.to_string(),
+            false => ours(r).name.clone(),
         };
-        let left: Vec<&str> = left.iter().map(name).collect();
+        let left: Vec<String> = left.iter().map(name).collect();
         tracing::warn!(target: "net", "{what}; the connection goes on with {} alone", left.join(", "));
         Ok(())
     }
 
     /// Whether a connection of these routes uses a rail of ours that NCCL did not ask for.
     pub(crate) fn elsewhere(&self, kept: &[Route]) -> bool {
-        kept.iter().any(|r| !self.ours.rails[self.ours(r)].asked)
+        kept.iter().any(|r| !self.ours.rails[self.ours(r)].requested)
     }
 
     /// What is to be told of a connection of these routes, each about the device and the peer's host once: that a rail which
@@ -184,7 +184,7 @@ impl Attempts {
             return self.failed(settings, peer, kept);
         }
         let Some(chosen) = kept.first() else { return Ok(()) };
-        let fault = self.again || (self.elsewhere(kept) && self.ours.lost.iter().any(|lost| lost.asked));
+        let fault = self.again || (self.elsewhere(kept) && self.ours.lost.iter().any(|lost| lost.requested));
         if !fault && !self.elsewhere(kept) {
             return Ok(());
         }

@@ -7,8 +7,7 @@ use crate::agent::{Addresses, Flow, Options};
 use crate::config::Config;
 use crate::connect::handshake::Handshake;
 use crate::error::{Error, Result};
-use crate::policy::Plan;
-use crate::proto::Mode;
+use crate::policy::SplitMode;
 use crate::route::gid_addr;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
@@ -89,7 +88,7 @@ impl Commit {
 
 /// Whether hints are for this connection: both ends have the same terms.
 fn hinted(comm: &Comm, config: &Config) -> bool {
-    config.mode == Mode::Advanced && config.sup_share.is_none() && matches!(comm.plan, Plan::Shared(_))
+    comm.plan.split_mode(config) == SplitMode::Hinted
 }
 
 /// Why a connection that must have a hint is not made.

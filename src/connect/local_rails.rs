@@ -14,7 +14,8 @@ use crate::device::{self, Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::proto::{
-    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RoutePolicy,
+    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RailRole,
+    RoutePolicy,
 };
 use crate::verbs::{Gid, Port};
 
@@ -26,19 +27,19 @@ pub(crate) struct LocalRail {
     /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub(crate) gids: Vec<Gid>,
     /// Rail index in its device.
-    pub(crate) role: u8,
-    /// Whether it is of the device that NCCL asked for.
-    asked: bool,
+    pub(crate) role: RailRole,
+    /// Whether it is of the device that NCCL requested.
+    requested: bool,
 }
 
 /// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
 /// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
 pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
     let terms = policy::terms(config, device.is_mpib);
-    let own = (0u8..).zip(&device.rails).map(|(role, nic)| (role, nic, true));
+    let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
     let others = || {
-        let mut others: Vec<(u8, &Arc<Nic>, bool)> = Vec::new();
-        for (role, nic) in device::all().into_iter().flat_map(|other| (0u8..).zip(&other.rails)) {
+        let mut others: Vec<(RailRole, &Arc<Nic>, bool)> = Vec::new();
+        for (role, nic) in device::all().into_iter().flat_map(|other| RailRole::all().zip(&other.rails)) {
             let known = device.rails.iter().chain(others.iter().map(|(_, nic, _)| *nic));
             if known.into_iter().all(|known| known.name() != nic.name()) {
                 others.push((role, nic, false));
@@ -49,12 +50,12 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     // SOUT and SUP are what they are for.
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
     let (mut usable, mut lost) = (Vec::new(), Vec::new());
-    for (role, nic, asked) in own.chain(others) {
+    for (role, nic, requested) in own.chain(others) {
         match nic.now() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(),
-            Ok((port, gids)) => usable.push(local(nic, port, gids, role, asked)),
+            Ok((port, gids)) => usable.push(local(nic, port, gids, role, requested)),
             Err(why) if lost.len() < MAX_OFFERS => {
-                lost.push(LostRail { name: nic.name().to_owned(), role, asked, why });
+                lost.push(LostRail { name: nic.name().to_owned(), role, requested, why });
             }
             Err(_) => {}
         }
@@ -70,13 +71,13 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     Ok((usable, hello))
 }
 
-fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: u8, asked: bool) -> LocalRail {
+fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: RailRole, requested: bool) -> LocalRail {
     if gids.len() > MAX_RAIL_ADDRS {
         let (name, n) = (nic.name(), gids.len());
         tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
         gids.truncate(MAX_RAIL_ADDRS);
     }
-    LocalRail { nic: Arc::clone(nic), port, gids, role, asked }
+    LocalRail { nic: Arc::clone(nic), port, gids, role, requested }
 }
 
 /// Said once: every connection would say the same.
@@ -90,8 +91,8 @@ fn too_many() {
     }
 }
 
-/// What a peer is told of a port, as if NCCL had asked for it. The error is why it cannot be used.
-pub(crate) fn rail_info(nic: &Arc<Nic>, role: u8, networks: &[Interface]) -> Result<RailInfo, String> {
+/// What a peer is told of a port, as if NCCL had requested it. The error is why it cannot be used.
+pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) -> Result<RailInfo, String> {
     let (port, gids) = nic.now()?;
     local(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
 }
@@ -116,7 +117,7 @@ impl LocalRail {
             addrs: self.gids.iter().map(addr).collect(),
             speed_mbps: port.speed,
             role: self.role,
-            asked: self.asked,
+            requested: self.requested,
         })
     }
 }

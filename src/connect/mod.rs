@@ -24,7 +24,7 @@ use crate::connect::handshake::Handshake;
 use crate::control::{Listener, Options};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::policy::{self, Plan, Policy, Source};
+use crate::policy::{HintSource, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::transport::Settings;
 use crate::transport::recv::RecvComm;
@@ -86,15 +86,9 @@ pub fn connect(
     // Over: with the same handle another connection may begin.
     handle[STATE_OFFSET..].fill(0);
     let Some((comm, flow)) = polled? else { return Ok(None) };
-    let source = match flow {
-        Some(flow) => Source::Hint(Box::new(flow)),
-        None if comm.plan == Plan::Plain && comm.rails.len() > 1 => {
-            let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
-            Source::Weights(policy::weights(&speeds))
-        }
-        // Without a hint all is on SOUT.
-        None => Source::Fixed(settings.config.sup_share.unwrap_or(0)),
-    };
+    let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
+    let hints = flow.map(|flow| Box::new(flow) as Box<dyn HintSource>);
+    let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
     let policy = Policy::new(comm.plan, source, settings.config.bdp_threshold, &comm.roles());
     Ok(Some(SendComm::new(comm, policy, settings)))
 }

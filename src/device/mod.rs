@@ -18,8 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::policy::Stripes;
-use crate::proto::{Mode, Mtu};
+use crate::proto::Mtu;
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 use discovery::{Adapter, Seen};
 use gid::Wanted;
@@ -152,39 +151,9 @@ impl Device {
         pci::Address::of(self.pci_path?.to_str().ok()?)
     }
 
-    /// Mb/s that transfers can see: of all rails. Of SOUT and SUP with a fixed share those that it uses; in vanilla mode the
-    /// faster one, since a connection uses one; in advanced mode both.
-    pub fn speed(&self, config: &Config) -> u32 {
-        let speed = |rail: usize| self.rails.get(rail).map_or(0, |n| n.port.speed);
-        let both = speed(0).saturating_add(speed(1));
-        match (config.sup_share, config.mode) {
-            _ if !self.is_mpib => self.rails.iter().fold(0, |sum, n| n.port.speed.saturating_add(sum)),
-            (Some(0), _) => speed(0),
-            (Some(1..1024), _) | (None, Mode::Advanced) => both,
-            (Some(_), _) => speed(1),
-            (None, Mode::Vanilla) => speed(0).max(speed(1)),
-        }
-    }
-
     /// Whether each of its ports registers DMA-BUFs.
     pub fn takes_dmabuf(&self) -> bool {
         self.rails.iter().all(|nic| nic.takes_dmabuf().is_ok())
-    }
-
-    /// Connections that the queue pairs of its HCAs suffice for. A flush takes one more on each rail.
-    pub fn max_connections(&self, config: &Config) -> u32 {
-        let flush = usize::from(self.rails.iter().any(|nic| nic.flushes(config)));
-        // A peer may join fewer rails, which are cut into more stripes then.
-        let plain = (1..=self.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
-        let plain = plain.map(|s| s.qps() + flush).max().unwrap_or(1);
-        let each = |rail: usize| match rail {
-            _ if !self.is_mpib => plain,
-            0 => usize::from(config.sout_qp) + flush,
-            _ => usize::from(config.sup_qp) + flush,
-        };
-        let most = |(rail, nic): (usize, &Arc<Nic>)| nic.limits.max_qp as usize / each(rail).max(1);
-        let fewest = self.rails.iter().enumerate().map(most).min().unwrap_or(0);
-        u32::try_from(fewest).unwrap_or(u32::MAX)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::policy;
 use crate::proto::{
     GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
+    RailRole,
 };
 use crate::verbs;
 
@@ -59,10 +60,10 @@ pub fn report() -> Report {
 fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Option<String> {
     let devices = survey.as_ref().ok()?.devices.as_ref().ok()?;
     let (mut rails, mut lost) = (Vec::new(), Vec::new());
-    for (role, nic) in devices.iter().flat_map(|d| (0..).zip(&d.rails)).take(MAX_OFFERS) {
+    for (role, nic) in devices.iter().flat_map(|d| RailRole::all().zip(&d.rails)).take(MAX_OFFERS) {
         match rail_info(nic, role, networks) {
             Ok(rail) => rails.push(rail),
-            Err(why) => lost.push(LostRail { name: nic.name().into(), role, asked: true, why }),
+            Err(why) => lost.push(LostRail { name: nic.name().into(), role, requested: true, why }),
         }
     }
     let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_mpib));
@@ -84,9 +85,9 @@ fn devices(survey: &Result<Survey>, config: &Config) -> Vec<Device> {
     let Some(devices) = survey.as_ref().ok().and_then(|s| s.devices.as_ref().ok()) else { return Vec::new() };
     let one = |device: &device::Device| Device {
         name: device.name.to_string_lossy().into_owned(),
-        speed_mbps: device.speed(config),
+        speed_mbps: policy::speed(device, config),
         pci_path: device.pci_path.map(|path| path.to_string_lossy().into_owned()),
-        max_connections: device.max_connections(config),
+        max_connections: policy::max_connections(device, config),
         rail_id: device.rail_id,
         plane_id: device.plane_id,
         rails: (0..).zip(&device.rails).map(|(role, nic)| Rail { name: nic.name().into(), role }).collect(),

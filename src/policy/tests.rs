@@ -2,16 +2,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::*;
+use crate::proto::{RailRole, Terms};
+use crate::route::Class;
 use proptest::prelude::*;
 
 const MIB: usize = 1 << 20;
-const BOTH: [u8; 2] = [SOUT, SUP];
+const BOTH: [RailRole; 2] = [RailRole::SOUT, RailRole::SUP];
 
 /// An agent's hint.
 #[derive(Debug, Clone, Default)]
 struct Hint(Arc<AtomicU16>);
 
-impl Flow for Hint {
+impl HintSource for Hint {
     fn share(&self) -> u16 {
         self.0.load(Ordering::Relaxed)
     }
@@ -26,7 +28,7 @@ fn parts(policy: &Policy, size: usize) -> (usize, usize, u8) {
     (split.bytes(0), split.bytes(1), split.mask())
 }
 
-fn masks(share: u16, roles: &[u8]) -> [u8; 2] {
+fn masks(share: u16, roles: &[RailRole]) -> [u8; 2] {
     let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), 0, roles);
     [0, MIB].map(|size| policy.split(size).unwrap().mask())
 }
@@ -37,8 +39,8 @@ fn the_share_counts_where_there_are_two_rails_and_bytes() {
     assert_eq!(masks(512, &BOTH), [1, 3]);
     assert_eq!(masks(1024, &BOTH), [1, 2]);
     assert_eq!(masks(4000, &BOTH), [1, 2]);
-    assert_eq!(masks(1024, &[SOUT]), [1, 1]);
-    assert_eq!(masks(0, &[SUP]), [1, 1]);
+    assert_eq!(masks(1024, &[RailRole::SOUT]), [1, 1]);
+    assert_eq!(masks(0, &[RailRole::SUP]), [1, 1]);
 }
 
 /// The hints of an agent for a transfer of 1 MiB, and those that no agent should write.
@@ -90,10 +92,10 @@ fn small_transfers_between_islands_stay_on_sout() {
 fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
     for (class, roles, carrier) in [
         (Class::Intra, &BOTH[..], 1),
-        (Class::Intra, &[SUP], 0),
-        (Class::Intra, &[SOUT], 0),
-        (Class::Inter, &[SOUT], 0),
-        (Class::Inter, &[SUP], 0),
+        (Class::Intra, &[RailRole::SUP], 0),
+        (Class::Intra, &[RailRole::SOUT], 0),
+        (Class::Inter, &[RailRole::SOUT], 0),
+        (Class::Inter, &[RailRole::SUP], 0),
     ] {
         // Neither a hint nor a threshold has a say.
         let policy = Policy::new(Plan::Isolated(class), hint(512), 1 << 30, roles);
@@ -109,12 +111,12 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
 fn plans_follow_mode_and_class() {
     use crate::route::tests::roce;
     let table = [
-        (Mode::Vanilla, false, "10.0.0.2", [true, true], Some(SUP), SUP),
-        (Mode::Vanilla, false, "10.0.1.2", [true, false], Some(SOUT), SOUT),
-        (Mode::Advanced, false, "10.0.0.2", [true, true], None, SOUT),
-        (Mode::Advanced, false, "10.0.1.2", [true, true], None, SOUT),
-        (Mode::Vanilla, true, "10.0.0.2", [true, true], None, SOUT),
-        (Mode::Vanilla, true, "10.0.1.2", [true, true], None, SOUT),
+        (Mode::Vanilla, false, "10.0.0.2", [true, true], Some(RailRole::SUP), RailRole::SUP),
+        (Mode::Vanilla, false, "10.0.1.2", [true, false], Some(RailRole::SOUT), RailRole::SOUT),
+        (Mode::Advanced, false, "10.0.0.2", [true, true], None, RailRole::SOUT),
+        (Mode::Advanced, false, "10.0.1.2", [true, true], None, RailRole::SOUT),
+        (Mode::Vanilla, true, "10.0.0.2", [true, true], None, RailRole::SOUT),
+        (Mode::Vanilla, true, "10.0.1.2", [true, true], None, RailRole::SOUT),
     ];
     for (mode, fixed_share, peer, joins, home, cts) in table {
         let terms = Terms { mode, fixed_share, ..terms(&Config::default(), true) };
@@ -127,8 +129,8 @@ fn plans_follow_mode_and_class() {
     let lone = terms(&Config::default(), false);
     let plan = Plan::new(&terms(&Config::default(), true), &lone, &[], &[]);
     let one = Stripes { stripes: 1, turns: 1 };
-    assert_eq!((plan, plan.home(), plan.stripes(&lone, 1, 2)), (Plan::Plain, None, one));
-    assert!(plan.joins(SOUT) && plan.joins(SUP));
+    assert_eq!((plan, plan.home(), plan.stripes(&lone, RailRole::SUP, 2)), (Plan::Plain, None, one));
+    assert!(plan.joins(RailRole::SOUT) && plan.joins(RailRole::SUP));
 }
 
 #[test]
@@ -156,7 +158,7 @@ fn plain_queue_pairs_take_turns_or_carry_parts() {
 }
 
 fn weighed(speeds: &[(u32, u32)]) -> Policy {
-    let roles: Vec<u8> = (0u8..).take(speeds.len()).collect();
+    let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
     Policy::new(Plan::Plain, Source::Weights(weights(speeds)), 4096, &roles)
 }
 
@@ -213,7 +215,7 @@ proptest! {
             Plan::Shared(Class::Intra),
             Plan::Shared(Class::Inter),
         ]),
-        roles in prop::sample::select(vec![&BOTH[..], &[SOUT], &[SUP]]),
+        roles in prop::sample::select(vec![&BOTH[..], &[RailRole::SOUT], &[RailRole::SUP]]),
     ) {
         let source = if hinted { hint(share) } else { Source::Fixed(share) };
         let policy = Policy::new(plan, source, threshold, roles);
@@ -226,7 +228,7 @@ proptest! {
         }
         let small = hinted && plan == Plan::Shared(Class::Inter) && size as u64 <= u64::from(threshold);
         let sup = match plan.home() {
-            Some(home) => if home == SUP { size } else { 0 },
+            Some(home) => if home == RailRole::SUP { size } else { 0 },
             None if small => 0,
             None if share >= 1024 => size,
             None => (size * usize::from(share)) >> 10 & !127,

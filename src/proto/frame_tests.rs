@@ -11,7 +11,7 @@ fn text(limit: usize) -> impl Strategy<Value = String> {
 
 fn rail_info() -> impl Strategy<Value = RailInfo> {
     ((text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()), (any::<u32>(), 0u8..8, any::<bool>()))
-        .prop_map(|((name, port, link, mtu, lid, addrs), (speed_mbps, role, asked))| RailInfo {
+        .prop_map(|((name, port, link, mtu, lid, addrs), (speed_mbps, role, requested))| RailInfo {
             name,
             port,
             link_layer: LinkLayer::from_raw(link).unwrap(),
@@ -19,16 +19,16 @@ fn rail_info() -> impl Strategy<Value = RailInfo> {
             lid,
             addrs,
             speed_mbps,
-            role,
-            asked,
+            role: RailRole::new(role).unwrap(),
+            requested,
         })
 }
 
 fn lost_rail() -> impl Strategy<Value = LostRail> {
-    (text(64), 0u8..8, any::<bool>(), text(512)).prop_map(|(name, role, asked, why)| LostRail {
+    (text(64), 0u8..8, any::<bool>(), text(512)).prop_map(|(name, role, requested, why)| LostRail {
         name,
-        role,
-        asked,
+        role: RailRole::new(role).unwrap(),
+        requested,
         why,
     })
 }
@@ -133,8 +133,8 @@ fn hello() -> Hello {
         lid: 0,
         addrs: vec![RailAddr { gid: [9; 16], gid_index: 3, gid_kind: GidKind::RoceV2, prefix_len: 24 }],
         speed_mbps: 400_000,
-        role: 0,
-        asked: true,
+        role: RailRole::SOUT,
+        requested: true,
     };
     let terms = Terms {
         route: RoutePolicy::Any,
@@ -146,7 +146,8 @@ fn hello() -> Hello {
         plain_qps: 1,
         plain_split: false,
     };
-    let lost = vec![LostRail { name: "mlx5_1:1".into(), role: 1, asked: true, why: "down".into() }];
+    let lost =
+        vec![LostRail { name: "mlx5_1:1".into(), role: RailRole::SUP, requested: true, why: "down".into() }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
     Hello { nonce, token, pid: 42, host, terms, turn: 3, rails: vec![rail], lost }
 }

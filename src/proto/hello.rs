@@ -1,7 +1,8 @@
 //! The first message of each end: who it is and which rails it has.
 
+use super::RailRole;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{MAGIC, MAX_RAILS, Nonce, PROTOCOL_VERSION, Terms};
+use super::{MAGIC, Nonce, PROTOCOL_VERSION, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
@@ -40,9 +41,9 @@ pub struct LostRail {
     /// HCA and port, at most 64 bytes.
     pub name: String,
     /// As in [`RailInfo`].
-    pub role: u8,
+    pub role: RailRole,
     /// As in [`RailInfo`].
-    pub asked: bool,
+    pub requested: bool,
     /// In words, at most 512 bytes.
     pub why: String,
 }
@@ -64,10 +65,10 @@ pub struct RailInfo {
     pub addrs: Vec<RailAddr>,
     /// Mb/s.
     pub speed_mbps: u32,
-    /// Rail index in its device: 0 SOUT, 1 SUP.
-    pub role: u8,
+    /// The rail's place in its device.
+    pub role: RailRole,
     /// Whether it is of the device that NCCL asked for. Others stand in where none of those reaches the peer.
-    pub asked: bool,
+    pub requested: bool,
 }
 
 /// An address of a rail: an entry of its port's GID table.
@@ -197,7 +198,7 @@ impl RailInfo {
             out.bytes(&addr.gid).u8(addr.gid_index).u8(addr.gid_kind.raw() as u8).u8(addr.prefix_len);
             Ok(())
         })?;
-        out.u32(self.speed_mbps).u8(self.role).u8(self.asked.into());
+        out.u32(self.speed_mbps).u8(self.role.index()).u8(self.requested.into());
         Ok(())
     }
 
@@ -221,22 +222,25 @@ impl RailInfo {
             lid,
             addrs,
             speed_mbps: from.u32("speed")?,
-            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
-            asked: from.flag("asked for")?,
+            role: RailRole::read(from)?,
+            requested: from.flag("asked for")?,
         })
     }
 }
 
 impl LostRail {
     fn write(&self, out: &mut Writer) {
-        out.text(&self.name, NAME_BYTES).u8(self.role).u8(self.asked.into()).text(&self.why, WHY_BYTES);
+        out.text(&self.name, NAME_BYTES)
+            .u8(self.role.index())
+            .u8(self.requested.into())
+            .text(&self.why, WHY_BYTES);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             name: from.text(NAME_BYTES, "rail name")?,
-            role: from.below(MAX_RAILS as u8, "rail", "0 to 7")?,
-            asked: from.flag("asked for")?,
+            role: RailRole::read(from)?,
+            requested: from.flag("asked for")?,
             why: from.text(WHY_BYTES, "reason")?,
         })
     }

@@ -10,6 +10,7 @@ mod imm;
 mod mask;
 mod message;
 mod record;
+mod role;
 #[cfg(test)]
 mod rules_tests;
 mod slot;
@@ -26,6 +27,7 @@ pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
+pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};

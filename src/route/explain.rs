@@ -1,7 +1,7 @@
 //! What is said of routes: to the log, and to whoever asks.
 
-use super::{Choice, End, Ends, Route, gid_addr, role};
-use crate::proto::{LinkLayer, LostRail, RailInfo, RoutePolicy};
+use super::{Choice, End, Ends, Route, gid_addr};
+use crate::proto::{LinkLayer, LostRail, RailInfo, RailRole, RoutePolicy};
 
 /// Why a pair is not tried that routers would have to join.
 pub(super) fn no_subnet(policy: RoutePolicy) -> String {
@@ -28,7 +28,7 @@ impl Route {
 
     /// What puts it before others.
     pub fn why(&self) -> &'static str {
-        match (self.asked, self.one_subnet) {
+        match (self.requested, self.one_subnet) {
             (2, true) => "both rails were asked for and share a subnet",
             (1, true) => "they share a subnet, and one of them was asked for",
             (_, true) => "they share a subnet",
@@ -43,7 +43,7 @@ impl Ends<'_> {
     /// The rails that cannot be used and that `wanted` speaks of.
     fn lost(&self, wanted: impl Fn(&LostRail) -> bool, by_role: bool) -> Vec<String> {
         let named = |end: &str, lost: &LostRail| {
-            let part = if by_role { format!("{} ", role(lost.role)) } else { String::new() };
+            let part = if by_role { format!("{} ", lost.role) } else { String::new() };
             format!("the {end}'s {part}{}: {}", lost.name, lost.why)
         };
         let of = |name: &'static str, end: &End<'_>| {
@@ -56,11 +56,11 @@ impl Ends<'_> {
 impl Choice {
     /// The rails that were asked for and have no route, of either end, each with its reasons; only those whose index in
     /// their device is `wanted`. None where other rails stand in for them, which [`instead`](Self::instead) tells.
-    pub fn left_out(&self, ends: &Ends<'_>, wanted: impl Fn(u8) -> bool) -> Vec<String> {
-        if self.first.iter().any(|r| r.asked < 2) {
+    pub fn left_out(&self, ends: &Ends<'_>, wanted: impl Fn(RailRole) -> bool) -> Vec<String> {
+        if self.first.iter().any(|r| r.requested < 2) {
             return Vec::new();
         }
-        let mut out = ends.lost(|l| l.asked && wanted(l.role), self.by_role);
+        let mut out = ends.lost(|l| l.requested && wanted(l.role), self.by_role);
         let (c, a) = (&ends.connector, &ends.acceptor);
         out.extend(self.unmatched(ends, ("connector", c, a), |r| r.0, &wanted));
         out.extend(self.unmatched(ends, ("acceptor", a, c), |r| r.1, &wanted));
@@ -73,12 +73,12 @@ impl Choice {
         ends: &Ends<'_>,
         (name, end, other): (&str, &End<'_>, &End<'_>),
         mine: fn((usize, usize)) -> usize,
-        wanted: &impl Fn(u8) -> bool,
+        wanted: &impl Fn(RailRole) -> bool,
     ) -> Vec<String> {
         let of = |r: &Route| mine((r.connector, r.acceptor));
         let mut out = Vec::new();
         for (i, rail) in end.rails.iter().enumerate() {
-            if !rail.asked || !wanted(rail.role) || self.first.iter().any(|r| of(r) == i) {
+            if !rail.requested || !wanted(rail.role) || self.first.iter().any(|r| of(r) == i) {
                 continue;
             }
             let why = if self.by_role && !other.rails.iter().any(|r| r.role == rail.role) {
@@ -86,11 +86,11 @@ impl Choice {
                     // It was told with its reason.
                     continue;
                 }
-                format!("the other end has no {} to offer", role(rail.role))
+                format!("the other end has no {} to offer", rail.role)
             } else {
                 let refused = self.refused.iter().filter(|r| mine((r.connector, r.acceptor)) == i);
                 let mut why: Vec<String> = refused.map(|r| r.why.clone()).collect();
-                let later = self.rest.iter().filter(|r| of(r) == i && r.asked == 2);
+                let later = self.rest.iter().filter(|r| of(r) == i && r.requested == 2);
                 why.extend(later.filter_map(|r| self.taken_by(ends, r)));
                 why.dedup();
                 if why.is_empty() { "the other end has no rail for it".to_owned() } else { why.join("; ") }
@@ -114,12 +114,13 @@ impl Choice {
     /// Why a connection goes by `chosen` and not by the rails that were asked for: one sentence, for when an end's rail is not
     /// one of those, or another route was tried before.
     pub fn instead(&self, ends: &Ends<'_>, chosen: &Route, tried: &[(Route, String)]) -> String {
-        let mut why = ends.lost(|l| l.asked, false);
-        let asked = |c: usize, a: usize| ends.connector.rails[c].asked && ends.acceptor.rails[a].asked;
+        let mut why = ends.lost(|l| l.requested, false);
+        let asked =
+            |c: usize, a: usize| ends.connector.rails[c].requested && ends.acceptor.rails[a].requested;
         why.extend(tried.iter().map(|(route, why)| format!("{}: {why}", route.describe(ends))));
         let refused = self.refused.iter().filter(|r| asked(r.connector, r.acceptor));
         why.extend(refused.map(|r| self.row(ends, r.connector, r.acceptor, &r.why)));
-        let worse = |r: &&Route| r.asked == 2 && *r != chosen && !tried.iter().any(|(t, _)| t == *r);
+        let worse = |r: &&Route| r.requested == 2 && *r != chosen && !tried.iter().any(|(t, _)| t == *r);
         let worse = self.rest.iter().filter(worse);
         why.extend(worse.map(|r| format!("{}: no common subnet", r.describe(ends))));
         let why = if why.is_empty() { "nothing else can be joined".to_owned() } else { why.join("; ") };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::address::{best, gid_addr};
-use crate::proto::{LinkLayer, RailInfo};
+use crate::proto::{LinkLayer, RailInfo, RailRole};
 
 /// Whether a connection stays within an island.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl fmt::Display for Class {
 /// joined, nothing tells that the hosts share an island, and SOUT is what joins islands. A `prefix_len` of 0 puts all
 /// hosts into one island, whatever their addresses.
 pub fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
-    let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == 0).cloned();
+    let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == RailRole::SOUT).cloned();
     let one = match (sout(a), sout(b)) {
         _ if prefix_len == 0 => true,
         (Some(a), Some(b)) => one_island(prefix_len, &a, &b),

@@ -11,7 +11,6 @@ mod rank;
 pub use address::gid_addr;
 pub use island::{Class, class};
 
-use crate::policy::rail_name as role;
 use crate::proto::{Hello, LostRail, RailInfo, RoutePolicy};
 use address::best;
 
@@ -27,7 +26,7 @@ pub struct Route {
     /// Whether these are on one subnet, as far as both ends tell.
     pub one_subnet: bool,
     /// Of how many ends, 0 to 2, NCCL asked for this rail.
-    pub asked: u8,
+    pub requested: u8,
 }
 
 /// A pair that is no route.
@@ -87,8 +86,8 @@ pub struct Choice {
 pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], turn: u32) -> Choice {
     let (mut routes, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
         RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
-        RoutePolicy::Strict if !(c.asked && a.asked) => {
-            let other = if c.asked { a } else { c };
+        RoutePolicy::Strict if !(c.requested && a.requested) => {
+            let other = if c.requested { a } else { c };
             Err(format!(
                 "NCCL did not ask for {}, and MPIB_ROUTE=strict keeps to what it asks for",
                 other.name
@@ -97,11 +96,12 @@ pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo]
         _ => Ok(()),
     });
     rank::sort(&mut routes, policy, connector, acceptor, turn);
-    let asked = |rails: &[RailInfo]| rails.iter().filter(|r| r.asked).count();
+    let asked = |rails: &[RailInfo]| rails.iter().filter(|r| r.requested).count();
     let width = asked(connector).min(asked(acceptor)).max(1);
     let Some(best) = routes.first().copied() else { return Choice { refused, width, ..Choice::default() } };
     // Rails that were asked for are joined as far as they can be; others come in one kind at a time.
-    let fits = |r: &Route| r.asked == best.asked && (best.asked == 2 || r.one_subnet == best.one_subnet);
+    let fits =
+        |r: &Route| r.requested == best.requested && (best.requested == 2 || r.one_subnet == best.one_subnet);
     let (first, rest) = matching(routes, width, fits);
     Choice { first, rest, refused, width, by_role: false }
 }
@@ -110,8 +110,8 @@ pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo]
 /// to offer. Rails that were not asked for are not looked at.
 pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     let (routes, refused) = survey(connector, acceptor, |c, a, _| {
-        if c.role != a.role || !c.asked || !a.asked {
-            return Err(format!("{} is {}, {} is {}", c.name, role(c.role), a.name, role(a.role)));
+        if c.role != a.role || !c.requested || !a.requested {
+            return Err(format!("{} is {}, {} is {}", c.name, c.role, a.name, a.role));
         }
         Ok(())
     });
@@ -137,7 +137,7 @@ fn survey(
                     acceptor: a,
                     addrs: best.at,
                     one_subnet: best.one_subnet,
-                    asked: u8::from(ours.asked) + u8::from(theirs.asked),
+                    requested: u8::from(ours.requested) + u8::from(theirs.requested),
                 }),
             }
         }

@@ -16,15 +16,15 @@ pub(super) fn sort(
     turn: u32,
 ) {
     let kind = |r: &Route| {
-        let (far, strange) = (u8::from(!r.one_subnet), 2 - r.asked);
+        let (far, strange) = (u8::from(!r.one_subnet), 2 - r.requested);
         let kind = if policy == RoutePolicy::Any { (strange, far) } else { (far, strange) };
         let speed = connector[r.connector].speed_mbps.min(acceptor[r.acceptor].speed_mbps);
-        (kind, Reverse(if r.asked == 2 { 0 } else { speed }))
+        (kind, Reverse(if r.requested == 2 { 0 } else { speed }))
     };
     let crossed = |r: &Route| connector[r.connector].role != acceptor[r.acceptor].role;
-    routes.sort_by_key(|r| (kind(r), r.asked == 2 && crossed(r), r.connector, r.acceptor));
+    routes.sort_by_key(|r| (kind(r), r.requested == 2 && crossed(r), r.connector, r.acceptor));
     for equal in routes.chunk_by_mut(|a, b| kind(a) == kind(b)) {
-        if equal[0].asked < 2 {
+        if equal[0].requested < 2 {
             take_turns(equal, turn);
         }
     }

@@ -1,6 +1,7 @@
 //! The choice of routes, and what is said of it.
 
 use super::*;
+use crate::proto::RailRole;
 use crate::proto::{GidKind, LinkLayer, Mtu, RailAddr};
 use RoutePolicy::{Any, PreferSubnet, Strict, Subnet};
 use proptest::prelude::*;
@@ -19,8 +20,8 @@ pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
         lid: 0,
         addrs: vec![RailAddr { gid, gid_index: 0, gid_kind: GidKind::RoceV2, prefix_len }],
         speed_mbps: 100_000,
-        role,
-        asked: true,
+        role: RailRole::new(role).unwrap(),
+        requested: true,
     }
 }
 
@@ -46,8 +47,8 @@ fn host(rails: &[&str]) -> Vec<RailInfo> {
     let rail = |text: &&str| {
         let (name, addr) = text.split_once(' ').unwrap();
         let (ip, prefix) = addr.split_once('/').unwrap();
-        let asked = name.ends_with('*');
-        RailInfo { asked, ..roce(name.trim_end_matches('*'), ip, prefix.parse().unwrap(), 0) }
+        let requested = name.ends_with('*');
+        RailInfo { requested, ..roce(name.trim_end_matches('*'), ip, prefix.parse().unwrap(), 0) }
     };
     rails.iter().map(rail).collect()
 }
@@ -79,7 +80,7 @@ fn a_triangle_needs_no_setting() {
     ];
     let asking = |which: usize, dev: usize| {
         let mut rails = host(&hosts[which]);
-        rails[dev].asked = true;
+        rails[dev].requested = true;
         rails.swap(0, dev);
         rails
     };
@@ -199,10 +200,10 @@ fn what_stands_in_is_told_with_every_reason() {
         "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL asked for: \
          a0 (10.0.0.1/24) to b0 (10.9.0.2/24): no common subnet"
     );
-    let down = |name: &str, asked| LostRail {
+    let down = |name: &str, requested| LostRail {
         name: name.into(),
-        role: 0,
-        asked,
+        role: RailRole::SOUT,
+        requested,
         why: "the port is not active".into(),
     };
     let lost = [down("a0", true), down("a2", false)];
@@ -232,7 +233,7 @@ fn sout_never_meets_sup() {
     let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
     assert_eq!(roles(&ours, &theirs), [(0, 0), (1, 1)]);
     // Another device's ports are not looked at.
-    let strange = RailInfo { asked: false, ..roce("e", "10.0.0.2", 24, 0) };
+    let strange = RailInfo { requested: false, ..roce("e", "10.0.0.2", 24, 0) };
     assert_eq!(roles(&ours, &[strange]), [(0, 0); 0]);
     let choice = choose_roles(&ours[..1], &theirs[1..]);
     assert_eq!(choice.first, []);
@@ -249,10 +250,15 @@ fn a_rail_that_cannot_be_used_is_told_with_its_owners_reason() {
     let choice = choose_roles(&ours, &theirs);
     let none = ends(&ours, &theirs);
     assert_eq!(choice.left_out(&none, |_| true), ["the connector's b: the other end has no SUP to offer"]);
-    let lost = [LostRail { name: "d".into(), role: 1, asked: true, why: "the port is not active".into() }];
+    let lost = [LostRail {
+        name: "d".into(),
+        role: RailRole::SUP,
+        requested: true,
+        why: "the port is not active".into(),
+    }];
     let said = Ends { acceptor: End { lost: &lost, ..none.acceptor }, ..none };
     assert_eq!(choice.left_out(&said, |_| true), ["the acceptor's SUP d: the port is not active"]);
-    assert_eq!(choice.left_out(&said, |role| role == 0), [""; 0]);
+    assert_eq!(choice.left_out(&said, |role| role == RailRole::SOUT), [""; 0]);
 }
 
 #[test]
@@ -320,11 +326,11 @@ fn no_rails_is_said() {
 
 fn any_rail() -> impl Strategy<Value = RailInfo> {
     (0u8..3, 0u8..3, 0u8..8, any::<bool>(), 0u8..2, any::<bool>(), 0u32..2).prop_map(
-        |(net, host, ib_in, v6, role, asked, speed)| {
+        |(net, host, ib_in, v6, role, requested, speed)| {
             let ip = if v6 { format!("2001:db8:{net}::{host}") } else { format!("10.0.{net}.{}", host + 1) };
             let rail = roce("r", &ip, if v6 { 48 } else { 24 }, role);
             let rail = if ib_in == 0 { ib("i", role) } else { rail };
-            RailInfo { asked, speed_mbps: 100 + speed, ..rail }
+            RailInfo { requested, speed_mbps: 100 + speed, ..rail }
         },
     )
 }
@@ -350,22 +356,22 @@ proptest! {
         prop_assert!(first.len() <= *width && (first.is_empty() == rest.is_empty() || !first.is_empty()));
         for r in routes() {
             prop_assert!(policy != Subnet || r.one_subnet);
-            prop_assert!(policy != Strict || r.asked == 2);
+            prop_assert!(policy != Strict || r.requested == 2);
         }
         for (i, r) in first.iter().enumerate() {
             prop_assert!(first[i + 1..].iter().all(|s| r.connector < s.connector && r.acceptor != s.acceptor));
         }
         let kind = |r: &Route| match policy {
-            Any => (2 - r.asked, !r.one_subnet),
-            _ => (u8::from(!r.one_subnet), r.asked < 2),
+            Any => (2 - r.requested, !r.one_subnet),
+            _ => (u8::from(!r.one_subnet), r.requested < 2),
         };
         prop_assert!(rest.is_sorted_by_key(kind));
         // What the first of them is, nothing else is better.
         let best = routes().map(kind).min();
         prop_assert_eq!(first.iter().map(kind).min(), best);
         // No route that was asked for on both ends could have been added.
-        if first.len() < *width && first.iter().all(|r| r.asked == 2) {
-            prop_assert!(!rest.iter().any(|r| r.asked == 2 && apart(first, r)));
+        if first.len() < *width && first.iter().all(|r| r.requested == 2) {
+            prop_assert!(!rest.iter().any(|r| r.requested == 2 && apart(first, r)));
         }
     }
 
@@ -380,8 +386,8 @@ proptest! {
             let choice = choose(PreferSubnet, &c, &a, turn);
             let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.connector, r.acceptor)).collect();
             all.sort_unstable();
-            let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.asked)).collect();
-            (all, kinds.first().copied(), choice.first.iter().all(|r| r.asked == 2).then_some(choice.first))
+            let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.requested)).collect();
+            (all, kinds.first().copied(), choice.first.iter().all(|r| r.requested == 2).then_some(choice.first))
         };
         prop_assert_eq!(at(0), at(turn));
     }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Plan;
-use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS};
+use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
@@ -144,7 +144,7 @@ impl Comm {
     }
 
     /// Indices of the rails in their device, in order.
-    pub(crate) fn roles(&self) -> Vec<u8> {
+    pub(crate) fn roles(&self) -> Vec<RailRole> {
         self.rails.iter().map(|r| r.role).collect()
     }
 

@@ -76,7 +76,7 @@ impl CommProfiler {
             profiler,
             under_way: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
-            devices: roles.iter().map(|role| (*role).into()).collect(),
+            devices: roles.iter().map(|role| role.index().into()).collect(),
             carriers: comm.plan.carriers(&roles),
             told: 0,
             left: 0,

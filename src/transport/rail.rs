@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Completion as Failed, Error, Fast, Result};
-use crate::proto::{GidKind, qp_of_slot};
+use crate::proto::{GidKind, RailRole, qp_of_slot};
 use crate::route::gid_addr;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
@@ -24,8 +24,8 @@ pub(crate) struct Rail {
     /// Of all queue pairs, both ways: what completes here is this rail's.
     pub(crate) cq: Arc<Cq>,
     pub(crate) nic: Arc<Nic>,
-    /// Rail index in the device: of SOUT and SUP, 0 SOUT, 1 SUP.
-    pub(crate) role: u8,
+    /// The place in the device.
+    pub(crate) role: RailRole,
     /// Mb/s, of this end and of the peer's.
     pub(crate) speeds: (u32, u32),
     pub(crate) names: Names,

@@ -60,8 +60,8 @@ pub fn hello() -> Hello {
             lid: port.lid,
             addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
             speed_mbps: port.speed,
-            role: role as u8,
-            asked: true,
+            role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
+            requested: true,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
