@@ -28,6 +28,7 @@ pub mod proto;
 pub mod route;
 #[forbid(unsafe_code)]
 pub mod stats;
+mod sync;
 #[forbid(unsafe_code)]
 pub mod transport;
 pub mod verbs;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::async_events::Watched;
+use nccl_net_versions::Profiler;
+
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
@@ -73,6 +75,13 @@ impl Comm {
             watched,
             failed: None,
         }
+    }
+
+    /// Prepares the events of this many operations if init brought a profiler callback.
+    pub(crate) fn start_profiling(&mut self, profiler: Option<Profiler>, operations: usize) {
+        let roles = self.roles();
+        let carriers = self.plan.carriers(&roles);
+        self.profiler = profiler.map(|profiler| CommProfiler::new(profiler, &roles, carriers, operations));
     }
 
     /// An error where the comm has failed before, or an event of an adapter has ended it.

@@ -8,13 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
-use crate::proto::{MAX_RECVS, Part, SLOTS, rails};
-use crate::transport::comm::Comm;
-use crate::transport::request::REQUESTS;
-use crate::transport::send::group::{Group, SendOp};
+use crate::proto::RailRole;
 use crate::transport::send_queue::SendQueue;
-use crate::transport::work::Work;
-use crate::verbs::{WRITE, WRITE_WITH_IMM};
 
 /// Whether a profiler has ever taken an event in this process. NCCL gives handles whether there is one or not.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -46,11 +41,11 @@ pub(crate) struct CommProfiler {
 }
 
 /// What is written on a rail.
-struct Write {
-    rail: usize,
-    wr_id: u64,
-    opcode: u32,
-    len: usize,
+pub(crate) struct Write {
+    pub(crate) rail: usize,
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) len: usize,
 }
 
 impl Drop for CommProfiler {
@@ -60,27 +55,22 @@ impl Drop for CommProfiler {
 }
 
 impl CommProfiler {
-    /// For a sender.
-    pub(crate) fn of_sends(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, comm, REQUESTS))
-    }
-
-    /// For a receiver.
-    pub(crate) fn of_receives(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, comm, SLOTS * MAX_RECVS))
-    }
-
-    fn new(profiler: Profiler, comm: &Comm, operations: usize) -> Box<Self> {
-        let roles = comm.roles();
+    /// Makes the events of a comm: for `operations` operations on rails with these roles, of which `carriers` may carry data.
+    pub(crate) fn new(profiler: Profiler, roles: &[RailRole], carriers: u8, operations: usize) -> Box<Self> {
         Box::new(Self {
             profiler,
             under_way: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| role.index().into()).collect(),
-            carriers: comm.plan.carriers(&roles),
+            carriers,
             told: 0,
             left: 0,
         })
+    }
+
+    /// The rails that may carry data.
+    pub(crate) fn carriers(&self) -> u8 {
+        self.carriers
     }
 
     /// The profiler, where it has an event under way.
@@ -106,78 +96,15 @@ impl CommProfiler {
         true
     }
 
-    /// A part of a group of one is going to be posted, with its immediate.
-    #[inline(never)]
-    pub(crate) fn part(
-        profiler: &mut Option<Box<Self>>,
-        index: u8,
-        send: &SendOp,
-        part: Part,
-        slot: u8,
-        queue: &SendQueue,
-    ) {
-        let Some(profiler) = profiler else { return };
-        let wr_id = queue.signal(Work::Data { slot }, 1);
-        let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
-        profiler.start(usize::from(index), send.profiler, write, queue);
-    }
-
-    /// The writes of a group are going to be posted on a rail, and one with the immediate and this `wr_id`, whose completion
-    /// tells of all. `first`: an empty send, which has no write of its own, has that one.
-    pub(crate) fn group(
-        &mut self,
-        group: &Group,
-        sends: &[SendOp; REQUESTS],
-        rail: usize,
-        first: bool,
-        wr_id: u64,
-        queue: &SendQueue,
-    ) {
-        for index in group.members() {
-            let send = &sends[index];
-            let opcode = match (send.buffer.len, send.split.bytes(rail)) {
-                (0, _) if first => WRITE_WITH_IMM,
-                (_, 0) => continue,
-                _ => WRITE,
-            };
-            let write = Write { rail, wr_id, opcode, len: send.split.bytes(rail) };
-            self.start(index, send.profiler, write, queue);
-        }
-    }
-
-    /// What a group of sends had on a rail is done.
-    #[cold]
-    pub(crate) fn sent(&mut self, group: &Group, rail: usize) {
-        group.members().for_each(|index| self.stop(index, rail));
-    }
-
-    /// A slot's receive number `i` is going to be offered. Which rails will carry it is the sender's choice, so there is an
-    /// event on each that may.
-    #[inline(never)]
-    pub(crate) fn receive(comm: &mut Comm, slot: u8, i: usize, handle: ProfilerHandle) {
-        let Comm { profiler: Some(profiler), rails: connected, .. } = comm else { return };
-        for rail in rails(profiler.carriers) {
-            // What comes on it is known when it has come. The receives of a rail are all alike: the number is the slot's.
-            let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
-            if !profiler.start(receive(slot, i), handle, write, connected[rail].send_queue(slot)) {
-                // Whether it takes events is the operation's affair, and most often nobody profiles.
-                break;
-            }
-        }
-    }
-
-    /// Data for a slot came on a rail, the last of it where it is `whole`.
-    #[cold]
-    pub(crate) fn arrived(&mut self, slot: u8, rail: usize, whole: bool) {
-        let mask = if whole { self.carriers } else { 1 << rail };
-        for i in 0..MAX_RECVS {
-            rails(mask).for_each(|rail| self.stop(receive(slot, i), rail));
-        }
-    }
-
     /// Whether the profiler took the event.
     #[inline(always)]
-    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, queue: &SendQueue) -> bool {
+    pub(crate) fn start(
+        &mut self,
+        operation: usize,
+        handle: ProfilerHandle,
+        write: Write,
+        queue: &SendQueue,
+    ) -> bool {
         if handle.is_none() {
             return false;
         }
@@ -199,7 +126,7 @@ impl CommProfiler {
         taken
     }
 
-    fn stop(&mut self, operation: usize, rail: usize) {
+    pub(crate) fn stop(&mut self, operation: usize, rail: usize) {
         let place = &mut self.events[operation * self.devices.len() + rail];
         if !place.is_none() {
             self.profiler.stop(place);
@@ -215,9 +142,4 @@ impl CommProfiler {
             self.under_way = 0;
         }
     }
-}
-
-/// The number of a slot's receive.
-fn receive(slot: u8, i: usize) -> usize {
-    usize::from(slot) * MAX_RECVS + i
 }

@@ -10,6 +10,7 @@ use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, Sequence
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
+use crate::transport::recv::profiling;
 use crate::transport::recv::slot::Slot;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
@@ -61,7 +62,7 @@ impl CtsWriter {
         match buffers {
             [one] => {
                 if events && CommProfiler::wants(&mut comm.profiler, one.profiler) {
-                    CommProfiler::receive(comm, self.seq.slot(), 0, one.profiler);
+                    profiling::start(comm, self.seq.slot(), 0, one.profiler);
                 }
                 let words = self.stage(comm, slot, 0, one, 1);
                 self.write(comm, 1, Some(&words))?;
@@ -81,7 +82,7 @@ impl CtsWriter {
     ) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
             if CommProfiler::wants(&mut comm.profiler, b.profiler) {
-                CommProfiler::receive(comm, self.seq.slot(), i, b.profiler);
+                profiling::start(comm, self.seq.slot(), i, b.profiler);
             }
             self.stage(comm, slot, i, b, buffers.len());
         }

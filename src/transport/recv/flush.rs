@@ -109,7 +109,7 @@ impl Flushes {
         let before = std::mem::replace(pending, *pending & !(1 << rail));
         let done = before != 0 && *pending == 0;
         if done {
-            pool.get(SLOTS + usize::from(index)).done(&[]);
+            pool.cell(SLOTS + usize::from(index)).complete(&[]);
         }
         done
     }

@@ -3,6 +3,7 @@
 pub(crate) mod cts_writer;
 pub(crate) mod flush;
 pub(crate) mod optional;
+mod profiling;
 mod slot;
 
 use std::sync::{Arc, Weak};
@@ -21,7 +22,7 @@ use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
-use crate::transport::request::{Pool, Request};
+use crate::transport::request::{Owner, Pool, Request};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 use flush::{FLUSHES, Flushes, SINK_BYTES};
@@ -67,11 +68,11 @@ pub(crate) struct RecvState {
 impl RecvComm {
     pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Flow>) -> Self {
         let config = &settings.config;
-        comm.profiler = CommProfiler::of_receives(settings.profiler, &comm);
+        comm.start_profiling(settings.profiler, profiling::RECEIVES);
         let cts = CtsWriter::new(&comm, config);
         let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
             let flushes = flush::possible(&comm.rails);
-            let pool = Pool::of_receiver(me, SLOTS + if flushes { FLUSHES } else { 0 });
+            let pool = Pool::new(me, SLOTS + if flushes { FLUSHES } else { 0 });
             Receiver {
                 pool: pool.clone(),
                 memory: Registrar::new(comm.nics(), config),
@@ -141,7 +142,7 @@ impl RecvComm {
             comm.settle(posted)?;
             comm.stats.request(None);
             let request = self.0.pool.get(SLOTS + usize::from(index));
-            request.begin();
+            request.cell().begin();
             Ok(Some(request))
         })
     }
@@ -165,13 +166,19 @@ impl Receiver {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
 
-    pub(crate) fn progress(&self, index: usize) -> Fast<()> {
-        self.with(|state| progress(state, index))
-    }
-
     /// Does what calls would do, where none come and data is owed to optional receives. `None` where somebody has the state.
     pub(crate) fn look_after(&self) -> Option<Fast<()>> {
         self.state.try_with(|state| state.look_after().inspect_err(|_| state.revoke()))
+    }
+}
+
+impl Owner for Receiver {
+    fn progress(&self, index: usize) -> Fast<()> {
+        self.with(|state| progress(state, index))
+    }
+
+    fn operation(&self, index: usize) -> &'static str {
+        if index < SLOTS { "receive" } else { "flush" }
     }
 }
 
@@ -188,7 +195,7 @@ impl Progress for RecvState {
 
     #[inline]
     fn pending(&self, index: usize) -> bool {
-        self.pool.get(index).is_under_way()
+        self.pool.cell(index).is_in_flight()
     }
 
     /// Takes what completed on every rail, and posts receives for what was used up.
@@ -221,7 +228,7 @@ impl RecvState {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<bool> {
         let early = OPTIONAL && self.may_be_early(buffers.len())?;
-        let ready = request.is_free() && self.ready();
+        let ready = request.cell().is_free() && self.ready();
         if !ready && !self.made_ready(request)? {
             self.comm.stats.no_room::<()>();
             return Ok(false);
@@ -229,13 +236,13 @@ impl RecvState {
         let place = &mut self.slots[usize::from(slot)];
         place.begin(buffers.len());
         // The slot is ready for its arrivals before the peer can know of it.
-        request.begin();
+        request.cell().begin();
         self.outstanding += 1;
         // NCCL's own event is over before the data of an early one comes.
         self.cts.post(&mut self.comm, place, buffers, !early)?;
         self.comm.stats.request(None);
         if early {
-            request.done_early();
+            request.cell().complete_ahead();
         }
         Ok(true)
     }
@@ -244,7 +251,7 @@ impl RecvState {
     #[cold]
     fn made_ready(&mut self, request: &Request) -> Fast<bool> {
         self.poll()?;
-        Ok(request.is_free() && self.ready())
+        Ok(request.cell().is_free() && self.ready())
     }
 
     /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.
@@ -293,17 +300,17 @@ impl RecvState {
     #[inline]
     fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
         let imm = self.comm.layout.decode(word).ok_or(Wrong::Word)?;
-        match self.pool.get(imm.slot.into()).is_under_way() {
+        match self.pool.cell(imm.slot.into()).is_in_flight() {
             true => self.took::<false>(imm, rail),
             false => self.took::<true>(imm, rail),
         }
     }
 
-    /// `EARLY`: its request is not under way.
+    /// `AHEAD`: its request is not under way.
     #[inline(always)]
-    fn took<const EARLY: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), Wrong> {
-        let request = self.pool.get(imm.slot.into());
-        if EARLY && !request.is_owed() {
+    fn took<const AHEAD: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), Wrong> {
+        let request = self.pool.cell(imm.slot.into());
+        if AHEAD && !request.awaits_data() {
             return Err(Wrong::Idle(imm.slot));
         }
         let slot = &mut self.slots[usize::from(imm.slot)];
@@ -312,20 +319,20 @@ impl RecvState {
             flushes.carried(rail);
         }
         if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
-            profiler.arrived(imm.slot, rail, size.is_some());
+            profiling::arrived(profiler, imm.slot, rail, size.is_some());
         }
         let Some(size) = size else { return Ok(()) };
         match size.bytes() {
             Some(size) => {
                 self.comm.stats.done(1, size);
-                if EARLY { request.settle(size) } else { request.done_one(size) }
+                if AHEAD { request.data_arrived(size) } else { request.complete_one(size) }
             }
             None => {
                 let record = Record::decode(&read_record(&self.comm, imm.slot), slot.rooms());
                 let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
                 let bytes = record.sizes().iter().sum();
                 self.comm.stats.done(record.sizes().len(), bytes);
-                if EARLY { request.settle(bytes) } else { request.done(record.sizes()) }
+                if AHEAD { request.data_arrived(bytes) } else { request.complete(record.sizes()) }
             }
         }
         self.outstanding -= 1;

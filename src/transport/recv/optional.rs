@@ -57,14 +57,14 @@ impl RecvState {
 
     /// Whether data is owed to receives that are done.
     fn owes(&self) -> bool {
-        self.outstanding > 0 && (0..SLOTS).any(|slot| self.pool.get(slot).is_owed())
+        self.outstanding > 0 && (0..SLOTS).any(|slot| self.pool.cell(slot).awaits_data())
     }
 
     /// After a failure of the comm: the data of early receives will not come, and those that NCCL has not asked for say so.
     #[cold]
     pub(crate) fn revoke(&self) {
         if self.comm.has_failed() {
-            (0..SLOTS).for_each(|slot| self.pool.get(slot).revoke());
+            (0..SLOTS).for_each(|slot| self.pool.cell(slot).revoke());
         }
     }
 

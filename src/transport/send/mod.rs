@@ -2,6 +2,7 @@
 
 mod cts_fifo;
 pub(crate) mod group;
+mod profiling;
 mod separate_imm;
 
 use std::sync::{Arc, Weak};
@@ -17,7 +18,7 @@ use crate::proto::{FIFO_BYTES, Part, RECORD_BYTES, SLOTS, Sequence, rails};
 use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
-use crate::transport::request::{Pool, REQUESTS, Request};
+use crate::transport::request::{Owner, Pool, REQUESTS, Request};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 use group::{Group, NO_SEND, SendOp};
@@ -59,9 +60,9 @@ pub(crate) struct SendState {
 impl SendComm {
     pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let config = &settings.config;
-        comm.profiler = CommProfiler::of_sends(settings.profiler, &comm);
+        comm.start_profiling(settings.profiler, REQUESTS);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
-            let pool = Pool::of_sender(me);
+            let pool = Pool::new(me, REQUESTS);
             let apart_above = comm.apart_above(config);
             Sender {
                 pool: pool.clone(),
@@ -106,7 +107,7 @@ impl SendComm {
             match state.start(buffer, tag, mr, profiler) {
                 Ok(Some(index)) => {
                     let request = inner.pool.get(usize::from(index));
-                    request.begin();
+                    request.cell().begin();
                     Ok(Some(request))
                 }
                 Ok(None) => Ok(None),
@@ -128,14 +129,20 @@ impl SendComm {
 }
 
 impl Sender {
-    pub(crate) fn progress(&self, index: usize) -> Fast<()> {
-        self.state.with(|state| progress(state, index))
-    }
-
     #[cold]
     fn too_long(&self, len: usize) -> Box<Error> {
         let largest = self.max_message;
         Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {largest}")).into()
+    }
+}
+
+impl Owner for Sender {
+    fn progress(&self, index: usize) -> Fast<()> {
+        self.state.with(|state| progress(state, index))
+    }
+
+    fn operation(&self, _: usize) -> &'static str {
+        "send"
     }
 }
 
@@ -151,7 +158,7 @@ impl Progress for SendState {
 
     #[inline]
     fn pending(&self, index: usize) -> bool {
-        self.pool.get(index).is_under_way()
+        self.pool.cell(index).is_in_flight()
     }
 
     #[inline]
@@ -166,14 +173,14 @@ impl Progress for SendState {
             return Err(twice(rail, slot));
         }
         if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
-            profiler.sent(group, rail);
+            profiling::completed(profiler, group, rail);
         }
         group.pending &= !(1 << rail);
         if group.pending == 0 {
             for index in group.members() {
                 let size = self.sends[index].buffer.len;
                 self.comm.stats.done(1, size);
-                self.pool.get(index).done_one(size);
+                self.pool.cell(index).complete_one(size);
             }
         }
         Ok(())
@@ -270,7 +277,7 @@ impl SendState {
         group.take_turn(mask, &mut self.seq);
         let part = Part { rail, offset: 0, len: send.buffer.len };
         if !send.profiler.is_none() {
-            CommProfiler::part(profiler, index, send, part, slot, queue);
+            profiling::part(profiler, index, send, part, slot, queue);
         }
         send.post(part, queue, chain, slot, imm)?;
         stats.posted(rail, 1, 1, send.buffer.len);
@@ -293,7 +300,7 @@ impl SendState {
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
             if !send.profiler.is_none() {
-                CommProfiler::part(profiler, index, send, part, slot, queue);
+                profiling::part(profiler, index, send, part, slot, queue);
             }
             send.post(part, queue, chain, slot, imm)?;
             stats.posted(part.rail, 1, 1, part.len);

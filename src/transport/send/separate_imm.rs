@@ -7,6 +7,7 @@ use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, Record, SizeQ, rails};
 use crate::transport::comm::{Comm, Progress};
 use crate::transport::send::SendState;
 use crate::transport::send::group::{Group, chain_full};
+use crate::transport::send::profiling;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
@@ -58,7 +59,7 @@ impl SendState {
             }
             if let Some(profiler) = profiler {
                 let first = mask.trailing_zeros() as usize == rail;
-                profiler.group(&group, &self.sends, rail, first, signal, queue);
+                profiling::group(profiler, &group, &self.sends, rail, first, signal, queue);
             }
             queue.post(chain, true)?;
             stats.posted(rail, parts + 1, parts, bytes);
