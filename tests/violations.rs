@@ -75,12 +75,12 @@ fn immediates_that_contradict_each_other() {
             (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "says mask 0b10 after an earlier one said 0b11"),
             (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),
-            (1, &[(1, 1)], "an immediate that no sender of ours makes"),
+            (1, &[(1, 1)], "an immediate that no sender makes"),
             // One unit of 128 bytes, which the byte unit tells.
-            (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender of ours makes"),
-            (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails tell different sizes"),
+            (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
+            (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
             (1, &[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
-            (2, &[(0, word(1, 1, 10))], "a group of 2 receives was told one size"),
+            (2, &[(0, word(1, 1, 10))], "a group of 2 receives got one size"),
             // The record's second size is too large, see below.
             (2, &[(0, record(1, 1))], "says 1001 bytes for receive 1"),
             // The slot was free again after the first arrival.

@@ -1,4 +1,4 @@
-//! What a sending and a receiving comm have in common.
+//! The part of a connection that both ends have: rails, control memory, peer, failure state.
 
 use std::sync::Arc;
 
@@ -16,16 +16,17 @@ use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
 use crate::verbs::{Batch, Chain, Completion, Region};
 
-/// Batches of completions that one call takes from one queue, at most: a call stays short whatever comes in.
+/// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
+/// however many completions there are.
 const BATCHES: usize = 32;
 
-/// `NCCL_IB_AR_THRESHOLD` where it is not set.
+/// Default of `NCCL_IB_AR_THRESHOLD`, in bytes.
 const AR_THRESHOLD: u32 = 8192;
 
-/// What the handshake made.
+/// A connection that the handshake has established, at either end.
 #[derive(Debug)]
 pub(crate) struct Comm {
-    // Queue pairs go first: after them no device touches memory.
+    // The rails are dropped first: once their queue pairs are destroyed, no device touches memory.
     pub(crate) rails: Vec<Rail>,
     pub(crate) region: Region,
     pub(crate) remote: RemoteMemory,
@@ -34,17 +35,18 @@ pub(crate) struct Comm {
     pub(crate) peer: Peer,
     pub(crate) plan: Plan,
     pub(crate) stats: Counters,
-    /// Where init brought the profiler's callback.
+    /// Present if init brought a profiler callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watched: Arc<Watched>,
     failed: Option<Error>,
 }
 
-/// Memory of the peer: a sender's CTS FIFO, a receiver's completion records.
+/// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion
+/// records.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteMemory {
     pub(crate) addr: u64,
-    /// Per rail of the connection.
+    /// By rail of the connection.
     pub(crate) rkeys: [u32; MAX_RAILS],
 }
 
@@ -77,16 +79,17 @@ impl Comm {
         }
     }
 
-    /// Prepares the events of this many operations if init brought a profiler callback.
+    /// Allocates the profiler events of `operations` operations if init brought a profiler
+    /// callback.
     pub(crate) fn start_profiling(&mut self, profiler: Option<Profiler>, operations: usize) {
         let roles = self.roles();
         let carriers = self.plan.carriers(&roles);
         self.profiler = profiler.map(|profiler| CommProfiler::new(profiler, &roles, carriers, operations));
     }
 
-    /// An error where the comm has failed before, or an event of an adapter has ended it.
+    /// Returns an error if the comm has failed, or if an adapter's event has ended it.
     #[inline(always)]
-    pub(crate) fn alive(&mut self) -> Fast<()> {
+    pub(crate) fn check_usable(&mut self) -> Fast<()> {
         self.not_failed()?;
         self.not_ended()
     }
@@ -119,22 +122,22 @@ impl Comm {
         }
     }
 
-    /// An error where the peer is gone and what it owes can no longer come.
-    pub(crate) fn look(&mut self, owed: &str) -> Fast<()> {
-        let here = self.peer.look(owed);
-        self.settle(here)
+    /// Returns an error if the peer is dead and `outstanding` can no longer complete.
+    pub(crate) fn check_peer(&mut self, outstanding: &str) -> Fast<()> {
+        let here = self.peer.look(outstanding);
+        self.fail_on_error(here)
     }
 
-    /// Passes a result on; an error fails the comm for good, and the peer is told why.
+    /// Returns `result`. An error fails the comm for good and sends the reason to the peer.
     #[inline]
-    pub(crate) fn settle<T, E: Into<Box<Error>>>(&mut self, result: Result<T, E>) -> Fast<T> {
+    pub(crate) fn fail_on_error<T, E: Into<Box<Error>>>(&mut self, result: Result<T, E>) -> Fast<T> {
         result.map_err(|e| self.fail(e.into()))
     }
 
     #[cold]
     pub(crate) fn fail(&mut self, e: Box<Error>) -> Box<Error> {
         self.stats.failure(&e);
-        // Whoever is told the error may give the operations up that the events belong to.
+        // NCCL may free the operations that the events belong to as soon as it has the error.
         if let Some(profiler) = &mut self.profiler {
             profiler.stop_all();
         }
@@ -145,14 +148,14 @@ impl Comm {
         e
     }
 
-    /// What a completion with an error means for the comm.
+    /// Turns a failed completion into the comm's error.
     #[cold]
-    fn completed_badly(&self, rail: usize, completion: &Completion) -> Box<Error> {
+    fn completion_error(&self, rail: usize, completion: &Completion) -> Box<Error> {
         self.stats.rail_error(rail);
         self.rails[rail].failed(rail, completion).into()
     }
 
-    /// Indices of the rails in their device, in order.
+    /// Returns each rail's place in the device, in order.
     pub(crate) fn roles(&self) -> Vec<RailRole> {
         self.rails.iter().map(|r| r.role).collect()
     }
@@ -161,8 +164,9 @@ impl Comm {
         self.rails.iter().map(|r| Arc::clone(&r.nic)).collect()
     }
 
-    /// Bytes above which data and immediate are sent apart.
-    pub(crate) fn apart_above(&self, config: &Config) -> usize {
+    /// Returns the message size in bytes above which the immediate travels in a work request of its
+    /// own.
+    pub(crate) fn separate_imm_above(&self, config: &Config) -> usize {
         let infiniband = || self.rails.iter().all(|r| r.nic.port().link == LinkLayer::InfiniBand);
         match config.adaptive_routing.unwrap_or_else(infiniband) {
             true => config.ar_threshold.unwrap_or(AR_THRESHOLD) as usize,
@@ -170,27 +174,28 @@ impl Comm {
         }
     }
 
-    /// Largest message that fits through any one rail, since a policy may send all on one.
+    /// Returns the largest message in bytes that fits through any single rail: a policy may send
+    /// all of it on one.
     pub(crate) fn max_message(&self) -> usize {
         self.rails.iter().map(|r| r.nic.port().max_message as usize).min().unwrap_or(0)
     }
 }
 
-/// The state of either end of a connection, as `test` drives it.
+/// The state of one end, as `test` drives it.
 pub(crate) trait Progress {
-    /// What both ends have in common.
+    /// Returns the part that both ends have.
     fn comm(&mut self) -> &mut Comm;
 
-    /// What the peer owes this end for a request, in words; `None` where it has no part in it.
-    fn owed(index: usize) -> Option<&'static str>;
+    /// Names what the peer still has to do for a request; `None` for a request without the peer.
+    fn outstanding(index: usize) -> Option<&'static str>;
 
-    /// Whether a request is still under way.
+    /// Returns whether a request is in flight.
     fn pending(&self, index: usize) -> bool;
 
-    /// Takes one good completion of a rail.
+    /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
-    /// Takes what completed on every rail.
+    /// Polls the CQ of every rail.
     #[inline]
     fn drain(&mut self) -> Fast<()> {
         let mut batch = Batch::new();
@@ -199,7 +204,7 @@ pub(crate) trait Progress {
                 self.comm().rails[rail].cq.poll(&mut batch)?;
                 for completion in batch.iter() {
                     if completion.status() != 0 {
-                        return Err(self.comm().completed_badly(rail, completion));
+                        return Err(self.comm().completion_error(rail, completion));
                     }
                     self.completed(rail, completion)?;
                 }
@@ -211,24 +216,25 @@ pub(crate) trait Progress {
         Ok(())
     }
 
-    /// Takes what completed, and does what has to follow.
+    /// Polls every CQ, then does what the completions call for.
     fn poll(&mut self) -> Fast<()> {
         self.drain()
     }
 }
 
-/// Goes on with a request of either end that is not done.
+/// Makes progress for a request that is not completed.
 pub(crate) fn progress<S: Progress>(state: &mut S, index: usize) -> Fast<()> {
     state.comm().not_failed()?;
     let polled = state.poll();
-    state.comm().settle(polled)?;
+    state.comm().fail_on_error(polled)?;
     if !state.pending(index) {
         return Ok(());
     }
-    // A failed completion says more than the event that comes with it, so it goes first.
+    // A failed completion names the cause; the event that comes with it does not. So the completion
+    // is checked first.
     state.comm().not_ended()?;
-    match S::owed(index) {
-        Some(owed) => state.comm().look(owed),
+    match S::outstanding(index) {
+        Some(outstanding) => state.comm().check_peer(outstanding),
         None => Ok(()),
     }
 }

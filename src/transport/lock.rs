@@ -1,4 +1,4 @@
-//! The state of a comm, for one call at a time.
+//! The lock around a comm's state.
 
 use std::fmt;
 
@@ -6,14 +6,16 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Fast};
 
-/// State that calls take in turn. After a panic inside of it nobody gets it any more, as it is not to be trusted.
+/// A mutex that refuses its state after a panic inside it, because nobody can trust that state any
+/// more.
 ///
-/// As the standard library's mutex, but that it does not ask at each end of each call whether the thread is panicking: there are more
-/// than two such calls for a message, and that question is a tenth of what a small message costs.
+/// The standard library's mutex does the same, but asks at both ends of each call whether the
+/// thread is panicking. A message needs more than two calls, and that question is a tenth of the
+/// cost of a small message.
 pub(crate) struct StateLock<T>(Mutex<Guarded<T>>);
 
 struct Guarded<T> {
-    /// Somebody is in it, or has left it by a panic.
+    /// Set while a call is inside. It stays set if the call panics.
     entered: bool,
     state: T,
 }
@@ -23,16 +25,16 @@ impl<T> StateLock<T> {
         Self(Mutex::new(Guarded { entered: false, state }))
     }
 
-    /// What `f` makes of the state.
+    /// Runs `f` on the state and returns its result.
     ///
     /// # Errors
-    /// Those of `f`; and [`Error::Internal`] after a panic in an earlier one.
+    /// The errors of `f`, and [`Error::Internal`] after a panic in an earlier call.
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> Fast<R>) -> Fast<R> {
         enter(self.0.lock(), f)
     }
 
-    /// As [`with`](Self::with), without waiting: `None` where somebody is in it.
+    /// Like [`with`](Self::with), but returns `None` instead of waiting for another call.
     pub(crate) fn try_with<R>(&self, f: impl FnOnce(&mut T) -> Fast<R>) -> Option<Fast<R>> {
         Some(enter(self.0.try_lock()?, f))
     }

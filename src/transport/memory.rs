@@ -1,4 +1,4 @@
-//! Registered memory of NCCL's.
+//! Memory that NCCL registers on a comm.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use crate::device::{Gpu, Memory, Nic, Registration};
 use crate::error::{Error, Fast, Result};
 use crate::proto::MAX_RAILS;
 
-/// How one comm registers memory: alike on each of its rails.
+/// Registers memory on each rail of one comm.
 #[derive(Debug)]
 pub(crate) struct Registrar {
-    /// By rail; a port that has several stripes is there several times.
+    /// By rail. A port with several stripes occurs several times.
     nics: Arc<[Arc<Nic>]>,
-    /// Asks for relaxed ordering on PCIe.
+    /// Requests relaxed ordering on PCIe.
     relaxed: bool,
 }
 
-/// A buffer, registered on each rail of one comm.
+/// A buffer that is registered on each rail of one comm.
 #[derive(Debug)]
 pub struct Mr {
     buffer: Buffer,
     kind: MemKind,
     _held: Vec<Registration>,
-    /// Of the registrar, where it was made.
+    /// The rails of the registrar that made it.
     nics: Arc<[Arc<Nic>]>,
-    /// Per rail.
+    /// By rail.
     lkeys: [u32; MAX_RAILS],
-    /// Per rail.
+    /// By rail.
     rkeys: [u32; MAX_RAILS],
 }
 
@@ -37,7 +37,8 @@ impl Registrar {
         Self { nics: nics.into(), relaxed: config.relaxed_ordering != 0 }
     }
 
-    /// Registers `buffer` on each rail, by its file where there is one. Takes no lock of the data path. A failure leaves nothing behind.
+    /// Registers `buffer` on each rail, through its DMA-BUF if there is one. Takes no lock of the
+    /// data path. A failure leaves nothing registered.
     pub(crate) fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
         supported(buffer, kind, dmabuf, &self.nics)?;
         if buffer.len == 0 || buffer.addr == 0 {
@@ -56,11 +57,12 @@ impl Registrar {
         Ok(Mr { buffer, kind, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
     }
 
-    /// An error unless a registration covers `part` and was made for these rails; only an empty buffer needs none.
+    /// Returns an error unless the registration covers `part` and was made for these rails. Only an
+    /// empty buffer needs no registration.
     #[inline]
     pub(crate) fn check(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
         match mr {
-            // As NCCL does it: registered on this very comm.
+            // The usual case: NCCL registered the buffer on this very comm.
             Some(mr) if Arc::ptr_eq(&mr.nics, &self.nics) && mr.covers(part) => Ok(()),
             _ => self.check_unusual(mr, part),
         }
@@ -79,7 +81,7 @@ impl Registrar {
     }
 }
 
-/// Whether such memory can be registered on these ports at all.
+/// Returns an error if these ports cannot register such memory at all.
 fn supported(buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>, nics: &[Arc<Nic>]) -> Result<()> {
     let why = match (dmabuf, kind, Gpu::here()) {
         (Some(_), ..) => match nics.iter().find_map(|nic| Some((nic, nic.takes_dmabuf().err()?))) {
@@ -118,18 +120,18 @@ impl Mr {
         start.is_some_and(|s| s <= self.buffer.len && part.len <= self.buffer.len - s)
     }
 
-    /// Where it lies.
+    /// Returns where the memory lies.
     pub(crate) fn kind(&self) -> MemKind {
         self.kind
     }
 
-    /// Local key per rail.
+    /// Returns the local key of each rail.
     #[inline]
     pub(crate) fn lkeys(&self) -> &[u32; MAX_RAILS] {
         &self.lkeys
     }
 
-    /// Remote key per rail.
+    /// Returns the remote key of each rail.
     #[inline]
     pub(crate) fn rkeys(&self) -> &[u32; MAX_RAILS] {
         &self.rkeys

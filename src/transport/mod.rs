@@ -1,4 +1,4 @@
-//! Connections that are made: sends, receives, progress, registration.
+//! Established connections: sends, receives, progress, memory registration.
 
 pub(crate) mod comm;
 mod lock;

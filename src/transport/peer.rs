@@ -1,4 +1,4 @@
-//! The other end, as a comm in use sees it: its control channel.
+//! The peer of an established connection, as the control channel shows it.
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,14 @@ use crate::control::{Channel, State};
 use crate::error::{Error, Result};
 use crate::proto::Message;
 
-/// How long data of a peer that is gone may still come: its last completions and its good-bye take different ways.
+/// How long data of a dead peer may still arrive: its last completions and its BYE travel on
+/// different networks.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// The peer of a comm.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// `None` once we have said good-bye.
+    /// `None` once this end has closed the channel.
     channel: Option<Channel>,
     name: String,
     gone_since: Option<Instant>,
@@ -51,19 +52,19 @@ impl Peer {
         self.channel.iter().for_each(Channel::settled);
     }
 
-    /// For messages.
+    /// Returns the peer's name, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether nothing is known against it: one atomic load.
+    /// Returns whether the control channel is open: one atomic load.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.state() == State::Open)
     }
 
-    /// An error where the peer is gone and `what` it owes us can no longer come. To be called when nothing has
-    /// come: one atomic load while the peer is there.
+    /// Returns an error if the peer is dead and `what` can no longer complete. Called when a poll
+    /// has found nothing; one atomic load while the peer lives.
     pub(crate) fn look(&mut self, what: &str) -> Result<()> {
         match &self.channel {
             Some(channel) if channel.state() != State::Open => self.gone(what),
@@ -92,16 +93,16 @@ impl Peer {
         Err(Error::Peer(format!("{} {how} with {what} outstanding{detail}", self.name)))
     }
 
-    /// Tells the peer why we give up.
+    /// Sends REFUSE with the reason, and closes the channel.
     pub(crate) fn refuse(&mut self, why: &Error) {
         if let Some(channel) = self.channel.take() {
-            // Whether it still listens does not matter.
+            // The peer may have closed the channel already.
             let _ = channel.send(&Message::Refuse { reason: why.to_string() });
             channel.close();
         }
     }
 
-    /// Takes leave in good order.
+    /// Sends BYE and closes the channel.
     pub(crate) fn leave(&mut self) {
         if let Some(channel) = self.channel.take() {
             channel.close();

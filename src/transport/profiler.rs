@@ -1,7 +1,8 @@
-//! NCCL's profiler, told of what each send and receive does on each queue pair. `docs/profiler.md` says what a reader sees.
+//! Events for NCCL's profiler: one for each send or receive and rail.
 //!
-//! An event belongs to the operation behind NCCL's handle, which is valid until NCCL is told that the request is done, or
-//! that the connection has failed: so all events of a request end before that.
+//! An event belongs to the operation behind NCCL's handle. The handle is valid until `test` reports
+//! the request as completed or the connection as failed, so all events of a request stop before
+//! that.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,36 +12,37 @@ use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 use crate::proto::RailRole;
 use crate::transport::send_queue::SendQueue;
 
-/// Whether a profiler has ever taken an event in this process. NCCL gives handles whether there is one or not.
+/// Set once a profiler has accepted an event in this process. NCCL passes handles even without a
+/// profiler.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Operations of a comm that are told whatever becomes of it. From then on it is one of [`SELDOM`], while nobody in this process has
-/// ever taken an event.
-const FIRST: u32 = 64;
-const SELDOM: u32 = 32;
+/// The first operations of a comm are all reported. After them one in [`SAMPLE_INTERVAL`] is, until
+/// a profiler of this process has accepted an event.
+const ALWAYS_REPORTED: u32 = 64;
+const SAMPLE_INTERVAL: u32 = 32;
 
-/// The profiler of one comm, where init brought a callback, which NCCL does from v10 on whether there is a profiler or not. The events
-/// are those of its requests: of a send one for each rail, of a group of receives one for each receive and rail.
+/// The profiler events of one comm. Present if init brought a callback, which NCCL from v10 on does
+/// with or without a profiler.
 ///
-/// Dropped with its comm, which is before NCCL is told that it is closed; events still under way end then.
+/// Dropping it stops all events: NCCL learns of the close afterwards.
 #[derive(Debug)]
 pub(crate) struct CommProfiler {
     profiler: Profiler,
-    /// Events under way: none where nobody profiles, and then the data path has nothing else to look at.
-    under_way: usize,
-    /// By request or receive, then by rail. Made once: nothing is allocated later.
+    /// Events in flight. Without a profiler it is 0, and the data path looks at nothing else.
+    in_flight: usize,
+    /// By operation, then by rail. Allocated once.
     events: Box<[ProfilerEvent]>,
-    /// By rail: its index in its device.
+    /// By rail: its place in the device.
     devices: Box<[c_int]>,
     /// Rails that may carry data.
     carriers: u8,
-    /// Operations that were told.
-    told: u32,
-    /// Operations that are not, before the next one that is.
-    left: u32,
+    /// Operations reported so far.
+    reported: u32,
+    /// Operations to skip before the next report.
+    skip: u32,
 }
 
-/// What is written on a rail.
+/// A work request, as an event describes it.
 pub(crate) struct Write {
     pub(crate) rail: usize,
     pub(crate) wr_id: u64,
@@ -55,48 +57,49 @@ impl Drop for CommProfiler {
 }
 
 impl CommProfiler {
-    /// Makes the events of a comm: for `operations` operations on rails with these roles, of which `carriers` may carry data.
+    /// Allocates the events of `operations` operations on rails with these roles. `carriers` is the
+    /// mask of the rails that may carry data.
     pub(crate) fn new(profiler: Profiler, roles: &[RailRole], carriers: u8, operations: usize) -> Box<Self> {
         Box::new(Self {
             profiler,
-            under_way: 0,
+            in_flight: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| role.index().into()).collect(),
             carriers,
-            told: 0,
-            left: 0,
+            reported: 0,
+            skip: 0,
         })
     }
 
-    /// The rails that may carry data.
+    /// Returns the mask of the rails that may carry data.
     pub(crate) fn carriers(&self) -> u8 {
         self.carriers
     }
 
-    /// The profiler, where it has an event under way.
+    /// Returns the profiler if it has an event in flight.
     #[inline(always)]
-    pub(crate) fn at_work(profiler: &mut Option<Box<Self>>) -> Option<&mut Self> {
-        profiler.as_deref_mut().filter(|profiler| profiler.under_way > 0)
+    pub(crate) fn active(profiler: &mut Option<Box<Self>>) -> Option<&mut Self> {
+        profiler.as_deref_mut().filter(|profiler| profiler.in_flight > 0)
     }
 
-    /// Whether the operation with this handle is to be told.
+    /// Returns whether to report the operation with this handle.
     #[inline(always)]
-    pub(crate) fn wants(profiler: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
+    pub(crate) fn should_report(profiler: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
         if handle.is_none() {
             return false;
         }
         let Some(profiler) = profiler.as_deref_mut() else { return false };
-        if profiler.left > 0 {
-            profiler.left -= 1;
+        if profiler.skip > 0 {
+            profiler.skip -= 1;
             return false;
         }
-        profiler.told = profiler.told.saturating_add(1);
-        let all = profiler.told < FIRST || TAKEN.load(Ordering::Relaxed);
-        profiler.left = if all { 0 } else { SELDOM - 1 };
+        profiler.reported = profiler.reported.saturating_add(1);
+        let all = profiler.reported < ALWAYS_REPORTED || TAKEN.load(Ordering::Relaxed);
+        profiler.skip = if all { 0 } else { SAMPLE_INTERVAL - 1 };
         true
     }
 
-    /// Whether the profiler took the event.
+    /// Starts an event. Returns whether the profiler accepted it.
     #[inline(always)]
     pub(crate) fn start(
         &mut self,
@@ -118,10 +121,10 @@ impl CommProfiler {
         let place = &mut self.events[operation * self.devices.len() + write.rail];
         self.profiler.start(place, handle, &event);
         let taken = !place.is_none();
-        self.under_way += usize::from(taken);
+        self.in_flight += usize::from(taken);
         if taken {
             TAKEN.store(true, Ordering::Relaxed);
-            self.left = 0;
+            self.skip = 0;
         }
         taken
     }
@@ -130,16 +133,16 @@ impl CommProfiler {
         let place = &mut self.events[operation * self.devices.len() + rail];
         if !place.is_none() {
             self.profiler.stop(place);
-            self.under_way -= 1;
+            self.in_flight -= 1;
         }
     }
 
-    /// Ends all that are under way: NCCL is going to be told that the connection has failed, or is closed.
+    /// Stops all events in flight, before NCCL learns that the connection has failed or is closed.
     #[cold]
     pub(crate) fn stop_all(&mut self) {
-        if self.under_way > 0 {
+        if self.in_flight > 0 {
             self.events.iter_mut().for_each(|event| self.profiler.stop(event));
-            self.under_way = 0;
+            self.in_flight = 0;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One rail of a connection: its queue pairs, and the queues that they share.
+//! One rail of a connection: its queue pairs and the queues that they share.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,25 +13,25 @@ use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq, Srq};
 
-/// One rail, connected.
+/// A connected rail.
 #[derive(Debug)]
 pub(crate) struct Rail {
-    // First, so that they go before the memory that they write.
+    // The queue pairs are dropped before the memory that they write.
     pub(crate) send_queues: Box<[SendQueue]>,
-    /// The queue pair that is its own peer, at a receiver that can flush.
+    /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
     pub(crate) receives: Option<Receives>,
-    /// Of all queue pairs, both ways: what completes here is this rail's.
+    /// Shared by all queue pairs of the rail, for both directions.
     pub(crate) cq: Arc<Cq>,
     pub(crate) nic: Arc<Nic>,
-    /// The place in the device.
+    /// The rail's place in the device.
     pub(crate) role: RailRole,
-    /// Mb/s, of this end and of the peer's.
+    /// In Mb/s: the port of this end, and the peer's.
     pub(crate) speeds: (u32, u32),
     pub(crate) names: Names,
 }
 
-/// What an error message says of a rail.
+/// What an error message names of a rail.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
     pub(crate) local_gid: [u8; 16],
@@ -40,7 +40,7 @@ pub(crate) struct Names {
     pub(crate) peer: String,
 }
 
-/// The SRQ of a rail, and how many receives are in it.
+/// The SRQ of a rail, and the number of receives posted to it.
 #[derive(Debug)]
 pub(crate) struct Receives {
     pub(crate) srq: Arc<Srq>,
@@ -49,19 +49,19 @@ pub(crate) struct Receives {
 }
 
 impl Rail {
-    /// The send queue that a slot uses.
+    /// Returns the send queue of a slot's queue pair.
     #[inline]
     pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
         &self.send_queues[qp_of_slot(slot, self.send_queues.len())]
     }
 
-    /// As [`send_queue`](Self::send_queue).
+    /// Like [`send_queue`](Self::send_queue).
     #[inline]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
         &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
     }
 
-    /// HCA, port, and the addresses that packets go between, for the log.
+    /// Names HCA, port and both addresses, for the log.
     pub(crate) fn describe(&self) -> String {
         let Names { local_gid, remote_gid, gid_kind, .. } = &self.names;
         let version = match gid_kind {
@@ -73,7 +73,7 @@ impl Rail {
         format!("{} from {ours} to {theirs}{version}", self.nic.name())
     }
 
-    /// What an event of the adapter may be about.
+    /// Returns what an asynchronous event may concern.
     pub(crate) fn queues(&self) -> Queues {
         Queues {
             context: self.nic.pd().context().id(),
@@ -84,7 +84,7 @@ impl Rail {
         }
     }
 
-    /// One receive was used up.
+    /// Counts one receive as consumed.
     #[inline]
     pub(crate) fn arrived(&mut self) {
         if let Some(receives) = &mut self.receives {
@@ -92,7 +92,7 @@ impl Rail {
         }
     }
 
-    /// Names everything about a failed completion.
+    /// Describes a failed completion in full.
     #[cold]
     pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
         let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
@@ -123,14 +123,15 @@ impl Rail {
     }
 }
 
-/// `IBV_WC_LOC_QP_OP_ERR`: a malformed request. We post none.
+/// `IBV_WC_LOC_QP_OP_ERR`: a malformed request. The plugin posts none.
 const LOC_QP_OP_ERR: u32 = 2;
 
-/// How long a driver may take from failing the requests of a port that goes down to showing the port as down.
+/// How long after the first failed request a driver may take to report the port as down.
 const PORT_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Why this end's port cannot be used, where that is so, by `ask`. Where the status would blame the plugin, it is asked for a while:
-/// rdma_rxe fails with this status what it cannot send on an interface that closes, and tells only then that the port is down.
+/// Returns why the local port is down, if it is, as `ask` reports it. For `IBV_WC_LOC_QP_OP_ERR`,
+/// which would blame the plugin, polls for up to `patience`: rdma_rxe reports this status before it
+/// reports the port as down.
 #[cold]
 fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option<String>) -> Option<String> {
     let begun = Instant::now();
@@ -144,14 +145,14 @@ fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option
 }
 
 impl Receives {
-    /// An SRQ filled to the brim, that is refilled when it falls to `low`.
+    /// Fills the SRQ. [`refill`](Self::refill) acts when `low` receives are left.
     pub(crate) fn new(srq: Srq, low: usize) -> Result<Self> {
         let mut receives = Self { srq: Arc::new(srq), posted: 0, low };
         receives.fill()?;
         Ok(receives)
     }
 
-    /// Fills up, in one call, where fewer than the low mark or than `needed` are posted.
+    /// Fills the SRQ with one call if at most `low` receives, or fewer than `needed`, are posted.
     #[inline]
     pub(crate) fn refill(&mut self, needed: usize) -> Fast<()> {
         if self.posted <= self.low || self.posted < needed { Ok(self.fill()?) } else { Ok(()) }
@@ -165,7 +166,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Receives that the peer may use up.
+    /// Returns the number of receives that the peer may consume.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         self.posted

@@ -1,11 +1,11 @@
-//! Which end of a connection this is.
+//! The two ends of a connection.
 
-/// What an end of a connection does with it.
+/// Which end of a connection this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It connected.
+    /// The end that called `connect`.
     Sender,
-    /// It accepted.
+    /// The end that called `accept`.
     Receiver,
 }
 

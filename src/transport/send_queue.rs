@@ -1,20 +1,20 @@
-//! One queue pair of a rail, and an account of what is in its send queue.
+//! One queue pair of a rail, and the account of its send queue.
 
 use crate::error::{Error, Fast};
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Qp, Ready};
 
-/// A queue pair in use.
+/// A connected queue pair.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     qp: Qp<Ready>,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub(crate) remote_qpn: u32,
-    /// Work requests posted so far; comes round.
+    /// Work requests posted so far, modulo 2^32.
     posted: u32,
-    /// Of these, those up to the last one that asks for a completion.
+    /// Work requests posted up to the last signalled one.
     signalled: u32,
-    /// Of these, those known to be done: up to the last completion.
+    /// Work requests known to be completed: up to the last polled completion.
     done: u32,
 }
 
@@ -23,24 +23,24 @@ impl SendQueue {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
     }
 
-    /// Our number.
+    /// Returns the queue pair's number.
     pub(crate) fn number(&self) -> u32 {
         self.qp.number()
     }
 
-    /// Work requests that still fit into the send queue.
+    /// Returns how many more work requests fit into the send queue.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         (self.qp.send_depth() - self.posted.wrapping_sub(self.done)) as usize
     }
 
-    /// Work requests since the last one that asks for a completion.
+    /// Returns the number of work requests since the last signalled one.
     #[inline]
     pub(crate) fn uncovered(&self) -> u32 {
         self.posted.wrapping_sub(self.signalled)
     }
 
-    /// The `wr_id` of the last of the next `n` work requests, which asks for a completion.
+    /// Returns the `wr_id` of the last of the next `n` work requests, which is signalled.
     #[inline]
     pub(crate) fn signal(&self, work: Work, n: usize) -> u64 {
         work.id(self.posted.wrapping_add(n as u32))
@@ -55,8 +55,8 @@ impl SendQueue {
         self.qp.inline() as usize
     }
 
-    /// Posts the chain with one doorbell. `signalled`: its last request asks for a completion, by the number that
-    /// [`signal`](Self::signal) gave; no other does.
+    /// Posts the chain with one doorbell. If `signalled`, its last work request is signalled, with
+    /// the `wr_id` from [`signal`](Self::signal). No other one is.
     #[inline(always)]
     pub(crate) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Fast<()> {
         let n = chain.len();
@@ -78,13 +78,14 @@ impl SendQueue {
         Error::Internal(format!("{n} work requests for a send queue with room for {room}")).into()
     }
 
-    /// Takes a successful completion with this `wr_id`: its request and all before it are done. Gives how many of these were not
-    /// known to be.
+    /// Handles a successful completion: its work request and all earlier ones are completed.
+    /// Returns how many of them are newly known to be.
     #[inline]
     pub(crate) fn sent(&mut self, wr_id: u64) -> Fast<u32> {
         let to = Work::number(wr_id);
         let known = to.wrapping_sub(self.done);
-        // None, or more than there can be: an earlier one, or one that is still to be posted.
+        // Zero, or more than were posted: a completion that was polled before, or that belongs to
+        // no work request.
         if known == 0 || known > self.signalled.wrapping_sub(self.done) {
             return Err(never_posted(wr_id));
         }

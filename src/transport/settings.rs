@@ -1,4 +1,4 @@
-//! What the connections of one communicator have in common.
+//! The settings that the connections of one communicator share.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use nccl_net_versions::Profiler;
 use crate::config::Config;
 use crate::verbs::Timing;
 
-/// What a communicator's connections have in common.
+/// The settings that the connections of one communicator share.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The process's settings.
+    /// The environment's settings, as init read them.
     pub config: Arc<Config>,
-    /// What NCCL wants of this communicator's packets, where it says so.
+    /// The communicator's traffic class, if NCCL passed one.
     pub comm_traffic_class: Option<i32>,
-    /// Whom NCCL wants to be told of work requests, where its version can say so.
+    /// The communicator's profiler callback, if its NCCL has one.
     pub profiler: Option<Profiler>,
-    /// Work requests in a send queue, at most. A device may have fewer.
+    /// Limit for the depth of a send queue. A device may allow less.
     pub(crate) queue_depth: u32,
 }
 
 impl Settings {
-    /// For one communicator.
+    /// Makes the settings of one communicator.
     pub fn new(
         config: impl Into<Arc<Config>>,
         comm_traffic_class: Option<i32>,
@@ -30,17 +30,18 @@ impl Settings {
         Self { config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
     }
 
-    /// Traffic class of RoCE packets, where the settings or the communicator say one.
+    /// Returns the traffic class of RoCE packets, if the environment or the communicator sets one.
     pub(crate) fn traffic_class(&self) -> Option<u8> {
         self.config.tc.or_else(|| u8::try_from(self.comm_traffic_class?).ok())
     }
 
-    /// How long queue pairs wait for their peers.
+    /// Returns the transport timeout and retry count of queue pairs.
     pub(crate) fn timing(&self) -> Timing {
         Timing { timeout: self.config.timeout, retries: self.config.retry_cnt }
     }
 
-    /// InfiniBand service level, 0 to 15, likewise.
+    /// Returns the InfiniBand service level, 0 to 15, if the environment or the communicator sets
+    /// one.
     pub(crate) fn service_level(&self) -> Option<u8> {
         let comm = || u8::try_from(self.comm_traffic_class?).ok().filter(|sl| *sl < 16);
         self.config.sl.or_else(comm)

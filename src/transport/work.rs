@@ -1,24 +1,25 @@
-//! What a work request is for, as its `wr_id` says.
+//! The purpose of a work request, encoded in its `wr_id`.
 
-/// What a work request of ours is for. It lies in `wr_id`, the only thing that a failed completion keeps: a place `[7:0]`, the
-/// kind `[15:8]`, and the number of the work request on its queue pair `[63:32]`.
+/// The purpose of a work request. It travels in `wr_id`, the only field that a failed completion
+/// keeps: a place in bits `[7:0]`, the kind in `[15:8]`, and the number of the work request on its
+/// queue pair in `[63:32]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The zero-byte write of the handshake.
+    /// A write of the handshake's probe.
     Probe,
-    /// The signalling write of a group of sends.
+    /// The signalled write of a group of sends.
     Data {
-        /// The group's slot.
+        /// Slot of the group.
         slot: u8,
     },
-    /// A CTS write that asked for a completion.
+    /// A signalled CTS write.
     Cts,
     /// The read of a flush.
     Flush {
-        /// The flush's place.
+        /// Place of the flush.
         index: u8,
     },
-    /// A receive: it has no number of its own. Also a number that we never give.
+    /// A receive, which has no number. Also any `wr_id` that the plugin never uses.
     Receive,
 }
 
@@ -35,7 +36,7 @@ impl Work {
         what | (number as u64) << 32
     }
 
-    /// The number that [`id`](Self::id) was made with.
+    /// Returns the number that [`id`](Self::id) encoded.
     #[inline]
     pub(crate) const fn number(id: u64) -> u32 {
         (id >> 32) as u32

@@ -1,4 +1,4 @@
-//! Writes CTS entries: into control memory, and from there into the sender's FIFO.
+//! Writes CTS entries: into this end's control memory, and from there into the sender's FIFO.
 
 use std::sync::atomic::Ordering;
 
@@ -15,42 +15,45 @@ use crate::transport::recv::slot::Slot;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
-/// The queue that carries CTS writes: one, so that they arrive in order and one completion accounts for all before it.
+/// Index of the queue pair that carries all CTS writes. One queue pair keeps them in order, and one
+/// completion covers all earlier ones.
 pub(crate) const CTS_QUEUE: usize = 0;
 
-/// Writes the CTS entries of one comm. Entries lie in its control memory behind the records, as in the sender's FIFO.
+/// Writes the CTS entries of one comm. They lie behind the completion records of the control
+/// memory, in the layout of the sender's FIFO.
 #[derive(Debug)]
 pub(crate) struct CtsWriter {
-    /// Of the next group.
+    /// Sequence number of the next group.
     seq: Sequence,
-    /// The rail that carries them.
+    /// The rail that carries the writes.
     rail: usize,
-    /// Each n-th write asks for a completion.
+    /// Every n-th write is signalled.
     signal_interval: u32,
 }
 
 impl CtsWriter {
     pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
-        // At least twice per queue, so that it is never full of writes that nobody will account for.
+        // At least twice per queue: a queue full of unsignalled writes would never drain.
         let rail = comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0);
         let depth = comm.rails.get(rail).map_or(2, |r| r.send_queues[CTS_QUEUE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
         Self { seq: Sequence::FIRST, rail, signal_interval }
     }
 
-    /// Running number of the next group.
+    /// Returns the sequence number of the next group.
     #[inline]
     pub(crate) fn next(&self) -> Sequence {
         self.seq
     }
 
-    /// Whether there is room for one more write.
+    /// Returns whether the send queue has room for one more write.
     #[inline]
     pub(crate) fn has_room(&self, comm: &Comm) -> bool {
         comm.rails[self.rail].send_queues[CTS_QUEUE].room() > 0
     }
 
-    /// Writes the CTS entries of the next group and advances the sequence number. `events`: with those that a profiler wants of its receives.
+    /// Writes the CTS entries of the next group and advances the sequence number. `events`: whether
+    /// to start the profiler events of its receives.
     #[inline(always)]
     pub(crate) fn post<P: NetPlugin<Mr = Mr>>(
         &mut self,
@@ -61,7 +64,7 @@ impl CtsWriter {
     ) -> Fast<()> {
         match buffers {
             [one] => {
-                if events && CommProfiler::wants(&mut comm.profiler, one.profiler) {
+                if events && CommProfiler::should_report(&mut comm.profiler, one.profiler) {
                     profiling::start(comm, self.seq.slot(), 0, one.profiler);
                 }
                 let words = self.stage(comm, slot, 0, one, 1);
@@ -81,7 +84,7 @@ impl CtsWriter {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
-            if CommProfiler::wants(&mut comm.profiler, b.profiler) {
+            if CommProfiler::should_report(&mut comm.profiler, b.profiler) {
                 profiling::start(comm, self.seq.slot(), i, b.profiler);
             }
             self.stage(comm, slot, i, b, buffers.len());
@@ -89,7 +92,8 @@ impl CtsWriter {
         self.write(comm, buffers.len(), None)
     }
 
-    /// Puts an entry into our memory, where it stays as long as the receive; gives its words.
+    /// Stores one entry in the control memory, where it stays as long as its receive, and returns
+    /// its words.
     #[inline]
     fn stage<P: NetPlugin<Mr = Mr>>(
         &self,
@@ -118,7 +122,8 @@ impl CtsWriter {
         words
     }
 
-    /// One write carries the entries of the whole group: from where they stay, or in itself where there is `one`.
+    /// Posts one write with the entries of the whole group. If `one` is given, its words go inline
+    /// where the queue pair has room for them; all else is read from the control memory.
     #[inline(always)]
     fn write(&self, comm: &mut Comm, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
         let offset = self.seq.cts_offset(0);

@@ -1,8 +1,9 @@
-//! Flush: makes what has arrived visible in GPU memory.
+//! Flush: makes arrived data visible to the GPU.
 //!
-//! A completion reaches the host's memory and data the GPU's, on two ways that need not be equally fast. An adapter's
-//! read cannot pass its earlier writes on PCIe: once it has read any of a GPU's memory, whatever it wrote there before
-//! the read is in place. So each rail that has carried data reads one byte, by a queue pair that is its own peer.
+//! Completions go to host memory and data to GPU memory, over paths that need not be equally fast.
+//! On PCIe an adapter's read cannot pass its own earlier writes: once it has read from a GPU's
+//! memory, all that it wrote there before is in place. So each rail that has carried data reads one
+//! byte, over a queue pair that is connected to itself.
 
 use nccl_net_versions::{Buffer, MemKind};
 
@@ -15,41 +16,43 @@ use crate::transport::request::{Pool, REQUESTS};
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
-/// Flushes under way on one comm, at most, each with one read on a rail. NCCL has at most 32 operations under way.
+/// Most flushes in flight on one comm. NCCL has at most 32 operations in flight.
 pub(crate) const FLUSHES: usize = REQUESTS;
 
-/// Bytes of a receiver's control memory where reads end: eight for each rail. Nobody looks at them.
+/// Bytes of a receiver's control memory into which flushes read: eight for each rail. Nothing uses
+/// the data.
 pub(crate) const SINK_BYTES: usize = 8 * MAX_RAILS;
 
 /// The flushes of one comm.
 #[derive(Debug)]
 pub(crate) struct Flushes {
-    /// Of each flush the rails whose read has not come back.
+    /// By flush: the rails whose read is outstanding.
     pending: Box<[u8]>,
-    /// Where to look for a free request.
+    /// Where the search for a free request begins.
     next: u8,
-    /// Rails on which data has come, by the stripe that flushes them.
+    /// Stripes that must read in a flush: those whose rail has carried data.
     carried: u8,
-    /// Of each stripe the one that flushes its rail.
+    /// By stripe: the stripe with its rail's queue pair for flushes.
     flusher: [u8; MAX_RAILS],
-    /// Word of the control memory where the sink begins.
+    /// Index of the first word that flushes read into.
     sink: usize,
 }
 
-/// Whether a comm of these rails can flush. GPU memory is registered where all adapters reach it, and then all have what a flush takes.
+/// Returns whether a comm of these rails can flush. GPU memory can be registered only if every
+/// adapter reaches it; then every rail has its queue pair for flushes.
 pub(crate) fn possible(rails: &[Rail]) -> bool {
     rails.iter().any(|rail| rail.flush.is_some())
 }
 
-/// The buffer whose memory is read: of those with data the last one in a GPU, else the last one. A comm's buffers lie
-/// in one GPU, so one is enough.
+/// Returns the buffer to read from: the last one with data that lies in a GPU, else the last one
+/// with data. All buffers of a comm lie in one GPU, so one is enough.
 pub(crate) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer, &'a Mr)> {
     let filled = buffers.iter().filter(|(buffer, _)| buffer.len > 0);
     filled.filter_map(|(buffer, mr)| Some((*buffer, (*mr)?))).max_by_key(|(_, mr)| mr.kind() != MemKind::Host)
 }
 
 impl Flushes {
-    /// `rails`: those of the comm, the stripes of each one after the other.
+    /// `rails` are those of the comm, with the stripes of a rail next to each other.
     pub(crate) fn new(sink: usize, rails: &[Rail]) -> Self {
         let (mut flusher, mut last) = ([0; MAX_RAILS], 0);
         for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
@@ -61,14 +64,14 @@ impl Flushes {
         Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, flusher, sink }
     }
 
-    /// Data has come on a stripe.
+    /// Notes that data has arrived on a stripe.
     #[inline]
     pub(crate) fn carried(&mut self, stripe: usize) {
         self.carried |= 1 << self.flusher[stripe];
     }
 
-    /// A place for a flush; `None` where no data has ever come. An error where no more fit: a flush cannot be put off,
-    /// since no request means that it is done.
+    /// Returns a place for a flush; `None` if no data has ever arrived. Returns an error if all
+    /// places are in use, because NCCL takes a flush without a request for a completed one.
     pub(crate) fn begin(&mut self, pool: &Pool) -> Fast<Option<u8>> {
         if self.carried == 0 {
             return Ok(None);
@@ -79,7 +82,7 @@ impl Flushes {
         Ok(Some(index))
     }
 
-    /// Posts its reads.
+    /// Posts the reads of a flush.
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
         for rail in rails(self.carried) {
@@ -103,7 +106,7 @@ impl Flushes {
         Ok(())
     }
 
-    /// A rail's read has come back; `true` if the flush is done with that.
+    /// Handles the completion of one rail's read. Returns `true` if it completes the flush.
     pub(crate) fn read(&mut self, rail: usize, index: u8, pool: &Pool) -> bool {
         let pending = &mut self.pending[usize::from(index)];
         let before = std::mem::replace(pending, *pending & !(1 << rail));

@@ -13,7 +13,7 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
 use crate::transport::Settings;
 use crate::transport::comm::{Comm, Progress, progress};
 use cts_writer::CtsWriter;
-use slot::{Slot, Wrong, read_record};
+use slot::{ArrivalError, Slot, read_record};
 
 use crate::agent::Flow;
 use crate::error::{Error, Fast, Result};
@@ -27,8 +27,8 @@ use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 use flush::{FLUSHES, Flushes, SINK_BYTES};
 
-/// Bytes of a receiver's control memory: the records that the sender writes into, CTS entries to send from, and what a
-/// flush reads into.
+/// Bytes of a receiver's control memory: the completion records that the sender writes, the CTS
+/// entries to send from, and the bytes that flushes read into.
 pub(crate) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
 pub(crate) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
 
@@ -36,17 +36,18 @@ pub(crate) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
 #[derive(Debug)]
 pub struct RecvComm(Arc<Receiver>);
 
-/// What the comm and its requests share.
+/// The part of a receiving comm that its requests refer to.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// By slot, then those of the flushes, where there are any.
+    /// By slot, then the requests of flushes, if the comm can flush.
     pool: Pool,
     memory: Registrar,
-    /// With `MPIB_FLUSH=1`: host memory is flushed as well.
+    /// Flushes also read host memory: `MPIB_FLUSH=1`.
     flush_host: bool,
-    /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
+    /// Keeps the connection registered with the agent. Only the sender uses its hints.
     _flow: Option<Flow>,
-    // NCCL's progress thread takes it, registration does not, and the watch only where no call is seen.
+    // Locked by NCCL's progress thread, and by housekeeping while NCCL makes no call. Registration
+    // does not need it.
     state: StateLock<RecvState>,
 }
 
@@ -55,13 +56,14 @@ pub(crate) struct RecvState {
     pub(crate) comm: Comm,
     pub(crate) cts: CtsWriter,
     pub(crate) pool: Pool,
-    /// By slot; a request is its slot.
+    /// By slot. The index of a receive's request is its slot.
     pub(crate) slots: Box<[Slot; SLOTS]>,
-    /// Slots whose data has not come.
+    /// Slots whose data is outstanding.
     pub(crate) outstanding: usize,
-    /// What was offered and had not come when the watch looked last: see [`early`].
-    pub(crate) looked: Option<(Sequence, usize)>,
-    /// Where GPU memory can be registered, or `MPIB_FLUSH=1` wants it.
+    /// Next sequence number and outstanding slots at the last pass of housekeeping: see
+    /// [`optional`].
+    pub(crate) idle_mark: Option<(Sequence, usize)>,
+    /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`.
     flushes: Option<Flushes>,
 }
 
@@ -85,7 +87,7 @@ impl RecvComm {
                     pool,
                     slots: Box::new([Slot::EMPTY; SLOTS]),
                     outstanding: 0,
-                    looked: None,
+                    idle_mark: None,
                 }),
             }
         });
@@ -98,9 +100,9 @@ impl RecvComm {
         self.0.memory.register(buffer, kind, dmabuf)
     }
 
-    /// Offers a group of 1 to 8 buffers to the sender; `None` where 256 groups are under way. `OPTIONAL`: NCCL does not need to know
-    /// when the data of a single buffer is there.
-    // Compiled for each, so that the others pay nothing for optional ones.
+    /// Offers a group of 1 to 8 buffers to the sender. Returns `None` while 256 groups are in
+    /// flight. `OPTIONAL`: NCCL does not need the completion of a single buffer.
+    // Compiled for both cases: ordinary receives pay nothing for optional ones.
     #[inline]
     pub fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &self,
@@ -108,13 +110,13 @@ impl RecvComm {
     ) -> Fast<Option<&Tagged<Request>>> {
         let inner = &*self.0;
         match buffers {
-            // By itself and first, since it is what comes most.
+            // The usual case first.
             [one] => inner.memory.check(one.mr, one.buffer)?,
             wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
             several => several.iter().try_for_each(|b| inner.memory.check(b.mr, b.buffer))?,
         }
         inner.with(|state| {
-            state.comm.alive()?;
+            state.comm.check_usable()?;
             let slot = state.cts.next().slot();
             let request = inner.pool.get(slot.into());
             match state.start::<P, OPTIONAL>(slot, request, buffers) {
@@ -124,7 +126,8 @@ impl RecvComm {
         })
     }
 
-    /// Makes what has arrived in `buffers` visible to the GPU; `None` where nothing has to be done for that, as for host memory.
+    /// Makes arrived data in `buffers` visible to the GPU. Returns `None` if nothing has to be
+    /// done, as for host memory.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
             self.0.memory.check(*mr, *buffer)?;
@@ -136,10 +139,10 @@ impl RecvComm {
         let Some(target) = target else { return Ok(None) };
         self.0.with(|state| {
             let RecvState { comm, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
-            comm.alive()?;
+            comm.check_usable()?;
             let Some(index) = flushes.begin(pool)? else { return Ok(None) };
             let posted = flushes.post(comm, index, target);
-            comm.settle(posted)?;
+            comm.fail_on_error(posted)?;
             comm.stats.request(None);
             let request = self.0.pool.get(SLOTS + usize::from(index));
             request.cell().begin();
@@ -147,11 +150,11 @@ impl RecvComm {
         })
     }
 
-    /// Takes leave of the peer.
+    /// Sends BYE to the peer.
     pub fn close(self) -> Result<()> {
         optional::forget(&self.0);
         let leave = |state: &mut RecvState| {
-            state.last_arrivals();
+            state.await_outstanding_data();
             state.comm.peer.leave();
             Ok(())
         };
@@ -160,13 +163,14 @@ impl RecvComm {
 }
 
 impl Receiver {
-    /// What `f` makes of the state. Where the comm has failed, no request is done that waits for data.
+    /// Runs `f` on the state. If the comm has failed, also revokes completions ahead of data.
     #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
 
-    /// Does what calls would do, where none come and data is owed to optional receives. `None` where somebody has the state.
+    /// Runs one pass of housekeeping for optional receives. Returns `None` if a call holds the
+    /// state.
     pub(crate) fn look_after(&self) -> Option<Fast<()>> {
         self.state.try_with(|state| state.look_after().inspect_err(|_| state.revoke()))
     }
@@ -188,8 +192,8 @@ impl Progress for RecvState {
         &mut self.comm
     }
 
-    /// The peer has no part in a flush, so that it may be gone.
-    fn owed(index: usize) -> Option<&'static str> {
+    /// A flush does not involve the peer, so a dead peer does not fail it.
+    fn outstanding(index: usize) -> Option<&'static str> {
         (index < SLOTS).then_some("receives")
     }
 
@@ -198,7 +202,7 @@ impl Progress for RecvState {
         self.pool.cell(index).is_in_flight()
     }
 
-    /// Takes what completed on every rail, and posts receives for what was used up.
+    /// Polls every CQ, then replaces consumed receives.
     fn poll(&mut self) -> Fast<()> {
         self.drain()?;
         self.refill()
@@ -219,7 +223,7 @@ impl Progress for RecvState {
 }
 
 impl RecvState {
-    /// `slot` is the next one, and `request` its request. `false` where there is no room.
+    /// Starts a group in `slot`, the next one. Returns `false` if there is no room.
     #[inline]
     fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &mut self,
@@ -227,7 +231,7 @@ impl RecvState {
         request: &Request,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<bool> {
-        let early = OPTIONAL && self.may_be_early(buffers.len())?;
+        let ahead = OPTIONAL && self.may_complete_ahead(buffers.len())?;
         let ready = request.cell().is_free() && self.ready();
         if !ready && !self.made_ready(request)? {
             self.comm.stats.no_room::<()>();
@@ -235,33 +239,35 @@ impl RecvState {
         }
         let place = &mut self.slots[usize::from(slot)];
         place.begin(buffers.len());
-        // The slot is ready for its arrivals before the peer can know of it.
+        // The slot must be ready before the peer learns of it.
         request.cell().begin();
         self.outstanding += 1;
-        // NCCL's own event is over before the data of an early one comes.
-        self.cts.post(&mut self.comm, place, buffers, !early)?;
+        // A receive that completes ahead of its data has no profiler events: NCCL's own event ends
+        // first.
+        self.cts.post(&mut self.comm, place, buffers, !ahead)?;
         self.comm.stats.request(None);
-        if early {
+        if ahead {
             request.cell().complete_ahead();
         }
         Ok(true)
     }
 
-    /// Whether the request has come free and all is [`ready`](Self::ready), after a look at what has completed.
+    /// Polls, and returns whether the request is free and everything is [`ready`](Self::ready) now.
     #[cold]
     fn made_ready(&mut self, request: &Request) -> Fast<bool> {
         self.poll()?;
         Ok(request.cell().is_free() && self.ready())
     }
 
-    /// Whether there is room for a CTS write, and on each rail a receive for one more slot than there are.
+    /// Returns whether a CTS write fits, and each rail has a receive for every outstanding slot and
+    /// one more.
     #[inline]
     fn ready(&self) -> bool {
         let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
         self.cts.has_room(&self.comm) && self.comm.rails.iter().all(enough)
     }
 
-    /// Keeps enough receives posted for every slot that is under way, and one more.
+    /// Keeps receives posted for every outstanding slot and one more.
     #[inline]
     fn refill(&mut self) -> Fast<()> {
         let needed = self.outstanding + 1;
@@ -271,7 +277,7 @@ impl RecvState {
         Ok(())
     }
 
-    /// Takes the completion of a work request of ours.
+    /// Handles the completion of one of this end's work requests.
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
         let on = &mut self.comm.rails[rail];
         let known = match Work::of(wr_id) {
@@ -291,34 +297,34 @@ impl RecvState {
         Ok(())
     }
 
-    /// Takes one immediate of the peer.
+    /// Handles an immediate from the peer.
     #[inline]
     fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
-        self.judged(rail, word).map_err(|wrong| self.wrong(rail, word, wrong))
+        self.check_arrival(rail, word).map_err(|e| self.protocol_error(rail, word, e))
     }
 
     #[inline]
-    fn judged(&mut self, rail: usize, word: u32) -> Result<(), Wrong> {
-        let imm = self.comm.layout.decode(word).ok_or(Wrong::Word)?;
+    fn check_arrival(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let imm = self.comm.layout.decode(word).ok_or(ArrivalError::Word)?;
         match self.pool.cell(imm.slot.into()).is_in_flight() {
-            true => self.took::<false>(imm, rail),
-            false => self.took::<true>(imm, rail),
+            true => self.apply_arrival::<false>(imm, rail),
+            false => self.apply_arrival::<true>(imm, rail),
         }
     }
 
-    /// `AHEAD`: its request is not under way.
+    /// `AHEAD`: the request is not in flight, so it must have completed ahead of its data.
     #[inline(always)]
-    fn took<const AHEAD: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), Wrong> {
+    fn apply_arrival<const AHEAD: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), ArrivalError> {
         let request = self.pool.cell(imm.slot.into());
         if AHEAD && !request.awaits_data() {
-            return Err(Wrong::Idle(imm.slot));
+            return Err(ArrivalError::Idle(imm.slot));
         }
         let slot = &mut self.slots[usize::from(imm.slot)];
         let size = slot.arrived(imm, rail)?;
         if let Some(flushes) = &mut self.flushes {
             flushes.carried(rail);
         }
-        if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
+        if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
             profiling::arrived(profiler, imm.slot, rail, size.is_some());
         }
         let Some(size) = size else { return Ok(()) };
@@ -329,7 +335,7 @@ impl RecvState {
             }
             None => {
                 let record = Record::decode(&read_record(&self.comm, imm.slot), slot.rooms());
-                let record = record.map_err(|e| Wrong::Record(imm.slot, e))?;
+                let record = record.map_err(|e| ArrivalError::Record(imm.slot, e))?;
                 let bytes = record.sizes().iter().sum();
                 self.comm.stats.done(record.sizes().len(), bytes);
                 if AHEAD { request.data_arrived(bytes) } else { request.complete(record.sizes()) }
@@ -340,7 +346,7 @@ impl RecvState {
     }
 
     #[cold]
-    fn wrong(&self, rail: usize, word: u32, wrong: Wrong) -> Box<Error> {
+    fn protocol_error(&self, rail: usize, word: u32, wrong: ArrivalError) -> Box<Error> {
         let peer = self.comm.peer.name();
         Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
     }

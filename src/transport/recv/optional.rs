@@ -1,8 +1,10 @@
-//! Optional receives: NCCL sees by the data itself that it is there, so their requests are done as soon as the sender may write.
+//! Receives whose completion NCCL calls optional. NCCL detects their data by itself, so their
+//! requests complete as soon as the sender may write.
 //!
-//! The slot is not used again before all immediates of its data have come. They are taken by whatever looks at the queues: calls for
-//! other requests, now and then irecv, and where NCCL makes no call the thread of the adapters' events, which is then the only one
-//! who sees that the peer is gone or a queue has failed. It tells the log; NCCL is told at its next call.
+//! A slot is reused only after all immediates of its data have arrived. Any poll of the queues
+//! handles them: calls for other requests, now and then irecv, and housekeeping while NCCL makes no
+//! call. Then housekeeping alone can notice a dead peer or a failed queue. It logs a warning; NCCL
+//! gets the error from its next call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -12,9 +14,10 @@ use crate::proto::SLOTS;
 use crate::transport::comm::Progress;
 use crate::transport::recv::{Receiver, RecvState};
 
-/// With so many receives without data, an optional one looks whether some has come: as many as NCCL has under way at most.
+/// With this many receives outstanding, an optional receive polls first. NCCL has at most this many
+/// operations in flight.
 const MANY: usize = 32;
-/// How long close waits for immediates: they are right behind the data that NCCL has seen.
+/// How long close waits for immediates, which arrive right after the data that NCCL has seen.
 const LAST: Duration = Duration::from_millis(200);
 
 /// The receivers that are not closed.
@@ -25,18 +28,18 @@ fn receivers() -> MutexGuard<'static, Vec<Weak<Receiver>>> {
     RECEIVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on [`look_after`] looks at it.
+/// Adds a receiver to those that [`look_after`] polls.
 pub(crate) fn watch(receiver: &Arc<Receiver>) {
     receivers().push(Arc::downgrade(receiver));
 }
 
-/// From now on, when this returns, it does not.
+/// Removes a receiver. [`look_after`] does not use it once this returns.
 pub(crate) fn forget(receiver: &Arc<Receiver>) {
     receivers().retain(|one| one.strong_count() > 0 && !std::ptr::eq(one.as_ptr(), Arc::as_ptr(receiver)));
 }
 
-/// Does for receivers that no call is made for what calls would do, where data is owed to early receives. What it finds wrong is one
-/// warning, and the connection has failed with that.
+/// Polls receivers that NCCL is not calling but that have optional receives outstanding. An error
+/// is logged once, as a warning, and fails the connection.
 pub(crate) fn look_after() {
     for receiver in receivers().iter().filter_map(Weak::upgrade) {
         if let Some(Err(e)) = receiver.look_after() {
@@ -46,21 +49,22 @@ pub(crate) fn look_after() {
 }
 
 impl RecvState {
-    /// Whether a receive that NCCL has called optional may be done before its data is here: where the peer is known to be gone, its
-    /// request has to tell that.
-    pub(crate) fn may_be_early(&mut self, receives: usize) -> Fast<bool> {
+    /// Returns whether an optional receive may complete ahead of its data. After the peer's death
+    /// it may not, because the request must report it.
+    pub(crate) fn may_complete_ahead(&mut self, receives: usize) -> Fast<bool> {
         if self.outstanding >= MANY {
             self.poll()?;
         }
         Ok(receives == 1 && self.comm.peer.is_here())
     }
 
-    /// Whether data is owed to receives that are done.
-    fn owes(&self) -> bool {
+    /// Returns whether a request has completed ahead of data that is still outstanding.
+    fn awaits_data(&self) -> bool {
         self.outstanding > 0 && (0..SLOTS).any(|slot| self.pool.cell(slot).awaits_data())
     }
 
-    /// After a failure of the comm: the data of early receives will not come, and those that NCCL has not asked for say so.
+    /// After a failure of the comm, revokes the completions ahead of data that NCCL has not
+    /// collected yet: those requests report the failure.
     #[cold]
     pub(crate) fn revoke(&self) {
         if self.comm.has_failed() {
@@ -68,27 +72,31 @@ impl RecvState {
         }
     }
 
-    /// One look, if nothing has changed since the last one.
+    /// Polls if nothing has changed since the last pass.
     pub(crate) fn look_after(&mut self) -> Fast<()> {
         let seen = Some((self.cts.next(), self.outstanding));
-        let idle = std::mem::replace(&mut self.looked, seen) == seen;
-        if !idle || !self.owes() || self.comm.has_failed() {
+        let idle = std::mem::replace(&mut self.idle_mark, seen) == seen;
+        if !idle || !self.awaits_data() || self.comm.has_failed() {
             return Ok(());
         }
         let polled = self.poll();
-        self.comm.settle(polled)?;
-        if !self.owes() {
+        self.comm.fail_on_error(polled)?;
+        if !self.awaits_data() {
             return Ok(());
         }
-        self.comm.alive()?;
-        self.comm.look("receives")
+        self.comm.check_usable()?;
+        self.comm.check_peer("receives")
     }
 
-    /// Waits for what early receives are owed, as long as it can come: a queue pair that goes too soon lets the sender's write fail,
-    /// though its data is here.
-    pub(crate) fn last_arrivals(&mut self) {
+    /// Waits for outstanding data of completed receives while it can still arrive. If the queue
+    /// pair were destroyed too early, the sender's write would fail although its data is here.
+    pub(crate) fn await_outstanding_data(&mut self) {
         let until = Instant::now() + LAST;
-        while self.owes() && !self.comm.has_failed() && self.comm.peer.is_here() && Instant::now() < until {
+        while self.awaits_data()
+            && !self.comm.has_failed()
+            && self.comm.peer.is_here()
+            && Instant::now() < until
+        {
             if self.poll().is_err() {
                 return;
             }

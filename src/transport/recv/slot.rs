@@ -1,30 +1,30 @@
-//! What a receiver knows of a slot, and judges arrivals by: whatever is wrong with one is the peer's doing.
+//! The state of a receive slot, and the checks of what the peer sends for it.
 
 use std::sync::atomic::Ordering;
 
 use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, Step, Violation};
 use crate::transport::comm::Comm;
 
-/// One group of receives. Its CTS entries stay in the control memory, so that they could be sent again.
+/// One group of receives. Its CTS entries stay in the control memory, for sending them again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     count: u8,
-    /// Room per receive.
+    /// Size in bytes of each receive's buffer.
     rooms: [usize; MAX_RECVS],
     arrivals: Arrivals,
     size: SizeQ,
 }
 
-/// What is wrong with an immediate.
+/// Why an immediate breaks the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Wrong {
-    #[error("an immediate that no sender of ours makes")]
+pub(crate) enum ArrivalError {
+    #[error("an immediate that no sender makes")]
     Word,
     #[error("data arrived for slot {0}, where no receive waits")]
     Idle(u8),
-    #[error("slot {0}: rails tell different sizes, {1:?} and {2:?}")]
+    #[error("slot {0}: rails carry different sizes, {1:?} and {2:?}")]
     Sizes(u8, SizeQ, SizeQ),
-    #[error("slot {0}: a group of {1} receives was told one size")]
+    #[error("slot {0}: a group of {1} receives got one size")]
     OneSize(u8, u8),
     #[error("slot {0}: {1}")]
     Mask(u8, Violation),
@@ -38,47 +38,49 @@ impl Slot {
     pub(crate) const EMPTY: Self =
         Self { count: 0, rooms: [0; MAX_RECVS], arrivals: Arrivals::NONE, size: SizeQ::RECORD };
 
-    /// A new group of at most [`MAX_RECVS`] receives, whose rooms are to be told.
+    /// Starts a group of at most [`MAX_RECVS`] receives. [`set_room`](Self::set_room) must follow
+    /// for each.
     #[inline]
     pub(crate) fn begin(&mut self, count: usize) {
         (self.count, self.arrivals) = (count as u8, Arrivals::NONE);
     }
 
-    /// The room of one of its receives.
+    /// Sets the buffer size of one receive.
     #[inline]
     pub(crate) fn set_room(&mut self, index: usize, room: usize) {
         self.rooms[index] = room;
     }
 
-    /// Of each receive.
+    /// Returns the buffer size of each receive.
     pub(crate) fn rooms(&self) -> &[usize] {
         &self.rooms[..usize::from(self.count)]
     }
 
-    /// Takes an immediate that came on `rail` for this slot, which waits for it. The size, once all rails have told theirs.
+    /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the
+    /// size once the immediates of all rails have arrived.
     #[inline]
-    pub(crate) fn arrived(&mut self, imm: Imm, rail: usize) -> Result<Option<SizeQ>, Wrong> {
+    pub(crate) fn arrived(&mut self, imm: Imm, rail: usize) -> Result<Option<SizeQ>, ArrivalError> {
         let Imm { slot, mask, size } = imm;
         if self.arrivals.seen() != 0 && self.size != size {
-            return Err(Wrong::Sizes(slot, self.size, size));
+            return Err(ArrivalError::Sizes(slot, self.size, size));
         }
         match self.arrivals.on_arrival(mask, rail as u8) {
             Step::Waiting => {
                 self.size = size;
                 return Ok(None);
             }
-            Step::Violation(why) => return Err(Wrong::Mask(slot, why)),
+            Step::Violation(why) => return Err(ArrivalError::Mask(slot, why)),
             Step::Complete => {}
         }
         match (size.bytes(), self.rooms[0]) {
-            (Some(_), _) if self.count != 1 => Err(Wrong::OneSize(slot, self.count)),
-            (Some(size), room) if size > room => Err(Wrong::TooLarge { slot, size, room }),
+            (Some(_), _) if self.count != 1 => Err(ArrivalError::OneSize(slot, self.count)),
+            (Some(size), room) if size > room => Err(ArrivalError::TooLarge { slot, size, room }),
             _ => Ok(Some(size)),
         }
     }
 }
 
-/// The completion record of a slot. The leader's immediate came after it.
+/// Reads the completion record of a slot. It is complete: the leader's immediate arrived after it.
 pub(crate) fn read_record(comm: &Comm, slot: u8) -> [u8; RECORD_BYTES] {
     let start = usize::from(slot) * RECORD_BYTES / 8;
     let mut bytes = [0; RECORD_BYTES];

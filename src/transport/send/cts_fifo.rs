@@ -1,26 +1,26 @@
-//! The sender's FIFO of CTS entries, as the receiver's NIC fills it.
+//! The sender's CTS FIFO, which the receiver's NIC fills.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Fast};
 use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence};
 
-/// Where in the peer's memory a send goes.
+/// The remote side of a send: the address and keys of the receive it matches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
-    /// Two remote keys in a word, as they stand in the entry.
+    /// Two remote keys to a word, as in the CTS entry.
     rkeys: [u64; MAX_RAILS / 2],
 }
 
-/// A receive that a send meets.
+/// A receive that matches a send.
 #[derive(Debug)]
-pub(crate) struct Met<'a> {
-    /// Its place in its group.
+pub(crate) struct Match<'a> {
+    /// Its index in its group.
     pub(crate) place: usize,
     /// Receives in the group.
     pub(crate) count: usize,
-    /// Room in bytes.
+    /// Size of the receive's buffer in bytes.
     pub(crate) room: u64,
     words: &'a [AtomicU64; CTS_WORDS],
 }
@@ -28,14 +28,14 @@ pub(crate) struct Met<'a> {
 impl Target {
     pub(crate) const NONE: Self = Self { addr: 0, rkeys: [0; MAX_RAILS / 2] };
 
-    /// The key for a rail.
+    /// Returns the remote key of a rail.
     #[inline]
     pub(crate) fn rkey(&self, rail: usize) -> u32 {
         (self.rkeys[rail / 2] >> (rail % 2 * 32)) as u32
     }
 }
 
-impl<'a> Met<'a> {
+impl<'a> Match<'a> {
     #[inline]
     fn new(words: &'a [AtomicU64; CTS_WORDS], place: usize, count: usize) -> Self {
         Self { place, count, room: u64::from_le(words[1].load(Ordering::Relaxed)), words }
@@ -48,26 +48,27 @@ impl<'a> Met<'a> {
     }
 }
 
-/// The first receive with this tag of the group with number `seq`, but for those whose bits are set in `taken`. `None` where
-/// there is none, and while an entry of the group has not come.
+/// Finds the first receive with this tag in the group with sequence number `seq`, skipping those
+/// whose bits are set in `matched`. Returns `None` if there is none, or if an entry of the group
+/// has not arrived yet.
 ///
 /// # Errors
-/// An entry that no receiver of ours writes.
+/// The FIFO holds an entry that no correct receiver writes.
 #[inline]
-pub(crate) fn meet(fifo: &[AtomicU64], seq: Sequence, tag: i32, taken: u8) -> Fast<Option<Met<'_>>> {
+pub(crate) fn find(fifo: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> Fast<Option<Match<'_>>> {
     let start = seq.cts_offset(0) / 8;
     let group = &fifo[start..start + MAX_RECVS * CTS_WORDS];
     let Some(first) = group.first_chunk() else { return Ok(None) };
-    // By far the most groups are of one.
+    // Almost every group has one receive.
     if number(first) == seq.number() && head_word(first) == (Head { tag, count: 1, index: 0 }).word() {
-        return Ok(Some(Met::new(first, 0, 1)));
+        return Ok(Some(Match::new(first, 0, 1)));
     }
-    among(group, seq, tag, taken)
+    find_in_group(group, seq, tag, matched)
 }
 
-/// As [`meet`], whatever the group.
+/// Like [`find`], for groups of any size.
 #[inline(never)]
-fn among(group: &[AtomicU64], seq: Sequence, tag: i32, taken: u8) -> Fast<Option<Met<'_>>> {
+fn find_in_group(group: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> Fast<Option<Match<'_>>> {
     let (mut place, mut count) = (None, 1);
     for (index, words) in group.as_chunks().0.iter().enumerate() {
         if index >= count {
@@ -80,14 +81,14 @@ fn among(group: &[AtomicU64], seq: Sequence, tag: i32, taken: u8) -> Fast<Option
         if (usize::from(head.count), usize::from(head.index)) != (count, index) {
             return Err(misplaced(head, index, count));
         }
-        if place.is_none() && head.tag == tag && taken >> index & 1 == 0 {
+        if place.is_none() && head.tag == tag && matched >> index & 1 == 0 {
             place = Some(index);
         }
     }
-    Ok(place.map(|place| Met::new(&group.as_chunks().0[place], place, count)))
+    Ok(place.map(|place| Match::new(&group.as_chunks().0[place], place, count)))
 }
 
-/// The running number comes last, so what stands before it is there when it is.
+/// The sequence number is the last word of an entry: once it has arrived, so has the rest.
 #[inline]
 fn number(words: &[AtomicU64; CTS_WORDS]) -> u64 {
     u64::from_le(words[CTS_WORDS - 1].load(Ordering::Acquire))
@@ -98,7 +99,8 @@ fn head_word(words: &[AtomicU64; CTS_WORDS]) -> u64 {
     u64::from_le(words[CTS_WORDS - 2].load(Ordering::Relaxed))
 }
 
-/// What tells an entry of the group with number `seq` from the others; `None` while it has not come.
+/// Returns the head of an entry of the group with sequence number `seq`; `None` if the entry has
+/// not arrived yet.
 fn head(words: &[AtomicU64; CTS_WORDS], seq: Sequence) -> Fast<Option<Head>> {
     let number = number(words);
     if number != seq.number() {

@@ -1,4 +1,4 @@
-//! What is kept of a send, and of a group of sends, until it is complete.
+//! The sends in flight, and their groups.
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
@@ -9,7 +9,7 @@ use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Remote};
 
-/// One send. All that is needed to post it again is kept until it is complete.
+/// One send. Keeps all that posting it again would need until it is completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
@@ -19,16 +19,16 @@ pub(crate) struct SendOp {
     pub(crate) profiler: ProfilerHandle,
 }
 
-/// The sends of a group of receives.
+/// The sends that match one group of receives.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Group {
-    /// Rails whose completion has not come; none before it is posted.
+    /// Rails whose completion is outstanding; 0 before the group is posted.
     pub(crate) pending: u8,
-    /// Receives that have met their send, a bit each.
-    pub(crate) met: u8,
-    /// Receives in it.
+    /// Receives that have been matched by a send, one bit each.
+    pub(crate) matched: u8,
+    /// Receives in the group.
     pub(crate) count: u8,
-    /// The send that meets each receive.
+    /// The send that matches each receive.
     pub(crate) sends: [u8; MAX_RECVS],
 }
 
@@ -41,24 +41,24 @@ pub(crate) const NO_SEND: SendOp = SendOp {
 };
 
 impl Group {
-    /// Its sends.
+    /// Yields the indices of the group's sends.
     #[inline]
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> + Clone {
         self.sends.iter().take(usize::from(self.count)).map(|index| usize::from(*index))
     }
 
-    /// It is going to be posted on the rails of `mask`, and the next one's turn comes. To be called before anything of it can
-    /// complete.
+    /// Marks the group as posted on `mask` and advances to the next sequence number. Must be called
+    /// before the first post.
     #[inline]
-    pub(crate) fn take_turn(&mut self, mask: u8, seq: &mut Sequence) {
-        (self.pending, self.met) = (mask, 0);
+    pub(crate) fn mark_posted(&mut self, mask: u8, seq: &mut Sequence) {
+        (self.pending, self.matched) = (mask, 0);
         *seq = seq.next();
     }
 
-    /// Whether each receive has met its send.
+    /// Returns whether each receive has been matched.
     #[inline]
-    pub(crate) fn is_whole(&self) -> bool {
-        u32::from(self.met) == (1 << self.count) - 1
+    pub(crate) fn is_matched(&self) -> bool {
+        u32::from(self.matched) == (1 << self.count) - 1
     }
 }
 
@@ -82,18 +82,18 @@ impl SendOp {
         queue.post(chain, true)
     }
 
-    /// Where a part comes from, and where it goes.
+    /// Returns the local and the remote side of a part.
     #[inline]
     pub(crate) fn ends(&self, rail: usize, offset: usize, len: usize) -> (Local, Remote) {
         let addr = (self.buffer.addr + offset) as u64;
-        // No message is longer than a port's largest, which is a number of 32 bits.
+        // The length fits: a port's largest message is a 32-bit number.
         let local = Local { addr, len: len as u32, lkey: self.lkeys[rail] };
         let addr = self.target.addr.wrapping_add(offset as u64);
         (local, Remote { addr, rkey: self.target.rkey(rail) })
     }
 }
 
-/// A chain has room for the longest group.
+/// A chain has room for the longest group, so this is a bug.
 #[cold]
 pub(crate) fn chain_full() -> Box<Error> {
     Error::Internal("a group needs more work requests than a chain has".into()).into()

@@ -23,20 +23,21 @@ use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 use group::{Group, NO_SEND, SendOp};
 
-/// Bytes of a sender's control memory: the FIFO that the receiver writes into, and one record per slot to send from.
+/// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
+/// record per slot to send from.
 pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
 
 /// A sending comm.
 #[derive(Debug)]
 pub struct SendComm(Arc<Sender>);
 
-/// What the comm and its requests share.
+/// The part of a sending comm that its requests refer to.
 #[derive(Debug)]
 pub(crate) struct Sender {
     pool: Pool,
     memory: Registrar,
     max_message: usize,
-    // Only NCCL's progress thread takes it; registration does not.
+    // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
 
@@ -44,16 +45,16 @@ pub(crate) struct Sender {
 pub(crate) struct SendState {
     pub(crate) comm: Comm,
     policy: Policy,
-    /// Larger messages are written without an immediate, which follows alone.
-    apart_above: usize,
-    /// The group of receives whose turn it is.
+    /// The immediate of larger messages travels in a work request of its own.
+    separate_imm_above: usize,
+    /// Sequence number of the group that the next send matches.
     pub(crate) seq: Sequence,
     pool: Pool,
     /// By request.
     pub(crate) sends: Box<[SendOp; REQUESTS]>,
-    /// Where to look for a free request.
+    /// Where the search for a free request begins.
     next: u8,
-    /// By slot: those in flight, and the one whose turn it is.
+    /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
 }
 
@@ -63,7 +64,7 @@ impl SendComm {
         comm.start_profiling(settings.profiler, REQUESTS);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::new(me, REQUESTS);
-            let apart_above = comm.apart_above(config);
+            let separate_imm_above = comm.separate_imm_above(config);
             Sender {
                 pool: pool.clone(),
                 memory: Registrar::new(comm.nics(), config),
@@ -71,7 +72,7 @@ impl SendComm {
                 state: StateLock::new(SendState {
                     comm,
                     policy,
-                    apart_above,
+                    separate_imm_above,
                     seq: Sequence::FIRST,
                     pool,
                     sends: Box::new([NO_SEND; REQUESTS]),
@@ -87,8 +88,8 @@ impl SendComm {
         self.0.memory.register(buffer, kind, dmabuf)
     }
 
-    /// Starts a send to the receive with `tag` of the group whose turn it is; `None` where there is none yet,
-    /// or no room for more.
+    /// Starts a send to the receive with `tag` of the group that is being matched. Returns `None`
+    /// if there is no such receive yet, or no room for another send.
     #[inline]
     pub fn send(
         &self,
@@ -103,7 +104,7 @@ impl SendComm {
             return Err(inner.too_long(buffer.len));
         }
         inner.state.with(|state| {
-            state.comm.alive()?;
+            state.comm.check_usable()?;
             match state.start(buffer, tag, mr, profiler) {
                 Ok(Some(index)) => {
                     let request = inner.pool.get(usize::from(index));
@@ -116,7 +117,7 @@ impl SendComm {
         })
     }
 
-    /// Takes leave of the peer.
+    /// Sends BYE to the peer.
     pub fn close(self) -> Result<()> {
         self.0
             .state
@@ -152,7 +153,7 @@ impl Progress for SendState {
         &mut self.comm
     }
 
-    fn owed(_: usize) -> Option<&'static str> {
+    fn outstanding(_: usize) -> Option<&'static str> {
         Some("sends")
     }
 
@@ -172,7 +173,7 @@ impl Progress for SendState {
         if group.pending >> rail & 1 == 0 {
             return Err(twice(rail, slot));
         }
-        if let Some(profiler) = CommProfiler::at_work(&mut self.comm.profiler) {
+        if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
             profiling::completed(profiler, group, rail);
         }
         group.pending &= !(1 << rail);
@@ -202,12 +203,12 @@ impl SendState {
             return Ok(self.comm.stats.no_room());
         }
         let group = &mut self.groups[usize::from(slot)];
-        let Some(met) = cts_fifo::meet(self.comm.region.words(), self.seq, tag, group.met)? else {
+        let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, group.matched)? else {
             self.comm.peer.look("sends")?;
             return Ok(self.comm.stats.no_receive());
         };
-        if buffer.len as u64 > met.room {
-            return Err(too_large(buffer, tag, met.room));
+        if buffer.len as u64 > found.room {
+            return Err(too_large(buffer, tag, found.room));
         }
         let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
@@ -215,16 +216,16 @@ impl SendState {
         if !self.policy.cut(buffer.len, share, &mut send.split) {
             return Err(internal("the policy has no rail"));
         }
-        let told = CommProfiler::wants(&mut self.comm.profiler, profiler);
-        send.profiler = if told { profiler } else { ProfilerHandle::NONE };
-        (send.buffer, send.target) = (buffer, met.target());
-        // Without a registration there is nothing to send.
+        let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
+        send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
+        (send.buffer, send.target) = (buffer, found.target());
+        // Only an empty send has no registration.
         if let Some(mr) = mr {
             send.lkeys = *mr.lkeys();
         }
-        let posted = match met.count {
+        let posted = match found.count {
             1 => self.post_one(slot, index)?,
-            count => self.join(slot, index, met.place, count)?,
+            count => self.match_group(slot, index, found.place, count)?,
         };
         if !posted {
             return Ok(self.comm.stats.no_room());
@@ -233,30 +234,31 @@ impl SendState {
         Ok(Some(index))
     }
 
-    /// A send meets one of a group's several receives; posts the group if that was the last. `false` where a queue has no room for it
-    /// yet: then it is as if this send had not been.
+    /// Matches a send with one of a group's several receives, and posts the group if it was the
+    /// last. Returns `false` if a send queue has no room for the group yet; the send is then not
+    /// matched.
     #[inline(never)]
-    fn join(&mut self, slot: u8, index: u8, place: usize, count: usize) -> Fast<bool> {
+    fn match_group(&mut self, slot: u8, index: u8, place: usize, count: usize) -> Fast<bool> {
         let group = &mut self.groups[usize::from(slot)];
         group.count = count as u8;
         group.sends[place] = index;
-        group.met |= 1 << place;
-        if !group.is_whole() || self.post_apart(slot)? {
+        group.matched |= 1 << place;
+        if !group.is_matched() || self.post_separate_imm(slot)? {
             return Ok(true);
         }
-        self.groups[usize::from(slot)].met &= !(1 << place);
+        self.groups[usize::from(slot)].matched &= !(1 << place);
         Ok(false)
     }
 
-    /// Whether the group that was in the slot before is complete by now.
+    /// Polls, and returns whether the slot's previous group is completed now.
     #[cold]
     fn slot_comes_free(&mut self, slot: u8) -> Fast<bool> {
         self.poll()?;
         Ok(self.groups[usize::from(slot)].pending == 0)
     }
 
-    /// The fast path: a group of one, whose part and immediate go in one work request for each rail. `false` where a queue has no
-    /// room for it yet.
+    /// The fast path: a group of one, with data and immediate in one work request per rail. Returns
+    /// `false` if a send queue has no room for it yet.
     #[inline(always)]
     fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
         let group = &mut self.groups[usize::from(slot)];
@@ -264,8 +266,8 @@ impl SendState {
         let send = &self.sends[usize::from(index)];
         let Comm { rails, chain, layout, stats, profiler, .. } = &mut self.comm;
         let size = layout.size(send.buffer.len);
-        if size.bytes().is_none() || send.buffer.len > self.apart_above {
-            return self.post_apart(slot);
+        if size.bytes().is_none() || send.buffer.len > self.separate_imm_above {
+            return self.post_separate_imm(slot);
         }
         let mask = send.split.mask();
         let imm = layout.encode(slot, mask, size);
@@ -274,7 +276,7 @@ impl SendState {
         if mask & mask.wrapping_sub(1) != 0 || queue.room() == 0 {
             return self.post_parts(slot, index, imm);
         }
-        group.take_turn(mask, &mut self.seq);
+        group.mark_posted(mask, &mut self.seq);
         let part = Part { rail, offset: 0, len: send.buffer.len };
         if !send.profiler.is_none() {
             profiling::part(profiler, index, send, part, slot, queue);
@@ -284,7 +286,7 @@ impl SendState {
         Ok(true)
     }
 
-    /// As [`post_one`](Self::post_one), on several rails, or where a queue is full.
+    /// Like [`post_one`](Self::post_one), on several rails, or after a send queue was full.
     #[inline(never)]
     fn post_parts(&mut self, slot: u8, index: u8, imm: u32) -> Fast<bool> {
         let mask = self.sends[usize::from(index)].split.mask();
@@ -294,7 +296,7 @@ impl SendState {
                 return Ok(false);
             }
         }
-        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        self.groups[usize::from(slot)].mark_posted(mask, &mut self.seq);
         let send = &self.sends[usize::from(index)];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         for part in send.split.parts() {
@@ -308,7 +310,7 @@ impl SendState {
         Ok(true)
     }
 
-    /// Whether each rail of `mask` has room for one work request.
+    /// Returns whether each rail of `mask` has room for one work request.
     fn has_room(&self, slot: u8, mask: u8) -> bool {
         rails(mask).all(|rail| self.comm.rails[rail].send_queue(slot).room() > 0)
     }

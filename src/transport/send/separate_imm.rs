@@ -1,4 +1,4 @@
-//! Sends whose data and immediate are work requests of their own.
+//! Sends whose data and immediate travel in work requests of their own.
 
 use std::sync::atomic::Ordering;
 
@@ -12,11 +12,12 @@ use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
 impl SendState {
-    /// A group of several, a size that no immediate has room for, or one that is to go so: on each rail a write for each part, and
-    /// one with the immediate, which tells of all before it. Where the immediate does not say the size, the leader's carries the record
-    /// of the sizes; the others carry nothing.
+    /// Posts a send whose immediate travels in its own work request: grouped receives, sizes that
+    /// `size_q` cannot encode, or adaptive-routing sends. Per rail: one RDMA WRITE per part, then
+    /// one WRITE_WITH_IMM. The latter carries no data, except on the leader rail of a group whose
+    /// sizes the immediate does not contain: there it carries the completion record.
     #[inline(never)]
-    pub(crate) fn post_apart(&mut self, slot: u8) -> Fast<bool> {
+    pub(crate) fn post_separate_imm(&mut self, slot: u8) -> Fast<bool> {
         let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
         let mask = self.mask(&group);
         if !self.fits(slot, mask, &group) {
@@ -32,7 +33,7 @@ impl SendState {
         if size == SizeQ::RECORD {
             self.stage_record(&group)?;
         }
-        self.groups[usize::from(slot)].take_turn(mask, &mut self.seq);
+        self.groups[usize::from(slot)].mark_posted(mask, &mut self.seq);
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {
@@ -67,7 +68,8 @@ impl SendState {
         Ok(true)
     }
 
-    /// Rails that carry any of a group. Empty sends go with the others; where there is nothing else, as the first was cut.
+    /// Returns the rails that carry any data of a group. A group without data goes on the rails of
+    /// its first send.
     fn mask(&self, group: &Group) -> u8 {
         let filled = group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0);
         match filled.fold(0, |mask, send| mask | send.split.mask()) {
@@ -76,7 +78,8 @@ impl SendState {
         }
     }
 
-    /// Whether the slot's queue on every rail of `mask` has room for its part, and for the write with the immediate.
+    /// Returns whether the slot's send queue on every rail of `mask` has room for the group's
+    /// writes and the one with the immediate.
     fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
         rails(mask).all(|rail| {
             let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
@@ -84,7 +87,7 @@ impl SendState {
         })
     }
 
-    /// Puts the sizes where the leader's signalling write takes them from.
+    /// Writes the completion record to the control memory from which the leader rail sends it.
     fn stage_record(&self, group: &Group) -> Result<()> {
         let mut sizes = [0; MAX_RECVS];
         for (place, index) in sizes.iter_mut().zip(group.members()) {
