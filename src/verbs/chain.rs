@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use rdma_sys as sys;
 
-/// Longest chain: one write per receive of a group, and the signalling one.
+/// Longest chain: one write per receive of a group, and the signalled one.
 const MAX: usize = 9;
 
 /// Most bytes of an inline write.
@@ -17,7 +17,7 @@ pub const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
 /// `opcode` of one with immediate.
 pub const WRITE_WITH_IMM: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
 
-/// Registered memory of ours.
+/// Registered local memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Local {
     /// Start.
@@ -37,9 +37,10 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// Up to nine RDMA writes and reads. It is kept and refilled, so that posting allocates nothing.
+/// Up to nine RDMA writes and reads. A chain is reused, so posting allocates nothing.
 pub struct Chain {
-    /// Ours alone, and reached by this pointer only, since the work requests point at each other and at the rest.
+    /// Owned by this chain and reached through this pointer only: the work requests point at each
+    /// other and at the rest.
     parts: NonNull<Parts>,
     len: usize,
 }
@@ -48,11 +49,11 @@ struct Parts {
     /// Each with its entry of `sges`, which never changes.
     wrs: [sys::ibv_send_wr; MAX],
     sges: [sys::ibv_sge; MAX],
-    /// Of each work request; read by the provider when the chain is posted.
+    /// `wr_id` of each work request; the provider reads it when the chain is posted.
     inline: [[u64; INLINE / 8]; MAX],
 }
 
-// SAFETY: it owns what it points to.
+// SAFETY: the chain owns what it points to.
 unsafe impl Send for Chain {}
 
 impl std::fmt::Debug for Chain {
@@ -68,7 +69,8 @@ impl Default for Chain {
         let parts = NonNull::from(Box::leak(parts));
         let p = parts.as_ptr();
         for i in 0..MAX {
-            // SAFETY: `i` is below the length of both arrays, and nobody else reaches them.
+            // SAFETY: `i` is below the length of both arrays, and no other reference to them
+            // exists.
             unsafe { (*p).wrs[i].sg_list = (&raw mut (*p).sges).cast::<sys::ibv_sge>().add(i) };
         }
         Self { parts, len: 0 }
@@ -77,32 +79,33 @@ impl Default for Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        // SAFETY: leaked by `default`, and given back once.
+        // SAFETY: leaked by `default`, and freed once.
         drop(unsafe { Box::from_raw(self.parts.as_ptr()) });
     }
 }
 
 impl Chain {
-    /// Empties it.
+    /// Empties the chain.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Number of work requests.
+    /// Returns the number of work requests.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the chain is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// An RDMA write from registered memory; no memory is a write of no bytes. `imm` makes it a write with
-    /// immediate, `signal` asks for a completion with that `wr_id`. A tenth request is not taken: `false`.
+    /// Adds an RDMA write from registered memory; without memory, a write of zero bytes. `imm`
+    /// makes it a write with immediate, `signal` a signalled one with that `wr_id`. Returns `false`
+    /// if the chain is full.
     #[must_use]
     #[inline]
     pub fn write(
@@ -116,26 +119,26 @@ impl Chain {
         self.push(opcode, local, remote, imm, signal, 0)
     }
 
-    /// As [`write`](Self::write), with words that the work request carries in itself (`IBV_SEND_INLINE`), at most
-    /// [`INLINE`] bytes, else `false`; the QP must take as many.
+    /// Adds an inline write (`IBV_SEND_INLINE`) of at most [`INLINE`] bytes; the QP must support
+    /// that many. Returns `false` if the words are more than that or the chain is full.
     #[must_use]
     #[inline]
     pub fn write_inline(&mut self, words: &[u64], remote: Remote, signal: Option<u64>) -> bool {
         if self.len >= MAX || words.len() > INLINE / 8 {
             return false;
         }
-        // SAFETY: ours alone while `self` is borrowed, and there are as many as work requests.
+        // SAFETY: exclusive while `self` is borrowed, and there are as many as work requests.
         let place = unsafe { &raw mut (*self.parts.as_ptr()).inline[self.len] }.cast::<u64>();
-        // SAFETY: there is room for as many words, and `words` cannot lie in what nobody else reaches.
+        // SAFETY: there is room for the words, and `words` cannot overlap memory that only the
+        // chain reaches.
         unsafe { place.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
-        // The key of inline bytes is not looked at.
+        // The provider ignores the key of inline bytes.
         let local = Local { addr: place.expose_provenance() as u64, len: size_of_val(words) as u32, lkey: 0 };
         let flags = sys::ibv_send_flags::IBV_SEND_INLINE.0;
         self.push(WRITE, Some(local), remote, None, signal, flags)
     }
 
-    /// An RDMA read into registered memory, which asks for a completion with that `wr_id`. `false` as for
-    /// [`write`](Self::write).
+    /// Adds a signalled RDMA read into registered memory. Returns `false` if the chain is full.
     #[must_use]
     pub fn read(&mut self, local: Local, remote: Remote, signal: u64) -> bool {
         self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal), 0)
@@ -157,7 +160,7 @@ impl Chain {
         }
         let parts = self.parts.as_ptr();
         let signalled = if signal.is_some() { sys::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-        // SAFETY: ours alone while `self` is borrowed, and `i` is below the length of both arrays.
+        // SAFETY: exclusive while `self` is borrowed, and `i` is below the length of both arrays.
         unsafe {
             let wr = &raw mut (*parts).wrs[i];
             if let Some(Local { addr, len, lkey }) = local {
@@ -178,13 +181,13 @@ impl Chain {
         true
     }
 
-    /// The first of what was pushed, linked; null when there is none.
+    /// Returns the first work request of the linked chain; null if there is none.
     #[inline]
     pub(super) fn first(&mut self) -> *mut sys::ibv_send_wr {
         if self.len == 0 {
             return ptr::null_mut();
         }
-        // SAFETY: ours alone while `self` is borrowed.
+        // SAFETY: exclusive while `self` is borrowed.
         unsafe { &raw mut (*self.parts.as_ptr()).wrs }.cast()
     }
 }

@@ -1,4 +1,4 @@
-//! Devices: opening them, and what they say of themselves.
+//! Devices: opening them, and their attributes.
 
 use std::ffi::CStr;
 use std::io;
@@ -28,10 +28,10 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What a device can hold, as it says itself.
+/// The limits of a device, as `ibv_query_device` reports them.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceLimits {
-    /// `sys_image_guid`, or `node_guid` where that is 0; in host byte order.
+    /// `sys_image_guid`, or `node_guid` if that is 0; in host byte order.
     pub guid: u64,
     /// Ports, numbered from 1.
     pub ports: u8,
@@ -52,8 +52,8 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Why no port of the device can be used, in words. What speaks InfiniBand's transport, RoCE too, has reliable connections (RC) with
-    /// RDMA writes.
+    /// Returns why no port of the device can be used. A usable device speaks the InfiniBand
+    /// transport, over InfiniBand or RoCE: it has reliable connections (RC) with RDMA writes.
     pub fn unfit(&self) -> Option<String> {
         use sys::ibv_transport_type as transport;
         let speaks = match self.transport {
@@ -74,9 +74,10 @@ impl DeviceLimits {
     }
 }
 
-/// Lets libibverbs keep registered memory, and the queues that it shares with adapters, out of children that the process forks:
-/// else, on kernels that do not copy such pages at a fork, the parent's next write goes to a page that no adapter looks at.
-/// It counts only before anything is registered.
+/// Initialises libibverbs's fork support (`ibv_fork_init`), which keeps registered memory and the
+/// queues shared with adapters out of forked children. Without it, on kernels that do not copy such
+/// pages at a fork, the parent's next write goes to a page that no adapter reads. The call has an
+/// effect only before the first registration.
 fn survive_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -92,8 +93,10 @@ fn survive_forks() {
     });
 }
 
-/// Opens every device: its name, and the error where it cannot be opened. The error of the whole is that there
-/// is no list.
+/// Opens every device and returns each name, with the error of a device that does not open.
+///
+/// # Errors
+/// There is no list of devices.
 pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
     survive_forks();
     let mut count = 0;
@@ -116,13 +119,13 @@ pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
         let context = Context::open(device, &name).map(Arc::new);
         devices.push((name, context));
     }
-    // SAFETY: the list from above; open contexts outlive it (man ibv_get_device_list).
+    // SAFETY: the list from above. Open contexts outlive it (man ibv_get_device_list).
     unsafe { sys::ibv_free_device_list(list.as_ptr()) };
     Ok(devices)
 }
 
 impl Context {
-    /// `ibv_open_device`; `device` is in a list that is not yet freed.
+    /// Calls `ibv_open_device`. `device` is in a list that has not been freed.
     fn open(device: *mut sys::ibv_device, name: &str) -> Result<Self> {
         // SAFETY: an entry of a live list, whose path is an array in the struct that the library NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
@@ -138,18 +141,18 @@ impl Context {
         Ok(context)
     }
 
-    /// The device's name, as `ibv_devinfo` shows it.
+    /// Returns the device's name, as `ibv_devinfo` shows it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The canonical sysfs path of the PCI device; `None` where there is none (soft devices).
+    /// Returns the canonical sysfs path of the PCI device; `None` for software devices.
     pub fn pci_path(&self) -> Option<String> {
         let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
         path.to_str().map(str::to_owned)
     }
 
-    /// `ibv_query_device`
+    /// Calls `ibv_query_device`.
     pub fn limits(&self) -> Result<DeviceLimits> {
         let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: open context, writable struct.
@@ -172,7 +175,7 @@ impl Context {
         })
     }
 
-    /// `ibv_query_port`
+    /// Calls `ibv_query_port`.
     pub fn port(&self, number: u8) -> Result<Port> {
         // SAFETY: open context.
         let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
@@ -183,10 +186,11 @@ impl Context {
         Port::of(number, &attr, speed_ex)
     }
 
-    /// The used entries of a port's GID table, in its order. Each connection asks anew, so this is one call where the
-    /// library has it: tables have hundreds of entries, most of them empty.
+    /// Returns the used entries of a port's GID table, in order. Every connection needs it, so it
+    /// takes one call where the library has `ibv_query_gid_table`: tables have hundreds of entries,
+    /// and most are empty.
     pub fn gids(&self, port: &Port) -> Vec<Gid> {
-        // The call is about all ports; devices have one or two, with tables of one length.
+        // The call covers all ports. Devices have one or two, with tables of one length.
         let room = 2 * port.gids as usize;
         // SAFETY: open context.
         let all = unsafe { shim::gid_table(self.raw.as_ptr(), room) };
@@ -196,14 +200,14 @@ impl Context {
     }
 
     fn gids_one_by_one(&self, port: &Port) -> Vec<shim::GidEntry> {
-        // The index in an address handle is a byte.
+        // An address handle has one byte for the index.
         let indices = (0..=u8::MAX).take(port.gids as usize);
         // SAFETY: open context.
         let entry = |i| unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port.number, i) };
         indices.filter_map(entry).collect()
     }
 
-    /// `ibv_query_pkey`, in host byte order; the top bit tells full members.
+    /// Calls `ibv_query_pkey`. The result is in host byte order; its top bit marks a full member.
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let mut key = 0;
         // SAFETY: open context, writable integer.
@@ -212,7 +216,10 @@ impl Context {
         Ok(u16::from_be(key))
     }
 
-    /// The next asynchronous event, acknowledged; `None` where there is none now. Never waits. The error is that no more will come.
+    /// Returns the next asynchronous event, acknowledged; `None` if there is none now. Never waits.
+    ///
+    /// # Errors
+    /// No more events will come.
     pub fn next_event(&self) -> io::Result<Option<AsyncEvent>> {
         // SAFETY: open context whose descriptor does not block.
         match unsafe { shim::next_event(self.raw.as_ptr()) } {
@@ -222,13 +229,13 @@ impl Context {
         }
     }
 
-    /// Readable while events are pending.
+    /// Returns the descriptor that is readable while events are pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open until the context is closed, which is when we are dropped.
+        // SAFETY: open until the context is closed, which drops `self`.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 
-    /// Unique while it is open.
+    /// Returns an id that is unique while the context is open.
     pub fn id(&self) -> usize {
         self.raw.addr().get()
     }
@@ -240,7 +247,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: ours alone; every child holds an `Arc` to us, so none is left.
+        // SAFETY: no other owner is left; every child holds an `Arc` to the context.
         gone("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }
 }

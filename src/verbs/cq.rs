@@ -25,11 +25,11 @@ unsafe impl Sync for Cq {}
 /// What completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A work request of ours, by its `wr_id`.
+    /// A work request of this end, by its `wr_id`.
     Sent,
-    /// The peer's write with this immediate, which took one receive.
+    /// A write of the peer with this immediate, which consumed one receive.
     Arrived(u32),
-    /// Something that this plugin never asks for: the `opcode`.
+    /// An `opcode` that the plugin never posts.
     Other(u32),
 }
 
@@ -38,29 +38,29 @@ pub enum Kind {
 pub struct Completion(sys::ibv_wc);
 
 impl Completion {
-    /// What our work request was called.
+    /// Returns the `wr_id` of the work request.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// `enum ibv_wc_status`; 0 is success.
+    /// Returns the `enum ibv_wc_status`; 0 is success.
     #[inline]
     pub fn status(&self) -> u32 {
         self.0.status
     }
 
-    /// The vendor's own code for a failure.
+    /// Returns the vendor's code for a failure.
     pub fn vendor_err(&self) -> u32 {
         self.0.vendor_err
     }
 
-    /// Our QP.
+    /// Returns the number of the local QP.
     pub fn qpn(&self) -> u32 {
         self.0.qp_num
     }
 
-    /// Valid where the status is success.
+    /// Returns what completed. Valid only if the status is success.
     #[inline]
     pub fn kind(&self) -> Kind {
         match self.0.opcode {
@@ -74,30 +74,30 @@ impl Completion {
     }
 }
 
-/// Most completions that one [`Cq::poll`] takes.
+/// Most completions that one [`Cq::poll`] returns.
 const BATCH: usize = 16;
 
-/// What one [`Cq::poll`] found.
+/// The completions of one [`Cq::poll`].
 pub struct Batch {
     room: [MaybeUninit<Completion>; BATCH],
     len: usize,
 }
 
 impl Batch {
-    /// Room for a batch. Nothing is written.
+    /// Makes room for a batch. Writes nothing.
     #[inline]
     pub fn new() -> Self {
         Self { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 }
     }
 
-    /// The completions, in order.
+    /// Yields the completions in order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Completion> {
         // SAFETY: the provider wrote the first `len` entries.
         self.room[..self.len].iter().map(|wc| unsafe { wc.assume_init_ref() })
     }
 
-    /// Whether there may be more.
+    /// Returns whether the CQ may hold more.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len == BATCH
@@ -111,12 +111,12 @@ impl Default for Batch {
 }
 
 impl Cq {
-    /// Unique while it lives; asynchronous events name it so.
+    /// Returns an id that is unique while the CQ lives. Asynchronous events carry it.
     pub fn id(&self) -> usize {
         self.raw.addr().get()
     }
 
-    /// `ibv_create_cq` for `entries`.
+    /// Calls `ibv_create_cq` for `entries` entries.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
         let n = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: open context; no channel, no cookie, vector 0.
@@ -125,8 +125,8 @@ impl Cq {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Completions that are there, at most sixteen, into the caller's batch, since moving one costs more than a poll.
-    /// Allocates nothing.
+    /// Polls at most sixteen completions into the caller's batch: moving a batch costs more than a
+    /// poll. Allocates nothing.
     #[inline]
     pub fn poll(&self, batch: &mut Batch) -> Fast<()> {
         batch.len = 0;
@@ -147,7 +147,7 @@ impl Cq {
         Error::verbs("ibv_poll_cq", source, self.context.name()).into()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -159,7 +159,7 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: ours alone; QPs hold an `Arc` to us.
+        // SAFETY: no other owner is left; QPs hold an `Arc` to the CQ.
         gone("ibv_destroy_cq", self.context.name(), unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
     }
 }

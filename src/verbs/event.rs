@@ -1,17 +1,18 @@
-//! Asynchronous events of a device: what they are about, and what they mean in words.
+//! Asynchronous events of a device: their subject, and their meaning for an operator.
 
 use std::fmt;
 
 /// One event, acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// `enum ibv_event_type` by number, since newer libraries know more than older ones can name.
+    /// `enum ibv_event_type` as a number: newer libraries deliver events that older headers do not
+    /// name.
     pub kind: i32,
-    /// What it is about.
+    /// The subject of the event.
     pub about: About,
 }
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     /// A queue pair, by its number.
@@ -22,7 +23,7 @@ pub enum About {
     Srq(usize),
     /// A port, by its number.
     Port(u8),
-    /// The device, or something of it that this plugin has none of.
+    /// The device, or an object of a kind that the plugin does not use.
     Device,
 }
 
@@ -68,33 +69,34 @@ fn known(kind: i32) -> Option<&'static (i32, &'static str, Element, &'static str
     KINDS.iter().find(|known| known.0 == kind)
 }
 
-/// Of an event of this kind.
+/// Returns the row of an event type.
 pub(super) fn element(kind: i32) -> Element {
     known(kind).map_or(Element::None, |known| known.2)
 }
 
 impl AsyncEvent {
-    /// Follows from what a queue pair does anyway, and is no cause of anything: COMM_EST, SQ_DRAINED, QP_LAST_WQE_REACHED.
+    /// Returns whether the event is a normal effect of a queue pair's life: COMM_EST, SQ_DRAINED,
+    /// QP_LAST_WQE_REACHED.
     pub fn is_consequence(&self) -> bool {
         matches!(self.kind, 4 | 5 | 16)
     }
 
-    /// What it is about cannot be used any more.
+    /// Returns whether the subject of the event can no longer be used.
     pub fn is_fatal(&self) -> bool {
         matches!(self.kind, 0..=3 | DEVICE_FATAL | 14)
     }
 
-    /// A port went down. What is under way fails if it stays so for long.
+    /// Returns whether a port went down. Work requests in flight fail if it stays down.
     pub fn is_link_down(&self) -> bool {
         self.kind == PORT_ERR
     }
 
-    /// A port came up.
+    /// Returns whether a port came up.
     pub fn is_link_up(&self) -> bool {
         self.kind == 9
     }
 
-    /// A table of a port, or its LID, changed.
+    /// Returns whether a table of a port, or its LID, changed.
     pub fn is_table(&self) -> bool {
         matches!(self.kind, 11 | 12 | 18)
     }

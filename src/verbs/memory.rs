@@ -1,4 +1,4 @@
-//! Protection domains, registrations, and memory of our own that peers write into.
+//! Protection domains, memory regions, and the control memory that peers write.
 
 use std::ffi::{c_int, c_uint};
 use std::io;
@@ -25,7 +25,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// `ibv_alloc_pd`
+    /// Calls `ibv_alloc_pd`.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: the context is open while we hold it.
         let raw = unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
@@ -35,18 +35,18 @@ impl Pd {
         })
     }
 
-    /// The device that it belongs to.
+    /// Returns the device of the PD.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Whether DMA-BUFs can be registered here: the error is what the attempt says. It is made with no file, which fails with
-    /// another error where the call is known.
+    /// Returns an error if DMA-BUFs cannot be registered in this PD. Probes with an invalid
+    /// descriptor: where the call is supported, it fails with another error.
     pub fn takes_dmabuf(&self) -> io::Result<()> {
         // SAFETY: the PD is live while we hold it.
         match unsafe { shim::reg_dmabuf_mr(self.as_ptr(), (-1, 0), (0, 0), 0, false) } {
             Ok(raw) => {
-                // SAFETY: just made, and nobody else's.
+                // SAFETY: just made, and not shared.
                 let rc = unsafe { sys::ibv_dereg_mr(raw.as_ptr()) };
                 gone("ibv_dereg_mr", self.context.name(), rc);
                 Ok(())
@@ -65,23 +65,23 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: ours alone; MRs, SRQs and QPs hold an `Arc` to us.
+        // SAFETY: no other owner is left; MRs, SRQs and QPs hold an `Arc` to the PD.
         gone("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
     }
 }
 
-/// Bytes of a page of this system.
+/// Returns the page size of this system in bytes.
 pub fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
-        // SAFETY: takes a name.
+        // SAFETY: the call takes an integer.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        // The smallest there is, which divides every other.
+        // The smallest page size there is. It divides every other.
         usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
     })
 }
 
-/// A registration on one device, for local use and for RDMA writes from the peer.
+/// A memory region on one device, for local use and for RDMA writes of the peer.
 #[derive(Debug)]
 pub struct Mr {
     raw: NonNull<sys::ibv_mr>,
@@ -89,7 +89,7 @@ pub struct Mr {
     pd: Arc<Pd>,
 }
 
-/// The keys of a registration, good as long as that is there.
+/// The keys of a memory region, valid while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
     local: u32,
@@ -97,31 +97,32 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Key for our own work requests.
+    /// Returns the key for local work requests.
     #[inline]
     pub fn lkey(self) -> u32 {
         self.local
     }
 
-    /// Key for the peer's.
+    /// Returns the key for the peer's work requests.
     #[inline]
     pub fn rkey(self) -> u32 {
         self.remote
     }
 }
 
-// SAFETY: a registration is only read after it is made; releasing it is the owner's.
+// SAFETY: a memory region is not changed after it is made, and only its owner releases it.
 unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
-/// What every registration allows.
+/// The access of every registration.
 const ACCESS: c_uint = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 
 impl Mr {
-    /// `ibv_reg_mr` of `len` bytes at `addr`; `relaxed` asks for relaxed PCIe ordering where the library can.
+    /// Calls `ibv_reg_mr` for `len` bytes at `addr`. `relaxed` requests relaxed PCIe ordering where
+    /// the library supports it.
     pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, relaxed: bool) -> Result<Self> {
         // SAFETY: the PD is live while we hold it.
         let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, ACCESS, relaxed) };
@@ -129,8 +130,9 @@ impl Mr {
         Ok(Self::of(raw, pd))
     }
 
-    /// `ibv_reg_dmabuf_mr` of `len` bytes from `offset` of a DMA-BUF on, which are at `addr` for work requests. Offset and address
-    /// lie at the same place of a page. The file may be closed after it.
+    /// Calls `ibv_reg_dmabuf_mr` for `len` bytes from `offset` of a DMA-BUF, which work requests
+    /// address as `addr`. Offset and address must be equal modulo the page size. The caller may
+    /// close the file afterwards.
     pub fn of_dmabuf(
         pd: &Arc<Pd>,
         (fd, offset): (c_int, u64),
@@ -147,14 +149,14 @@ impl Mr {
         Ok(Self::of(raw, pd))
     }
 
-    /// Takes over what was just made in `pd`.
+    /// Wraps a memory region that was just made in `pd`.
     fn of(raw: NonNull<sys::ibv_mr>, pd: &Arc<Pd>) -> Self {
         // SAFETY: just made.
         let (local, remote) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
         Self { raw, keys: Keys { local, remote }, pd: Arc::clone(pd) }
     }
 
-    /// Its keys.
+    /// Returns the keys.
     pub fn keys(&self) -> Keys {
         self.keys
     }
@@ -162,24 +164,24 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: ours alone.
+        // SAFETY: no other owner is left.
         gone("ibv_dereg_mr", self.pd.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
     }
 }
 
-/// Memory of our own, registered on several devices. Peers write into it at any time, so it is only ever
-/// seen as atomic words.
+/// Control memory, registered on several devices. Peers write it at any time, so it is only
+/// accessed as atomic words.
 #[derive(Debug)]
 pub struct Region {
-    // Registrations go before the memory they name.
+    // The registrations are dropped before the memory that they cover.
     mrs: Vec<Arc<Mr>>,
-    /// Of each of them.
+    /// The keys of each registration.
     keys: Vec<Keys>,
     memory: Memory,
 }
 
-/// Zeroed words in pages of their own: `ibv_fork_init` may take the pages of a registration from children that the process
-/// forks, and with them whatever else lies there.
+/// Zeroed words in pages that hold nothing else: `ibv_fork_init` may withhold registered pages from
+/// forked children, with all that lies in them.
 #[derive(Debug)]
 struct Memory {
     start: NonNull<AtomicU64>,
@@ -188,7 +190,7 @@ struct Memory {
     bytes: usize,
 }
 
-// SAFETY: it is the only owner of plain memory, which is reached as atomics only.
+// SAFETY: the only owner of plain memory that is accessed as atomics only.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -198,7 +200,7 @@ impl Memory {
         let bytes = words.checked_mul(8).and_then(|bytes| bytes.checked_next_multiple_of(page_size()));
         let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory wherever the kernel has room.
+        // SAFETY: a new mapping, where the kernel has room.
         let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
         match NonNull::new(start.cast()) {
             Some(found) if start != libc::MAP_FAILED => Ok(Self { start: found, words, bytes }),
@@ -214,19 +216,20 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this very mapping, which nothing borrows any more.
+        // SAFETY: the mapping from `new`, which nothing borrows any more.
         let rc = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         gone("munmap", "control memory", if rc == 0 { 0 } else { -1 });
     }
 }
 
 impl Region {
-    /// `words` zeroed 64-bit words, registered in each of `pds`, once where one is named several times.
+    /// Allocates `words` zeroed 64-bit words and registers them in each of `pds`, once for a PD
+    /// that occurs several times.
     pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
         let memory = Memory::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
         let addr = memory.start.as_ptr().expose_provenance();
-        // Control memory is polled: its order on the bus must hold, so never relaxed.
+        // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
         let mut mrs = Vec::<Arc<Mr>>::with_capacity(pds.len());
         for pd in pds {
             let mr = match mrs.iter().find(|mr| Arc::ptr_eq(&mr.pd, pd)) {
@@ -239,23 +242,23 @@ impl Region {
         Ok(Self { mrs, keys, memory })
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.words()
     }
 
-    /// Address of word `index`.
+    /// Returns the address of word `index`.
     pub fn addr(&self, index: usize) -> usize {
         // Exposed: devices make pointers of it.
         self.memory.start.as_ptr().expose_provenance() + index * 8
     }
 
-    /// The registrations' keys, in the order of the PDs.
+    /// Returns the keys of the registrations, in the order of the PDs.
     pub fn mrs(&self) -> &[Keys] {
         &self.keys
     }
 
-    /// Forgets the registrations whose place in the list is not wanted.
+    /// Drops the registrations whose index in the list is not `wanted`.
     pub fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
         let wanted = |i: &usize| wanted(*i);
         self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
@@ -269,13 +272,13 @@ mod tests {
 
     use super::*;
 
-    /// Whether what is at this address is mapped.
+    /// Returns whether the page at this address is mapped.
     fn mapped(start: usize) -> bool {
         // SAFETY: touches nothing; fails where nothing is mapped.
         unsafe { libc::msync(ptr::without_provenance_mut(start), 1, libc::MS_ASYNC) == 0 }
     }
 
-    /// Number of the first thing that is not so.
+    /// Returns the number of the first check that fails.
     fn wrong(words: usize, page: usize) -> i32 {
         let Ok(memory) = Memory::new(words) else { return 1 };
         let (start, pages) = (memory.start.as_ptr().addr(), (words * 8).div_ceil(page));
@@ -287,7 +290,7 @@ mod tests {
             return 3;
         }
         drop(memory);
-        // Something else in one of them would have kept it.
+        // Another object in one of the pages would have kept it.
         if mapped(start) || mapped(last) { 4 } else { 0 }
     }
 
@@ -295,8 +298,8 @@ mod tests {
     fn control_memory_shares_its_pages_with_nothing_and_goes_with_them() {
         let page = page_size();
         for words in [1, page / 8, page / 8 + 1, 40_000] {
-            // In a process without other threads, none of which can map something there meanwhile.
-            // SAFETY: the child uses memory and leaves at once.
+            // The child has one thread, so nothing is mapped meanwhile.
+            // SAFETY: the child accesses memory and exits.
             let child = unsafe { libc::fork() };
             assert!(child >= 0);
             if child == 0 {
@@ -304,7 +307,7 @@ mod tests {
                 unsafe { libc::_exit(wrong(words, page)) };
             }
             let mut status = 0;
-            // SAFETY: our own child, which nobody else waits for.
+            // SAFETY: a child of this process, which no one else waits for.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "{words} words");
         }

@@ -1,7 +1,8 @@
-//! Owners of verbs objects. Each keeps its parents alive, so objects die in the order that libibverbs wants.
+//! Owners of verbs objects. Each keeps its parents alive, so objects are destroyed in the order
+//! that libibverbs requires.
 //!
-//! Nothing here knows of connections or messages. Only symbols of `IBVERBS_1.1` or older are linked; newer
-//! ones are looked up at run time in `shim`.
+//! Nothing here knows of connections or messages. Only symbols of `IBVERBS_1.1` or older are
+//! linked; `shim` looks newer ones up at run time.
 
 mod chain;
 mod context;
@@ -53,7 +54,7 @@ fn failed(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Error {
     Error::verbs(call, source, on())
 }
 
-/// Drops cannot fail; they can say so.
+/// Drops cannot return errors, so they log them.
 fn gone(call: &'static str, on: &str, rc: c_int) {
     if let Err(e) = zero(call, rc, || format!("while releasing it on {on}")) {
         tracing::warn!(target: "net", "{e}");

@@ -1,4 +1,4 @@
-//! What a port says of itself, and the entries of its GID table.
+//! The attributes of a port, and the entries of its GID table.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,16 +8,16 @@ use super::shim;
 use crate::error::{Error, Result};
 use crate::proto::{GidKind, LinkLayer};
 
-/// A port's state.
+/// The attributes of a port.
 #[derive(Debug, Clone, Copy)]
 pub struct Port {
     /// Number, from 1.
     pub number: u8,
-    /// Whether it is `IBV_PORT_ACTIVE`.
+    /// Whether the port is `IBV_PORT_ACTIVE`.
     pub active: bool,
-    /// What carries its packets.
+    /// The link layer.
     pub link: LinkLayer,
-    /// Lanes times lane speed, in Mb/s.
+    /// Link width times lane speed, in Mb/s.
     pub speed: u32,
     /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
@@ -32,7 +32,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// An error where it is no port that connections can use.
+    /// Returns an error if connections cannot use the port.
     pub(super) fn of(number: u8, attr: &sys::ibv_port_attr, speed_ex: u32) -> Result<Self> {
         let link = match attr.link_layer {
             shim::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
@@ -60,18 +60,18 @@ impl Port {
 /// An entry of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
-    /// Place in the table.
+    /// Index in the table.
     pub index: u8,
     /// The 16 bytes.
     pub raw: [u8; 16],
-    /// What it is; [`GidKind::Ib`] also where nobody told the version of RoCE.
+    /// The GID type; [`GidKind::Ib`] also if the library does not report the version of RoCE.
     pub kind: GidKind,
-    /// Index of the network interface that it belongs to; 0 where nobody told.
+    /// Index of the network interface of the GID; 0 if unknown.
     pub interface: u32,
 }
 
 impl Gid {
-    /// `None` where the entry is empty, or too far behind for an address handle.
+    /// Returns `None` if the entry is empty, or if its index does not fit into an address handle.
     pub(super) fn of(entry: shim::GidEntry) -> Option<Self> {
         let kind = match entry.kind {
             shim::GidType::Plain => GidKind::Ib,
@@ -83,13 +83,14 @@ impl Gid {
         gid.is_set().then_some(gid)
     }
 
-    /// The address that the bytes spell; an IPv4 address only where all 12 bytes before it say so.
+    /// Returns the address in the GID; an IPv4 address only if the 12 bytes before it mark it as
+    /// mapped.
     pub fn addr(&self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.raw);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Whether the address holds on one link only: `fe80::/10` or `169.254.0.0/16`.
+    /// Returns whether the address is valid on one link only: `fe80::/10` or `169.254.0.0/16`.
     pub fn is_link_local(&self) -> bool {
         match self.addr() {
             IpAddr::V4(v4) => v4.is_link_local(),
@@ -97,7 +98,7 @@ impl Gid {
         }
     }
 
-    /// Why no connection can use it, whatever else there is.
+    /// Returns why no connection can use the GID.
     pub fn unusable(&self) -> Option<&'static str> {
         match self.addr() {
             addr if addr.is_loopback() => Some("loopback"),
@@ -107,13 +108,14 @@ impl Gid {
         }
     }
 
-    /// Whether the entry is in use.
+    /// Returns whether the entry is in use.
     pub fn is_set(&self) -> bool {
         self.raw != [0; 16] && self.addr() != IpAddr::V4(Ipv4Addr::UNSPECIFIED)
     }
 }
 
-/// `active_width` (InfiniBand specification, PortInfo:LinkWidthActive) as a number of lanes.
+/// Returns the number of lanes for `active_width` (InfiniBand specification,
+/// PortInfo:LinkWidthActive).
 fn lanes(width: u8) -> u32 {
     match width {
         1 => 1,
@@ -125,7 +127,8 @@ fn lanes(width: u8) -> u32 {
     }
 }
 
-/// Mb/s of one lane: of `active_speed_ex` where it says what is known here, else of `active_speed`, which stops at NDR.
+/// Returns the speed of one lane in Mb/s: from `active_speed_ex` if its value is known here, else
+/// from `active_speed`, which ends at NDR.
 fn port_speed(active_speed: u8, active_speed_ex: u32) -> u32 {
     match lane_speed(active_speed_ex) {
         0 => lane_speed(active_speed.into()),
@@ -133,7 +136,8 @@ fn port_speed(active_speed: u8, active_speed_ex: u32) -> u32 {
     }
 }
 
-/// `active_speed` and `active_speed_ex` (PortInfo:LinkSpeedActive, LinkSpeedExtActive, LinkSpeedExtActive2) in Mb/s for one lane.
+/// Returns the speed of one lane in Mb/s for `active_speed` or `active_speed_ex`
+/// (PortInfo:LinkSpeedActive, LinkSpeedExtActive, LinkSpeedExtActive2).
 fn lane_speed(speed: u32) -> u32 {
     match speed {
         1 => 2_500,
@@ -192,7 +196,8 @@ mod tests {
         assert_eq!(lanes(2) * lane_speed(32), 100_000); // EDR 4x
         assert_eq!(lanes(2) * lane_speed(128), 400_000); // NDR 4x
         assert_eq!(lanes(1) * lane_speed(64), 50_000);
-        // XDR 4x, which the older field shows as NDR; a library without the newer one; a speed of the future.
+        // XDR 4x, which the older field shows as NDR; a library without the newer field; an unknown
+        // speed.
         assert_eq!(lanes(2) * port_speed(128, 256), 800_000);
         assert_eq!(lanes(2) * port_speed(128, 0), 400_000);
         assert_eq!(lanes(2) * port_speed(128, 512), 400_000);

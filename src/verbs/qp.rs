@@ -1,4 +1,4 @@
-//! Reliable-connected queue pairs. One that has not met its peer cannot post.
+//! Reliable-connected queue pairs. Only a connected one can post.
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -12,23 +12,24 @@ use crate::proto::Ece;
 
 use super::{Chain, Cq, Pd, Srq, failed, gone, non_null, shim, zero};
 
-/// Created, not yet told its peer.
+/// A queue pair that is not connected yet.
 #[derive(Debug)]
 pub struct Fresh;
-/// Ready to send.
+/// A queue pair in RTS.
 #[derive(Debug)]
 pub struct Ready;
 
-/// How a queue pair is made.
+/// How to create a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct QpOptions {
-    /// Send queue depth: no more than this is used, though the device may give more.
+    /// Depth of the send queue. The plugin uses no more than this, even if the device provides
+    /// more.
     pub send_depth: u32,
-    /// Bytes that a work request may carry in itself; tried, then given up where the device has no room.
+    /// Bytes of inline data to request. The queue pair has 0 if the device has no room for them.
     pub inline: u32,
 }
 
-/// What the queue pair's peer may do with registered memory.
+/// What the peer may do with registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// RDMA writes.
@@ -37,53 +38,53 @@ pub enum Access {
     Read,
 }
 
-/// The way from our port to the peer's queue pair.
+/// The path from the local port to the peer's queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
-    /// Our port.
+    /// Number of the local port.
     pub port: u8,
-    /// Index of our GID.
+    /// Index of the local GID.
     pub gid_index: u8,
-    /// Index into our partition table.
+    /// Index in the local P_Key table.
     pub pkey_index: u16,
-    /// The smaller of both ends' `enum ibv_mtu`.
+    /// The smaller `enum ibv_mtu` of both ends.
     pub mtu: u8,
-    /// The peer's LID, where its GID is not needed (InfiniBand within a subnet).
+    /// The peer's LID (InfiniBand).
     pub lid: u16,
-    /// The peer's GID, where packets carry a GRH: always on RoCE.
+    /// The peer's GID if packets carry a GRH: always on RoCE.
     pub gid: Option<[u8; 16]>,
     /// Service level.
     pub service_level: u8,
     /// Traffic class of the GRH.
     pub traffic_class: u8,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub qpn: u32,
-    /// First packet number of the peer.
+    /// First packet sequence number of the peer.
     pub peer_psn: u32,
-    /// First packet number of ours.
+    /// First packet sequence number of this end.
     pub psn: u32,
-    /// What the peer may do.
+    /// The access that the peer gets.
     pub access: Access,
-    /// What the peer said of enhanced connection establishment, where it is used.
+    /// The peer's options of enhanced connection establishment, if both ends use it.
     pub ece: Option<Ece>,
 }
 
-/// How long a queue pair waits for its peer.
+/// How long a queue pair waits for acknowledgements.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Acknowledge timeout: 4.096 µs times 2 to the power of this, 0..=31.
+    /// ACK timeout exponent, 0 to 31: 4.096 µs times 2 to this power.
     pub timeout: u8,
-    /// Retries, 0..=7.
+    /// Retry count, 0 to 7.
     pub retries: u8,
 }
 
-/// Attributes of which nothing is set.
+/// Attributes with no field set.
 fn blank() -> sys::ibv_qp_attr {
     // SAFETY: all-zero is a valid struct of integers.
     unsafe { std::mem::zeroed() }
 }
 
-/// A queue pair; see [`Fresh`] and [`Ready`].
+/// A queue pair, [`Fresh`] or [`Ready`].
 #[derive(Debug)]
 pub struct Qp<S> {
     raw: Raw,
@@ -94,7 +95,7 @@ pub struct Qp<S> {
     state: PhantomData<S>,
 }
 
-/// How far a queue pair is on its way to its peer.
+/// How far a queue pair's bring-up has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Reached {
     Reset,
@@ -118,13 +119,13 @@ unsafe impl Sync for Raw {}
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: ours alone. After this the device touches no memory for it.
+        // SAFETY: no other owner is left. After this call no device accesses memory for it.
         gone("ibv_destroy_qp", self.cq.context().name(), unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) });
     }
 }
 
 impl Qp<Fresh> {
-    /// `ibv_create_qp`. Without an SRQ it cannot take immediates.
+    /// Calls `ibv_create_qp`. A queue pair without an SRQ cannot receive immediates.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, srq: Option<&Arc<Srq>>, options: QpOptions) -> Result<Self> {
         // SAFETY: all-zero is a valid struct: integers and null pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
@@ -135,7 +136,8 @@ impl Qp<Fresh> {
         init.cap.max_send_wr = options.send_depth;
         init.cap.max_send_sge = 1;
         init.cap.max_inline_data = options.inline;
-        // Without an SRQ nothing is received, but some providers refuse a queue of none.
+        // Without an SRQ nothing is received, but some providers refuse a receive queue of length
+        // 0.
         let blank = u32::from(srq.is_none());
         init.cap.max_recv_wr = blank;
         init.cap.max_recv_sge = blank;
@@ -155,7 +157,7 @@ impl Qp<Fresh> {
         Ok(Self {
             raw,
             number,
-            // Where the device gives more, the CQ was made for what was asked.
+            // The device may provide a deeper queue, but the CQ was made for the requested depth.
             send_depth: init.cap.max_send_wr.min(options.send_depth),
             inline: init.cap.max_inline_data,
             reached: Reached::Reset,
@@ -163,7 +165,8 @@ impl Qp<Fresh> {
         })
     }
 
-    /// INIT, RTR and RTS. After a failure it stays in the state that it has reached, and another call with the same path goes on from there.
+    /// Moves the queue pair to INIT, RTR and RTS. After a failure it stays in the state it has
+    /// reached; another call with the same path continues from there.
     pub fn advance(&mut self, path: &Path, timing: Timing) -> Result<()> {
         if self.reached < Reached::Init {
             self.enter_init(path)?;
@@ -177,15 +180,15 @@ impl Qp<Fresh> {
         Ok(())
     }
 
-    /// Changes of its state that are done.
+    /// Returns the number of completed state changes.
     pub fn changes(&self) -> u32 {
         self.reached as u32
     }
 
-    /// As one that can post.
+    /// Returns the queue pair as one that can post.
     ///
     /// # Errors
-    /// [`advance`](Self::advance) has not come to its end.
+    /// [`advance`](Self::advance) has not reached RTS.
     pub fn ready(self) -> Result<Qp<Ready>> {
         let Self { raw, number, send_depth, inline, reached, .. } = self;
         if reached < Reached::Rts {
@@ -279,8 +282,9 @@ impl Qp<Fresh> {
 }
 
 impl<S> Qp<S> {
-    /// Options of enhanced connection establishment: those that the device has, after `connect` those that hold. `None` where the
-    /// device or the library knows nothing of it.
+    /// Returns the options of enhanced connection establishment: the device's own before the
+    /// connection, the ones in effect after it. `None` if the device or the library does not
+    /// support it.
     pub fn ece(&self) -> Result<Option<Ece>> {
         // SAFETY: live QP.
         let (rc, ece) = unsafe { shim::query_ece(self.raw.qp.as_ptr()) };
@@ -291,18 +295,18 @@ impl<S> Qp<S> {
         Ok(Some(ece))
     }
 
-    /// Its number.
+    /// Returns the queue pair's number.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Work requests that the send queue takes.
+    /// Returns the depth of the send queue.
     #[inline]
     pub fn send_depth(&self) -> u32 {
         self.send_depth
     }
 
-    /// Bytes that a work request may carry in itself.
+    /// Returns the number of bytes that a work request may carry inline.
     #[inline]
     pub fn inline(&self) -> u32 {
         self.inline
@@ -310,7 +314,7 @@ impl<S> Qp<S> {
 }
 
 impl Qp<Ready> {
-    /// Posts the chain in one `ibv_post_send`, that is one doorbell, and empties it.
+    /// Posts the chain with one `ibv_post_send`, which is one doorbell, and empties it.
     #[inline(always)]
     pub fn post(&self, chain: &mut Chain) -> Fast<()> {
         let first = chain.first();
@@ -318,8 +322,8 @@ impl Qp<Ready> {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: live QP in RTS; a linked chain whose entries and inline bytes live during the call. Registered
-        // memory is checked by the device.
+        // SAFETY: live QP in RTS, and a linked chain whose entries and inline bytes live during the
+        // call. The device checks registered memory.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
         if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }

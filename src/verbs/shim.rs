@@ -1,4 +1,4 @@
-//! What rdma-sys 0.3.0 lacks or gets wrong. Each item names the C it stands for.
+//! The parts of verbs that rdma-sys 0.3.0 lacks or gets wrong. Each item names its C counterpart.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
@@ -21,10 +21,10 @@ const GID_TYPE_ROCE_V1: u32 = 1;
 /// `IBV_GID_TYPE_ROCE_V2`
 const GID_TYPE_ROCE_V2: u32 = 2;
 
-/// `enum ibv_gid_type` in words.
+/// `enum ibv_gid_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GidType {
-    /// `IBV_GID_TYPE_IB`, or a RoCE GID whose version nobody told.
+    /// `IBV_GID_TYPE_IB`, or a RoCE GID of unknown version.
     Plain,
     /// `IBV_GID_TYPE_ROCE_V1`
     RoceV1,
@@ -32,15 +32,16 @@ pub(super) enum GidType {
     RoceV2,
 }
 
-/// A libibverbs entry newer than `IBVERBS_1.1`, or null. Linking one would keep the plugin from loading on
-/// an older rdma-core. Not `dlvsym`: asked for a version, it walks past an unversioned stand-in and answers
-/// with the real library's function beside the stand-in's objects.
+/// Looks up a libibverbs symbol newer than `IBVERBS_1.1`; null if there is none. A linked symbol
+/// would keep the plugin from loading with an older rdma-core. Not `dlvsym`: with a version it
+/// skips an unversioned stand-in and returns the real library's function, which would then get the
+/// stand-in's objects.
 fn optional(name: &CStr) -> *mut c_void {
     // SAFETY: the string is NUL-terminated.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// The function of this name, which verbs.h gives this type, looked up once; `None` where the library is older.
+/// Looks up a function once, with the type that verbs.h declares; `None` if the library is older.
 macro_rules! newer {
     ($name:literal, $type:ty) => {{
         static ENTRY: OnceLock<Option<$type>> = OnceLock::new();
@@ -52,56 +53,60 @@ macro_rules! newer {
     }};
 }
 
-/// `ibv_fork_init`. Not an error where the kernel copies registered pages at a fork by itself: a library that can say so
-/// (`ibv_is_fork_initialized`, IBVERBS_1.13) is asked.
+/// Calls `ibv_fork_init`. It is no error if the kernel copies registered pages at a fork by itself,
+/// which `ibv_is_fork_initialized` (IBVERBS_1.13) reports.
 pub(super) fn fork_init() -> io::Result<()> {
     /// `IBV_FORK_UNNEEDED` of `enum ibv_fork_status`.
     const UNNEEDED: c_int = 2;
     type IsForkInitialized = unsafe extern "C" fn() -> c_int;
-    // SAFETY: takes nothing; may be called at any time.
+    // SAFETY: takes no argument, and may be called at any time.
     let rc = unsafe { sys::ibv_fork_init() };
     if rc == 0 {
         return Ok(());
     }
-    // SAFETY: takes nothing; its enum is read as an integer.
+    // SAFETY: takes no argument; its enum is read as an integer.
     let status = newer!(c"ibv_is_fork_initialized", IsForkInitialized).map(|f| unsafe { f() });
     if status == Some(UNNEEDED) { Ok(()) } else { Err(io::Error::from_raw_os_error(rc)) }
 }
 
-/// `verbs_get_ctx`. rdma-sys compares the marker with `u32::MAX`, so on 64-bit hosts it never finds the
-/// extended operations; the header says `UINTPTR_MAX`.
+/// `verbs_get_ctx`. rdma-sys compares the marker with `u32::MAX`, so on 64-bit hosts it never finds
+/// the extended operations. The header compares with `UINTPTR_MAX`.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
 unsafe fn extended(context: *mut sys::ibv_context) -> Option<*mut sys::verbs_context> {
-    // SAFETY: the caller gives a live context.
+    // SAFETY: the caller passes a live context.
     let marker = unsafe { (*context).abi_compat };
     (marker as usize == usize::MAX).then(|| {
-        // SAFETY: the marker promises that the context is a field of a `verbs_context`.
+        // SAFETY: the marker says that the context is a field of a `verbs_context`.
         unsafe { context.byte_sub(offset_of!(sys::verbs_context, context)) }.cast()
     })
 }
 
-/// What a port says of itself.
+/// The attributes of a port.
 pub(super) struct PortAttr {
     pub(super) attr: sys::ibv_port_attr,
-    /// `active_speed_ex`, where the library has it, and the port goes beyond what `active_speed` has room for (XDR); else 0.
+    /// `active_speed_ex` if the library has it and the port is faster than `active_speed` can
+    /// express (XDR); else 0.
     pub(super) speed_ex: u32,
 }
 
-/// Room for what any library fills, as integers: newer ones have fields behind those that rdma-sys was made from.
+/// Room for the struct of any library, as integers: newer libraries have fields behind those of
+/// rdma-sys.
 #[repr(C, align(8))]
 struct PortRoom([u8; 128]);
 
-/// Place of `active_speed_ex`, which newer rdma-core has, the first field behind `port_cap_flags2`.
+/// Offset of `active_speed_ex`, which newer rdma-core has: the first field behind
+/// `port_cap_flags2`.
 const ACTIVE_SPEED_EX: usize = 52;
-/// The struct with all that is read of it.
+/// The struct with all fields that are read.
 const PORT_ATTR: usize = ACTIVE_SPEED_EX + size_of::<u32>();
 
 const _: () = assert!(offset_of!(sys::ibv_port_attr, port_cap_flags2) == ACTIVE_SPEED_EX - 4);
 const _: () = assert!(size_of::<sys::ibv_port_attr>() <= size_of::<PortRoom>());
 
-/// `ibv_query_port` as the header means it: every field is filled, or zero where the library is too old.
+/// `ibv_query_port` as the header defines it: every field is filled, or zero if the library is too
+/// old.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
@@ -110,15 +115,17 @@ pub(super) unsafe fn query_port(context: *mut sys::ibv_context, port: u8) -> Res
     let room_ptr = (&raw mut room).cast::<sys::ibv_port_attr>();
     // SAFETY: live context.
     let op = unsafe { extended(context) }.and_then(|v| {
-        // The header's `verbs_get_ctx_op`: an older library's struct ends (at its front) before newer entries.
+        // The header's `verbs_get_ctx_op`: the struct of an older library ends, at its front,
+        // before newer entries.
         let needed = size_of::<sys::verbs_context>() - offset_of!(sys::verbs_context, query_port);
-        // SAFETY: `extended` found it, and its size field is in every version.
+        // SAFETY: `extended` found it, and every version has the size field.
         let sz = unsafe { (*v).sz };
-        // SAFETY: the size says that the entry is there.
+        // SAFETY: the size covers the entry.
         (sz >= needed).then(|| unsafe { (*v).query_port }).flatten()
     });
     let rc = match op {
-        // SAFETY: the library's own entry, told a size that there is room for. It clears what it does not know of it.
+        // SAFETY: the library's own entry, with a size that the buffer has. It clears fields that
+        // it does not know.
         Some(f) => unsafe { f(context, port, room_ptr, PORT_ATTR.max(size_of::<sys::ibv_port_attr>())) },
         // SAFETY: the compat entry writes a prefix of the same struct.
         None => unsafe { sys::ibv_query_port(context, port, room_ptr.cast()) },
@@ -142,24 +149,25 @@ pub(super) struct GidEntry {
     pub(super) index: u32,
     pub(super) raw: [u8; 16],
     pub(super) kind: GidType,
-    /// Index of the network interface; 0 where nobody told.
+    /// Index of the network interface; 0 if unknown.
     pub(super) interface: u32,
 }
 
-/// The used entries of all ports by one call; `None` where the library has no `ibv_query_gid_table`, or it fails, as it does
-/// where there are more than `room`.
+/// Reads the used entries of all ports with one call. `None` if the library has no
+/// `ibv_query_gid_table`, or if the call fails, for example because there are more than `room`
+/// entries.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
 pub(super) unsafe fn gid_table(context: *mut sys::ibv_context, room: usize) -> Option<Vec<GidEntry>> {
     let table = newer!(c"_ibv_query_gid_table", QueryGidTable)?;
-    // The kernel's interface has the length of an answer in 16 bits.
+    // The kernel's interface has 16 bits for the length of an answer.
     let room = room.min(usize::from(u16::MAX) / size_of::<sys::ibv_gid_entry>());
     let mut entries = Vec::<sys::ibv_gid_entry>::with_capacity(room);
-    // SAFETY: live context, and room for so many entries of the size that is told.
+    // SAFETY: live context, and room for that many entries of the given size.
     let n = unsafe { table(context, entries.as_mut_ptr(), room, 0, size_of::<sys::ibv_gid_entry>()) };
     let n = usize::try_from(n).ok().filter(|n| *n <= room)?;
-    // SAFETY: the capacity is `room`, and so many entries were written.
+    // SAFETY: the capacity is `room`, and the call wrote `n` entries.
     unsafe { entries.set_len(n) };
     let entry = |entry: sys::ibv_gid_entry| {
         let kind = match entry.gid_type {
@@ -174,8 +182,8 @@ pub(super) unsafe fn gid_table(context: *mut sys::ibv_context, room: usize) -> O
     Some(entries.into_iter().map(entry).collect())
 }
 
-/// One entry, which may be empty, for libraries without [`gid_table`]: `ibv_query_gid`, and the kernel's `gid_attrs` beside
-/// the device in sysfs.
+/// Reads one entry, which may be empty, for libraries without [`gid_table`]: `ibv_query_gid`, and
+/// `gid_attrs` of the device in sysfs.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
@@ -209,20 +217,20 @@ type RegMrIova2 = unsafe extern "C" fn(*mut sys::ibv_pd, *mut c_void, usize, u64
 /// `IBV_ACCESS_RELAXED_ORDERING`, one of the optional bits: providers that do not know it ignore it.
 const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
-/// `ibv_reg_mr_iova2`, where the library has it.
+/// Looks up `ibv_reg_mr_iova2`.
 fn reg_mr_iova2() -> Option<RegMrIova2> {
     newer!(c"ibv_reg_mr_iova2", RegMrIova2)
 }
 
-/// Whether registrations can ask for relaxed ordering; whether the adapter does it is not known.
+/// Returns whether registrations can request relaxed ordering. The adapter may ignore it.
 pub fn can_relax_ordering() -> bool {
     reg_mr_iova2().is_some()
 }
 
-/// `ibv_reg_mr` as the header's macro means it: optional bits go to `ibv_reg_mr_iova2`, where that is.
+/// `ibv_reg_mr` as the header's macro defines it: optional bits need `ibv_reg_mr_iova2`.
 ///
 /// # Safety
-/// `pd` is live. The memory need not be: the kernel checks it.
+/// `pd` is live. The memory need not be valid: the kernel checks it.
 pub(super) unsafe fn reg_mr(
     pd: *mut sys::ibv_pd,
     addr: usize,
@@ -245,11 +253,11 @@ pub(super) unsafe fn reg_mr(
 /// `ibv_reg_dmabuf_mr` (IBVERBS_1.12): offset, length, iova, file, access.
 type RegDmabufMr = unsafe extern "C" fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
 
-/// `ibv_reg_dmabuf_mr` of the bytes from `offset` of the file on, which work requests find at `iova`. EOPNOTSUPP where the library is
-/// older.
+/// Registers the bytes from `offset` of the file, which work requests address as `iova`. EOPNOTSUPP
+/// if the library is older.
 ///
 /// # Safety
-/// `pd` is live. File and range need not fit: the kernel checks them.
+/// `pd` is live. The file and the range need not be valid: the kernel checks them.
 pub(super) unsafe fn reg_dmabuf_mr(
     pd: *mut sys::ibv_pd,
     (fd, offset): (c_int, u64),
@@ -259,7 +267,7 @@ pub(super) unsafe fn reg_dmabuf_mr(
 ) -> io::Result<NonNull<sys::ibv_mr>> {
     let f = newer!(c"ibv_reg_dmabuf_mr", RegDmabufMr);
     let f = f.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
-    // Unlike ibv_reg_mr it takes the optional bits itself.
+    // Unlike ibv_reg_mr, this call accepts the optional bits.
     let access = if relaxed { access | ACCESS_RELAXED_ORDERING } else { access };
     // SAFETY: live PD.
     let mr = unsafe { f(pd, offset, len, iova as u64, fd, access as c_int) };
@@ -269,15 +277,15 @@ pub(super) unsafe fn reg_dmabuf_mr(
 /// `ibv_query_ece` and `ibv_set_ece` (IBVERBS_1.10) have one type.
 type EceCall = unsafe extern "C" fn(*mut sys::ibv_qp, *mut Ece) -> c_int;
 
-/// Both, where the library has them.
+/// Looks up both.
 fn ece_calls() -> Option<(EceCall, EceCall)> {
     Some((newer!(c"ibv_query_ece", EceCall)?, newer!(c"ibv_set_ece", EceCall)?))
 }
 
-/// `ibv_query_ece`; EOPNOTSUPP where the library is older.
+/// `ibv_query_ece`; EOPNOTSUPP if the library is older.
 ///
 /// # Safety
-/// `qp` is alive.
+/// `qp` is live.
 pub(super) unsafe fn query_ece(qp: *mut sys::ibv_qp) -> (c_int, Ece) {
     let mut ece = Ece { vendor_id: 0, options: 0, comp_mask: 0 };
     let rc = match ece_calls() {
@@ -288,10 +296,10 @@ pub(super) unsafe fn query_ece(qp: *mut sys::ibv_qp) -> (c_int, Ece) {
     (rc, ece)
 }
 
-/// `ibv_set_ece`; EOPNOTSUPP where the library is older.
+/// `ibv_set_ece`; EOPNOTSUPP if the library is older.
 ///
 /// # Safety
-/// `qp` is alive.
+/// `qp` is live.
 pub(super) unsafe fn set_ece(qp: *mut sys::ibv_qp, mut ece: Ece) -> c_int {
     match ece_calls() {
         // SAFETY: live QP, readable struct.
@@ -300,8 +308,8 @@ pub(super) unsafe fn set_ece(qp: *mut sys::ibv_qp, mut ece: Ece) -> c_int {
     }
 }
 
-/// `struct ibv_async_event` with the type as an integer: in rdma-sys it is a Rust enum that ends at 19, and
-/// newer libraries deliver 20.
+/// `struct ibv_async_event` with the type as an integer. In rdma-sys the type is a Rust enum that
+/// ends at 19, and newer libraries deliver 20.
 #[repr(C)]
 struct RawEvent {
     element: RawElement,
@@ -317,7 +325,8 @@ union RawElement {
 
 const _: () = assert!(size_of::<RawEvent>() == size_of::<sys::ibv_async_event>());
 
-/// Takes one pending asynchronous event off a context whose `async_fd` does not block, and acknowledges it.
+/// Takes one pending asynchronous event from a context whose `async_fd` does not block, and
+/// acknowledges it.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.
@@ -329,22 +338,24 @@ pub(super) unsafe fn next_event(context: *mut sys::ibv_context) -> io::Result<As
     }
     let kind = event.event_type;
     let about = match element(kind) {
-        // SAFETY: an event of this kind names a queue pair, which is there until the event is acknowledged.
+        // SAFETY: an event of this kind has a queue pair, which lives until the event is
+        // acknowledged.
         Element::Qp => About::Qp(unsafe { (*event.element.qp).qp_num }),
         // SAFETY: any pointer may be read as one.
         Element::Cq => About::Cq(unsafe { event.element.other }.addr()),
         // SAFETY: as above.
         Element::Srq => About::Srq(unsafe { event.element.other }.addr()),
-        // SAFETY: an event of this kind has a port number in these bytes; any bytes are an integer.
+        // SAFETY: an event of this kind has a port number in these bytes; any bytes are a valid
+        // integer.
         Element::Port => About::Port(u8::try_from(unsafe { event.element.port }).unwrap_or(0)),
         Element::None => About::Device,
     };
-    // SAFETY: the event that was just taken, acknowledged once.
+    // SAFETY: the event from above, acknowledged once.
     unsafe { sys::ibv_ack_async_event((&raw mut event).cast()) };
     Ok(AsyncEvent { kind, about })
 }
 
-/// Makes `async_fd` non-blocking, so that [`next_event`] never waits.
+/// Makes `async_fd` non-blocking: [`next_event`] then never waits.
 ///
 /// # Safety
 /// `context` points to a live `ibv_context`.

@@ -1,5 +1,5 @@
-//! Shared receive queues. Every receive is alike: it has no memory, since all data arrives by RDMA write and
-//! a receive only makes room for one immediate.
+//! Shared receive queues. All receives are alike and have no memory: data arrives by RDMA write,
+//! and a receive only makes room for one immediate.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -10,15 +10,16 @@ use crate::error::Result;
 
 use super::{Pd, gone, non_null, zero};
 
-/// A shared receive queue, and a chain of blank receives to fill it with.
+/// A shared receive queue, and a chain of blank receives to fill it.
 pub struct Srq {
     raw: NonNull<sys::ibv_srq>,
-    /// Linked in order, so that the last `n` are a chain of `n`.
+    /// Linked in order: the last `n` are a chain of `n`.
     blanks: NonNull<[sys::ibv_recv_wr]>,
     pd: Arc<Pd>,
 }
 
-// SAFETY: providers lock the queue; `blanks` is ours, points only into itself, and nobody writes it.
+// SAFETY: providers lock the queue. `blanks` belongs to this object, points only into itself, and
+// is never written.
 unsafe impl Send for Srq {}
 // SAFETY: as above.
 unsafe impl Sync for Srq {}
@@ -33,12 +34,12 @@ impl std::fmt::Debug for Srq {
 }
 
 impl Srq {
-    /// Unique while it lives; asynchronous events name it so.
+    /// Returns an id that is unique while the SRQ lives. Asynchronous events carry it.
     pub fn id(&self) -> usize {
         self.raw.addr().get()
     }
 
-    /// `ibv_create_srq` for `depth` receives, at least 1.
+    /// Calls `ibv_create_srq` for `depth` receives, at least 1.
     pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
@@ -58,12 +59,12 @@ impl Srq {
         Ok(Self { raw, blanks, pd: Arc::clone(pd) })
     }
 
-    /// How many receives fit.
+    /// Returns the depth.
     pub fn depth(&self) -> usize {
         self.blanks.len()
     }
 
-    /// Posts `n` receives, at most [`depth`](Self::depth), in one call.
+    /// Posts `n` receives, at most [`depth`](Self::depth), with one call.
     pub fn post(&self, n: usize) -> Result<()> {
         let n = n.min(self.blanks.len());
         if n == 0 {
@@ -72,7 +73,7 @@ impl Srq {
         // SAFETY: `n` is at least 1 and at most the length.
         let first = unsafe { self.blanks.cast::<sys::ibv_recv_wr>().as_ptr().add(self.blanks.len() - n) };
         let mut bad = ptr::null_mut();
-        // SAFETY: live SRQ; a chain of `n` receives that the provider reads and does not write.
+        // SAFETY: live SRQ, and a chain of `n` receives that the provider reads and does not write.
         let rc = unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, &raw mut bad) };
         zero("ibv_post_srq_recv", rc, || self.pd.context().name().to_owned())
     }
@@ -84,9 +85,9 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: ours alone; QPs hold an `Arc` to us.
+        // SAFETY: no other owner is left; QPs hold an `Arc` to the SRQ.
         gone("ibv_destroy_srq", self.pd.context().name(), unsafe { sys::ibv_destroy_srq(self.raw.as_ptr()) });
-        // SAFETY: leaked by `new`, and given back once.
+        // SAFETY: leaked by `new`, and freed once.
         drop(unsafe { Box::from_raw(self.blanks.as_ptr()) });
     }
 }
