@@ -1,4 +1,5 @@
-//! What a device can carry in its split mode, as NCCL is told it: speed and number of connections.
+//! The capacity of a device in its split mode: the speed and the number of connections that NCCL
+//! sees.
 
 use std::sync::Arc;
 
@@ -7,8 +8,9 @@ use crate::config::Config;
 use crate::device::{Device, Nic};
 use crate::proto::SHARE_ONE;
 
-/// Returns the speed in Mb/s that transfers of a device can reach: the sum of all plain rails; of SOUT and SUP with a fixed
-/// share the sum of those that it uses, in vanilla mode the faster one, since a connection uses one, in advanced mode both.
+/// Returns the speed in Mb/s that transfers of a device can reach. Plain rails add up. SOUT and SUP
+/// add up in advanced mode, and with a fixed share that uses both. In vanilla mode the faster one
+/// counts, because a connection uses only one.
 pub fn speed(device: &Device, config: &Config) -> u32 {
     let speed = |rail: usize| device.rails.get(rail).map_or(0, |n| n.port().speed);
     let both = speed(0).saturating_add(speed(1));
@@ -21,10 +23,11 @@ pub fn speed(device: &Device, config: &Config) -> u32 {
     }
 }
 
-/// Returns the number of connections that the queue pairs of a device's HCAs suffice for. A flush needs one more on each rail.
+/// Returns how many connections the queue pairs of a device's HCAs allow. A flush needs one more
+/// queue pair on each rail.
 pub fn max_connections(device: &Device, config: &Config) -> u32 {
     let flush = usize::from(device.rails.iter().any(|nic| nic.flushes(config)));
-    // A peer may join fewer rails, which are cut into more stripes then.
+    // A peer may use fewer rails, which then get more stripes.
     let plain = (1..=device.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
     let plain = plain.map(|s| s.qps() + flush).max().unwrap_or(1);
     let each = |rail: usize| match rail {

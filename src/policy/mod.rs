@@ -1,7 +1,8 @@
-//! How much of a transfer goes on which rail: the only place that decides it.
+//! Decides how much of a transfer goes on which rail. No other module decides that.
 //!
-//! [`SplitMode`] is the settings' meaning for a device. A [`Plan`] is made once per connection, the same on both ends: which
-//! rails get queue pairs, which one carries CTS writes. A [`Policy`] is the sender's, and is asked once per transfer.
+//! [`SplitMode`] is the meaning of the settings for a device. A [`Plan`] is made once per
+//! connection, the same at both ends: which rails get queue pairs, and which one carries CTS
+//! writes. A [`Policy`] belongs to the sender and cuts each transfer.
 
 mod capacity;
 mod plan;
@@ -25,12 +26,12 @@ pub enum SplitMode {
     Isolated,
     /// SOUT and SUP with a constant share for SUP, in parts per 1024 (`MPIB_SUP_SHARE`).
     Fixed(u16),
-    /// SOUT and SUP, advanced (`MPIB_MODE=1`): the agent's hints give the share of SUP.
+    /// SOUT and SUP, advanced (`MPIB_MODE=1`): hints of the agent give the share for SUP.
     Hinted,
 }
 
 impl SplitMode {
-    /// Interprets the settings for a device; `fused` if the device is SOUT and SUP.
+    /// Interprets the settings for a device. `fused` if its rails are SOUT and SUP.
     pub fn new(config: &Config, fused: bool) -> Self {
         match (config.sup_share, config.mode) {
             _ if !fused => Self::BySpeed,

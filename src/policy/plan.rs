@@ -1,4 +1,4 @@
-//! A connection's plan: which rails get queue pairs, and which one carries CTS writes.
+//! The plan of a connection: which rails get queue pairs, and which one carries CTS writes.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::proto::{Hello, MAX_RAILS, Mode, RailInfo, RailRole, RoutePolicy, Terms};
 use crate::route::{self, Choice, Class};
 
-/// What an end demands of its peer. `fused`: its device is SOUT and SUP.
+/// Returns the settings that the peer must share. `fused` if the rails of the device are SOUT and
+/// SUP.
 pub fn terms(config: &Config, fused: bool) -> Terms {
     Terms {
         route: config.route,
@@ -21,26 +22,27 @@ pub fn terms(config: &Config, fused: bool) -> Terms {
     }
 }
 
-/// How the queue pairs of one rail carry messages.
+/// How the queue pairs of one rail share its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stripes {
-    /// Parts into which the rail's part of a message is cut, each with queue pairs of its own. To the rest of the connection each is
-    /// a rail of its own: with an immediate, a bit in the mask.
+    /// Stripes of the rail. Each has queue pairs, an immediate and a bit in the mask of its own, as
+    /// if it were a rail.
     pub stripes: usize,
-    /// Queue pairs of each stripe, which messages take in turn.
+    /// Queue pairs of each stripe. Successive messages use them round-robin.
     pub turns: usize,
 }
 
 impl Stripes {
-    /// Of `rails` plain rails, with `qps` queue pairs each. A mask has [`MAX_RAILS`] bits, so that many queue pairs carry a
-    /// message at most; where there are more they take turns.
+    /// Returns the stripes of `rails` plain rails with `qps` queue pairs each. A mask has
+    /// [`MAX_RAILS`] bits, so at most that many queue pairs carry one message. Where there are
+    /// more, messages use them round-robin.
     pub fn plain(qps: u8, split: bool, rails: usize) -> Self {
         let qps = usize::from(qps.max(1));
         let stripes = if split { qps.min(MAX_RAILS / rails.clamp(1, MAX_RAILS)) } else { 1 };
         Self { stripes, turns: qps.div_ceil(stripes) }
     }
 
-    /// Queue pairs of the rail.
+    /// Returns the number of queue pairs of the rail.
     pub fn qps(self) -> usize {
         self.stripes * self.turns
     }
@@ -49,16 +51,17 @@ impl Stripes {
 /// How a connection uses its rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// An end is not SOUT and SUP: whatever can be joined is used, in proportion to the rails' speeds.
+    /// One end's rails are not SOUT and SUP: all usable routes carry data, in proportion to their
+    /// speeds.
     Plain,
-    /// Vanilla: one rail carries all.
+    /// Vanilla: one rail carries all data.
     Isolated(Class),
-    /// Advanced, or a fixed share: both rails carry parts.
+    /// Advanced, or a fixed share: both rails carry data.
     Shared(Class),
 }
 
 impl Plan {
-    /// From terms that do not differ, and both ends' rails.
+    /// Makes the plan from the agreed terms and both ends' rails.
     pub fn new(ours: &Terms, theirs: &Terms, a: &[RailInfo], b: &[RailInfo]) -> Self {
         if !(ours.fused && theirs.fused) {
             return Self::Plain;
@@ -75,7 +78,8 @@ impl Plan {
         SplitMode::new(config, self != Self::Plain)
     }
 
-    /// The routes between two ends, by what they have told each other, at this turn.
+    /// Chooses the routes between two ends from their HELLOs. `turn` is the round-robin seed of the
+    /// connection.
     pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, turn: u32) -> Choice {
         match self {
             Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, turn),
@@ -83,13 +87,13 @@ impl Plan {
         }
     }
 
-    /// Whether rails with this index in their device get queue pairs. Between islands SUP's would time out on
-    /// their way up, since SUP networks end at their island.
+    /// Returns whether rails with this role get queue pairs. Between islands SUP's do not: SUP
+    /// networks end at their island, so their bring-up would time out.
     pub fn joins(self, role: RailRole) -> bool {
         self != Self::Isolated(Class::Inter) || role == RailRole::SOUT
     }
 
-    /// The rail that must carry all data, where one must.
+    /// Returns the only rail that may carry data, if there is just one.
     pub fn home(self) -> Option<RailRole> {
         match self {
             Self::Plain | Self::Shared(_) => None,
@@ -98,19 +102,20 @@ impl Plan {
         }
     }
 
-    /// The rails of a connection that may carry data, when they have these indices in their device.
+    /// Returns the mask of rails that may carry data, for a connection whose rails have these
+    /// roles.
     pub fn carriers(self, roles: &[RailRole]) -> u8 {
         let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
         let home = self.home().and_then(|home| roles.iter().position(|role| *role == home));
         home.map_or(all, |rail| 1 << rail)
     }
 
-    /// The rail that carries CTS writes, where it is there.
+    /// Returns the rail that carries CTS writes if the connection has it.
     pub fn cts(self) -> RailRole {
         self.home().unwrap_or(RailRole::SOUT)
     }
 
-    /// The queue pairs of a rail with this index in its device, of `rails` that are joined.
+    /// Returns the stripes of a rail with this role, when the connection uses `rails` rails.
     pub fn stripes(self, terms: &Terms, role: RailRole, rails: usize) -> Stripes {
         match self {
             Self::Plain => Stripes::plain(terms.plain_qps, terms.plain_split, rails),
@@ -122,7 +127,7 @@ impl Plan {
     }
 }
 
-/// For the log.
+/// The wording of log lines.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! The sender's policy: the cut of each transfer.
+//! The sender's policy: how each transfer is cut.
 
 use std::fmt;
 
@@ -8,24 +8,25 @@ use crate::route::Class;
 
 /// The newest hint for a connection.
 pub trait HintSource: fmt::Debug + Send {
-    /// Parts per 1024 for SUP, 0 to 1024. Asked once per transfer: must not wait.
+    /// Returns the share for SUP in parts per 1024. Called once per transfer, so it must not wait.
     fn share(&self) -> u16;
 }
 
-/// Where a connection's share comes from.
+/// Where the split of a connection comes from.
 #[derive(Debug)]
 pub enum Source {
-    /// From a setting.
+    /// A constant share for SUP.
     Fixed(u16),
-    /// From outside, and it may change from one transfer to the next.
+    /// The agent's share for SUP, which may change between transfers.
     Hint(Box<dyn HintSource>),
-    /// No share of SUP but a weight of each rail: see [`weights`].
+    /// A weight for each rail instead of a share: see [`weights`].
     Weights([u16; MAX_RAILS]),
 }
 
 impl Source {
-    /// Returns the source for a connection. `hints` is the connection's registration with the agent, if there is one; without
-    /// hints all data goes on SOUT. `speeds` are the speeds of both ends of each rail in Mb/s.
+    /// Returns the source for a connection. `hints` is the connection's registration with the
+    /// agent, if it has one; without it all data goes on SOUT. `speeds` are the speeds of both ends
+    /// of each rail in Mb/s.
     pub fn new(split: SplitMode, hints: Option<Box<dyn HintSource>>, speeds: &[(u32, u32)]) -> Self {
         match (split, hints) {
             (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(weights(speeds)),
@@ -36,13 +37,13 @@ impl Source {
     }
 }
 
-/// Weights of plain rails, from what each end of each carries in Mb/s: a rail is as fast as its slower end. Zero is a speed
-/// that is not known; where one is not, all count alike.
+/// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
+/// counts. A speed of 0 is unknown, and then all rails weigh the same.
 pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
     let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
     let known = speeds.iter().all(|pair| slower(pair) > 0);
     let largest = speeds.iter().map(slower).max().unwrap_or(0);
-    // Halved until they fit: in proportion, to 1 in 2^15.
+    // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
     let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
     let mut weights = [0; MAX_RAILS];
     for (place, pair) in weights.iter_mut().zip(speeds) {
@@ -51,19 +52,19 @@ pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
     weights
 }
 
-/// A connection's policy. Rails are those of the connection: 0 is SOUT where they are SOUT and SUP.
+/// The policy of a connection. Rail 0 is SOUT if the rails are SOUT and SUP.
 #[derive(Debug)]
 pub struct Policy {
     source: Source,
-    /// Transfers of at most so many bytes have no share for SUP.
+    /// Transfers of at most this many bytes have no share for SUP.
     threshold: usize,
-    /// Rails that may carry data.
+    /// Mask of the rails that may carry data.
     available: u8,
 }
 
 impl Policy {
-    /// For a connection whose rails have these indices in their device, in order. `threshold` is
-    /// `MPIB_BDP_THRESHOLD`, which counts for hints between islands.
+    /// Makes the policy of a connection whose rails have these roles, in order. `threshold` is
+    /// `MPIB_BDP_THRESHOLD`, which applies to hints between islands.
     pub fn new(plan: Plan, source: Source, threshold: u32, roles: &[RailRole]) -> Self {
         let counts = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
         Self {
@@ -73,14 +74,15 @@ impl Policy {
         }
     }
 
-    /// The cut of one transfer of `size` bytes. An empty one goes on SOUT where SOUT may carry data, whatever the share.
+    /// Cuts one transfer of `size` bytes. An empty transfer goes on SOUT if SOUT may carry data,
+    /// whatever the share.
     pub fn split(&self, size: usize) -> Option<Split> {
         let mut split = Split::NONE;
         self.cut(size, self.share(size), &mut split).then_some(split)
     }
 
-    /// The share of SUP for one transfer of `size` bytes, 0 to 1024; `None` where it decides nothing: only one rail may
-    /// carry data, or there is none.
+    /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if at most one
+    /// rail may carry data, or if weights apply.
     #[inline]
     pub fn share(&self, size: usize) -> Option<u16> {
         if size == 0 || self.available & self.available.wrapping_sub(1) == 0 {
@@ -95,7 +97,8 @@ impl Policy {
         Some(share.min(SHARE_ONE))
     }
 
-    /// [`split`](Self::split) by what [`share`](Self::share) gave, in place; `false` if there is no rail.
+    /// Cuts a transfer as [`split`](Self::split) does, with the result of [`share`](Self::share),
+    /// in place. Returns `false` if no rail may carry data.
     #[inline(always)]
     pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> bool {
         match (share, &self.source) {
@@ -103,7 +106,7 @@ impl Policy {
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
                 split.cut(size, weights, self.available)
             }
-            // On the one rail, or the first of several, none of which has no weight.
+            // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {
                 split.whole(size, self.available.trailing_zeros() as usize);
                 true

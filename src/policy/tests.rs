@@ -43,7 +43,7 @@ fn the_share_counts_where_there_are_two_rails_and_bytes() {
     assert_eq!(masks(0, &[RailRole::SUP]), [1, 1]);
 }
 
-/// The hints of an agent for a transfer of 1 MiB, and those that no agent should write.
+/// Hints of an agent for a transfer of 1 MiB, valid and invalid ones.
 #[test]
 fn hints_split_one_mebibyte() {
     for (share, sup, mask) in [
@@ -77,7 +77,7 @@ fn small_transfers_between_islands_stay_on_sout() {
     let all_on_sup = |plan, source| Policy::new(plan, source, 4096, &BOTH);
     let inter = all_on_sup(Plan::Shared(Class::Inter), hint(1024));
     assert_eq!([1, 4096, 4097].map(|size| inter.split(size).unwrap().mask()), [1, 1, 2]);
-    // Within an island, and with a share that a person has fixed, the threshold does not count.
+    // Within an island, and with a fixed share, the threshold does not apply.
     for policy in [
         all_on_sup(Plan::Shared(Class::Intra), hint(1024)),
         all_on_sup(Plan::Shared(Class::Inter), Source::Fixed(1024)),
@@ -97,7 +97,7 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
         (Class::Inter, &[RailRole::SOUT], 0),
         (Class::Inter, &[RailRole::SUP], 0),
     ] {
-        // Neither a hint nor a threshold has a say.
+        // Neither a hint nor a threshold matters.
         let policy = Policy::new(Plan::Isolated(class), hint(512), 1 << 30, roles);
         for size in [0, 1, 128, MIB] {
             let split = policy.split(size).unwrap();
@@ -106,7 +106,8 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
     }
 }
 
-/// Mode, fixed share, class: which rails get queue pairs, which one is demanded, which one carries CTS writes.
+/// Mode, fixed share, class: which rails get queue pairs, which one is required, which one carries
+/// CTS writes.
 #[test]
 fn plans_follow_mode_and_class() {
     use crate::route::tests::roce;
@@ -144,7 +145,7 @@ fn plain_queue_pairs_take_turns_or_carry_parts() {
         (4, true, 2, 4, 1),
         (2, true, 4, 2, 1),
         (2, true, 3, 2, 1),
-        // More than fit into a mask.
+        // More than a mask has bits for.
         (4, true, 4, 2, 2),
         (4, true, 8, 1, 4),
         (16, true, 1, 8, 2),
@@ -170,7 +171,7 @@ fn plain_rails_carry_in_proportion_to_their_slower_end() {
             &[4, 3, 2, 1][..],
         ),
         (&[(1, 1), (2, 3), (7, 5)], &[1, 2, 5]),
-        // A speed that is not known tells nothing of the others either.
+        // One unknown speed makes all weights equal.
         (&[(400_000, 400_000), (0, 100_000)], &[1, 1]),
         (&[(100_000, 100_000); 8], &[1; 8]),
         (&[(u32::MAX, u32::MAX), (1 << 31, u32::MAX)], &[2, 1]),
@@ -185,7 +186,7 @@ fn plain_rails_carry_in_proportion_to_their_slower_end() {
         assert_eq!(policy.share(sum << 22), None);
         assert_eq!((policy.split(0).unwrap().mask(), policy.split(127).unwrap().mask()), (1, 1));
     }
-    // Next to nothing is not nothing.
+    // A tiny weight still gets data.
     assert_eq!(weights(&[(u32::MAX, u32::MAX), (1, 1)])[..3], [u16::MAX, 1, 0]);
 }
 
@@ -201,7 +202,7 @@ proptest! {
         prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << speeds.len());
     }
 
-    /// Whatever is asked: every byte once, on rails that are there, aligned; and exactly the rule.
+    /// For any input every byte goes out once, aligned, on existing rails, and exactly by the rule.
     #[test]
     fn every_decision_covers_the_transfer(
         size in prop_oneof![0usize..5000, 0usize..1 << 40],
