@@ -24,9 +24,9 @@ case ${1:-} in
         cargo test -q -p nccl-net-mpib --lib config::
         # The manuals name tests: each must be there.
         missing=0
-        for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*.md | tr -d '`' | sort -u); do
+        for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*/*.md | tr -d '`' | sort -u); do
             if ! git grep -qwF "$name" -- '*.rs' '*.sh' '*.toml' '*.h'; then
-                say "no test or name $name is in the sources; it stands in $(grep -lF "\`$name\`" docs/*.md | tr '\n' ' ')"
+                say "no test or name $name is in the sources; it stands in $(grep -lF "\`$name\`" docs/*/*.md | tr '\n' ' ')"
                 missing=1
             fi
         done

@@ -1,4 +1,4 @@
-//! Every setting once: name, form, default, meaning. `docs/configuration.md` is made from this table.
+//! Every setting once: name, form, default, meaning. `docs/guide/configuration.md` is made from this table.
 //!
 //! Settings are environment variables, read once at init. A value that cannot be used is an error that names
 //! the variable, what stands there and what may stand there; no bad value becomes a default.
@@ -83,7 +83,7 @@ macro_rules! settings {
                 out
             }
 
-            /// The table in `docs/configuration.md`.
+            /// The table in `docs/guide/configuration.md`.
             pub fn manual() -> String {
                 let default = Self::default();
                 let mut out = String::from(form::HEAD);
@@ -106,7 +106,7 @@ settings! {
     hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL,
         test: "a_rail_that_cannot_be_used_fails_init";
     /// Who decides which of the two rails carries a transfer. 0 (vanilla): the islands, SUP within one and SOUT
-    /// between two. 1 (advanced): the hint for the connection splits each transfer over both. See `docs/mpib.md`.
+    /// between two. 1 (advanced): the hint for the connection splits each transfer over both. See `docs/guide/mpib.md`.
     mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber,
         test: "advanced_joins_both_rails_in_either_class";
     /// Leading bits of SOUT's IPv4 address that the hosts of one island have in common; 0: all are in one.
@@ -131,7 +131,7 @@ settings! {
         test: "a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for";
     /// Which NICs of two hosts a connection may join where devices are not SOUT and SUP: those of a common subnet first
     /// (`prefer-subnet`), those alone (`subnet`), those that NCCL asked for first (`any`), those alone (`strict`). Both
-    /// ends must have it alike. See `docs/reach.md`.
+    /// ends must have it alike. See `docs/guide/reach.md`.
     route: RoutePolicy = RoutePolicy::PreferSubnet, "MPIB_ROUTE", Text::<RoutePolicy>::NEW,
         test: "strict_keeps_to_the_devices_that_were_asked_for";
     /// Which network interfaces a listener offers to its peers for the control connections. Goes before
@@ -154,7 +154,7 @@ settings! {
     /// number them alike. 0: as the verbs library lists them.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag,
         test: "devices_are_in_the_order_of_their_pci_addresses";
-    /// 0: NCCL may not join several devices to one. See `docs/fused-devices.md`.
+    /// 0: NCCL may not join several devices to one. See `docs/guide/fused-devices.md`.
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag,
         test: "nothing_is_joined_where_the_user_wants_none";
     /// What a port carries in Mb/s, for ports that carry something else than they say. It counts for what NCCL is told, and for
@@ -165,7 +165,7 @@ settings! {
     ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS),
         test: "messages_take_turns_on_plain_queue_pairs";
     /// 1: each message goes on all of these queue pairs, a part on each. 0: on one of them, in turn. Both ends must have it alike. See
-    /// `docs/fused-devices.md`.
+    /// `docs/guide/fused-devices.md`.
     ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
         differs: "a message goes on at most eight queue pairs; the others take turns with these",
         test: "one_rail_of_four_queue_pairs_is_striped";
@@ -177,7 +177,7 @@ settings! {
     ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30)),
         test: "infiniband_rails_send_large_data_and_its_immediate_apart";
     /// Place in the GID table: one number for every RoCE port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
-    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`. InfiniBand ports
+    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/guide/reach.md`. InfiniBand ports
     /// that no list names use place 0.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
         differs: "also a list; -1 chooses with the peer, not once",
@@ -220,7 +220,7 @@ settings! {
     fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255),
         test: "cts_writes_have_a_class_of_their_own";
     /// 1: CTS writes of single receives carry their entry in themselves (`IBV_SEND_INLINE`); an adapter that has no room for that is told. 0: the adapter
-    /// reads it from memory, and queue pairs are made without such room. Unset: 1 where the adapter has room. See `docs/receives.md`.
+    /// reads it from memory, and queue pairs are made without such room. Unset: 1 where the adapter has room. See `docs/internals/receives.md`.
     use_inline: Option<bool> = None, "NCCL_IB_USE_INLINE", Optional(Flag),
         differs: "unset is 1 where the adapter has room, there 0; groups of several receives are never inline",
         test: "cts_writes_are_inline_as_the_settings_say";
@@ -241,7 +241,7 @@ settings! {
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag,
         test: "a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for";
     /// 1: an adapter's report that a queue or the adapter itself failed ends the connections that it concerns: their calls fail. 0:
-    /// it is told and counted only. See `docs/stats.md`.
+    /// it is told and counted only. See `docs/guide/stats.md`.
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
         differs: "also of shared receive queues, which are not used there",
         test: "a_fatal_event_ends_the_connections_that_it_concerns_and_no_others";
@@ -263,7 +263,7 @@ settings! {
         test: "relaxed_ordering_follows_the_setting";
     /// iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is done. Unset: where NCCL
     /// asks for that of GPU memory. 1: of any memory, and NCCL is told to ask always (forceFlush). 0: iflush does nothing. See
-    /// `docs/mpib.md`.
+    /// `docs/guide/mpib.md`.
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag),
         test: "a_flush_reads_once_on_each_rail_that_has_carried_data";
     /// Receives posted on a rail fall to this number before they are refilled.
@@ -284,7 +284,7 @@ settings! {
     /// How often the hint file is read, in µs.
     hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000),
         test: "hints_are_read_as_seldom_as_the_settings_say";
-    /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/stats.md`.
+    /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/guide/stats.md`.
     stats: bool = true, "MPIB_STATS", Flag,
         test: "no_page_where_the_settings_want_none";
     /// User id to whom the agent's socket and hint file may belong, besides root and the user of the process itself.

@@ -173,7 +173,7 @@ fn nearest(name: &str) -> &'static str {
     Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
 }
 
-/// The second table in `docs/configuration.md`.
+/// The second table in `docs/guide/configuration.md`.
 #[cfg(test)]
 pub(super) fn manual() -> String {
     let mut out =

@@ -1,4 +1,4 @@
-//! NCCL's profiler, told of what each send and receive does on each queue pair. `docs/profiler.md` says what a reader sees.
+//! NCCL's profiler, told of what each send and receive does on each queue pair. `docs/guide/profiler.md` says what a reader sees.
 //!
 //! An event belongs to the operation behind NCCL's handle, which is valid until NCCL is told that the request is done, or
 //! that the connection has failed: so all events of a request end before that.
