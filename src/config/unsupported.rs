@@ -177,10 +177,10 @@ fn nearest(name: &str) -> &'static str {
 #[cfg(test)]
 pub(super) fn manual() -> String {
     let mut out =
-        String::from("| variable | told | nothing is told at | why it has no effect |\n|---|---|---|---|\n");
+        String::from("| variable | level | silent values | why it has no effect |\n|---|---|---|---|\n");
     for Other { variable, as_is, missed, why } in OTHERS {
-        let told = if *missed { "warning" } else { "informative" };
-        out += &format!("| `{variable}` | {told} | {} | {why} |\n", as_is.join(", "));
+        let level = if *missed { "warning" } else { "info" };
+        out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));
     }
     out
 }
