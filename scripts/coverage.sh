@@ -53,8 +53,8 @@ render() {
 
 # Rules and their tests
 
-Each rule of the guide and of the internals that a test proves, with the test. A test cites its rule in a
-comment above it; [testing.md](testing.md#citing-a-rule) describes the form.
+Each rule of the guide and of the internals that a test proves, with the tests. A test cites its
+rule in a comment above it; [testing.md](testing.md#citing-a-rule) describes the form.
 HEAD
     awk -F '\t' '
         $1 != page {
