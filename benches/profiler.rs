@@ -2,7 +2,7 @@
 //! without, and with profilers that do more and more.
 //!
 //! `cargo bench -p nccl-net-mpib --bench profiler` times all of them in turns. With `--count N KIND` after `--`, KIND from 0 on in the order of the
-//! table, it moves N messages within `counted_messages`: for tools that count a function's instructions (`docs/profiler.md`).
+//! table, it moves N messages within `counted_messages`: for tools that count a function's instructions (`docs/guide/profiler.md`).
 
 extern crate softverbs as _;
 

@@ -2,7 +2,7 @@
 //! `MPIB_STATS=1` and with `MPIB_STATS=0`.
 //!
 //! `cargo bench -p nccl-net-mpib` times both in turns. With `--count N 0` or `--count N 1` after `--` it moves N messages in one of the two
-//! ways within `counted_messages`: for tools that count a function's instructions (`docs/stats.md`).
+//! ways within `counted_messages`: for tools that count a function's instructions (`docs/guide/stats.md`).
 
 extern crate softverbs as _;
 

@@ -17,7 +17,7 @@ const USAGE: i32 = 5;
 
 /// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
 fn manual() -> Vec<(&'static str, &'static str)> {
-    let page = include_str!("../docs/configuration.md");
+    let page = include_str!("../docs/guide/configuration.md");
     let (_, rest) = page.split_once("<!-- settings -->\n").unwrap();
     let (table, _) = rest.split_once("<!-- end of settings -->").unwrap();
     let row = |line: &'static str| {

@@ -69,7 +69,7 @@ impl std::fmt::Display for Version {
 const HEAD: &str = "\
 # Results of the compatibility matrix
 
-Written by `make matrix WRITE=1`; [docs/compat-matrix.md](../docs/compat-matrix.md) says what each check does. Each release is the
+Written by `make matrix WRITE=1`; [docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md) says what each check does. Each release is the
 `libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs.
 
 ";

@@ -45,7 +45,7 @@ pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> 
 
 /// The head of the manual's table.
 pub(super) const HEAD: &str =
-    "| variable | value | default | meaning | beside NCCL 2.32 | test |\n|---|---|---|---|---|---|\n";
+    "| variable | value | default | meaning | beside NCCL 2.32 |\n|---|---|---|---|---|\n";
 
 /// One line of the manual.
 pub(super) fn row<F: Form>(
@@ -54,7 +54,6 @@ pub(super) fn row<F: Form>(
     default: &F::Value,
     doc: &[&str],
     differs: &[&str],
-    test: &[&str],
 ) -> String {
     let doc: Vec<&str> = doc.iter().map(|d| d.trim()).collect();
     let value = form.expected().replace('|', "\\|");
@@ -63,8 +62,7 @@ pub(super) fn row<F: Form>(
         None if variable.starts_with("NCCL_") => "the same",
         None => "",
     };
-    let test = test.first().map(|name| format!("`{name}`")).unwrap_or_default();
-    format!("| `{variable}` | {value} | {} | {} | {beside} | {test} |\n", form.show(default), doc.join(" "))
+    format!("| `{variable}` | {value} | {} | {} | {beside} |\n", form.show(default), doc.join(" "))
 }
 
 /// 0 or 1.

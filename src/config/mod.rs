@@ -1,4 +1,4 @@
-//! Every setting once: name, form, default, meaning. `docs/configuration.md` is made from this table.
+//! Every setting once: name, form, default, meaning. `docs/guide/configuration.md` is made from this table.
 //!
 //! Settings are environment variables, read once at init. A value that cannot be used is an error that names
 //! the variable, what stands there and what may stand there; no bad value becomes a default.
@@ -28,7 +28,7 @@ use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
 macro_rules! settings {
     ($(
         $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr
-        $(, differs: $differs:literal)? $(, test: $test:literal)?;
+        $(, differs: $differs:literal)?;
     )*) => {
         /// Settings, read once at init and passed down; nothing else reads the environment.
         #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,11 +83,11 @@ macro_rules! settings {
                 out
             }
 
-            /// The table in `docs/configuration.md`.
+            /// The table in `docs/guide/configuration.md`.
             pub fn manual() -> String {
                 let default = Self::default();
                 let mut out = String::from(form::HEAD);
-                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?], &[$($test)?]);)*
+                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?]);)*
                 out
             }
 
@@ -98,198 +98,167 @@ macro_rules! settings {
 }
 
 settings! {
-    /// HCA (and port) of rail 0, the scale-out network. Set together with `MPIB_HCA_SUP`, NCCL sees one device
-    /// with both rails; with neither set, one device per port.
-    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL,
-        test: "rails_that_cannot_be_are_named_with_what_there_is";
-    /// HCA (and port) of rail 1, the scale-up network.
-    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL,
-        test: "a_rail_that_cannot_be_used_fails_init";
-    /// Who decides which of the two rails carries a transfer. 0 (vanilla): the islands, SUP within one and SOUT
-    /// between two. 1 (advanced): the hint for the connection splits each transfer over both. See `docs/mpib.md`.
-    mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber,
-        test: "advanced_joins_both_rails_in_either_class";
-    /// Leading bits of SOUT's IPv4 address that the hosts of one island have in common; 0: all are in one.
-    island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32),
-        test: "the_prefix_length_draws_the_islands";
-    /// Fixes the split over both rails in either mode, islands or not: the part of each transfer that goes on SUP, in
-    /// parts per 1024. 0 is all on SOUT, 1024 all on SUP; unset: `MPIB_MODE` decides.
-    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024)),
-        test: "fixed_shares_within_an_island_are_exact";
-    /// With `MPIB_MODE=1`: a transfer between islands of at most so many bytes goes on SOUT alone, whatever the hint
-    /// says. 0: off.
-    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30),
-        test: "the_threshold_keeps_small_messages_to_the_other_island_on_sout";
-    /// Queue pairs of a connection on SOUT; messages take them in turn.
-    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS),
-        test: "messages_take_turns_and_cts_writes_do_not";
-    /// Queue pairs of a connection on SUP.
-    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS),
-        test: "messages_take_turns_and_cts_writes_do_not";
-    /// 1: whatever would be lost with a warning (a rail, GPUDirect, the agent) is a failure of init or connect instead.
-    strict: bool = false, "MPIB_STRICT", Flag,
-        test: "a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for";
-    /// Which NICs of two hosts a connection may join where devices are not SOUT and SUP: those of a common subnet first
-    /// (`prefer-subnet`), those alone (`subnet`), those that NCCL asked for first (`any`), those alone (`strict`). Both
-    /// ends must have it alike. See `docs/reach.md`.
-    route: RoutePolicy = RoutePolicy::PreferSubnet, "MPIB_ROUTE", Text::<RoutePolicy>::NEW,
-        test: "strict_keeps_to_the_devices_that_were_asked_for";
-    /// Which network interfaces a listener offers to its peers for the control connections. Goes before
+    /// HCA and port of rail 0, the scale-out network. Set it together with `MPIB_HCA_SUP`: NCCL
+    /// then sees one device with both rails. With neither set, each port is a device.
+    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL;
+    /// HCA and port of rail 1, the scale-up network.
+    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL;
+    /// Decides which of the two rails carries a transfer. 0 (vanilla): SUP within an island, SOUT
+    /// between islands. 1 (advanced): the connection's hint splits each transfer over both rails.
+    /// See [mpib.md](mpib.md).
+    mode: Mode = Mode::Vanilla, "MPIB_MODE", ModeNumber;
+    /// Leading bits of SOUT's IPv4 address that the hosts of one island have in common. 0: all
+    /// hosts are in one island.
+    island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32);
+    /// Fixes the split over both rails, in either mode: the part of each transfer that goes on SUP,
+    /// in parts per 1024. 0 is all on SOUT, 1024 all on SUP. Unset: `MPIB_MODE` decides.
+    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
+    /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
+    /// whatever the hint. 0: off.
+    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// Queue pairs per connection on SOUT. Messages use them round-robin.
+    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    /// Queue pairs per connection on SUP.
+    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect.
+    strict: bool = false, "MPIB_STRICT", Flag;
+    /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP.
+    /// `prefer-subnet`: those on a common subnet first. `subnet`: only those. `any`: those that
+    /// NCCL requested first. `strict`: only those. Must be equal on both ends. See
+    /// [reach.md](reach.md).
+    route: RoutePolicy = RoutePolicy::PreferSubnet, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
+    /// Network interfaces whose addresses a listener advertises for control connections. Overrides
     /// `NCCL_SOCKET_IFNAME`.
-    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL,
-        test: "control_connections_are_on_sout_unless_the_settings_say_otherwise";
-    /// As `MPIB_OOB_IF`. With neither set, the interface that has the address of `MPIB_HCA_SOUT`; where there is none,
-    /// every interface that is up, loopback and bridges last.
+    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;
+    /// Like `MPIB_OOB_IF`. With neither set, the interface that has the address of `MPIB_HCA_SOUT`;
+    /// if there is none, every interface that is up, loopback and bridges last.
     socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL,
-        differs: "the same filter; what is taken where it is not set differs",
-        test: "control_connections_are_on_sout_unless_the_settings_say_otherwise";
-    /// Address family of the control connections; unset: both.
-    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL,
-        test: "networks_come_first_and_loopback_last";
-    /// Which HCAs (and ports) are used where `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. Behind a port may stand to which rail
-    /// and plane of the network it belongs, which NCCL is told from v12 on.
-    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL,
-        test: "hca_filters_mean_what_nccl_means";
-    /// 1: adapters are in the order of their PCI addresses, those without one last, so that hosts that list them differently
-    /// number them alike. 0: as the verbs library lists them.
-    device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag,
-        test: "devices_are_in_the_order_of_their_pci_addresses";
-    /// 0: NCCL may not join several devices to one. See `docs/fused-devices.md`.
-    merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag,
-        test: "nothing_is_joined_where_the_user_wants_none";
-    /// What a port carries in Mb/s, for ports that carry something else than they say. It counts for what NCCL is told, and for
-    /// the parts of a message on the rails of a fused device.
-    rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Parsed::<RailSpeeds>::OPTIONAL,
-        test: "four_rails_carry_by_their_speeds";
-    /// Queue pairs of a connection on each rail, where devices are not SOUT and SUP. Both ends must have it alike.
-    ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS),
-        test: "messages_take_turns_on_plain_queue_pairs";
-    /// 1: each message goes on all of these queue pairs, a part on each. 0: on one of them, in turn. Both ends must have it alike. See
-    /// `docs/fused-devices.md`.
+        differs: "same filter; the default differs";
+    /// Address family of the control connections. Unset: both.
+    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;
+    /// HCAs and ports to use if `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. After the port an
+    /// item may give the rail and plane of the network, which NCCL learns from v12 on.
+    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
+    /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate adapters
+    /// differently then number them alike. 0: the order of the verbs library.
+    device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
+    /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
+    merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
+    /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the
+    /// speed that NCCL sees and the parts of a message on the rails of a fused device.
+    rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Parsed::<RailSpeeds>::OPTIONAL;
+    /// Queue pairs per connection on each rail, if the devices are not SOUT and SUP. Must be equal
+    /// on both ends.
+    ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS);
+    /// 1: each message is split over all of these queue pairs. 0: it uses one of them, round-robin.
+    /// Must be equal on both ends. See
+    /// [fused-devices.md](fused-devices.md#several-queue-pairs-on-a-rail).
     ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
-        differs: "a message goes on at most eight queue pairs; the others take turns with these",
-        test: "one_rail_of_four_queue_pairs_is_striped";
-    /// For networks that choose a way for each packet: 1 sends the data of large messages without an immediate, which follows alone. 0
-    /// sends both in one work request; -2 is 1 where all rails of a connection are InfiniBand, else 0.
-    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag),
-        test: "infiniband_rails_send_large_data_and_its_immediate_apart";
-    /// Messages of more bytes are large in this sense; -2: 8192.
-    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30)),
-        test: "infiniband_rails_send_large_data_and_its_immediate_apart";
-    /// Place in the GID table: one number for every RoCE port, or a list such as `mlx5_0:3,mlx5_1:1:5` of an HCA, where wanted its
-    /// port, and the place. -1, and HCAs that the list lacks: chosen for each connection, see `docs/reach.md`. InfiniBand ports
-    /// that no list names use place 0.
+        differs: "a message uses at most eight queue pairs; more take turns";
+    /// For networks that route each packet by itself. 1: the immediate of large messages follows in a
+    /// separate work request. 0: data and immediate are one work request. -2: 1 if all rails of the
+    /// connection are InfiniBand, else 0.
+    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag);
+    /// Messages above this many bytes are large in that sense. -2: 8192.
+    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30));
+    /// Index into the GID table: one number for every RoCE port, or a list such as
+    /// `mlx5_0:3,mlx5_1:1:5` of HCA, optional port, and index. -1, and HCAs that are not in the
+    /// list: chosen for each connection, see [reach.md](reach.md#choice-of-addresses). InfiniBand
+    /// ports that are not in a list use index 0.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
-        differs: "also a list; -1 chooses with the peer, not once",
-        test: "a_list_has_an_index_for_each_port";
-    /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses of this family only; unset: of both.
+        differs: "also a list; -1 chooses per connection, not once";
+    /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses of this family only. Unset: of both.
     addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL,
-        differs: "unset is both, not AF_INET",
-        test: "all_three_settings_together";
-    /// RoCE ports without a `NCCL_IB_GID_INDEX` use addresses in this range only.
+        differs: "unset is both, not AF_INET";
+    /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses in this range only.
     addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Parsed::<AddrRange>::OPTIONAL,
-        differs: "a port with no address in it is left out; there it uses entry 0",
-        test: "a_range_may_leave_the_second_address";
-    /// RoCE ports without a `NCCL_IB_GID_INDEX` speak this version of RoCE only; unset: 2 where both ends have it, else 1.
+        differs: "a port without an address in it is left out; net_ib uses entry 0";
+    /// RoCE ports without `NCCL_IB_GID_INDEX` use this version of RoCE only. Unset: 2 if both ends
+    /// have it, else 1.
     roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
-        differs: "unset is both, not 2",
-        test: "a_version_is_kept_to";
+        differs: "unset is both, not 2";
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31),
-        differs: "0 (without end) is refused",
-        test: "timeouts_and_retries_reach_every_queue_pair";
-    /// How often an unacknowledged packet is sent again.
-    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7),
-        test: "timeouts_and_retries_reach_every_queue_pair";
-    /// Index into each port's P_Key table, where `NCCL_IB_PKEY_VALUE` is -1.
-    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
-        test: "a_pkey_index_that_the_port_lacks_is_an_error_of_connect";
-    /// Partition by its number: the first entry of each port's P_Key table with these low 15 bits. -1: `NCCL_IB_PKEY`.
-    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
-        test: "a_partition_is_found_by_its_number_wherever_it_stands";
-    /// InfiniBand service level; -1: the communicator's traffic class, else at a receiver the sender's level, else 0.
+        differs: "0 (no timeout) is refused";
+    /// Retransmissions of an unacknowledged packet.
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
+    /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1.
+    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
+    /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. -1:
+    /// `NCCL_IB_PKEY`.
+    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535);
+    /// InfiniBand service level. -1: the communicator's traffic class; without one, 0 at a sender
+    /// and the sender's level at a receiver.
     sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),
-        differs: "a traffic class above 15 is no service level: 0; a receiver's own setting counts, there the sender's",
-        test: "classes_are_the_settings_then_the_communicators";
-    /// RoCE traffic class; -1: the communicator's, else at a receiver the sender's, else 0.
+        differs: "a traffic class above 15 gives 0; a receiver uses its own setting, net_ib the sender's";
+    /// RoCE traffic class. -1: the communicator's; without one, 0 at a sender and the sender's at a
+    /// receiver.
     tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::<u8>::new(0, 255),
-        differs: "a receiver's own setting counts, there the sender's",
-        test: "classes_are_the_settings_then_the_communicators";
-    /// RoCE traffic class of the receiver's first queue pair on each rail, which its CTS writes go on, beside the
-    /// acknowledgements of that queue pair's data; -1: that of the others.
-    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255),
-        test: "cts_writes_have_a_class_of_their_own";
-    /// 1: CTS writes of single receives carry their entry in themselves (`IBV_SEND_INLINE`); an adapter that has no room for that is told. 0: the adapter
-    /// reads it from memory, and queue pairs are made without such room. Unset: 1 where the adapter has room. See `docs/receives.md`.
+        differs: "a receiver uses its own setting, net_ib the sender's";
+    /// RoCE traffic class of the receiver's first queue pair on each rail, which carries CTS writes
+    /// and the acknowledgements of its data. -1: that of the other queue pairs.
+    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255);
+    /// 1: CTS writes of single receives are inline (`IBV_SEND_INLINE`); a warning if an adapter has
+    /// no room for that. 0: the adapter reads them from memory, and queue pairs have no inline
+    /// room. Unset: 1 if the adapter has room. See
+    /// [receives.md](../internals/receives.md#cts-writes).
     use_inline: Option<bool> = None, "NCCL_IB_USE_INLINE", Optional(Flag),
-        differs: "unset is 1 where the adapter has room, there 0; groups of several receives are never inline",
-        test: "cts_writes_are_inline_as_the_settings_say";
-    /// 1: enhanced connection establishment, where both ends' adapters and verbs libraries have it: queue pairs then use what their vendor
-    /// adds to the specification, such as its congestion control.
-    ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag,
-        test: "options_that_both_ends_have_hold_on_every_queue_pair";
-    /// How often a change of a queue pair that failed with ETIMEDOUT is tried again, while connect and accept are polled: the kernel
-    /// may just be looking for the peer's address. A rail whose tries are used up is left out, as one whose probe fails.
-    mqp_retry_cnt: u32 = 34, "NCCL_IB_MQP_RETRY_CNT", Whole::<u32>::new(0, 1000),
-        test: "a_queue_pair_that_times_out_is_tried_again";
-    /// The wait before the first such try, in ms; before the n-th it is n times as long. No call sleeps meanwhile. All tries of
-    /// a handshake together, with the kernel's own waits, take no longer than half of `MPIB_CONNECT_TIMEOUT_MS`.
+        differs: "unset is 1 if the adapter has room, in net_ib 0; groups of receives are never inline";
+    /// 1: queue pairs use enhanced connection establishment if the adapters and verbs libraries of
+    /// both ends support it. It enables vendor features such as congestion control.
+    ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag;
+    /// Retries of a queue pair change that failed with ETIMEDOUT, made while connect and accept are
+    /// polled: the kernel may still be resolving the peer's address. A rail without retries left is
+    /// dropped like one whose probe fails.
+    mqp_retry_cnt: u32 = 34, "NCCL_IB_MQP_RETRY_CNT", Whole::<u32>::new(0, 1000);
+    /// Wait before the first such retry, in ms; before the n-th it is n times as long. No call
+    /// sleeps. All retries of a handshake, with the kernel's own waits, end after half of
+    /// `MPIB_CONNECT_TIMEOUT_MS`.
     mqp_retry_sleep: Duration = Duration::from_millis(100), "NCCL_IB_MQP_RETRY_SLEEP_MSEC", Millis::new(0, 60_000),
-        differs: "all together bounded by half of `MPIB_CONNECT_TIMEOUT_MS`",
-        test: "a_rail_that_stays_dead_is_left_out_in_time";
-    /// 1: tried again after any error.
-    mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag,
-        test: "a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for";
-    /// 1: an adapter's report that a queue or the adapter itself failed ends the connections that it concerns: their calls fail. 0:
-    /// it is told and counted only. See `docs/stats.md`.
+        differs: "in all at most half of `MPIB_CONNECT_TIMEOUT_MS`";
+    /// 1: retries after any error.
+    mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
+    /// 1: an adapter's event that a queue or the adapter failed ends the connections that use it:
+    /// their calls fail. 0: the event is only logged and counted. See
+    /// [stats.md](stats.md#what-adapters-report).
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
-        differs: "also of shared receive queues, which are not used there",
-        test: "a_fatal_event_ends_the_connections_that_it_concerns_and_no_others";
-    /// How long the handshake of a connection may take, in ms, and each of its steps, from when the peer's NCCL calls accept; before, a
-    /// line in the log tells each time that so long has passed. So long, too, are the listener's addresses tried
-    /// again where they cannot be reached; where each of them refuses connections, 3 s.
-    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000),
-        test: "addresses_that_nothing_answers_at_fail_by_the_deadline";
-    /// How long nothing may be heard of a peer's host on the control connection, in ms, before the peer counts as gone and the connection
-    /// fails, whatever its rails do. Adapters themselves give a peer up after some 35 s (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
-    peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000),
-        test: "a_host_that_is_silent_for_so_long_is_gone";
-    /// How long the probe of a route may take, in ms; routes are probed up to eight at a time.
-    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000),
-        test: "a_probe_waits_as_long_as_the_settings_say";
-    /// Relaxed ordering of the adapters' writes to NCCL's memory on PCIe. 0: off; 1: on; 2: on where the verbs library
-    /// can ask for it. Adapters that do not know it ignore it.
-    relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2),
-        test: "relaxed_ordering_follows_the_setting";
-    /// iflush reads back some of what came, on each rail, so that all of it is visible to the GPU when the read is done. Unset: where NCCL
-    /// asks for that of GPU memory. 1: of any memory, and NCCL is told to ask always (forceFlush). 0: iflush does nothing. See
-    /// `docs/mpib.md`.
-    flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag),
-        test: "a_flush_reads_once_on_each_rail_that_has_carried_data";
-    /// Receives posted on a rail fall to this number before they are refilled.
-    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767),
-        test: "receive_queues_may_be_as_small_and_as_large_as_the_manual_says";
-    /// Receives on a rail are refilled to this number.
-    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768),
-        test: "receive_queues_may_be_as_small_and_as_large_as_the_manual_says";
-    /// Each n-th CTS write asks for a completion.
-    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256),
-        test: "a_cts_write_asks_for_a_completion_now_and_then";
-    /// Unix socket on which the agent listens.
-    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107),
-        test: "hints_move_data_between_the_rails";
+        differs: "also events of shared receive queues, which net_ib does not use";
+    /// Limit of the handshake of a connection, and of each of its steps, in ms, counted from the
+    /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
+    /// listener that cannot be reached are retried for the same time, or for 3 s if every one
+    /// refuses the connection.
+    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    /// How long a peer's host may be silent on the control connection, in ms, before the connection
+    /// fails, whatever its rails do. Adapters give a peer up by themselves after about 35 s
+    /// (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
+    peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
+    /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
+    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
+    /// verbs library supports it. Adapters without support ignore it.
+    relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
+    /// Makes received data visible to the GPU by a read on each rail in iflush. Unset: for GPU
+    /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
+    /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
+    flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
+    /// Low mark of posted receives on a rail, at which they are refilled.
+    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
+    /// Number of receives on a rail after a refill.
+    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
+    /// Every n-th CTS write requests a completion.
+    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+    /// Unix socket on which the agent listens. See [agent.md](agent.md).
+    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107);
     /// The agent's hint file.
-    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095),
-        test: "hints_move_data_between_the_rails";
-    /// How often the hint file is read, in µs.
-    hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000),
-        test: "hints_are_read_as_seldom_as_the_settings_say";
-    /// 1: what each connection does is counted in a page that `mpib stats` shows. See `docs/stats.md`.
-    stats: bool = true, "MPIB_STATS", Flag,
-        test: "no_page_where_the_settings_want_none";
-    /// User id to whom the agent's socket and hint file may belong, besides root and the user of the process itself.
-    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1),
-        test: "socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him";
+    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095);
+    /// Interval at which the hint file is read, in µs.
+    hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
+    /// 1: counts what each connection does, in a page that `mpib stats` reads. See
+    /// [stats.md](stats.md).
+    stats: bool = true, "MPIB_STATS", Flag;
+    /// User id that may own the agent's socket and hint file, besides root and the process's own
+    /// user.
+    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
 }
 
 /// NCCL takes an empty variable of its own for one that is not set, and so do scripts that clear one.

@@ -232,7 +232,7 @@ fn the_own_interface_filter_goes_first() {
 fn stands_in_the_manual(mark: &str, table: &str) {
     static WRITING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = WRITING.lock().unwrap();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/configuration.md");
     let page = std::fs::read_to_string(path).unwrap();
     let (begin, end) = (format!("<!-- {mark} -->\n"), format!("<!-- end of {mark} -->"));
     let (before, rest) = page.split_once(&begin).expect("the first mark");
@@ -242,7 +242,7 @@ fn stands_in_the_manual(mark: &str, table: &str) {
     } else {
         assert!(
             there == table,
-            "docs/configuration.md differs: WRITE_MANUAL=1 cargo test -p nccl-net-mpib --lib config::"
+            "docs/guide/configuration.md differs: WRITE_MANUAL=1 cargo test -p nccl-net-mpib --lib config::"
         );
     }
 }

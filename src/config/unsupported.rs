@@ -173,14 +173,14 @@ fn nearest(name: &str) -> &'static str {
     Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
 }
 
-/// The second table in `docs/configuration.md`.
+/// The second table in `docs/guide/configuration.md`.
 #[cfg(test)]
 pub(super) fn manual() -> String {
     let mut out =
-        String::from("| variable | told | nothing is told at | why it has no effect |\n|---|---|---|---|\n");
+        String::from("| variable | level | silent values | why it has no effect |\n|---|---|---|---|\n");
     for Other { variable, as_is, missed, why } in OTHERS {
-        let told = if *missed { "warning" } else { "informative" };
-        out += &format!("| `{variable}` | {told} | {} | {why} |\n", as_is.join(", "));
+        let level = if *missed { "warning" } else { "info" };
+        out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));
     }
     out
 }

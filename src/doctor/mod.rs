@@ -1,4 +1,4 @@
-//! What the plugin would do on this host, for `mpib doctor`: `docs/doctor.md` is its manual.
+//! What the plugin would do on this host, for `mpib doctor`: `docs/guide/doctor.md` is its manual.
 //!
 //! `border` is the C function, `report` gathers, `checks` judges. The sentences are those of the log: each is made where the log's is.
 

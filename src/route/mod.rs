@@ -1,7 +1,7 @@
 //! Which rail of the connector talks to which rail of the acceptor, and why not.
 //!
 //! Both ends run [`choose`] (or [`choose_roles`]) on the same lists and so come to the same routes, in the same order,
-//! without asking each other. Every sentence about a choice or a refusal is made here. `docs/reach.md` has the rules.
+//! without asking each other. Every sentence about a choice or a refusal is made here. `docs/guide/reach.md` has the rules.
 
 mod address;
 mod explain;

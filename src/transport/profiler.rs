@@ -1,4 +1,5 @@
-//! Events for NCCL's profiler: one for each send or receive and rail.
+//! Events for NCCL's profiler: one for each send or receive and rail. See
+//! `docs/guide/profiler.md` for what a profiler records.
 //!
 //! An event belongs to the operation behind NCCL's handle. The handle is valid until `test` reports
 //! the request as completed or the connection as failed, so all events of a request stop before

@@ -1,5 +1,5 @@
 //! What the plugin says of the host that it is on, for `mpib doctor` and other tools: the document of `mpib_doctor_v1`.
-//! `docs/doctor.md` is its manual.
+//! `docs/guide/doctor.md` is its manual.
 
 use serde::{Deserialize, Serialize};
 

@@ -110,7 +110,7 @@ impl DeviceSpec {
         }
     }
 
-    /// Reads a list in the form of `SOFTVERBS_DEVICES` (docs/softverbs.md).
+    /// Reads a list in the form of `SOFTVERBS_DEVICES` (docs/guide/softverbs.md).
     pub fn parse_list(text: &str) -> Result<Vec<Self>, ConfigError> {
         let devices = parse::list(text)?;
         check(&devices)?;
