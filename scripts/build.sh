@@ -17,7 +17,7 @@ put() {
     mv -f "$2.new" "$2"
 }
 
-cargo build --profile "$profile" -p nccl-net-mpib -p mpib
+cargo build --locked --profile "$profile" -p nccl-net-mpib -p mpib
 put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
 put "$out/mpib" build/mpib
 # NCCL looks for this name when it is told none.

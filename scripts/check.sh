@@ -17,11 +17,11 @@ cargo_deny() {
 
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
-    clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
+    clippy) cargo clippy --locked --workspace --all-targets -- -D warnings ;;
     doc)
-        RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+        RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps --document-private-items
         # The manual of settings has each of them, and every variable of NCCL's InfiniBand transport.
-        cargo test -q -p nccl-net-mpib --lib config::
+        cargo test --locked -q -p nccl-net-mpib --lib config::
         # The manuals name tests: each must be there.
         missing=0
         for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*.md | tr -d '`' | sort -u); do
@@ -42,7 +42,7 @@ case ${1:-} in
         ;;
     loom)
         # Every schedule of the hint file's writer and readers; with a target folder of its own, since the flag rebuilds everything.
-        RUSTFLAGS="--cfg loom" cargo test -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)
         if ! cargo +nightly miri --version >/dev/null 2>&1; then
@@ -52,9 +52,9 @@ case ${1:-} in
         # The parts without verbs, sockets and C: the border's adapters, and the protocol's arithmetic.
         # A backtrace of each caught panic would take miri minutes.
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
-        cargo +nightly miri test -p nccl-net-versions
-        cargo +nightly miri test -p nccl-net-mpib --lib proto::
-        cargo +nightly miri test -p nccl-net-mpib --lib device::cache_tests::
+        cargo +nightly miri test --locked -p nccl-net-versions
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib proto::
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
         echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2
