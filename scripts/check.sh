@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|clippy|doc|links|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -9,10 +9,44 @@ say() { echo "check: $*" >&2; }
 
 cargo_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
-        say "installing cargo-deny $deny_version (once, some minutes)"
+        if [ "${SETUP:-}" = no ]; then
+            say "cargo-deny is missing, and SETUP=no prevents the installation"
+            exit 1
+        fi
+        say "installing cargo-deny $deny_version with cargo (once, some minutes). SETUP=no prevents this."
         cargo install --locked cargo-deny --version "$deny_version"
     fi
     cargo deny "$@"
+}
+
+tracked() { git ls-files --cached --others --exclude-standard -- "$@"; }
+
+# The anchors of a Markdown file, as GitHub derives them from headings.
+anchors() {
+    awk '/^ *```/ { fenced = !fenced } !fenced && /^#+ /' "$1" | tr '[:upper:]' '[:lower:]' |
+        sed -E 's/^#+ //; s/\[([^]]*)\]\([^)]*\)/\1/g; s/[^[:alnum:] _-]//g; s/ /-/g'
+}
+
+# Each relative link in Markdown names a file, and its anchor a heading there.
+links() {
+    local broken=0 file line link path
+    while IFS=: read -r file line link; do
+        link=${link#*](} link=${link%)}
+        path=${link%%#*}
+        case $link in
+            *://* | mailto:*) continue ;;
+            \#*) path=$file ;;
+            *) path=$(dirname "$file")/$path ;;
+        esac
+        if [ ! -e "$path" ]; then
+            say "$file:$line: there is no $path"
+            broken=1
+        elif [[ $link == *.md#* || $link == \#* ]] && ! anchors "$path" | grep -qxF -- "${link#*#}"; then
+            say "$file:$line: no heading of $path has the anchor #${link#*#}"
+            broken=1
+        fi
+    done < <(tracked '*.md' | xargs grep -noE '\]\([^) ]+\)' /dev/null)
+    return "$broken"
 }
 
 case ${1:-} in
@@ -24,14 +58,18 @@ case ${1:-} in
         cargo test --locked -q -p nccl-net-mpib --lib config::
         # The manuals name tests: each must be there.
         missing=0
-        for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' docs/*.md | tr -d '`' | sort -u); do
+        mapfile -t manuals < <(tracked 'docs/*.md')
+        for name in $(grep -ohE '`[a-z0-9]+(_[a-z0-9]+){2,}`' "${manuals[@]}" | tr -d '`' | sort -u); do
             if ! git grep -qwF "$name" -- '*.rs' '*.sh' '*.toml' '*.h'; then
-                say "no test or name $name is in the sources; it stands in $(grep -lF "\`$name\`" docs/*.md | tr '\n' ' ')"
+                say "no test or name $name is in the sources; it stands in $(grep -lF "\`$name\`" "${manuals[@]}" | tr '\n' ' ')"
                 missing=1
             fi
         done
+        links || missing=1
         exit "$missing"
         ;;
+    links) links ;;
+    prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny) cargo_deny check bans licenses sources ;;
     advisories)
         if ! cargo_deny fetch db; then
@@ -57,7 +95,7 @@ case ${1:-} in
         cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
-        echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|clippy|doc|links|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac
