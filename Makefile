@@ -49,9 +49,9 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 .PHONY: check
 check: check-fmt check-clippy check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-clippy check-doc check-deny check-loom check-prose
-check-fmt check-clippy check-doc check-deny check-loom: setup
-check-fmt check-clippy check-doc check-deny check-loom check-prose:
+.PHONY: check-fmt check-build check-clippy check-doc check-deny check-loom check-prose
+check-build check-clippy check-doc check-deny check-loom: setup
+check-fmt check-build check-clippy check-doc check-deny check-loom check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 

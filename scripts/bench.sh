@@ -26,7 +26,7 @@ scripts/bench-rails.sh
 echo "== statistics: a small message with MPIB_STATS=1 and with 0 (docs/stats.md)"
 cargo bench --locked -q -p nccl-net-mpib --bench stats 2>/dev/null
 if command -v valgrind >/dev/null; then
-    # The file that was just run, whatever cargo calls it.
+    # The path of the file that was just run.
     bench=$(cargo bench --locked -p nccl-net-mpib --bench stats --no-run --message-format=json 2>/dev/null |
         sed -n 's/.*"name":"stats".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
     count() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|clippy|doc|links|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|doc|links|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -51,6 +51,8 @@ links() {
 
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
+    # For other compilers than the one that the lints are for.
+    build) cargo check --locked --workspace --all-targets ;;
     clippy) cargo clippy --locked --workspace --all-targets -- -D warnings ;;
     doc)
         RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps --document-private-items
@@ -79,7 +81,7 @@ case ${1:-} in
         cargo_deny check --disable-fetch advisories
         ;;
     loom)
-        # Every schedule of the hint file's writer and readers; with a target folder of its own, since the flag rebuilds everything.
+        # Every schedule of the hint file's writer and readers. The flag rebuilds everything, hence the separate target folder.
         RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)
@@ -95,7 +97,7 @@ case ${1:-} in
         cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
-        echo "usage: $0 fmt|clippy|doc|links|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|doc|links|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac
