@@ -4,66 +4,78 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# Setup comes before all else, and cargo uses all cores anyway.
+.NOTPARALLEL:
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-# For the verbs bindings; looked for in each recipe, since setup may just have installed it.
+# SETUP=no: install nothing. Setup then lists what is missing, and fails if that is anything.
+export SETUP
+
+# For rdma-sys. Evaluated for each recipe, because the recipe before may have installed it.
 ifndef LIBCLANG_PATH
 export LIBCLANG_PATH = $(shell scripts/libclang.sh)
+endif
+ifndef BINDGEN_EXTRA_CLANG_ARGS
+export BINDGEN_EXTRA_CLANG_ARGS = $(shell scripts/libclang.sh args)
 endif
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup
-setup: ## Install what is missing (Debian, Ubuntu), or say what is
-	@scripts/setup.sh
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions
+setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
+	@scripts/setup.sh build
+setup-test setup-matrix setup-vm setup-instructions:
+	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
 demo: build ## Build, then move data over two simulated rails through every table, each byte checked
 	@scripts/demo.sh
 
 .PHONY: test
-test: build ## Build, then run all tests
-	@cargo test --workspace
+test: setup-test build ## Build, then run all tests
+	@cargo test --locked --workspace
 
 # Of make soak.
 SECONDS ?= 600
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
-	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test --locked -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
-check: setup check-fmt check-clippy check-doc check-deny check-loom ## Format, lints, documentation, dependencies, memory model
+check: check-fmt check-clippy check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-clippy check-doc check-deny check-loom
-check-fmt check-clippy check-doc check-deny check-loom:
+.PHONY: check-fmt check-build check-clippy check-doc check-deny check-loom check-prose
+check-build check-clippy check-doc check-deny check-loom: setup
+check-fmt check-build check-clippy check-doc check-deny check-loom check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
+
+.PHONY: check-instructions
+check-instructions: setup-instructions build ## Compare the plugin's instructions per message with benches/instructions.toml; WRITE=1 renews it
+	@echo "== instructions"
+	@scripts/instructions.sh $(if $(WRITE),--write)
 
 .PHONY: advisories
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
 
 .PHONY: vm-test vm-test-short vm-shell
-vm-test: build vm-setup ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)
+vm-test: setup-vm build ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)
 	@tests/vm/run.sh long
 
-vm-test-short: build vm-setup ## The most telling of them
+vm-test-short: setup-vm build ## The most important of them
 	@tests/vm/run.sh short
 
-vm-shell: build vm-setup ## A shell in one of the two machines
+vm-shell: setup-vm build ## A shell in one of the two machines
 	@tests/vm/run.sh shell
 
-.PHONY: vm-setup
-vm-setup:
-	@scripts/setup.sh vm
-
 .PHONY: miri
-miri: ## Run the tests of the unsafe border and of the protocol under miri, where it is installed
+miri: setup ## Run the tests of the unsafe border and of the protocol under miri, where it is installed
 	@scripts/check.sh miri
 
 .PHONY: build
@@ -75,19 +87,19 @@ install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in 
 	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
 
 .PHONY: bench
-bench: build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables
+bench: setup-instructions build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables
 	@scripts/bench.sh
 
 .PHONY: bench-peers
-bench-peers: build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
+bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: matrix matrix-short matrix-gpu
-matrix: build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
+matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
-matrix-short: build ## The same with one release for each table version (3 GB of cache)
+matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)
-matrix-gpu: build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
+matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)
 
 .PHONY: clean

@@ -6,6 +6,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 release=${1:-2.32.3}
 shift || true
-library=$(cargo run -q -p compat-matrix -- fetch "$release")
+library=$(cargo run --locked -q -p compat-matrix -- fetch "$release")
 exec build/mpib compare --plugin "$library,table=ncclNetIb,abi=${ABI:-v12},merge,name=net_ib $release" \
     --markdown docs/guide/performance-figures.md --svg docs/guide/performance.svg --json-file "${JSON:-build/performance.json}" "$@"

@@ -2,7 +2,7 @@
 # How much of the rails' sum the plugin reaches on simulated rails of so many GB/s, several rounds of "mpib perf" for each set of rails
 # and size, every byte checked. Needs "make build".
 #   4+2      SOUT and SUP, the share being their true proportion
-#   4+3+2+1  more than two: one device that is made of all, their speeds told by MPIB_RAIL_SPEED
+#   4+3+2+1  more than two: one device that is made of all, with their speeds in MPIB_RAIL_SPEED
 #   4x4      one rail of 4 GB/s, each message on four queue pairs
 # usage: bench-rails.sh [RAILS...]   ROUNDS=5 TIME=0.5 (seconds for a size in a round) SIZES=1M,16M,64M
 set -euo pipefail
@@ -55,6 +55,7 @@ measure() {
 }
 
 printf '%9s %9s %9s %10s %9s %10s   (GB/s; %s rounds)\n' 'rails' 'size' 'median' 'of sum' 'best' 'of sum' "$rounds"
+# shellcheck disable=SC2068 # the default is several words
 for rails in ${@:-4+2 4+1 3+3 1+4 4+3+2+1 4x4}; do
     measure "$rails"
 done

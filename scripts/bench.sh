@@ -24,10 +24,10 @@ echo "== rails in proportion: what is reached of the sum of two rails of so many
 scripts/bench-rails.sh
 
 echo "== statistics: a small message with MPIB_STATS=1 and with 0 (docs/guide/stats.md)"
-cargo bench -q -p nccl-net-mpib --bench stats 2>/dev/null
+cargo bench --locked -q -p nccl-net-mpib --bench stats 2>/dev/null
 if command -v valgrind >/dev/null; then
-    # The file that was just run, whatever cargo calls it.
-    bench=$(cargo bench -p nccl-net-mpib --bench stats --no-run --message-format=json 2>/dev/null |
+    # The path of the file that was just run.
+    bench=$(cargo bench --locked -p nccl-net-mpib --bench stats --no-run --message-format=json 2>/dev/null |
         sed -n 's/.*"name":"stats".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
     count() {
         valgrind --tool=callgrind --callgrind-out-file=/dev/null --collect-atstart=no --toggle-collect=counted_messages \
@@ -40,7 +40,7 @@ if command -v valgrind >/dev/null; then
 fi
 
 echo "== profiler: a small message without NCCL's callback and with it (docs/guide/profiler.md)"
-cargo bench -q -p nccl-net-mpib --bench profiler 2>/dev/null
+cargo bench --locked -q -p nccl-net-mpib --bench profiler 2>/dev/null
 
 echo "== adapters: nanoseconds per call through each table, beside a direct call"
-cargo bench -q -p nccl-net-versions
+cargo bench --locked -q -p nccl-net-versions

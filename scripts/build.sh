@@ -10,16 +10,16 @@ case $profile in
     *) out=$target/$profile ;;
 esac
 
-# In one step, so that a process that has the old file open keeps it, and no test sees half a file.
+# Replaces a file by rename: a process keeps the old file that it has open, and no test sees half a file.
 put() {
     mkdir -p "$(dirname "$2")"
     cp "$1" "$2.new"
     mv -f "$2.new" "$2"
 }
 
-cargo build --profile "$profile" -p nccl-net-mpib -p mpib
+cargo build --locked --profile "$profile" -p nccl-net-mpib -p mpib
 put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
 put "$out/mpib" build/mpib
-# NCCL looks for this name when it is told none.
+# NCCL looks for this name without NCCL_NET_PLUGIN.
 ln -sfn libnccl-net-mpib.so build/libnccl-net.so
 crates/softverbs/build-libibverbs.sh build/softverbs "$profile"

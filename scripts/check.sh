@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|doc|links|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -9,22 +9,61 @@ say() { echo "check: $*" >&2; }
 
 cargo_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
-        say "installing cargo-deny $deny_version (once, some minutes)"
+        if [ "${SETUP:-}" = no ]; then
+            say "cargo-deny is missing, and SETUP=no prevents the installation"
+            exit 1
+        fi
+        say "installing cargo-deny $deny_version with cargo (once, some minutes). SETUP=no prevents this."
         cargo install --locked cargo-deny --version "$deny_version"
     fi
     cargo deny "$@"
 }
 
+tracked() { git ls-files --cached --others --exclude-standard -- "$@"; }
+
+# The anchors of a Markdown file, as GitHub derives them from headings.
+anchors() {
+    awk '/^ *```/ { fenced = !fenced } !fenced && /^#+ /' "$1" | tr '[:upper:]' '[:lower:]' |
+        sed -E 's/^#+ //; s/\[([^]]*)\]\([^)]*\)/\1/g; s/[^[:alnum:] _-]//g; s/ /-/g'
+}
+
+# Each relative link in Markdown names a file, and its anchor a heading there.
+links() {
+    local broken=0 file line link path
+    while IFS=: read -r file line link; do
+        link=${link#*](} link=${link%)}
+        path=${link%%#*}
+        case $link in
+            *://* | mailto:*) continue ;;
+            \#*) path=$file ;;
+            *) path=$(dirname "$file")/$path ;;
+        esac
+        if [ ! -e "$path" ]; then
+            say "$file:$line: there is no $path"
+            broken=1
+        elif [[ $link == *.md#* || $link == \#* ]] && ! anchors "$path" | grep -qxF -- "${link#*#}"; then
+            say "$file:$line: no heading of $path has the anchor #${link#*#}"
+            broken=1
+        fi
+    done < <(tracked '*.md' | xargs grep -noE '\]\([^) ]+\)' /dev/null)
+    return "$broken"
+}
+
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
-    clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
+    # For other compilers than the one that the lints are for.
+    build) cargo check --locked --workspace --all-targets ;;
+    clippy) cargo clippy --locked --workspace --all-targets -- -D warnings ;;
     doc)
-        RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+        RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps --document-private-items
         # The manual of settings has each of them, and every variable of NCCL's InfiniBand transport.
-        cargo test -q -p nccl-net-mpib --lib config::
+        cargo test --locked -q -p nccl-net-mpib --lib config::
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
+        links
         ;;
+    links) links ;;
+    prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny) cargo_deny check bans licenses sources ;;
     advisories)
         if ! cargo_deny fetch db; then
@@ -34,8 +73,8 @@ case ${1:-} in
         cargo_deny check --disable-fetch advisories
         ;;
     loom)
-        # Every schedule of the hint file's writer and readers; with a target folder of its own, since the flag rebuilds everything.
-        RUSTFLAGS="--cfg loom" cargo test -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        # Every schedule of the hint file's writer and readers. The flag rebuilds everything, hence the separate target folder.
+        RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)
         if ! cargo +nightly miri --version >/dev/null 2>&1; then
@@ -45,12 +84,12 @@ case ${1:-} in
         # The parts without verbs, sockets and C: the border's adapters, and the protocol's arithmetic.
         # A backtrace of each caught panic would take miri minutes.
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
-        cargo +nightly miri test -p nccl-net-versions
-        cargo +nightly miri test -p nccl-net-mpib --lib proto::
-        cargo +nightly miri test -p nccl-net-mpib --lib device::cache_tests::
+        cargo +nightly miri test --locked -p nccl-net-versions
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib proto::
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
-        echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|doc|links|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

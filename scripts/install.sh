@@ -16,7 +16,7 @@ install -d "$root/lib/mpib/softverbs" "$root/bin"
 install -m 755 build/libnccl-net-mpib.so "$root/lib/libnccl-net-mpib.so"
 ln -sfn libnccl-net-mpib.so "$root/lib/libnccl-net.so"
 install -m 755 build/mpib "$root/bin/mpib"
-# Under a folder of its own: on the default library path it would take the place of the real libibverbs.
+# In a separate folder: on the default library path it would replace the real libibverbs.
 install -m 755 build/softverbs/libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so"
 echo "installed under $root"

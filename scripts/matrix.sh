@@ -3,5 +3,5 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
-cargo build --release -p compat-matrix
+cargo build --locked --release -p compat-matrix
 exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" "$@"

@@ -1,52 +1,69 @@
 #!/usr/bin/env bash
-# Installs what the build, the tests and the demo need and this machine lacks. Does nothing where all is there.
-# usage: setup.sh [vm]   (vm: also what the guests of tests/vm need)
+# Installs what is missing for the named purposes: Debian packages by apt-get, and libclang by pip into the user's cache.
+# Announces each installation before it begins. With SETUP=no it installs nothing: it lists what is missing and fails.
+# usage: setup.sh [build|test|matrix|vm|instructions]...   (each includes build, the default)
 set -euo pipefail
 
 rust_wanted=1.88
-for=${1:-}
+purposes=${*:-build}
 here=$(cd "$(dirname "$0")" && pwd)
 
 say() { echo "setup: $*" >&2; }
 
 list() { while read -r line; do say "  $line"; done <<<"$1"; }
 
-# Rust first: nothing here installs it, as its users choose how.
+wanted_for() { [[ " $purposes " == *" $1 "* ]]; }
+
+# Setup does not install Rust, because users choose how.
 check_rust() {
     if ! command -v cargo >/dev/null; then
-        say "there is no cargo. Install Rust $rust_wanted or newer from https://rustup.rs, or open a shell that has it on PATH"
-        say "(with sudo, root's PATH counts: run make as yourself, it asks for root where it must)"
+        say "cargo is missing: install Rust $rust_wanted or newer from https://rustup.rs, or open a shell with cargo on PATH"
+        say "(sudo uses root's PATH: run make as yourself; setup calls sudo where it needs root)"
         return 1
     fi
     local have
     have=$(cargo --version | awk '{print $2}')
     if [ "$(printf '%s\n' "$rust_wanted" "${have%%-*}" | sort -V | head -n 1)" != "$rust_wanted" ]; then
-        say "cargo is $have, but $rust_wanted or newer is needed: run \"rustup update stable\""
+        say "cargo is $have, but Rust $rust_wanted or newer is needed: run \"rustup update stable\""
         return 1
     fi
 }
 
 has_header() { echo "#include <$1>" | "${CC:-cc}" -E -x c - >/dev/null 2>&1; }
 
-# One line for each thing that is missing: the Debian package, and what it is for.
+has_libclang() { [ -n "${LIBCLANG_PATH:-}" ] || "$here/libclang.sh" >/dev/null; }
+
+has_pip() { python3 -m pip --version >/dev/null 2>&1; }
+
+needs_pip() { ! has_libclang || wanted_for matrix || wanted_for vm; }
+
+# One line for each missing package: its Debian name and its use.
 missing() {
-    command -v "${CC:-cc}" >/dev/null || echo "gcc             a C compiler"
-    # Without a compiler the headers cannot be looked for; then their packages are asked for too, which does no harm.
-    has_header stdlib.h || echo "libc6-dev       C headers"
-    has_header infiniband/verbs.h || echo "libibverbs-dev  headers and library of verbs"
-    has_header rdma/rdma_cma.h || echo "librdmacm-dev   asked for by the verbs bindings at build time only"
-    command -v pkg-config >/dev/null || echo "pkg-config      finds libraries"
-    [ -n "${LIBCLANG_PATH:-}" ] || "$here/libclang.sh" >/dev/null || echo "libclang-14-dev libclang 14 or 15 for the verbs bindings"
-    command -v ibv_rc_pingpong >/dev/null || echo "ibverbs-utils   programs that the tests run on softverbs"
-    command -v ip >/dev/null || echo "iproute2        network namespaces, which are the hosts of some tests"
-    command -v ib_write_bw >/dev/null || echo "perftest        programs that the tests run on softverbs"
-    [ "$for" = vm ] || return 0
-    command -v qemu-system-x86_64 >/dev/null || echo "qemu-system-x86 the guests"
-    command -v cpio >/dev/null || echo "cpio            packs their file system"
-    command -v zstd >/dev/null || echo "zstd            packs their file system"
-    command -v xz >/dev/null || echo "xz-utils        unpacks kernel modules"
-    command -v modprobe >/dev/null || echo "kmod            finds kernel modules"
-    python3 -m pip --version >/dev/null 2>&1 || echo "python3-pip     fetches NCCL's library"
+    command -v "${CC:-cc}" >/dev/null || echo "gcc (C compiler)"
+    # Without a compiler all header checks fail. Installing a package that is already there does no harm.
+    has_header stdlib.h || echo "libc6-dev (C headers)"
+    has_header infiniband/verbs.h || echo "libibverbs-dev (libibverbs and its headers)"
+    has_header rdma/rdma_cma.h || echo "librdmacm-dev (rdma-sys requires it at build time)"
+    command -v pkg-config >/dev/null || echo "pkg-config (finds libraries)"
+    has_libclang || echo "libclang (14 or 15: generates the verbs bindings)"
+    if needs_pip && ! has_pip; then
+        echo "python3-pip (downloads libclang and the NCCL libraries)"
+    fi
+    if wanted_for test; then
+        command -v ibv_rc_pingpong >/dev/null || echo "ibverbs-utils (tests run its programs on softverbs)"
+        command -v ib_write_bw >/dev/null || echo "perftest (tests run its programs on softverbs)"
+        command -v ip >/dev/null || echo "iproute2 (tests use network namespaces as hosts)"
+    fi
+    if wanted_for instructions; then
+        command -v valgrind >/dev/null || echo "valgrind (counts instructions)"
+    fi
+    if wanted_for vm; then
+        command -v qemu-system-x86_64 >/dev/null || echo "qemu-system-x86 (runs the guests)"
+        command -v cpio >/dev/null || echo "cpio (packs the guests' file system)"
+        command -v zstd >/dev/null || echo "zstd (packs the guests' file system)"
+        command -v xz >/dev/null || echo "xz-utils (unpacks kernel modules)"
+        command -v modprobe >/dev/null || echo "kmod (finds kernel modules)"
+    fi
 }
 
 as_root() {
@@ -55,35 +72,57 @@ as_root() {
     elif command -v sudo >/dev/null; then
         sudo "$@"
     else
-        say "this needs root, and there is no sudo: run as root: $*"
+        say "root is needed and sudo is missing; run as root: $*"
         return 1
     fi
 }
 
-install_debian() {
-    local packages=("$@")
-    say "installing ${packages[*]}"
-    as_root apt-get update
-    # Newer releases have no libclang 14, but may have 15.
-    for i in "${!packages[@]}"; do
-        if [ "${packages[$i]}" = libclang-14-dev ] && ! apt-cache show libclang-14-dev >/dev/null 2>&1; then
-            packages[i]=libclang-15-dev
-        fi
-    done
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"
+install_packages() {
+    say "installing with apt-get: $(paste -sd ',' <<<"$1" | sed 's/,/, /g'). SETUP=no prevents this."
+    local names
+    mapfile -t names < <(awk '{print $1}' <<<"$1")
+    as_root apt-get -q update
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${names[@]}"
 }
 
-check_rust
-lines=$(missing)
-[ -n "$lines" ] || exit 0
+# Few distributions still package libclang 14 or 15. The Python registry keeps them. This needs no root and changes
+# nothing outside the cache folder.
+download_libclang() (
+    cache=$("$here/libclang.sh" cache)
+    say "downloading libclang 15 for the verbs bindings (22 MB, by pip) into $cache. SETUP=no prevents this."
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/download.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    if ! python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary=:all: \
+        --require-hashes --requirement "$here/libclang.txt" --dest "$work" >&2; then
+        say "the download failed; without network access set LIBCLANG_PATH to a folder with libclang.so of version 14 or 15"
+        exit 1
+    fi
+    python3 -m zipfile -e "$work"/libclang-*.whl "$work/wheel"
+    # By rename: the file is complete whenever it exists.
+    mv "$(find "$work/wheel" -name libclang.so)" "$cache/libclang.so"
+)
 
-if ! command -v apt-get >/dev/null; then
-    say "this is neither Debian nor Ubuntu; install what these Debian packages hold, then run make again:"
+lines=$(missing)
+if ! check_rust; then
+    [ -z "$lines" ] || { say "also missing:" && list "$lines"; }
+    exit 1
+fi
+[ -n "$lines" ] || exit 0
+packages=$(grep -v '^libclang ' <<<"$lines" || true)
+
+if [ "${SETUP:-}" = no ]; then
+    say "missing, and SETUP=no prevents the installation:"
     list "$lines"
     exit 1
 fi
-mapfile -t packages < <(awk '{print $1}' <<<"$lines")
-install_debian "${packages[@]}"
+if [ -n "$packages" ] && ! command -v apt-get >/dev/null; then
+    say "apt-get is missing: this is neither Debian nor Ubuntu. Install the equivalents of these packages, then run make again:"
+    list "$packages"
+    exit 1
+fi
+[ -z "$packages" ] || install_packages "$packages"
+has_libclang || download_libclang
 
 lines=$(missing)
 if [ -n "$lines" ]; then

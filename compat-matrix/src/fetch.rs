@@ -56,6 +56,13 @@ impl Cache {
     }
 
     fn get(&self, release: &Release, folder: &Path) -> Result<PathBuf> {
+        if env::var_os("SETUP").is_some_and(|setup| setup == "no") {
+            let path = folder.join(LIBRARY);
+            return Err(Failure::missing(format!(
+                "{} is missing, and SETUP=no prevents the download",
+                path.display()
+            )));
+        }
         fs::create_dir_all(folder).cannot(format!("make the folder {}", folder.display()))?;
         room(folder, release.wheel_mb + release.library_mb)?;
         eprintln!(

@@ -15,8 +15,8 @@ list=$here/ibverbs.symbols
 work=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-cargo build --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
-target=$(cargo metadata --quiet --manifest-path "$here/Cargo.toml" --no-deps --format-version 1 |
+cargo build --locked --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
+target=$(cargo metadata --locked --quiet --manifest-path "$here/Cargo.toml" --no-deps --format-version 1 |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 case $profile in
     dev) archive=$target/debug/libsoftverbs.a ;;

@@ -59,7 +59,11 @@ download() {
         compgen -G "$cache/debs/${package}_*.deb" >/dev/null || fetch+=("$package")
     done
     [ ${#fetch[@]} -gt 0 ] || return 0
-    say "fetching ${fetch[*]}"
+    if [ "${SETUP:-}" = no ]; then
+        say "missing, and SETUP=no prevents the download with apt-get: ${fetch[*]}"
+        exit 1
+    fi
+    say "downloading with apt-get: ${fetch[*]}. SETUP=no prevents this."
     rm -rf "$cache/new"
     mkdir "$cache/new"
     # As this user: apt's own may not write here.

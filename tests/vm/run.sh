@@ -9,7 +9,7 @@ shift
 export LIBCLANG_PATH=${LIBCLANG_PATH:-$(scripts/libclang.sh)}
 target=${CARGO_TARGET_DIR:-target}/release
 # In one go: what they share is built once.
-cargo build --release -p vm-checks -p compat-matrix
+cargo build --locked --release -p vm-checks -p compat-matrix
 cache=$(tests/vm/image.sh)
 logs=build/vm
 limit=${VM_LIMIT:-1800}

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Counts the plugin's instructions per message and compares them with benches/instructions.toml. Needs "make build" and valgrind.
+# usage: instructions.sh [--write]   (--write renews the file)
+#
+# "mpib perf-solo" moves messages between both ends of one connection, in one thread, over softverbs. callgrind counts while
+# they move, and only instructions of the plugin's own file: libibverbs, libc and the kernel do not matter. The difference
+# between two runs of different length leaves out the start.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+. scripts/own-settings.sh
+figures=benches/instructions.toml
+# Percent by which a count may grow.
+limit=2
+depth=8
+short=50
+long=300
+# The function of perf-solo in which messages move.
+moves=mpib::perf::solo::Solo::group
+
+say() { echo "instructions: $*" >&2; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export LD_LIBRARY_PATH=$PWD/build/softverbs
+export SOFTVERBS_FABRIC=instructions-$$ NCCL_IB_GID_INDEX=3
+
+# Instructions of the plugin itself in so many groups of messages. usage: count GROUPS RAILS SIZE [OPTION]
+count() {
+    local groups=$1 rails=$2 size=$3
+    shift 3
+    local one='rail0:addr=10.18.0.1/24' two='rail1:addr=10.18.1.1/24' settings
+    settings=(SOFTVERBS_DEVICES="$one")
+    if [ "$rails" = 2 ]; then
+        settings=(SOFTVERBS_DEVICES="$one;$two" MPIB_HCA_SOUT=rail0 MPIB_HCA_SUP=rail1 MPIB_SUP_SHARE=341)
+    fi
+    env "${settings[@]}" valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" --compress-strings=no \
+        --collect-atstart=no --toggle-collect="$moves" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
+        --version 12 --size "$size" --depth "$depth" --groups "$groups" --output "$work/counts" "$@" >"$work/log" 2>&1 ||
+        { say "a run under callgrind failed:"; tail -n 5 "$work/log" >&2; return 1; }
+    # A line of figures is the cost of its line in the object named before it. The line after "calls=" is the callee's.
+    awk '
+        /^ob=/ { own = $0 ~ /\/libnccl-net-mpib\.so$/; next }
+        /^calls=/ { getline; next }
+        own && /^[-+*0-9]/ { sum += $2 }
+        END { printf "%d\n", sum }' "$work/calls"
+}
+
+# Instructions per message. usage: per_message RAILS SIZE [OPTION]
+per_message() {
+    local from to
+    from=$(count "$short" "$@") && to=$(count "$long" "$@") || return 1
+    if [ "$from" = 0 ]; then
+        say "nothing was counted: is $moves still the function of \"mpib perf-solo\" in which messages move?"
+        return 1
+    fi
+    awk -v from="$from" -v to="$to" -v n=$(((long - short) * depth)) 'BEGIN { printf "%.1f\n", (to - from) / n }'
+}
+
+# The workloads: a name, then the arguments of per_message.
+workloads='8 B, one rail|1 8
+8 B, optional receives|1 8 --optional
+8 B, two rails|2 8
+64 KiB split over two rails|2 65536'
+
+measured=$work/measured
+while IFS='|' read -r name arguments; do
+    # shellcheck disable=SC2086 # several words
+    each=$(per_message $arguments)
+    echo "\"$name\" = $each"
+done <<<"$workloads" >"$measured"
+
+rustc=$(rustc -vV | sed -n 's/^release: //p') target=$(rustc -vV | sed -n 's/^host: //p')
+if [ "${1:-}" = --write ]; then
+    cat >"$figures" - "$measured" <<TEXT
+# The plugin's own instructions per message: both ends together, $depth messages in flight, without libibverbs and libc.
+# "make check-instructions" fails if a count grows by more than $limit %. "make check-instructions WRITE=1" renews this file.
+# Counts depend on the compiler. With another compiler than the following the check measures but does not compare.
+rustc = "$rustc"
+target = "$target"
+
+[per_message]
+TEXT
+    say "wrote $figures"
+    cat "$figures"
+    exit 0
+fi
+
+value() { sed -n "s/^$1 = \"\(.*\)\"/\1/p" "$figures"; }
+comparable=1
+if [ "$rustc $target" != "$(value rustc) $(value target)" ]; then
+    comparable=0
+fi
+
+awk -F ' = ' -v limit="$limit" -v comparable="$comparable" '
+    !/^"/ { next }
+    NR == FNR { old[$1] = $2; next }
+    {
+        new[$1] = $2
+        if (!($1 in old)) { printf "%-32s %8s -> %8.1f  not in the file\n", $1, "-", $2; bad = 1; next }
+        change = 100 * ($2 / old[$1] - 1)
+        verdict = change > limit ? "GREW" : change < -limit ? "fell: renew the file" : "ok"
+        printf "%-32s %8.1f -> %8.1f  %+5.1f %%  %s\n", $1, old[$1], $2, change, comparable ? verdict : "not compared"
+        bad += change > limit
+    }
+    END {
+        for (name in old) if (!(name in new)) { printf "%-32s is in the file, but not measured\n", name; bad = 1 }
+        exit comparable && bad
+    }' "$figures" "$measured" && grew=0 || grew=1
+if [ "$comparable" = 0 ]; then
+    say "not compared: the counts in $figures are of rustc $(value rustc) for $(value target), this is $rustc for $target"
+elif [ "$grew" = 1 ]; then
+    say "the plugin takes over $limit % more instructions per message than $figures states. Find the cause, for example with"
+    say "callgrind_annotate. If the growth is intended, renew the file with \"make check-instructions WRITE=1\" and state why in the commit."
+    exit 1
+fi
