@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::border::Errno;
+use crate::abi::border::Errno;
 use crate::log::fault;
 
 /// A locked fabric directory; unlocks when dropped.
@@ -159,7 +159,7 @@ pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     // SAFETY: an open file and a `flock` that is only read.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } {
         0 => Ok(()),
-        _ => Err(crate::border::last_errno()),
+        _ => Err(crate::abi::border::last_errno()),
     }
 }
 

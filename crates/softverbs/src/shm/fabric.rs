@@ -9,7 +9,7 @@ use super::dir::{self, Locked};
 use super::layout::{FabricShared, LINKS, LinkSlot, MAGIC, PROCESSES, ProcessSlot, QPNS, QpnSlot};
 use super::map::Mapping;
 use super::mutex::Guard;
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 use crate::log::fault;
 
 /// QP numbers 0 and 1 have a meaning of their own; the first ones are left out as hardware does.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use super::layout::{HEAP, SEGMENT};
-use crate::border::Errno;
+use crate::abi::border::Errno;
 
 /// What is free in a segment.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 
 /// Types that may be looked at in shared memory: every bit pattern is valid, and every field is an
 /// atomic or a lock, since other processes write to it.

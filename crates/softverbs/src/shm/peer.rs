@@ -14,7 +14,7 @@ use super::layout::{
     BOUNCE, BOUNCE_AREA, CQS, CqShared, Header, MAGIC, MRS, MrShared, QPS, QpShared, SEGMENT, SRQS, SrqShared,
 };
 use super::map::{Mapping, Shared};
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 use crate::limits::{MAX_CQ, MAX_MR, MAX_QP, MAX_SRQ};
 use crate::log::fault;
 
