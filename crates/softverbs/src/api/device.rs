@@ -11,7 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::api::channel::EventQueue;
 use crate::api::events::Event;
 use crate::config::gid::{self, Gid};
-use crate::config::{self, DeviceSpec, Lack};
+use crate::config::{self, Capability, DeviceSpec};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
 
@@ -86,7 +86,7 @@ impl Device {
         let mut ibv: sys::ibv_device = unsafe { MaybeUninit::zeroed().assume_init() };
         ibv.node_type = sys::ibv_node_type::IBV_NODE_CA;
         ibv.transport_type = sys::ibv_transport_type::IBV_TRANSPORT_IB;
-        if spec.lacks.contains(&Lack::Transport) {
+        if spec.without.contains(&Capability::IbTransport) {
             ibv.node_type = sys::ibv_node_type::IBV_NODE_RNIC;
             ibv.transport_type = sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
         }

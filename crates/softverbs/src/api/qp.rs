@@ -108,7 +108,7 @@ impl Qp {
         if parts.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
-        check_cap(cap, parts.pd.context.device.spec.inline)?;
+        check_cap(cap, parts.pd.context.device.spec.max_inline_data)?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         let process = process::get()?;
         process.service.ensure(process)?;

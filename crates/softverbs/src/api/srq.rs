@@ -14,7 +14,7 @@ use crate::abi::handle::{Acks, Handle};
 use crate::api::device::Context;
 use crate::api::events;
 use crate::api::pd::Pd;
-use crate::config::Lack;
+use crate::config::Capability;
 use crate::control::counters::{self, Live};
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::log::fault;
@@ -59,7 +59,7 @@ impl Srq {
             );
             return Err(Errno(libc::EINVAL));
         }
-        if pd.context.device.spec.lacks.contains(&Lack::Srq) {
+        if pd.context.device.spec.without.contains(&Capability::Srq) {
             fault!("ibv_create_srq: {} has none", pd.context.device.spec.name);
             return Err(Errno(libc::EOPNOTSUPP));
         }

@@ -28,19 +28,20 @@ pub enum LinkLayer {
 
 /// What nearly every adapter has, and some do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lack {
+pub enum Capability {
     /// `transport_type` is iWARP's.
-    Transport,
+    IbTransport,
     /// `link_layer` is 0, as that of adapters which speak neither InfiniBand nor RoCE.
-    Link,
+    LinkLayer,
     /// There are no shared receive queues.
     Srq,
     /// `active_mtu` is 0.
-    Mtu,
+    ActiveMtu,
 }
 
 /// One device as configured: what makes it that device, and how its port is shaped.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceSpec {
     /// Device name: 1 to 63 letters, digits, `_`, `-` or `.`.
     pub name: String,
@@ -57,7 +58,7 @@ pub struct DeviceSpec {
     /// Path MTU of the port in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu: u32,
     /// The largest path MTU that the network behind the port lets through, from the same list; `None` is `mtu`.
-    pub carries: Option<u32>,
+    pub path_mtu: Option<u32>,
     /// The cable or switch that the port is on: ports on different ones do not reach each other, whatever their addresses.
     pub wire: u32,
     /// The port's P_Key table, 1 to 16 entries.
@@ -70,26 +71,26 @@ pub struct DeviceSpec {
     /// not exist.
     pub sysfs: Option<String>,
     /// What it has not.
-    pub lacks: Vec<Lack>,
+    pub without: Vec<Capability>,
     /// Bytes of inline data that a queue pair can be asked for, at most.
-    pub inline: u32,
+    pub max_inline_data: u32,
 }
 
 /// Why a list of devices is not accepted, as a sentence without the variable's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigError(pub(crate) String);
+pub struct Error(pub(crate) String);
 
-impl fmt::Display for ConfigError {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for Error {}
 
 impl DeviceSpec {
     /// A RoCE device without a limit of rate, without latency, and with an MTU of 4096.
-    pub fn new(name: &str, addrs: &[(IpAddr, u8)]) -> Self {
+    pub fn roce(name: &str, addrs: &[(IpAddr, u8)]) -> Self {
         Self {
             name: name.to_owned(),
             addrs: addrs.to_vec(),
@@ -98,20 +99,25 @@ impl DeviceSpec {
             rate: None,
             latency_ns: 0,
             mtu: 4096,
-            carries: None,
+            path_mtu: None,
             wire: 0,
             // Full member of the default partition.
             pkeys: vec![0xffff],
             ece: None,
             dmabuf: false,
             sysfs: None,
-            lacks: Vec::new(),
-            inline: MAX_INLINE,
+            without: Vec::new(),
+            max_inline_data: MAX_INLINE,
         }
     }
 
+    /// An InfiniBand device, otherwise as [`roce`](Self::roce) makes it. Its LID comes from its name.
+    pub fn infiniband(name: &str) -> Self {
+        Self { link_layer: LinkLayer::InfiniBand, ..Self::roce(name, &[]) }
+    }
+
     /// Reads a list in the form of `SOFTVERBS_DEVICES` (docs/softverbs.md).
-    pub fn parse_list(text: &str) -> Result<Vec<Self>, ConfigError> {
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, Error> {
         let devices = parse::list(text)?;
         check(&devices)?;
         Ok(devices)
@@ -121,7 +127,7 @@ impl DeviceSpec {
 /// The devices that a process has when nobody says otherwise.
 pub fn default_devices() -> Vec<DeviceSpec> {
     (0..2)
-        .map(|i| DeviceSpec::new(&format!("soft{i}"), &[(IpAddr::from([192, 168, 200 + i, 1]), 24)]))
+        .map(|i| DeviceSpec::roce(&format!("soft{i}"), &[(IpAddr::from([192, 168, 200 + i, 1]), 24)]))
         .collect()
 }
 
@@ -130,12 +136,12 @@ static DEVICES: OnceLock<Vec<DeviceSpec>> = OnceLock::new();
 
 /// Sets the devices of this process in place of `SOFTVERBS_DEVICES`. For programs that have this crate linked
 /// in. Fails on a list that makes no sense, and once the devices were asked for, unless they are the same.
-pub fn configure(devices: Vec<DeviceSpec>) -> Result<(), ConfigError> {
+pub fn configure(devices: Vec<DeviceSpec>) -> Result<(), Error> {
     check(&devices)?;
     let mut chosen = CHOSEN.lock().unwrap_or_else(|e| e.into_inner());
     match DEVICES.get() {
         Some(used) if *used != devices => {
-            Err(ConfigError("the devices of this process are in use already and are others".to_owned()))
+            Err(Error("the devices of this process are in use already and are others".to_owned()))
         }
         Some(_) => Ok(()),
         None => {
@@ -171,15 +177,12 @@ fn from_text(text: Option<&str>) -> Result<Vec<DeviceSpec>, String> {
 }
 
 /// What a single device or the list as a whole may not be, whoever made it.
-fn check(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
+fn check(devices: &[DeviceSpec]) -> Result<(), Error> {
     if devices.len() > MAX_DEVICES {
-        return Err(ConfigError(format!(
-            "found {} devices, at most {MAX_DEVICES} are possible",
-            devices.len()
-        )));
+        return Err(Error(format!("found {} devices, at most {MAX_DEVICES} are possible", devices.len())));
     }
     for (i, device) in devices.iter().enumerate() {
-        check_one(device).map_err(|e| ConfigError(format!("device {:?}: {e}", device.name)))?;
+        check_one(device).map_err(|e| Error(format!("device {:?}: {e}", device.name)))?;
         for other in &devices[..i] {
             check_pair(other, device)?;
         }
@@ -222,7 +225,7 @@ fn check_one(device: &DeviceSpec) -> Result<(), String> {
             MAX_LATENCY_NS / 1_000_000_000
         ));
     }
-    for (key, mtu) in [("mtu", device.mtu), ("carries", device.carries.unwrap_or(device.mtu))] {
+    for (key, mtu) in [("mtu", device.mtu), ("path_mtu", device.path_mtu.unwrap_or(device.mtu))] {
         if ![256, 512, 1024, 2048, 4096].contains(&mtu) {
             return Err(format!("{key}={mtu}: expected 256, 512, 1024, 2048 or 4096"));
         }
@@ -273,19 +276,19 @@ fn check_addr(addr: IpAddr, prefix: u8) -> Result<(), String> {
 }
 
 /// Devices of one process must be told apart by name and by GID.
-fn check_pair(a: &DeviceSpec, b: &DeviceSpec) -> Result<(), ConfigError> {
+fn check_pair(a: &DeviceSpec, b: &DeviceSpec) -> Result<(), Error> {
     if a.name == b.name {
-        return Err(ConfigError(format!("device {:?}: found that name twice", b.name)));
+        return Err(Error(format!("device {:?}: found that name twice", b.name)));
     }
     if let Some((addr, _)) = b.addrs.iter().find(|(addr, _)| a.addrs.iter().any(|(other, _)| other == addr)) {
-        return Err(ConfigError(format!(
+        return Err(Error(format!(
             "device {:?}: the address {addr} is already that of {:?}",
             b.name, a.name
         )));
     }
     if a.link_layer == LinkLayer::InfiniBand && b.link_layer == a.link_layer && gid::lid(a) == gid::lid(b) {
         let lid = gid::lid(a);
-        return Err(ConfigError(format!(
+        return Err(Error(format!(
             "device {:?}: the LID {lid} is already that of {:?}; say lid=",
             b.name, a.name
         )));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::abi::border::Errno;
 use crate::api::device::{self, Device};
 use crate::api::events::{self, PORT_ACTIVE, PORT_ERR};
-use crate::config::ConfigError;
+use crate::config::Error;
 use crate::process;
 use crate::shm::fabric::Place;
 use crate::shm::layout::LinkSlot;
@@ -32,7 +32,7 @@ pub(crate) fn link_is_up(device: &Device) -> bool {
 ///
 /// # Errors
 /// There is no such device, or the fabric cannot be joined.
-pub fn set_link(device: &str, up: bool) -> Result<(), ConfigError> {
+pub fn set_link(device: &str, up: bool) -> Result<(), Error> {
     let (_, link, index) = named(device)?;
     if link.down.swap(u32::from(!up), AcqRel) == u32::from(!up) {
         return Ok(());
@@ -42,11 +42,11 @@ pub fn set_link(device: &str, up: bool) -> Result<(), ConfigError> {
 }
 
 /// The device of that name, and its link.
-pub(crate) fn named(name: &str) -> Result<(&'static Device, &'static LinkSlot, u32), ConfigError> {
+pub(crate) fn named(name: &str) -> Result<(&'static Device, &'static LinkSlot, u32), Error> {
     let device = device::all().iter().find(|d| d.spec.name == name);
-    let device = device.ok_or_else(|| ConfigError(format!("there is no device {name:?}")))?;
+    let device = device.ok_or_else(|| Error(format!("there is no device {name:?}")))?;
     let link = link_of(device);
-    let (link, index) = link.ok_or_else(|| ConfigError(String::from("the fabric cannot be joined")))?;
+    let (link, index) = link.ok_or_else(|| Error(String::from("the fabric cannot be joined")))?;
     Ok((device, link, index))
 }
 
@@ -100,13 +100,13 @@ fn set_modify(modify: Modify) {
 
 /// Lets the next `times` calls of `ibv_modify_qp` of this process that ask for `state` (`enum ibv_qp_state`) fail with `errno`,
 /// and change nothing. As when the kernel cannot resolve the peer's address: RTR and `ETIMEDOUT`.
-pub fn fail_modify(state: u32, errno: c_int, times: u32) {
+pub fn fail_modify_qp(state: u32, errno: c_int, times: u32) {
     set_modify(Modify { fault: Fault { device: None, errno, times }, state, takes: Duration::ZERO });
 }
 
-/// As [`fail_modify`], of the queue pairs of one device, and each such call takes so long: the kernel waits while it
+/// As [`fail_modify_qp`], of the queue pairs of one device, and each such call takes so long: the kernel waits while it
 /// resolves an address.
-pub fn fail_modify_of(device: &str, state: u32, errno: c_int, times: u32, takes: Duration) {
+pub fn fail_modify_qp_of(device: &str, state: u32, errno: c_int, times: u32, takes: Duration) {
     set_modify(Modify { fault: Fault { device: Some(device.to_owned()), errno, times }, state, takes });
 }
 
@@ -139,28 +139,28 @@ pub(crate) fn registration(on: &str) -> Result<(), Errno> {
 
 /// What [`raise_event`] lets something happen to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Raise<'a> {
+pub enum EventTarget<'a> {
     /// The device of this name, or its port, in every process of the fabric that has it: 8 to 13, 17 and 18.
     Device(&'a str),
     /// The queue pair of this process with this number: 1 to 7 and 16; its send completion queue: 0; its shared receive
     /// queue: 14 and 15.
-    Queue(u32),
+    Qp(u32),
 }
 
 /// Raises an asynchronous event, by its number in `enum ibv_event_type`. Nothing else happens: the queue pair goes on.
 ///
 /// # Errors
 /// There is no such device, queue pair or shared receive queue, or the event is not of that kind of thing.
-pub fn raise_event(kind: u32, about: Raise<'_>) -> Result<(), ConfigError> {
-    let no = |what: &str| ConfigError(format!("event {kind}: {what}"));
+pub fn raise_event(kind: u32, about: EventTarget<'_>) -> Result<(), Error> {
+    let no = |what: &str| Error(format!("event {kind}: {what}"));
     let qpn = match about {
-        Raise::Device(name) if events::of_the_port(kind) => {
+        EventTarget::Device(name) if events::of_the_port(kind) => {
             let (_, _, index) = named(name)?;
             tell_all(kind, index);
             return Ok(());
         }
-        Raise::Device(_) => return Err(no("it is of no device")),
-        Raise::Queue(qpn) => qpn,
+        EventTarget::Device(_) => return Err(no("it is of no device")),
+        EventTarget::Qp(qpn) => qpn,
     };
     let process = process::get().map_err(|_| no("the fabric cannot be joined"))?;
     let all = process.qps.all();

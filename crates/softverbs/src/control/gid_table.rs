@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::api::device::Device;
 use crate::api::events::GID_CHANGE;
 use crate::config::gid::{self, Gid, GidKind};
-use crate::config::{self, ConfigError, LinkLayer, MAX_ADDRS};
+use crate::config::{self, Error, LinkLayer, MAX_ADDRS};
 use crate::control::faults;
 use crate::process::{self, halves};
 use crate::shm::fabric::Fabric;
@@ -61,21 +61,19 @@ fn read(slot: &GidShared) -> Option<Gid> {
 ///
 /// # Errors
 /// There is no such device, it is InfiniBand, an address cannot be one, or the fabric cannot be joined.
-pub fn set_addrs(device: &str, addrs: &[Option<(IpAddr, u8)>]) -> Result<(), ConfigError> {
+pub fn set_addrs(device: &str, addrs: &[Option<(IpAddr, u8)>]) -> Result<(), Error> {
     let (found, link, index) = faults::named(device)?;
     if found.spec.link_layer == LinkLayer::InfiniBand {
-        return Err(ConfigError(format!("device {device:?}: only link=roce has addresses")));
+        return Err(Error(format!("device {device:?}: only link=roce has addresses")));
     }
     if addrs.len() > MAX_ADDRS {
         let n = addrs.len();
-        return Err(ConfigError(format!(
-            "device {device:?}: found {n} places, at most {MAX_ADDRS} are possible"
-        )));
+        return Err(Error(format!("device {device:?}: found {n} places, at most {MAX_ADDRS} are possible")));
     }
     let given: Vec<_> = addrs.iter().copied().flatten().collect();
-    config::check_addrs(&given).map_err(|e| ConfigError(format!("device {device:?}: {e}")))?;
+    config::check_addrs(&given).map_err(|e| Error(format!("device {device:?}: {e}")))?;
     let table = gid::table_of(found.spec, addrs);
-    let process = process::get().map_err(|_| ConfigError(String::from("the fabric cannot be joined")))?;
+    let process = process::get().map_err(|_| Error(String::from("the fabric cannot be joined")))?;
     {
         let _guard = process.fabric.lock();
         for (slot, gid) in link.gids.iter().zip(&table) {

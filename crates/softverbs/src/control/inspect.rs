@@ -1,4 +1,4 @@
-//! What tests may look at, the modelled times, the objects that exist and how memory is registered, and what they may take away.
+//! What tests may look at, the modelled times, the objects that exist and how memory is registrations_made, and what they may take away.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
@@ -42,7 +42,7 @@ pub fn link_times(device: &str) -> Option<LinkTimes> {
 
 /// The access bits (`enum ibv_access_flags`, optional ones included) of each registration of this process that work requests find at
 /// `addr`.
-pub fn access_at(addr: usize) -> Vec<u32> {
+pub fn mr_access_at(addr: usize) -> Vec<u32> {
     let mut found = Vec::new();
     each_at(addr, |mr| found.push(mr.access.load(Relaxed)));
     found
@@ -50,7 +50,7 @@ pub fn access_at(addr: usize) -> Vec<u32> {
 
 /// Makes the keys of the registrations that work requests find at `addr` good for nothing, as the kernel does when GPU memory is freed
 /// that is still registered. They are to be deregistered as ever.
-pub fn revoke_at(addr: usize) {
+pub fn revoke_mrs_at(addr: usize) {
     each_at(addr, |mr| mr.key.store(0, Release));
 }
 
@@ -66,7 +66,7 @@ fn each_at(addr: usize, f: impl FnMut(&MrShared)) {
 }
 
 /// Registrations that this process has made so far, those that are deregistered included.
-pub fn registered() -> u64 {
+pub fn registrations_made() -> u64 {
     process::get().map_or(0, |process| process.keys.made())
 }
 
@@ -75,11 +75,11 @@ pub fn registered() -> u64 {
 ///
 /// # Safety
 /// `cq` is null or a living CQ of this process.
-pub unsafe fn ready_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
+pub unsafe fn completion_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
     // SAFETY: the caller's promise.
     let cq = unsafe { Cq::from_c(cq.cast()) };
     let (Ok(cq), Ok(process)) = (cq, process::get()) else { return Vec::new() };
-    Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.ready_times())
+    Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.completion_times())
 }
 
 /// Objects that this process has made and not destroyed, over all devices.

@@ -162,7 +162,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         let DeviceShared { lid, gid_count, link, wire, mtu, rate, latency_ns, gids, .. } = shared;
         lid.store(u32::from(device.lid), Relaxed);
         wire.store(device.spec.wire, Relaxed);
-        mtu.store(device.spec.mtu.min(device.spec.carries.unwrap_or(device.spec.mtu)), Relaxed);
+        mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);
         latency_ns.store(device.spec.latency_ns, Relaxed);
         link.store(fabric.link_of(device_key(device))?, Relaxed);

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 use super::device_of;
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
-use crate::config::Lack;
+use crate::config::Capability;
 use crate::limits;
 
 /// Not a maker's number: tools that know real devices by theirs must not take us for one.
@@ -54,7 +54,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.max_qp_init_rd_atom = int(limits::MAX_RD_ATOMIC);
     attr.max_res_rd_atom = int(u64::from(limits::MAX_RD_ATOMIC) * u64::from(limits::MAX_QP));
     attr.atomic_cap = sys::ibv_atomic_cap::IBV_ATOMIC_HCA;
-    if !device.spec.lacks.contains(&Lack::Srq) {
+    if !device.spec.without.contains(&Capability::Srq) {
         attr.max_srq = int(limits::MAX_SRQ);
         attr.max_srq_wr = int(limits::MAX_SRQ_WR);
         attr.max_srq_sge = int(limits::MAX_SRQ_SGE);

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 use super::{check_port, device_of, write_prefix};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
-use crate::config::{Lack, LinkLayer};
+use crate::config::{Capability, LinkLayer};
 use crate::control::faults;
 use crate::limits;
 
@@ -113,11 +113,11 @@ fn attributes(device: &Device) -> PortAttr {
             attr.subnet_timeout = SUBNET_TIMEOUT;
         }
     }
-    for lack in &device.spec.lacks {
+    for lack in &device.spec.without {
         match lack {
-            Lack::Link => attr.link_layer = 0,
-            Lack::Mtu => attr.active_mtu = 0,
-            Lack::Transport | Lack::Srq => {}
+            Capability::LinkLayer => attr.link_layer = 0,
+            Capability::ActiveMtu => attr.active_mtu = 0,
+            Capability::IbTransport | Capability::Srq => {}
         }
     }
     let mut full: PortAttr = [0; _];

@@ -314,7 +314,7 @@ impl<'a> Ring<'a> {
     }
 
     /// The times at which the entries become visible, in order.
-    pub(crate) fn ready_times(&self) -> Vec<u64> {
+    pub(crate) fn completion_times(&self) -> Vec<u64> {
         let _guard = self.lock();
         let mut times = Vec::new();
         let mut link = get(&self.cq.head);

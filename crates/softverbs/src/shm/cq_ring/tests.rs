@@ -91,7 +91,7 @@ fn what_is_not_yet_due_is_not_polled() {
         assert_eq!(drain(&ring), [2]);
         // A later one of the same QP waits for the first.
         ring.push(&entry(3, 0, 0), || now);
-        assert_eq!(ring.ready_times(), [late, late]);
+        assert_eq!(ring.completion_times(), [late, late]);
     });
 }
 

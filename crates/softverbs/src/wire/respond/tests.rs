@@ -186,7 +186,7 @@ fn each_receive_completes_once(shared_queue: bool, then: impl Fn(&Scene) -> Vec<
             ends.push(taken.wr_id);
         }
         assert_eq!(ends, [1, 2], "killed after change {n}");
-        assert_eq!(scene.ring().ready_times().len(), 0);
+        assert_eq!(scene.ring().completion_times().len(), 0);
         if !killed {
             assert!(n > 20, "{n} changes in all");
             break;
