@@ -31,25 +31,6 @@
 //!
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
+pub mod agent;
 pub mod doctor;
-mod layout;
-mod message;
-mod seqlock;
 pub mod stats;
-#[cfg(not(loom))]
-mod writer;
-
-pub use layout::{
-    BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_MAGIC, HINTS_SIZE, Hint, SHARE_ONE, check_header,
-    entry_offset, header,
-};
-pub use message::{MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status};
-pub use seqlock::{Entry, Settled, settle};
-#[cfg(not(loom))]
-pub use writer::HintsWriter;
-
-/// Where the hint file is, unless told.
-pub const HINTS_PATH: &str = "/tmp/mpib/hints";
-
-/// Where the agent listens, unless told.
-pub const SOCKET_PATH: &str = "/tmp/mpib/agent.sock";

@@ -11,8 +11,8 @@ use explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
+use nccl_net_mpib_agent_iface::agent::{Entry, Hint, Snapshot, snapshot};
 use nccl_net_mpib_agent_iface::stats::Generation;
-use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
 
 /// The n-th thing that the writer says: each field tells which one it is of.
 fn said(n: u8) -> Hint {
@@ -61,10 +61,10 @@ fn three_copies_give_an_entry_whole_or_not_at_all() {
             fence(Acquire);
             bytes
         };
-        match settle(&copy(), &copy(), &copy()) {
-            Settled::Whole(hint) => whole(hint),
-            Settled::Odd(seq) => assert_eq!(seq, 1),
-            Settled::Moved => {}
+        match snapshot(&copy(), &copy(), &copy()) {
+            Snapshot::Consistent(hint) => whole(hint),
+            Snapshot::Writing(seq) => assert_eq!(seq, 1),
+            Snapshot::Changed => {}
         }
         writer.join().unwrap();
     });

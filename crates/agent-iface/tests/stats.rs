@@ -9,9 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Connection, Data, Direction, Islands, MEMFD_NAME, NoPage, Opening, STATS_ENTRIES,
-    STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State, StatsPage,
-    StatsWriter, Summary, Taken, pages_of,
+    BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage,
+    STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State,
+    StatsPage, StatsWriter, Summary, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,14 +20,14 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    (turn, StatsWriter::of_this_process("1.2.3").unwrap())
+    (turn, StatsWriter::for_this_process("1.2.3").unwrap())
 }
 
 const NAMES: [(u8, &str); 2] = [(0, "mlx5_0:1"), (1, "mlx5_1:2")];
 
-fn opening(peer: &str) -> Opening<'_> {
+fn opening(peer: &str) -> NewConnection<'_> {
     let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
-    Opening { direction, islands, data, peer, rails: &NAMES, elsewhere: false }
+    NewConnection { direction, islands, data, peer, rails: &NAMES, substituted: false }
 }
 
 fn page() -> StatsPage {
@@ -53,7 +53,7 @@ fn file() -> File {
 #[test]
 fn every_number_stands_where_the_layout_has_it() {
     let (_turn, writer) = writer();
-    let taken = writer.take(&opening("host-b, pid 7"));
+    let taken = writer.add(&opening("host-b, pid 7"));
     let entry = taken.entry().unwrap();
     for _ in 0..3 {
         entry.request();
@@ -109,7 +109,7 @@ fn every_number_stands_where_the_layout_has_it() {
 #[test]
 fn an_entry_is_used_again_from_zero_with_another_generation() {
     let (_turn, writer) = writer();
-    let count = |taken: &Taken| {
+    let count = |taken: &ConnectionEntry| {
         let entry = taken.entry().unwrap();
         entry.request();
         entry.done(1, 10);
@@ -117,13 +117,14 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
         entry.rail(0).posted(1, 1, 10);
         entry.failure("gone");
     };
-    let taken = writer.take(&opening("the first"));
+    let taken = writer.add(&opening("the first"));
     count(&taken);
     let first = connections().remove(0);
     drop(taken);
     assert_eq!(connections(), [], "a closed connection is not shown");
-    let receives = Opening { direction: Direction::Receive, rails: &NAMES[1..], ..opening("the second") };
-    let _taken = writer.take(&receives);
+    let receives =
+        NewConnection { direction: Direction::Receive, rails: &NAMES[1..], ..opening("the second") };
+    let _taken = writer.add(&receives);
     let second = connections().remove(0);
     assert_eq!((first.index, first.generation + 2), (second.index, second.generation));
     assert_eq!((second.peer.as_str(), second.state), ("the second", Some(State::Open)));
@@ -137,7 +138,8 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
 fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     let (_turn, writer) = writer();
     let before = page().summary();
-    let mut all: Vec<Taken> = (0..STATS_ENTRIES + 3).map(|_| writer.take(&opening("many"))).collect();
+    let mut all: Vec<ConnectionEntry> =
+        (0..STATS_ENTRIES + 3).map(|_| writer.add(&opening("many"))).collect();
     assert!(all[STATS_ENTRIES - 1].entry().is_some() && all[STATS_ENTRIES].entry().is_none());
     let now = || {
         let Summary { opened, open, hidden, .. } = page().summary();
@@ -148,7 +150,7 @@ fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     // One that is shown makes room for the next one, not for those that were not.
     drop(all.swap_remove(5));
     assert_eq!(now(), (u64::from(n) + 3, n + 2, 3, STATS_ENTRIES - 1));
-    all.push(writer.take(&opening("late")));
+    all.push(writer.add(&opening("late")));
     assert_eq!(now(), (u64::from(n) + 4, n + 3, 3, STATS_ENTRIES));
     all.clear();
     assert_eq!(now(), (u64::from(n) + 4, 0, 0, 0));
@@ -165,7 +167,7 @@ fn a_reader_never_sees_two_connections_as_one() {
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
-                let taken = writer.take(&opening(&format!("peer {n}")));
+                let taken = writer.add(&opening(&format!("peer {n}")));
                 let entry = taken.entry().unwrap();
                 // All numbers of a connection follow from its first.
                 for _ in 0..n % 5 {
@@ -200,7 +202,7 @@ fn a_reader_never_sees_two_connections_as_one() {
 #[test]
 fn a_forked_process_does_not_write_to_its_parents_page() {
     let (_turn, writer) = writer();
-    let taken = writer.take(&opening("of the parent"));
+    let taken = writer.add(&opening("of the parent"));
     let entry = taken.entry().unwrap();
     entry.request();
     let (read, write) = nix::unistd::pipe().unwrap();
@@ -211,8 +213,8 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
         let said = std::panic::catch_unwind(|| {
             (0..100).for_each(|_| entry.request());
             let none = matches!(pages_of(std::process::id()), Err(NoPage::None));
-            let own = StatsWriter::of_this_process("child").unwrap();
-            let mine = own.take(&opening("of the child"));
+            let own = StatsWriter::for_this_process("child").unwrap();
+            let mine = own.add(&opening("of the child"));
             mine.entry().unwrap().request();
             let pages = pages_of(std::process::id()).unwrap();
             let seen = pages[0].connections();

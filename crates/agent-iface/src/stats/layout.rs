@@ -33,7 +33,7 @@ pub(super) struct Header {
     pub(super) open: AtomicU32,
     pub(super) hidden: AtomicU32,
     pub(super) used: AtomicU32,
-    pub(super) elsewhere: AtomicU32,
+    pub(super) substituted: AtomicU32,
     _reserved: [AtomicU32; 6],
     pub(super) plugin: Text<4>,
     pub(super) events: [AtomicU64; STATS_EVENTS],
@@ -95,7 +95,7 @@ const _: () = {
     assert!(
         offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
     );
-    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, elsewhere) == 68);
+    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, substituted) == 68);
     assert!(offset_of!(Header, plugin) == 96);
     assert!(offset_of!(Header, events) == 128);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));

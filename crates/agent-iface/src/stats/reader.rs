@@ -68,7 +68,7 @@ pub struct Summary {
     /// How many of them have no entry, since all were in use.
     pub hidden: u32,
     /// Connections made so far by a rail that is not of the device that NCCL asked for.
-    pub elsewhere: u32,
+    pub substituted: u32,
     /// What adapters of the process reported, by the code of [`Event`](super::Event).
     pub events: [u64; STATS_EVENTS],
 }
@@ -190,7 +190,7 @@ impl StatsPage {
             opened: num(&h.opened),
             open: get(&h.open),
             hidden: get(&h.hidden),
-            elsewhere: get(&h.elsewhere),
+            substituted: get(&h.substituted),
             events: h.events.each_ref().map(num),
         }
     }

@@ -22,7 +22,7 @@ pub struct StatsWriter {
 
 /// What is known of a connection when it begins.
 #[derive(Debug, Clone, Copy)]
-pub struct Opening<'a> {
+pub struct NewConnection<'a> {
     /// Which way its data goes.
     pub direction: Direction,
     /// Where its peer is.
@@ -34,12 +34,12 @@ pub struct Opening<'a> {
     /// Of each rail its index in the device, and its HCA and port; at most [`STATS_RAILS`] count.
     pub rails: &'a [(u8, &'a str)],
     /// It uses a rail that is not of the device that was asked for.
-    pub elsewhere: bool,
+    pub substituted: bool,
 }
 
 /// A connection that is counted, until this is dropped.
 #[derive(Debug)]
-pub struct Taken {
+pub struct ConnectionEntry {
     writer: &'static StatsWriter,
     /// The entry and its generation; `None` where none was free.
     place: Option<(usize, u64)>,
@@ -57,7 +57,7 @@ impl StatsWriter {
     ///
     /// # Errors
     /// What the system says.
-    pub fn of_this_process(plugin: &str) -> io::Result<&'static Self> {
+    pub fn for_this_process(plugin: &str) -> io::Result<&'static Self> {
         static CURRENT: Mutex<Option<&'static StatsWriter>> = Mutex::new(None);
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         match *current {
@@ -93,12 +93,12 @@ impl StatsWriter {
     }
 
     /// Gives a connection an entry; where none is free, the connection is only counted as one that is not shown.
-    pub fn take(&'static self, opening: &Opening<'_>) -> Taken {
+    pub fn add(&'static self, opening: &NewConnection<'_>) -> ConnectionEntry {
         let mut free = self.lock();
         let h = &self.page.header;
         h.opened.store(h.opened.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         change(&h.open, 1);
-        change(&h.elsewhere, i32::from(opening.elsewhere));
+        change(&h.substituted, i32::from(opening.substituted));
         let place = free.pop().map(|(index, even)| {
             let odd = begin(&self.page.entries[index], even, opening);
             (index, odd)
@@ -110,7 +110,7 @@ impl StatsWriter {
             }
             None => change(&h.hidden, 1),
         }
-        Taken { writer: self, place }
+        ConnectionEntry { writer: self, place }
     }
 
     /// An adapter of the process reported something. May be called by any thread.
@@ -125,7 +125,7 @@ impl StatsWriter {
 }
 
 /// A new connection's entry, from zero; gives its generation.
-fn begin(entry: &Entry, even: u64, opening: &Opening<'_>) -> u64 {
+fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>) -> u64 {
     let odd = entry.generation.prepare(even);
     entry.clear();
     let rails = &opening.rails[..opening.rails.len().min(STATS_RAILS)];
@@ -149,7 +149,7 @@ fn change(number: &AtomicU32, by: i32) {
     number.store(number.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
 }
 
-impl Taken {
+impl ConnectionEntry {
     /// Where it is counted; `None` where no entry was free.
     #[inline]
     pub fn entry(&self) -> Option<&'static Entry> {
@@ -157,7 +157,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         let mut free = self.writer.lock();
         let h = &self.writer.page.header;

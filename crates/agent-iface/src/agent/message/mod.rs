@@ -233,5 +233,4 @@ fn four(bytes: &[u8], at: usize) -> [u8; 4] {
 }
 
 #[cfg(test)]
-#[path = "message_tests.rs"]
 mod tests;

@@ -79,7 +79,7 @@ pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
 pub use reader::{BadPage, Connection, Rail, StatsPage, Summary};
 #[cfg(not(loom))]
-pub use writer::{Opening, StatsWriter, Taken};
+pub use writer::{ConnectionEntry, NewConnection, StatsWriter};
 
 /// Name of the memfd; its link in `/proc/PID/fd` is `/memfd:mpib-stats (deleted)`.
 pub const MEMFD_NAME: &str = "mpib-stats";

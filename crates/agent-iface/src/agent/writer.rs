@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::MmapRaw;
 
-use crate::layout::{ENTRIES, HEADER_SIZE, HINTS_SIZE, Hint, SHARE_ONE, header};
-use crate::seqlock::Entry;
+use super::hints::{ENTRIES, HEADER_SIZE, HINTS_SIZE, Hint, SHARE_ONE, header};
+use super::seqlock::Entry;
 
 /// A hint file of this process, which alone writes it.
 ///
@@ -115,7 +115,7 @@ impl HintsWriter {
     }
 
     fn entry(&self, slot: u8) -> &Entry {
-        let at = crate::entry_offset(slot);
+        let at = super::entry_offset(slot);
         // SAFETY: `map` saw that the mapping has HINTS_SIZE bytes, so the 16 at `at` (at most 4096) are in it; it starts on a
         // page and `at` is a multiple of 16. All of `Entry` is atomics, valid for any bytes and for memory that other
         // processes read, and the borrow of `self` keeps the mapping.

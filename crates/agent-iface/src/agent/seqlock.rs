@@ -5,7 +5,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::layout::{ENTRY_SIZE, Hint};
+use super::hints::{ENTRY_SIZE, Hint};
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -71,23 +71,23 @@ impl Entry {
 
 /// What three copies of an entry tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settled {
+pub enum Snapshot {
     /// The entry, whole.
-    Whole(Hint),
+    Consistent(Hint),
     /// It was being written: this number is odd.
-    Odd(u32),
+    Writing(u32),
     /// It changed meanwhile: try again.
-    Moved,
+    Changed,
 }
 
 /// Reads an entry from three copies made one after the other, with an acquire fence in between. For readers that do not
 /// map the file, since a mapped file that somebody truncates kills its reader (SIGBUS). Within one copy
 /// the order of the words is unknown, so the number before, the fields, and the number after each need a copy of their own.
-pub fn settle(before: &[u8; ENTRY_SIZE], fields: &[u8; ENTRY_SIZE], after: &[u8; ENTRY_SIZE]) -> Settled {
+pub fn snapshot(before: &[u8; ENTRY_SIZE], fields: &[u8; ENTRY_SIZE], after: &[u8; ENTRY_SIZE]) -> Snapshot {
     let (first, last) = (Hint::decode(before).seq, Hint::decode(after).seq);
     match first == last {
-        false => Settled::Moved,
-        true if !first.is_multiple_of(2) => Settled::Odd(first),
-        true => Settled::Whole(Hint { seq: first, ..Hint::decode(fields) }),
+        false => Snapshot::Changed,
+        true if !first.is_multiple_of(2) => Snapshot::Writing(first),
+        true => Snapshot::Consistent(Hint { seq: first, ..Hint::decode(fields) }),
     }
 }
