@@ -1,4 +1,5 @@
-//! The statistics page, as other processes find it. The page is one per process, so the tests of it take turns.
+//! The statistics page as other processes see it. A process has one page, therefore the tests use it
+//! in turn.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use nccl_net_mpib_agent_iface::stats::{
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// This process's page, for one test at a time.
+/// Returns the page of this process, for one test at a time.
 fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +41,7 @@ fn connections() -> Vec<Connection> {
     page().connections()
 }
 
-/// The page's file, as a program in another language opens it.
+/// Opens the file of the page as a program in another language does.
 fn file() -> File {
     let link = |fd: &fs::DirEntry| fs::read_link(fd.path()).unwrap_or_default();
     let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
@@ -95,7 +96,7 @@ fn every_number_stands_where_the_layout_has_it() {
         assert_eq!((word(at + 256 + 128 * i + 40), text(at + 256 + 128 * i + 64)), ((*role).into(), *name));
     }
 
-    // And the reader says the same.
+    // The reader returns the same values.
     let seen = &connections()[0];
     assert_eq!((seen.state, seen.direction), (Some(State::Failed), Some(Direction::Send)));
     assert_eq!((seen.islands, seen.data, seen.share), (Some(Islands::Two), Some(Data::Split), Some(341)));
@@ -156,7 +157,8 @@ fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     assert_eq!(now(), (u64::from(n) + 4, 0, 0, 0));
 }
 
-/// Readers beside connections that come and go: what they see is of one connection, and counters never go back.
+/// Readers beside connections that come and go: what they see is of one connection, and counters
+/// never go back.
 #[test]
 fn a_reader_never_sees_two_connections_as_one() {
     let (_turn, writer) = writer();
@@ -206,8 +208,8 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
     let entry = taken.entry().unwrap();
     entry.request();
     let (read, write) = nix::unistd::pipe().unwrap();
-    // SAFETY: the child allocates and reads files; glibc makes both work after a fork from a process with threads, and it
-    // ends by _exit whatever happens.
+    // SAFETY: the child allocates and reads files, which glibc allows after a fork of a threaded
+    // process, and always ends with _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let said = std::panic::catch_unwind(|| {
@@ -222,7 +224,7 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
         });
         let said = said.unwrap_or_else(|_| "it panicked".into());
         let _ = File::from(write).write_all(said.as_bytes());
-        // SAFETY: nothing of this process is to run any more.
+        // SAFETY: ends the child without running destructors of the parent.
         unsafe { libc::_exit(0) };
     }
     drop(write);
@@ -236,9 +238,9 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
     assert_eq!(page().summary().plugin, "1.2.3");
 }
 
-/// A file with the name of a page, sealed or not, in which these words stand.
+/// Creates a memfd with these seals and words.
 fn forged(seals: SealFlag, size: usize, words: &[(usize, u32)]) -> File {
-    // Another name than a page's: pages of this process are counted by other tests.
+    // Not the name of a page: other tests count the pages of this process.
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let file = File::from(memfd_create("forged", flags).unwrap());
     file.set_len(size as u64).unwrap();
@@ -272,7 +274,7 @@ fn what_is_no_page_is_refused_by_name() {
         let file = forged(seals, size, &[]);
         assert!(matches!(StatsPage::open(&file), Err(BadPage::Size(n)) if n == size as u64));
     }
-    // One number after another is wrong by one.
+    // Each number in turn is wrong by one.
     for (i, (at, value)) in good.iter().enumerate() {
         let mut words = good;
         words[i].1 = value + 1;
@@ -289,7 +291,7 @@ fn what_is_no_page_is_refused_by_name() {
     }
 }
 
-/// Whatever stands in the entries of a page, reading it ends and gives no more than there is.
+/// Reading a page with random entries terminates and returns at most [`STATS_ENTRIES`] connections.
 #[test]
 fn garbage_in_a_page_does_no_harm() {
     let file = forged(SealFlag::F_SEAL_SHRINK, STATS_SIZE, &[]);
@@ -309,7 +311,7 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let without = pages_of(child.id());
     child.kill().unwrap();
-    // It is not waited for yet: as long as it ends, it may look alive.
+    // Not reaped yet: while it exits, it may look alive.
     let start = Instant::now();
     while !matches!(pages_of(child.id()), Err(NoPage::NoProcess)) {
         assert!(start.elapsed() < Duration::from_secs(60), "it is still there");
@@ -318,6 +320,6 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
     child.wait().unwrap();
     assert!(matches!(without, Err(NoPage::None)), "{without:?}");
     assert!(matches!(pages_of(child.id()), Err(NoPage::NoProcess)));
-    // Past the largest process id that there can be.
+    // Larger than any process id.
     assert!(matches!(pages_of(u32::MAX), Err(NoPage::NoProcess)));
 }

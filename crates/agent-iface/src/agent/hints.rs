@@ -1,4 +1,4 @@
-//! The hint file, byte for byte.
+//! The layout of the hint file.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
@@ -14,32 +14,32 @@ use std::net::Ipv4Addr;
 
 /// First word of the hint file.
 pub const HINTS_MAGIC: u32 = 0x4D50_4948;
-/// Slots of the file. Any `u8` is a slot.
+/// Number of slots in the file. Every `u8` is a valid slot.
 pub const ENTRIES: usize = 256;
-/// Bytes before the first entry.
+/// Size of the header in bytes.
 pub const HEADER_SIZE: usize = 16;
-/// Bytes of one entry.
+/// Size of one entry in bytes.
 pub const ENTRY_SIZE: usize = 16;
-/// Bytes of the whole file; it is never longer or shorter.
+/// Size of the whole file in bytes. It never changes.
 pub const HINTS_SIZE: usize = HEADER_SIZE + ENTRIES * ENTRY_SIZE;
-/// The share that is a whole: all on SUP. Greater values mean the same.
+/// The share that means all data on SUP. Greater values mean the same.
 pub const SHARE_ONE: u16 = 1024;
 
-/// Where the entry of `slot` begins.
+/// Returns the offset of the entry of `slot`.
 pub const fn entry_offset(slot: u8) -> usize {
     HEADER_SIZE + slot as usize * ENTRY_SIZE
 }
 
-/// The header of every hint file.
+/// Returns the header of every hint file.
 pub const fn header() -> [u8; HEADER_SIZE] {
     let (m, n) = (HINTS_MAGIC.to_le_bytes(), (ENTRIES as u32).to_le_bytes());
     [m[0], m[1], m[2], m[3], n[0], n[1], n[2], n[3], 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
-/// Why a header is none.
+/// Why the first bytes of a file are not the header of a hint file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadHeader {
-    /// Another kind of file, or of another byte order.
+    /// Another kind of file, or another byte order.
     #[error("magic {0:#010x} at byte 0, expected {HINTS_MAGIC:#010x}")]
     Magic(u32),
     /// Another layout.
@@ -47,7 +47,10 @@ pub enum BadHeader {
     Entries(u32),
 }
 
-/// Judges the first bytes of a hint file. The last eight count for nothing.
+/// Checks the first bytes of a hint file. The last eight bytes are ignored.
+///
+/// # Errors
+/// [`BadHeader`] with the value found.
 pub const fn check_header(bytes: &[u8; HEADER_SIZE]) -> Result<(), BadHeader> {
     let (magic, entries) = (word(bytes, 0), word(bytes, 4));
     if magic != HINTS_MAGIC {
@@ -63,10 +66,11 @@ const fn word(bytes: &[u8; 16], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// One entry.
+/// One entry of the hint file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hint {
-    /// Share of SUP as it stands there, in parts per 1024; see [`Hint::share`].
+    /// Share of SUP as written, in parts per 1024. It may exceed [`SHARE_ONE`]; see
+    /// [`Hint::share`].
     pub sup_bw: u32,
     /// Sequence number: odd while the entry is being written.
     pub seq: u32,
@@ -77,7 +81,7 @@ pub struct Hint {
 }
 
 impl Hint {
-    /// From an entry's bytes; every pattern is an entry.
+    /// Decodes an entry. Every bit pattern is valid.
     pub const fn decode(bytes: &[u8; ENTRY_SIZE]) -> Self {
         Self {
             sup_bw: word(bytes, 0),
@@ -87,14 +91,14 @@ impl Hint {
         }
     }
 
-    /// As it stands in the file.
+    /// Encodes the entry as it is in the file.
     pub const fn encode(&self) -> [u8; ENTRY_SIZE] {
         let (b, q) = (self.sup_bw.to_le_bytes(), self.seq.to_le_bytes());
         let (s, d) = (self.src.octets(), self.dst.octets());
         [b[0], b[1], b[2], b[3], q[0], q[1], q[2], q[3], s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3]]
     }
 
-    /// The share of SUP, 0 to [`SHARE_ONE`]: whatever is above means all.
+    /// Returns the share of SUP, 0 to [`SHARE_ONE`]. Greater values of `sup_bw` give [`SHARE_ONE`].
     pub const fn share(&self) -> u16 {
         if self.sup_bw < SHARE_ONE as u32 { self.sup_bw as u16 } else { SHARE_ONE }
     }

@@ -1,4 +1,4 @@
-//! The hint file as its agent holds it.
+//! The hint file on the agent's side.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,25 +11,27 @@ use memmap2::MmapRaw;
 use super::hints::{ENTRIES, HEADER_SIZE, HINTS_SIZE, Hint, SHARE_ONE, header};
 use super::seqlock::Entry;
 
-/// A hint file of this process, which alone writes it.
+/// The writer of a hint file. A file has one writer.
 ///
-/// Dropping it leaves the file, so that plugins go on with its hints while the agent is restarted; see [`HintsWriter::remove`].
+/// Dropping the writer keeps the file: plugins use its hints while the agent restarts. To delete
+/// the file, call [`HintsWriter::remove`].
 #[derive(Debug)]
 pub struct HintsWriter {
     map: MmapRaw,
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode of the file.
     identity: (u64, u64),
-    /// What stands in the file.
+    /// The current content of the file.
     hints: Box<[Hint; ENTRIES]>,
 }
 
 impl HintsWriter {
-    /// Puts a new file with no hints at `path`, in one step: nobody ever sees half a file, and whoever has the old one
-    /// open keeps it. Its folder must be there. Anybody may read the file, and only its owner write it.
+    /// Creates a file without hints at `path` and replaces an existing one atomically. A reader
+    /// that has the old file open keeps the old file. The directory must exist. The file has mode
+    /// 0644.
     ///
     /// # Errors
-    /// What the system says, with the path.
+    /// The system's error, with the path.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let mut new = path.as_os_str().to_owned();
@@ -37,20 +39,20 @@ impl HintsWriter {
         let new = PathBuf::from(new);
         let made = Self::make(&new, path);
         if made.is_err() {
-            // What a failed try leaves nobody wants; it may not even be there.
+            // Clean up; the file may not exist.
             let _ = fs::remove_file(&new);
         }
         made.map_err(|e| io::Error::new(e.kind(), format!("hint file {}: {e}", path.display())))
     }
 
     fn make(new: &Path, path: &Path) -> io::Result<Self> {
-        // One that a killed agent of this process id left.
+        // An agent with this process id may have been killed here.
         match fs::remove_file(new) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(new)?;
-        // Whatever the umask says.
+        // Independent of the umask.
         file.set_permissions(fs::Permissions::from_mode(0o644))?;
         let mut bytes = [0; HINTS_SIZE];
         bytes[..HEADER_SIZE].copy_from_slice(&header());
@@ -75,31 +77,33 @@ impl HintsWriter {
         })
     }
 
-    /// Gives `slot` to the connections from `src`, the plugin's end, to `dst`, with a share of 0. To be done before
-    /// the plugin is told the slot: it takes no hint of a slot with other addresses.
+    /// Assigns `slot` to the connections from `src` (the plugin's end) to `dst`, with a share of 0.
+    ///
+    /// Call this before sending the response with the slot: the plugin ignores a hint with other
+    /// addresses.
     pub fn assign(&mut self, slot: u8, src: Ipv4Addr, dst: Ipv4Addr) {
         self.write(slot, Hint { sup_bw: 0, src, dst, ..self.hint(slot) });
     }
 
-    /// Sets the share of SUP in parts per 1024; above [`SHARE_ONE`] means all.
+    /// Sets the share of SUP in parts per 1024. Values above [`SHARE_ONE`] count as [`SHARE_ONE`].
     pub fn set(&mut self, slot: u8, share: u16) {
         self.write(slot, Hint { sup_bw: share.min(SHARE_ONE).into(), ..self.hint(slot) });
     }
 
-    /// Takes a slot back: no addresses, share 0.
+    /// Clears a slot: no addresses, share 0.
     pub fn free(&mut self, slot: u8) {
         self.assign(slot, Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED);
     }
 
-    /// What stands in a slot.
+    /// Returns the content of a slot.
     pub fn hint(&self, slot: u8) -> Hint {
         self.hints[usize::from(slot)]
     }
 
-    /// Takes the file away, unless another has taken its place.
+    /// Deletes the file, unless another file has replaced it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(self) -> io::Result<()> {
         match fs::symlink_metadata(&self.path) {
             Ok(meta) if (meta.dev(), meta.ino()) == self.identity => fs::remove_file(&self.path),
@@ -116,9 +120,10 @@ impl HintsWriter {
 
     fn entry(&self, slot: u8) -> &Entry {
         let at = super::entry_offset(slot);
-        // SAFETY: `map` saw that the mapping has HINTS_SIZE bytes, so the 16 at `at` (at most 4096) are in it; it starts on a
-        // page and `at` is a multiple of 16. All of `Entry` is atomics, valid for any bytes and for memory that other
-        // processes read, and the borrow of `self` keeps the mapping.
+        // SAFETY: `map` checked that the mapping has HINTS_SIZE bytes, hence the 16 bytes at `at`
+        // (at most 4096) lie inside. The mapping is page-aligned and `at` is a multiple of 16.
+        // `Entry` consists of atomics, which are valid for any bytes and for memory shared with
+        // other processes. The borrow of `self` keeps the mapping alive.
         unsafe { &*self.map.as_mut_ptr().add(at).cast::<Entry>() }
     }
 }

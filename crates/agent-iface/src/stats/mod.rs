@@ -1,7 +1,11 @@
-//! The statistics page: what each connection of a process has done, written by the process and read by others.
+//! The statistics page: counters of every connection of a process.
 //!
-//! The page is a memfd of the process, [`MEMFD_NAME`], which others find in `/proc/PID/fd`. It can neither shrink nor grow
-//! (sealed), so that mapping it is safe; it leaves nothing behind when its process ends. All numbers have the machine's byte order.
+//! The plugin writes the page ([`StatsWriter`]); other processes read it ([`pages_of`],
+//! [`StatsPage`]).
+//!
+//! The page is a memfd named [`MEMFD_NAME`], which readers find in `/proc/PID/fd`. It is sealed
+//! against shrinking and growing, which makes mapping it safe. It disappears with its process. All
+//! numbers have the byte order of the machine.
 //!
 //! | offset | bytes | header |
 //! |---|---|---|
@@ -11,53 +15,62 @@
 //! | 12 | 4 | bytes of an entry, 1536 |
 //! | 16 | 4 | number of entries, 1024 |
 //! | 20 | 4 | rails in an entry, 8 |
-//! | 24 | 8 | bytes of the page: header and entries |
-//! | 32 | 4 | process id, as the process itself sees it |
-//! | 40 | 8 | when the page was made, ns since 1970 |
+//! | 24 | 8 | bytes of the page, header included |
+//! | 32 | 4 | process id, in the PID namespace of the process |
+//! | 40 | 8 | creation time of the page, ns since 1970 |
 //! | 48 | 8 | connections made so far |
-//! | 56 | 4 | connections there are now |
-//! | 60 | 4 | how many of them found no entry free |
-//! | 64 | 4 | entries that were ever used: all others are free |
-//! | 68 | 4 | connections made so far by a rail that is not of the device that NCCL asked for |
-//! | 96 | 32 | version of the plugin, UTF-8, zeros behind |
-//! | 128 | 48 | events that adapters reported, 8 bytes each: a link went down, a link came up, a table of a port changed, a queue failed, an adapter failed or was removed, others |
+//! | 56 | 4 | connections that exist now |
+//! | 60 | 4 | of these, connections without an entry, because none was free |
+//! | 64 | 4 | number of entries ever used; all later ones are free |
+//! | 68 | 4 | connections made so far that use a rail of another device than NCCL requested |
+//! | 96 | 32 | version of the plugin, UTF-8, zero-padded |
+//! | 128 | 48 | async events of adapters, 8 bytes each: link down, link up, port table changed, queue failed, adapter failed or removed, others |
 //!
 //! | offset | bytes | entry: one connection, one direction |
 //! |---|---|---|
-//! | 0 | 8 | generation: odd while in use, and another number for each use |
+//! | 0 | 8 | generation: odd while in use; each use has a different number |
 //! | 8 | 4 | state: 1 open, 2 failed |
 //! | 12 | 1 | direction: 1 sends, 2 receives |
-//! | 13 | 1 | islands: 0 none known, 1 same island, 2 two islands |
-//! | 14 | 1 | data: 0 whatever rails there are, 1 all on one rail, 2 split over both |
-//! | 15 | 1 | rails |
-//! | 16 | 8 | connected, ns since 1970 |
-//! | 24 | 8 | failed, ns since 1970, or 0 |
-//! | 64 | 128 | the peer, UTF-8, zeros behind |
-//! | 192 | 8 | requests that isend, irecv or iflush gave |
-//! | 200 | 8 | of these, done: told by test |
-//! | 208 | 8 | messages in those that are done |
-//! | 216 | 8 | their bytes |
-//! | 224 | 8 | calls of isend that gave no request, since no receive was offered |
-//! | 232 | 8 | calls of isend or irecv that gave no request, since a queue was full |
+//! | 13 | 1 | islands: 0 unknown, 1 same island, 2 two islands |
+//! | 14 | 1 | data: 0 on all rails, 1 on one rail, 2 split over SOUT and SUP |
+//! | 15 | 1 | number of rails |
+//! | 16 | 8 | time of connection, ns since 1970 |
+//! | 24 | 8 | time of failure, ns since 1970, or 0 |
+//! | 64 | 128 | name of the peer, UTF-8, zero-padded |
+//! | 192 | 8 | requests that isend, irecv or iflush returned |
+//! | 200 | 8 | of these, requests that test reported as done |
+//! | 208 | 8 | messages of done requests |
+//! | 216 | 8 | bytes of these messages |
+//! | 224 | 8 | calls of isend without a request, because the peer had posted no receive |
+//! | 232 | 8 | calls of isend or irecv without a request, because a queue was full |
 //! | 240 | 8 | calls that failed |
-//! | 248 | 4 | share of SUP used last, in parts per 1024, or 0xffffffff: no share decides |
+//! | 248 | 4 | last share of SUP, in parts per 1024; 0xffffffff if no share applies |
 //! | 256 + 128 i | 128 | rail i |
-//! | 1280 | 256 | why it failed, UTF-8, zeros behind |
+//! | 1280 | 256 | reason of the failure, UTF-8, zero-padded |
 //!
 //! | offset | bytes | rail |
 //! |---|---|---|
-//! | 0 | 8 | bytes of messages posted; 0 at a receiver, who is not told what came on which rail |
-//! | 8 | 8 | sender: writes of messages or parts posted; receiver: parts that arrived |
+//! | 0 | 8 | message bytes posted; 0 on a receiver, which does not know how many bytes each rail delivered |
+//! | 8 | 8 | sender: messages or parts posted; receiver: parts received |
 //! | 16 | 8 | work requests posted |
-//! | 24 | 8 | work requests known to be done |
+//! | 24 | 8 | work requests known to be complete |
 //! | 32 | 8 | completions with an error |
 //! | 40 | 4 | index of the rail in its device: 0 SOUT, 1 SUP |
-//! | 64 | 64 | HCA and port, UTF-8, zeros behind |
+//! | 64 | 64 | HCA and port, UTF-8, zero-padded |
 //!
-//! Bytes not named are zero. **To read an entry:** read its generation; even means free. Copy it; read the generation again:
-//! if it changed, what was copied is of two connections and counts for nothing. The copy's numbers are each right at some moment
-//! between the two readings, and never go back within one generation. Read "done" before what it is
-//! part of, and the difference, what is in flight, is never negative. The reason of a failure is there before its state.
+//! Other bytes are zero.
+//!
+//! # Reading an entry
+//!
+//! 1. Read the generation. Even means free.
+//! 2. Copy the entry. Read each "done" counter before its total: then the difference (in flight) is
+//!    never negative.
+//! 3. Read the generation again, after an acquire fence. If it changed, the copy mixes two
+//!    connections: discard it and retry.
+//!
+//! Each number of a copy was correct at some time between the two readings of the generation.
+//! Counters never decrease within one generation. The plugin writes the reason of a failure before
+//! the state "failed".
 
 #[cfg(not(loom))]
 mod find;
@@ -85,21 +98,21 @@ pub use writer::{ConnectionEntry, NewConnection, StatsWriter};
 pub const MEMFD_NAME: &str = "mpib-stats";
 /// First word of the page.
 pub const STATS_MAGIC: u32 = 0x4D50_4953;
-/// Version of the layout; others are not understood.
+/// Version of the layout. Readers reject other versions.
 pub const STATS_VERSION: u32 = 1;
-/// Bytes before the first entry.
+/// Size of the header in bytes.
 pub const STATS_HEADER_SIZE: usize = 256;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub const STATS_ENTRY_SIZE: usize = 1536;
-/// Connections that a page has room for.
+/// Number of entries of a page.
 pub const STATS_ENTRIES: usize = 1024;
-/// Rails that an entry has room for: as many as the protocol allows.
+/// Number of rails of an entry: the maximum of the wire protocol.
 pub const STATS_RAILS: usize = 8;
-/// Counters of what adapters report.
+/// Number of event counters, one per [`Event`].
 pub const STATS_EVENTS: usize = 6;
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const STATS_SIZE: usize = STATS_HEADER_SIZE + STATS_ENTRIES * STATS_ENTRY_SIZE;
-/// Stands where no share decides.
+/// Value of the share where no share applies.
 pub const NO_SHARE: u32 = u32::MAX;
 
 macro_rules! codes {
@@ -109,17 +122,17 @@ macro_rules! codes {
         pub enum $name { $($(#[doc = $vdoc])+ $variant,)+ }
 
         impl $name {
-            /// As it stands in the page.
+            /// Returns the number that is used in the page.
             pub const fn code(self) -> u8 {
                 match self { $(Self::$variant => $code,)+ }
             }
 
-            /// `None` for a number that has no meaning here.
+            /// Returns the value for a number, or `None` if the number is unknown.
             pub const fn of(code: u8) -> Option<Self> {
                 match code { $($code => Some(Self::$variant),)+ _ => None }
             }
 
-            /// For tables and JSON.
+            /// Returns a short text for tables and JSON.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)+ }
             }
@@ -128,39 +141,39 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What a connection is doing.
+    /// State of a connection.
     State {
-        /// Moves data.
+        /// Usable.
         Open = 1, "open";
-        /// Failed for good; NCCL has not closed it yet.
+        /// Failed permanently, but not yet closed by NCCL.
         Failed = 2, "failed";
     }
-    /// Which way its data goes.
+    /// Direction of the data.
     Direction {
-        /// It connected.
+        /// Sends: the process called connect.
         Send = 1, "send";
-        /// It accepted.
+        /// Receives: the process called accept.
         Receive = 2, "recv";
     }
-    /// Where its peer is.
+    /// Location of the peer.
     Islands {
-        /// A device is not SOUT and SUP: no islands.
+        /// Unknown: the device does not consist of SOUT and SUP.
         Unknown = 0, "-";
-        /// In the same island.
+        /// The peer is in the same island.
         Same = 1, "intra";
-        /// In another.
+        /// The peer is in another island.
         Two = 2, "inter";
     }
-    /// Which rails may carry data.
+    /// Rails that may carry data.
     Data {
-        /// Those there are.
+        /// All rails.
         Plain = 0, "plain";
-        /// One.
+        /// One rail.
         OneRail = 1, "one rail";
-        /// Both, by shares.
+        /// SOUT and SUP, split by a share.
         Split = 2, "split";
     }
-    /// What adapters report; the code is its place among the counters.
+    /// Async events of adapters. The code is the index of the counter.
     Event {
         /// A link went down.
         LinkDown = 0, "link down";

@@ -1,6 +1,7 @@
-//! Registration messages, both directions.
+//! Registration messages in both directions.
 //!
-//! Each begins with 8 bytes: u32 magic 0x4D504952, u16 length with these 8, u8 type, u8 reserved.
+//! Each message starts with a header of 8 bytes: u32 magic 0x4D504952, u16 length including the
+//! header, u8 type, u8 reserved.
 //!
 //! | type | message | payload | length |
 //! |---|---|---|---|
@@ -9,13 +10,14 @@
 //! | 128 | RESPONSE to REGISTER | u8 status, 3 reserved, u32 slot | 16 |
 //! | 128 | RESPONSE to DEREGISTER | u8 status, 3 reserved | 12 |
 //!
-//! Reserved bytes are written as zero and not looked at. "Source" is the end that registers.
+//! Reserved bytes are written as zero and ignored by the receiver. "Source" is the end that
+//! registers.
 
 use std::net::Ipv4Addr;
 
 /// First word of every message.
 pub const MESSAGE_MAGIC: u32 = 0x4D50_4952;
-/// Bytes of the longest message.
+/// Size of the longest message in bytes.
 pub const MESSAGE_MAX: usize = 28;
 
 const HEADER: usize = 8;
@@ -23,23 +25,23 @@ const REGISTER: u8 = 1;
 const DEREGISTER: u8 = 2;
 const RESPONSE: u8 = 128;
 
-/// Why bytes are no message, and never will be, whatever follows.
+/// Why bytes are not a message, whatever bytes follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Not this protocol.
+    /// Another protocol.
     #[error("magic {0:#010x}, expected {MESSAGE_MAGIC:#010x}")]
     Magic(u32),
-    /// A type that does not go in this direction.
+    /// A type that is not valid in this direction.
     #[error("message type {0}, which is not expected here")]
     Type(u8),
-    /// A length that the type does not have.
+    /// A length that is not valid for the type.
     #[error("message type {kind} of {found} bytes, expected {expected}")]
     Length {
         /// Message type.
         kind: u8,
         /// Its length field.
         found: u16,
-        /// Lengths it may have, in words.
+        /// Valid lengths, as text.
         expected: &'static str,
     },
 }
@@ -59,31 +61,31 @@ pub struct Register {
     pub sup_dst: Ipv4Addr,
 }
 
-/// What the plugin says.
+/// A message from the plugin to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// A connection begins.
+    /// A connection was made.
     Register(Register),
-    /// A connection ends.
+    /// A connection was closed.
     Deregister {
-        /// As it was registered.
+        /// The number with which it was registered.
         conn_id: u32,
     },
 }
 
-/// Outcome of a request; values without a name here are failures too.
+/// Outcome of a request. Every value except [`SUCCESS`](Self::SUCCESS) is a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status(pub u8);
 
 impl Status {
-    /// Done.
+    /// The request was carried out.
     pub const SUCCESS: Self = Self(0);
-    /// All slots are taken.
+    /// All slots are in use.
     pub const NO_FREE_SLOT: Self = Self(1);
-    /// The request makes no sense to the agent.
+    /// The agent rejects the request as invalid.
     pub const INVALID_REQUEST: Self = Self(2);
 
-    /// In words.
+    /// Returns the meaning as text.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::SUCCESS => "success",
@@ -94,17 +96,17 @@ impl Status {
     }
 }
 
-/// What the agent says, once per request and in their order.
+/// A message from the agent to the plugin: one per request, in the order of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Response {
-    /// To REGISTER.
+    /// Answers REGISTER.
     Registered {
         /// Outcome.
         status: Status,
-        /// Where the hint is, below 256; counts for nothing unless the status is success.
+        /// Slot of the hint, 0 to 255. Ignored unless `status` is success.
         slot: u32,
     },
-    /// To DEREGISTER.
+    /// Answers DEREGISTER.
     Deregistered {
         /// Outcome.
         status: Status,
@@ -112,7 +114,7 @@ pub enum Response {
 }
 
 impl Request {
-    /// The bytes of the message and how many there are.
+    /// Encodes the message. Returns a buffer and the number of bytes used in it.
     pub fn encode(&self) -> ([u8; MESSAGE_MAX], usize) {
         let mut out = [0; MESSAGE_MAX];
         let len = match self {
@@ -131,10 +133,11 @@ impl Request {
         (out, len)
     }
 
-    /// The message at the front of `bytes` and its length; `None` if there is not enough of it yet.
+    /// Decodes the message at the front of `bytes`. Returns it with its length in bytes, or `None`
+    /// if more bytes are needed.
     ///
     /// # Errors
-    /// [`Malformed`] as soon as it is sure that no message begins like this.
+    /// [`Malformed`] as soon as no message can begin with these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let whole = whole(bytes, |kind, len| match (kind, len) {
             (REGISTER, 28) | (DEREGISTER, 12) => Ok(()),
@@ -160,7 +163,7 @@ impl Request {
 }
 
 impl Response {
-    /// The bytes of the message and how many there are.
+    /// Encodes the message. Returns a buffer and the number of bytes used in it.
     pub fn encode(&self) -> ([u8; MESSAGE_MAX], usize) {
         let mut out = [0; MESSAGE_MAX];
         let len = match self {
@@ -177,10 +180,11 @@ impl Response {
         (out, len)
     }
 
-    /// The message at the front of `bytes` and its length; `None` if there is not enough of it yet.
+    /// Decodes the message at the front of `bytes`. Returns it with its length in bytes, or `None`
+    /// if more bytes are needed.
     ///
     /// # Errors
-    /// [`Malformed`] as soon as it is sure that no message begins like this.
+    /// [`Malformed`] as soon as no message can begin with these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let whole = whole(bytes, |kind, len| match (kind, len) {
             (RESPONSE, 12 | 16) => Ok(()),
@@ -205,11 +209,11 @@ fn head(out: &mut [u8; MESSAGE_MAX], len: u16, kind: u8) -> usize {
     len.into()
 }
 
-/// The first message's bytes. `judge` says for a type and a length whether they go together, else which length
-/// would, or nothing if the type is unknown.
+/// Returns the bytes of the first message. `check` accepts a type with its length, or returns the
+/// valid lengths as text; an empty text means that the type is unknown.
 fn whole(
     bytes: &[u8],
-    judge: impl Fn(u8, u16) -> Result<(), &'static str>,
+    check: impl Fn(u8, u16) -> Result<(), &'static str>,
 ) -> Result<Option<&[u8]>, Malformed> {
     if bytes.len() >= 4 {
         let magic = u32::from_le_bytes(four(bytes, 0));
@@ -221,7 +225,7 @@ fn whole(
         return Ok(None);
     }
     let (found, kind) = (u16::from_le_bytes([bytes[4], bytes[5]]), bytes[6]);
-    judge(kind, found).map_err(|expected| match expected {
+    check(kind, found).map_err(|expected| match expected {
         "" => Malformed::Type(kind),
         _ => Malformed::Length { kind, found, expected },
     })?;
