@@ -5,6 +5,7 @@ mod api;
 mod clock;
 mod config;
 mod control;
+mod error;
 mod limits;
 mod log;
 mod process;
@@ -12,17 +13,16 @@ mod shm;
 mod wire;
 
 pub use abi::symbols;
-pub use api::sysfs::{fail_fork_init, fork_init_calls};
-pub use config::{
-    Capability, DEVICES_VAR, DeviceSpec, Error, LinkLayer, MAX_ADDRS, configure, default_devices,
-};
-pub use control::counters::{Counters, DeviceCounters, QpCounters, counters, softverbs_counters_json};
+pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use control::faults::{
-    EventTarget, fail_modify_qp, fail_modify_qp_of, fail_registration, raise_event, set_link,
+    EventTarget, fail_fork_init, fail_modify_qp, fail_modify_qp_of, fail_registration, raise_event,
+    set_addrs, set_link,
 };
-pub use control::gid_table::set_addrs;
 pub use control::inspect::{
-    LinkTimes, Objects, QpAttributes, completion_times, link_times, mr_access_at, objects, qp_attributes,
-    registrations_made, revoke_mrs_at,
+    LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
+    qp_attributes, registrations_made, revoke_mrs_at,
 };
+pub use control::json::softverbs_counters_json;
+pub use error::Error;
+pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use shm::dir::set_fabric;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use rdma_sys as sys;
 
 use crate::abi::border::{self, Errno};
-use crate::api::channel::EventQueue;
+use crate::api::event_queue::EventQueue;
 use crate::api::events::Event;
 use crate::config::gid::{self, Gid};
 use crate::config::{self, Capability, DeviceSpec};
@@ -64,6 +64,8 @@ pub(crate) fn open_contexts() -> Vec<Arc<Context>> {
 pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
+        // Before anything is counted.
+        crate::control::report::arrange();
         let specs = config::devices();
         if specs.len() > MAX_DEVICES {
             fault!("{} devices are configured, only the first {MAX_DEVICES} are used", specs.len());
@@ -158,8 +160,8 @@ impl Context {
         verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMP_VECTORS;
         verbs.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        verbs.context.ops.poll_cq = Some(crate::api::cq::poll_cq);
-        verbs.context.ops.req_notify_cq = Some(crate::api::cq::req_notify_cq);
+        verbs.context.ops.poll_cq = Some(crate::api::poll::poll_cq);
+        verbs.context.ops.req_notify_cq = Some(crate::api::poll::req_notify_cq);
         verbs.context.ops.post_send = Some(crate::api::send::post_send);
         verbs.context.ops.post_recv = Some(crate::api::recv::post_recv);
         verbs.context.ops.post_srq_recv = Some(crate::api::srq::post_srq_recv);

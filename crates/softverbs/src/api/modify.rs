@@ -11,11 +11,10 @@ use crate::abi::handle::Handle;
 use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS, SQD};
 use crate::config::LinkLayer;
-use crate::control::faults;
-use crate::control::gid_table;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::log::fault;
-use crate::process::{self, Process, halves};
+use crate::process::{self, Process, injected, port};
+use crate::shm::gids;
 use crate::shm::layout::QpShared;
 use crate::wire::bounce;
 use crate::wire::respond;
@@ -130,7 +129,7 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
             ));
         }
         if global {
-            let gids = gid_table::of_ours(device);
+            let gids = port::gids(device);
             match gids.get(index) {
                 None => return Err(format!("sgid_index is {index}, the port has {} GIDs", gids.len())),
                 Some(None) => return Err(format!("sgid_index is {index}, where no GID is")),
@@ -175,7 +174,7 @@ fn keep(to: &mut sys::ibv_qp_attr, from: &sys::ibv_qp_attr, mask: u32) {
 /// Shows the peer what it must know. The caller holds the shared lock.
 fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
     // SAFETY: any bytes make a GID.
-    let [high, low] = halves(unsafe { attr.ah_attr.grh.dgid.raw });
+    let [high, low] = gids::halves(unsafe { attr.ah_attr.grh.dgid.raw });
     shared.access.store(attr.qp_access_flags, Relaxed);
     shared.dest_qpn.store(attr.dest_qp_num, Relaxed);
     shared.rq_psn.store(attr.rq_psn & 0xff_ffff, Relaxed);
@@ -188,7 +187,7 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         if mask & STATE != 0 {
-            faults::modify(&self.context.device.spec.name, attr.qp_state)?;
+            injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
         }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
@@ -228,9 +227,7 @@ impl Qp {
         keep(&mut kept, attr, mask);
         publish(shared, &kept);
         let source = match mask & AV != 0 {
-            true => {
-                gid_table::of_ours(self.context.device).get(usize::from(kept.ah_attr.grh.sgid_index)).copied()
-            }
+            true => port::gids(self.context.device).get(usize::from(kept.ah_attr.grh.sgid_index)).copied(),
             false => None,
         };
         let source = source.flatten().map_or(sq.connection.sgid, |gid| gid.raw);

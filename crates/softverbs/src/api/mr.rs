@@ -12,10 +12,9 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::dmabuf::{self, Mapping};
 use crate::api::pd::Pd;
-use crate::control::faults;
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
-use crate::process::{self, Process};
+use crate::process::{self, Process, injected};
 use crate::shm::layout::{MRS, MrShared};
 use crate::shm::peer::Peer;
 use crate::wire::bounce;
@@ -208,7 +207,7 @@ unsafe fn register(
     let process = process::get()?;
     // SAFETY: alive, by the caller's promise.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
-    faults::registration(&pd.context.device.spec.name)?;
+    injected::registration(&pd.context.device.spec.name)?;
     check_access("ibv_reg_mr", access)?;
     check_range("ibv_reg_mr", addr.addr(), len, iova)?;
     check_mapped(addr.addr(), len)?;
@@ -237,7 +236,7 @@ unsafe fn register_dmabuf(
     if fd == -1 {
         return Err(Errno(libc::EBADF));
     }
-    faults::registration(&pd.context.device.spec.name)?;
+    injected::registration(&pd.context.device.spec.name)?;
     check_access(CALL, access)?;
     check_range(CALL, 0, len, iova)?;
     let mapping = dmabuf::map(fd, offset, len, iova)?;

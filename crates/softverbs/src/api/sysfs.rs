@@ -74,14 +74,13 @@ static FORK_INIT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 static LISTED: AtomicBool = AtomicBool::new(false);
 static FORK_INIT_FAILS: AtomicI32 = AtomicI32::new(0);
 
-/// How often this process has called `ibv_fork_init` before its first `ibv_get_device_list`, and since.
-pub fn fork_init_calls() -> (u32, u32) {
+/// See [`crate::fork_init_calls`].
+pub(crate) fn fork_init_calls() -> (u32, u32) {
     (FORK_INIT[0].load(Relaxed), FORK_INIT[1].load(Relaxed))
 }
 
-/// Lets `ibv_fork_init` of this process fail with this errno, as where the kernel cannot keep memory from children (`ENOSYS`) or
-/// where memory was registered before (`EINVAL`).
-pub fn fail_fork_init(errno: c_int) {
+/// See [`crate::fail_fork_init`].
+pub(crate) fn set_fork_init_error(errno: c_int) {
     FORK_INIT_FAILS.store(errno, Relaxed);
 }
 

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{Capability, DeviceSpec, Error, LinkLayer, quantity};
+use super::{Capability, DeviceSpec, LinkLayer, quantity};
+use crate::error::Error;
 use crate::limits::MAX_INLINE;
 
 /// Shown with every error.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::limits::{MAX_DEVICES, MAX_INLINE};
 
 fn good(text: &str) -> Vec<DeviceSpec> {
     DeviceSpec::parse_list(text).unwrap_or_else(|e| panic!("{text}: {e}"))
@@ -14,7 +15,7 @@ fn without_a_value_there_are_two_roce_devices() {
     let devices = from_text(None).unwrap();
     assert_eq!(devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["soft0", "soft1"]);
     assert_ne!(devices[0].addrs, devices[1].addrs);
-    assert_eq!(check(&devices), Ok(()));
+    assert_eq!(check::list(&devices), Ok(()));
     assert!(devices.iter().all(|d| d.link_layer == LinkLayer::Ethernet && d.rate.is_none()));
 }
 
@@ -153,6 +154,9 @@ fn configure_is_as_strict_as_the_variable_and_final() {
     let mut zero = default_devices();
     zero[0].rate = Some(0);
     assert!(configure(zero).is_err());
+    let mut inline = default_devices();
+    inline[0].max_inline_data = MAX_INLINE + 1;
+    assert!(configure(inline).is_err());
     let used = devices().to_vec();
     assert_eq!(configure(used), Ok(()));
     assert!(configure(vec![DeviceSpec::roce("other", &[(IpAddr::from([10, 9, 9, 9]), 24)])]).is_err());

@@ -9,6 +9,7 @@ use crate::abi::handle::Handle;
 use crate::api::cq::Cq;
 use crate::api::device;
 use crate::api::qp::Qp;
+use crate::api::sysfs;
 use crate::process;
 use crate::shm::cq_ring::Ring;
 use crate::shm::layout::MrShared;
@@ -148,4 +149,10 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
         }
     };
     process.qps.all().into_iter().map(one).collect()
+}
+
+/// Returns how often this process called `ibv_fork_init`: before its first `ibv_get_device_list`, and
+/// after it.
+pub fn fork_init_calls() -> (u32, u32) {
+    sysfs::fork_init_calls()
 }

@@ -5,8 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
-use crate::control::counters::{Counters, DeviceCounters, counters};
 use crate::log::{fault, write_always};
+use crate::process::counters::{Counters, DeviceCounters, counters};
 
 /// The variable that asks for a report.
 const REPORT_VAR: &str = "SOFTVERBS_REPORT";
@@ -120,7 +120,7 @@ fn row(device: &str, qp: &str, counters: &Counters) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::counters::QpCounters;
+    use crate::process::counters::QpCounters;
 
     fn counted(sends: u64) -> Counters {
         let mut counters = Counters::default();

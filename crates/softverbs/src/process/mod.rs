@@ -1,11 +1,15 @@
 //! What this process is in its fabric: its segment, its objects, the peers it has mapped.
 
+pub(crate) mod counters;
+pub(crate) mod injected;
+pub(crate) mod port;
 pub(crate) mod service;
+mod table;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::abi::border::Errno;
 use crate::api::cq::Cq;
@@ -13,16 +17,17 @@ use crate::api::device;
 use crate::api::mr::Keys;
 use crate::api::qp::Qp;
 use crate::api::srq::Srq;
-use crate::config::gid::Gid;
-use crate::control::gid_table;
 use crate::limits::{MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::log::fault;
 use crate::process::service::Service;
 use crate::shm::dir::{self, Locked};
 use crate::shm::fabric::{self, Fabric, Place};
+use crate::shm::gids;
 use crate::shm::heap::{self, Heap};
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
+
+use table::Table;
 
 /// See the module.
 pub(crate) struct Process {
@@ -149,13 +154,6 @@ impl Process {
     }
 }
 
-/// A GID in two halves.
-pub(crate) fn halves(raw: [u8; 16]) -> [u64; 2] {
-    let bits = u128::from_be_bytes(raw);
-    // The upper and the lower 64 bits.
-    [(bits >> 64) as u64, bits as u64]
-}
-
 fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     let header = own.header();
     for (device, shared) in device::all().iter().zip(&header.devices) {
@@ -167,7 +165,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         latency_ns.store(device.spec.latency_ns, Relaxed);
         link.store(fabric.link_of(device_key(device))?, Relaxed);
         for (gid, slot) in device.gids.iter().zip(gids) {
-            gid_table::write(slot, Some(*gid));
+            gids::write(slot, Some(*gid));
         }
         gid_count.store(u32::try_from(device.gids.len()).unwrap_or(0), Release);
     }
@@ -177,121 +175,5 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
 
 /// What a device is known by in the fabric: its first GID, which comes from name and first address.
 fn device_key(device: &device::Device) -> [u64; 2] {
-    device.gids.first().map_or([0, device.guid], |gid| halves(gid.raw))
-}
-
-/// Objects by their index in a table of the segment.
-pub(crate) struct Table<T> {
-    slots: RwLock<Vec<Slot<T>>>,
-    max: u32,
-}
-
-enum Slot<T> {
-    Free,
-    Reserved,
-    Used(Arc<T>),
-}
-
-impl<T> Slot<T> {
-    const fn object(&self) -> Option<&Arc<T>> {
-        match self {
-            Self::Used(object) => Some(object),
-            Self::Free | Self::Reserved => None,
-        }
-    }
-}
-
-impl<T> Table<T> {
-    fn new(max: u32) -> Self {
-        Self { slots: RwLock::default(), max }
-    }
-
-    /// Indices that are not free.
-    pub(crate) fn used(&self) -> usize {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.iter().filter(|slot| !matches!(slot, Slot::Free)).count()
-    }
-
-    /// A free index, for an object that is being made.
-    pub(crate) fn reserve(&self) -> Result<u32, Errno> {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let index = match slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            Some(index) => index,
-            None if slots.len() < self.max as usize => {
-                slots.push(Slot::Free);
-                slots.len() - 1
-            }
-            None => return Err(Errno(libc::ENOMEM)),
-        };
-        slots[index] = Slot::Reserved;
-        u32::try_from(index).map_err(|_| Errno(libc::ENOMEM))
-    }
-
-    fn set(&self, index: u32, value: Slot<T>) {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get_mut(index as usize) {
-            *slot = value;
-        }
-    }
-
-    /// The object of a reserved index is made.
-    pub(crate) fn put(&self, index: u32, object: Arc<T>) {
-        self.set(index, Slot::Used(object));
-    }
-
-    /// The object goes away: nobody finds it any more, but its index is not yet free.
-    pub(crate) fn hide(&self, index: u32) {
-        self.set(index, Slot::Reserved);
-    }
-
-    /// The index is free again.
-    pub(crate) fn remove(&self, index: u32) {
-        self.set(index, Slot::Free);
-    }
-
-    /// Runs `f` on an object.
-    pub(crate) fn with<R>(&self, index: u32, f: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        match slots.get(index as usize) {
-            Some(Slot::Used(object)) => Some(f(object)),
-            _ => None,
-        }
-    }
-
-    /// The object for which `key` is least.
-    pub(crate) fn least<K: Ord>(&self, key: impl Fn(&T) -> K) -> Option<Arc<T>> {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        let used = slots.iter().filter_map(Slot::object);
-        used.min_by_key(|object| key(object)).map(Arc::clone)
-    }
-
-    /// All objects.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.iter().filter_map(Slot::object).map(Arc::clone).collect()
-    }
-}
-
-/// Whether a connection between the processes' devices exists: those on one wire and of one subnet, or of InfiniBand. Subnets are one where
-/// each end finds the other's address in its own.
-pub(crate) fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
-    let gids = |d: &DeviceShared| -> Vec<_> {
-        let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
-        gid_table::of(fabric, d).into_iter().flatten().map(bits).collect()
-    };
-    if a.link.load(Relaxed) == b.link.load(Relaxed) || a.lid.load(Relaxed) != 0 && b.lid.load(Relaxed) != 0 {
-        return a.wire.load(Relaxed) == b.wire.load(Relaxed);
-    }
-    if a.wire.load(Relaxed) != b.wire.load(Relaxed) {
-        return false;
-    }
-    // Every device has a link-local address, which says nothing of what it is connected to.
-    let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
-    let b = gids(b);
-    gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {
-        b.iter().any(|&(y, p)| {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.max(p).min(128))).unwrap_or(0);
-            x & mask == y & mask
-        })
-    })
+    device.gids.first().map_or([0, device.guid], |gid| gids::halves(gid.raw))
 }

@@ -4,6 +4,7 @@
 pub(crate) mod cq_ring;
 pub(crate) mod dir;
 pub(crate) mod fabric;
+pub(crate) mod gids;
 pub(crate) mod heap;
 pub(crate) mod layout;
 pub(crate) mod map;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::api::qp::Qp;
-use crate::control::gid_table;
-use crate::process::{Process, same_link};
+use crate::config::gid::Gid;
+use crate::process::Process;
+use crate::shm::fabric::Fabric;
+use crate::shm::gids;
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 use crate::wire::send_queue::Connection;
@@ -27,7 +29,7 @@ fn has_address(process: &Process, device: &DeviceShared, connection: &Connection
     if !connection.global {
         return device.lid.load(Relaxed) == u32::from(connection.dlid);
     }
-    gid_table::of(&process.fabric, device).iter().flatten().any(|gid| gid.raw == connection.dgid)
+    gids::of(&process.fabric, device).iter().flatten().any(|gid| gid.raw == connection.dgid)
 }
 
 /// Finds the responder.
@@ -51,9 +53,33 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
         return Err("the two devices are on different wires, or have no subnet in common");
     }
     let expected = [shared.dgid_high.load(Relaxed), shared.dgid_low.load(Relaxed)];
-    if connection.global && expected != [0, 0] && expected != crate::process::halves(connection.sgid) {
+    if connection.global && expected != [0, 0] && expected != gids::halves(connection.sgid) {
         return Err("that QP expects another source address than that of our sgid_index");
     }
     let generation = shared.generation.load(Relaxed);
     Ok(Reached { peer, index: place.index, generation })
+}
+
+/// Whether a connection between the processes' devices exists: those on one wire and of one subnet, or of InfiniBand. Subnets are one where
+/// each end finds the other's address in its own.
+fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
+    let gids = |d: &DeviceShared| -> Vec<_> {
+        let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
+        gids::of(fabric, d).into_iter().flatten().map(bits).collect()
+    };
+    if a.link.load(Relaxed) == b.link.load(Relaxed) || a.lid.load(Relaxed) != 0 && b.lid.load(Relaxed) != 0 {
+        return a.wire.load(Relaxed) == b.wire.load(Relaxed);
+    }
+    if a.wire.load(Relaxed) != b.wire.load(Relaxed) {
+        return false;
+    }
+    // Every device has a link-local address, which says nothing of what it is connected to.
+    let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
+    let b = gids(b);
+    gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {
+        b.iter().any(|&(y, p)| {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.max(p).min(128))).unwrap_or(0);
+            x & mask == y & mask
+        })
+    })
 }

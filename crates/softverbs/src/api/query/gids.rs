@@ -8,8 +8,8 @@ use super::{check_port, device_of};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::gid::{Gid, GidKind};
-use crate::control::gid_table;
 use crate::limits::MAX_GIDS;
+use crate::process::port;
 
 /// `enum ibv_gid_type_sysfs`: what `ibv_query_gid_type` tells.
 const SYSFS_IB_OR_ROCE_V1: u32 = 0;
@@ -21,7 +21,7 @@ fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
     if index >= MAX_GIDS {
         return Err(Errno(libc::EINVAL));
     }
-    gid_table::of_ours(device).get(index).copied().flatten().ok_or(Errno(libc::ENODATA))
+    port::gids(device).get(index).copied().flatten().ok_or(Errno(libc::ENODATA))
 }
 
 /// The entry in C. No network interface of the host stands behind a port, so `ndev_ifindex` is 0.
@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: the caller's promise.
         let device = unsafe { device_of(context) }?;
         let short = size < size_of::<sys::ibv_gid_entry>();
-        let table = gid_table::of_ours(device);
+        let table = port::gids(device);
         let used = (0..).zip(table).filter_map(|(index, gid)| Some((index, gid?)));
         let used: Vec<_> = used.collect();
         let long = max.saturating_mul(size) > usize::from(u16::MAX);

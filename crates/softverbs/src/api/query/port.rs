@@ -9,8 +9,8 @@ use super::{check_port, device_of, write_prefix};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::{Capability, LinkLayer};
-use crate::control::faults;
 use crate::limits;
+use crate::process::port;
 
 /// `IBV_LINK_LAYER_INFINIBAND`
 const LINK_INFINIBAND: u8 = 1;
@@ -84,7 +84,7 @@ fn mtu_code(bytes: u32) -> sys::ibv_mtu::Type {
 fn attributes(device: &Device) -> PortAttr {
     // SAFETY: integers may all be zero.
     let mut attr: sys::ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-    (attr.state, attr.phys_state) = match faults::link_is_up(device) {
+    (attr.state, attr.phys_state) = match port::link_is_up(device) {
         true => (sys::ibv_port_state::IBV_PORT_ACTIVE, PHYS_LINK_UP),
         false => (sys::ibv_port_state::IBV_PORT_DOWN, PHYS_POLLING),
     };
