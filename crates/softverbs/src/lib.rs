@@ -1,16 +1,16 @@
 //! `libibverbs` in user space: RDMA verbs for machines without RDMA hardware.
 //!
-//! The crate defines the `ibv_*` functions of rdma-core. Reliable connections between processes of one
-//! machine work as between hosts of one network: memory registration with keys and access rights,
-//! SEND, RDMA WRITE, RDMA READ and atomics, shared receive queues, completion channels, asynchronous
-//! events. No kernel module and no privileges are needed. The crate is as strict as hardware, and it can
-//! fail on command.
+//! The crate defines the `ibv_*` functions of rdma-core. Reliable connections between processes of
+//! one machine work as between hosts of one network: memory registration with keys and access
+//! rights, SEND, RDMA WRITE, RDMA READ and atomics, shared receive queues, completion channels,
+//! asynchronous events. No kernel module and no privileges are needed. The crate is as strict as
+//! hardware, and it can fail on command.
 //!
 //! # Use as a library in tests
 //!
-//! Make `softverbs` a dev-dependency and write `extern crate softverbs as _;` in the test. The linker
-//! then takes `ibv_*` from this crate, and the system's libibverbs is not loaded. The bindings can come
-//! from any crate, for instance `rdma-sys`.
+//! Make `softverbs` a dev-dependency and write `extern crate softverbs as _;` in the test. The
+//! linker then takes `ibv_*` from this crate, and the system's libibverbs is not loaded. The
+//! bindings can come from any crate, for instance `rdma-sys`.
 //!
 //! # Use as `libibverbs.so.1`
 //!
@@ -20,19 +20,19 @@
 //! # Life cycle of a test
 //!
 //! 1. **Configure.** Call [`configure`] with [`DeviceSpec`]s, or set the environment variable
-//!    `SOFTVERBS_DEVICES`. Otherwise there are two RoCE devices ([`default_devices`]). The choice is
-//!    final with the first verbs call.
-//! 2. **Isolate.** Call [`set_fabric`], or set `SOFTVERBS_FABRIC`, with a name that no other test uses.
-//!    Processes of one user with the same fabric reach each other.
-//! 3. **Open.** `ibv_get_device_list`, `ibv_open_device`, then PD, CQ, MR and QP as usual. The first
-//!    object makes the process a member of the fabric.
-//! 4. **Connect and post.** Move the QPs to INIT, RTR and RTS, and post work requests. Data moves during
-//!    `ibv_post_send` or, for large transfers, while any thread of the process polls.
+//!    `SOFTVERBS_DEVICES`. Otherwise there are two RoCE devices ([`default_devices`]). The choice
+//!    is final with the first verbs call.
+//! 2. **Isolate.** Call [`set_fabric`], or set `SOFTVERBS_FABRIC`, with a name that no other test
+//!    uses. Processes of one user with the same fabric reach each other.
+//! 3. **Open.** `ibv_get_device_list`, `ibv_open_device`, then PD, CQ, MR and QP as usual. The
+//!    first object makes the process a member of the fabric.
+//! 4. **Connect and post.** Move the QPs to INIT, RTR and RTS, and post work requests. Data moves
+//!    during `ibv_post_send` or, for large transfers, while any thread of the process polls.
 //! 5. **Complete.** `ibv_poll_cq` returns completions when rate and latency of the devices allow.
 //! 6. **Break.** [`set_link`], [`set_addrs`], [`raise_event`], [`fail_modify_qp`],
 //!    [`fail_registration`] and [`fail_fork_init`] inject faults.
-//! 7. **Inspect.** [`counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show what
-//!    the program under test did.
+//! 7. **Inspect.** [`counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show
+//!    what the program under test did.
 //!
 //! ```standalone_crate
 //! extern crate softverbs as _;
@@ -68,17 +68,19 @@
 //!
 //! # State of the process
 //!
-//! Verbs are process-wide C functions. Therefore the configured devices, the membership in the fabric and
-//! the injected faults are process-wide too (`process::get()` inside the crate). Tests that need
-//! different devices must run in different processes. A child process that was forked after the first
-//! verbs call cannot use the devices of its parent: calls fail with EIO.
+//! Verbs are process-wide C functions. Therefore the configured devices, the membership in the
+//! fabric and the injected faults are process-wide too (`process::get()` inside the crate). Tests
+//! that need different devices must run in different processes. A child process that was forked
+//! after the first verbs call cannot use the devices of its parent: calls fail with EIO.
 //!
 //! # Limits
 //!
-//! - Only RC queue pairs carry data. UC, UD, XRC, raw packets, multicast, memory windows and extended
-//!   completion queues are not supported. Unsupported calls fail with EOPNOTSUPP and log one line.
+//! - Only RC queue pairs carry data. UC, UD, XRC, raw packets, multicast, memory windows and
+//!   extended completion queues are not supported. Unsupported calls fail with EOPNOTSUPP and log
+//!   one line.
 //! - Each device has one port. There is no subnet manager, and P_Keys do not separate traffic.
-//! - Packets are never lost or reordered. A link is up or down, and a packet may exceed the path MTU.
+//! - Packets are never lost or reordered. A link is up or down, and a packet may exceed the path
+//!   MTU.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
 mod abi;

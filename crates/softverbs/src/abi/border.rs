@@ -1,10 +1,10 @@
-//! What every exported call does: keep panics in, set `errno`.
+//! Wrappers for exported functions: they catch panics and set `errno`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::log::fault;
 
-/// An errno.
+/// An `errno` value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -14,7 +14,7 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
-/// `errno` as the last failing system call left it.
+/// Returns the `errno` of the last failed system call.
 pub(crate) fn last_errno() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
@@ -26,7 +26,7 @@ fn caught<T>(call: &'static str, f: impl FnOnce() -> Result<T, Errno>) -> Result
     })
 }
 
-/// Calls that return 0 or the errno itself.
+/// Wraps a function that returns 0 or the error code.
 pub(crate) fn code(call: &'static str, f: impl FnOnce() -> Result<(), Errno>) -> i32 {
     match caught(call, f) {
         Ok(()) => 0,
@@ -34,7 +34,7 @@ pub(crate) fn code(call: &'static str, f: impl FnOnce() -> Result<(), Errno>) ->
     }
 }
 
-/// Calls that return 0, or -1 and set `errno`.
+/// Wraps a function that returns 0, or -1 with `errno`.
 pub(crate) fn minus_one(call: &'static str, f: impl FnOnce() -> Result<(), Errno>) -> i32 {
     match caught(call, f) {
         Ok(()) => 0,
@@ -45,7 +45,7 @@ pub(crate) fn minus_one(call: &'static str, f: impl FnOnce() -> Result<(), Errno
     }
 }
 
-/// Calls that return a pointer, or NULL and set `errno`.
+/// Wraps a function that returns a pointer, or NULL with `errno`.
 pub(crate) fn pointer<T>(call: &'static str, f: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     match caught(call, f) {
         Ok(p) => p,

@@ -1,5 +1,5 @@
-//! Objects that C holds by pointer. The C struct is the first field of ours, and the pointer counts as
-//! one `Arc`, so that the service thread may still use an object while C destroys it.
+//! Objects that C holds by pointer. The C struct is the first field of the Rust struct. The pointer
+//! counts as one `Arc`: the service thread may still use an object while C destroys it.
 
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -11,21 +11,21 @@ use crate::abi::border::Errno;
 /// # Safety
 /// The type is `repr(C)` and its first field is `UnsafeCell<Self::C>`.
 pub(crate) unsafe trait Handle: Sized {
-    /// What C sees.
+    /// The C struct.
     type C;
 
-    /// What C holds, without counting.
+    /// Returns the pointer for C, without adding a reference.
     fn as_c(&self) -> *mut Self::C {
         let cell: *const UnsafeCell<Self::C> = std::ptr::from_ref(self).cast();
         UnsafeCell::raw_get(cell)
     }
 
-    /// Gives one count to C.
+    /// Hands one reference to C.
     fn into_c(this: Arc<Self>) -> *mut Self::C {
         Arc::into_raw(this).cast_mut().cast()
     }
 
-    /// From what C holds; EINVAL for null.
+    /// Returns the object for a pointer from C; EINVAL for null.
     ///
     /// # Safety
     /// `ptr` is null or came from [`Handle::into_c`] and is not released during `'a`.
@@ -34,58 +34,59 @@ pub(crate) unsafe trait Handle: Sized {
         unsafe { ptr.cast::<Self>().as_ref() }.ok_or(Errno(libc::EINVAL))
     }
 
-    /// As [`Handle::from_c`], counted.
+    /// Like [`Handle::from_c`], with a new reference.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Handle::from_c`].
     unsafe fn arc_from_c(ptr: *mut Self::C) -> Result<Arc<Self>, Errno> {
         if ptr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
         let ptr = ptr.cast::<Self>();
-        // SAFETY: `into_c` made it with `Arc::into_raw`, and C's count is still there.
+        // SAFETY: `into_c` used `Arc::into_raw`, and C still holds its reference.
         unsafe { Arc::increment_strong_count(ptr) };
-        // SAFETY: the count just added is ours.
+        // SAFETY: consumes the reference that was just added.
         Ok(unsafe { Arc::from_raw(ptr) })
     }
 
-    /// Takes back the count that C had.
+    /// Drops the reference of C.
     ///
     /// # Safety
-    /// As [`Handle::from_c`], and C does not use it again.
+    /// As for [`Handle::from_c`], and C does not use the pointer again.
     unsafe fn release(ptr: *mut Self::C) {
-        // SAFETY: C's count, by the caller's promise.
+        // SAFETY: the reference of C, as the caller guarantees.
         drop(unsafe { Arc::from_raw(ptr.cast::<Self>()) });
     }
 }
 
-/// Events handed to the program and acknowledged by it: an object is destroyed only when they are even.
+/// Counts events that the program has received and not yet acknowledged. An object is destroyed
+/// only when there are none.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
-    open: Mutex<u32>,
-    even: Condvar,
+    unacknowledged: Mutex<u32>,
+    none: Condvar,
 }
 
 impl Acks {
-    /// One more was handed over.
+    /// Counts a delivered event.
     pub(crate) fn delivered(&self) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
-    /// `n` were acknowledged.
+    /// Counts `n` acknowledged events.
     pub(crate) fn acked(&self, n: u32) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        *open = open.saturating_sub(n);
-        if *open == 0 {
-            self.even.notify_all();
+        let mut count = self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        *count = count.saturating_sub(n);
+        if *count == 0 {
+            self.none.notify_all();
         }
     }
 
-    /// Waits until all are.
+    /// Waits until all events are acknowledged.
     pub(crate) fn wait(&self) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        while *open > 0 {
-            open = self.even.wait(open).unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count > 0 {
+            count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

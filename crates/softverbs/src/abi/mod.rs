@@ -1,4 +1,4 @@
-//! The border to C: exported symbols, error codes and handles.
+//! The border to C: symbols, error codes and handles.
 
 pub(crate) mod border;
 pub(crate) mod handle;

@@ -1,25 +1,26 @@
-//! The symbols of the stand-in library, for whoever wants to know whether a program would load on it.
+//! The symbols of the shared library `libibverbs.so.1` that `build-libibverbs.sh` builds. With this
+//! list a tool can determine whether a program would load.
 
 const LIST: &str = include_str!("../../ibverbs.symbols");
-/// What the stand-in library exports besides libibverbs.
+/// The symbol that the library exports in addition to those of rdma-core.
 pub const OWN: &str = "softverbs_counters_json";
-/// The version of [`OWN`].
+/// Version of [`OWN`].
 pub const OWN_VERSION: &str = "SOFTVERBS";
 
-/// A symbol that rdma-core's library exports, and so does ours.
+/// A symbol that both rdma-core's library and this one export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symbol {
     /// Name in C.
     pub name: &'static str,
     /// Version, like `IBVERBS_1.1`.
     pub version: &'static str,
-    /// Whether programs are linked with this version today (`@@`), not only old ones (`@`).
+    /// Whether this is the default version (`@@`), to which programs are linked today.
     pub default: bool,
-    /// Whether it does what it should, not only fail with EOPNOTSUPP.
+    /// Whether the function is implemented. Otherwise it fails with EOPNOTSUPP.
     pub supported: bool,
 }
 
-/// The list `ibverbs.symbols`.
+/// Returns all symbols, as listed in `ibverbs.symbols`.
 pub fn symbols() -> impl Iterator<Item = Symbol> {
     LIST.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,5 +1,5 @@
-//! Calls of libibverbs that have no counterpart here. They are defined so that a program which names them
-//! links and loads, and they fail in the way each one's caller expects.
+//! Functions of libibverbs that are not implemented. They exist because programs that refer to them
+//! must link and load. Each fails in the way that its callers expect.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
@@ -8,24 +8,24 @@ use std::sync::Mutex;
 use crate::abi::border::{Errno, set_errno};
 use crate::log::fault;
 
-/// Reports the first call of each name.
-fn tell(name: &CStr) {
-    static TOLD: Mutex<Vec<Box<CStr>>> = Mutex::new(Vec::new());
-    let mut told = TOLD.lock().unwrap_or_else(|e| e.into_inner());
-    if !told.iter().any(|n| **n == *name) {
-        told.push(name.into());
+/// Logs the first call of each function.
+fn log_once(name: &CStr) {
+    static LOGGED: Mutex<Vec<Box<CStr>>> = Mutex::new(Vec::new());
+    let mut logged = LOGGED.lock().unwrap_or_else(|e| e.into_inner());
+    if !logged.iter().any(|n| **n == *name) {
+        logged.push(name.into());
         fault!("{}: not supported by this library; the call fails with EOPNOTSUPP", name.to_string_lossy());
     }
 }
 
-/// What the stubs for old symbol versions call, which `build-libibverbs.sh` makes.
+/// Called by the stubs for old symbol versions, which `build-libibverbs.sh` generates.
 ///
 /// # Safety
 /// `name` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softverbs_unsupported(name: *const c_char) {
-    // SAFETY: the caller's promise.
-    tell(unsafe { CStr::from_ptr(name) });
+    // SAFETY: as the caller guarantees.
+    log_once(unsafe { CStr::from_ptr(name) });
     set_errno(Errno(libc::EOPNOTSUPP));
 }
 
@@ -52,11 +52,11 @@ macro_rules! unsupported {
             $value
         }
     };
-    (@told $name:ident) => { tell(crate::abi::unsupported::c_name(concat!(stringify!($name), "\0"))) };
+    (@logged $name:ident) => { log_once(crate::abi::unsupported::c_name(concat!(stringify!($name), "\0"))) };
     (@silent $name:ident) => {};
 }
 
-/// The text up to its NUL, which the macro writes.
+/// Returns the text up to the NUL that the macro appends.
 const fn c_name(text: &str) -> &CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,
@@ -66,7 +66,7 @@ const fn c_name(text: &str) -> &CStr {
 
 include!(concat!(env!("OUT_DIR"), "/unsupported_calls.rs"));
 
-/// A variable that providers set; read by nothing here.
+/// A variable that providers set. Nothing here reads it.
 #[unsafe(no_mangle)]
 static mut verbs_allow_disassociate_destroy: bool = false;
 

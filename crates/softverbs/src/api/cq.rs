@@ -110,8 +110,9 @@ impl Cq {
         Ring::new(&process.own, self.index).ok_or(Errno(libc::EIO))
     }
 
-    /// Puts the events that are due into the channel. The caller found us in the table and still holds its lock:
-    /// once `destroy` has taken us out, the ring is another CQ's, and the program must hear no more of us.
+    /// Puts the events that are due into the channel. The caller found us in the table and still
+    /// holds its lock: once `destroy` has taken us out, the ring is another CQ's, and the program
+    /// must hear no more of us.
     pub(crate) fn deliver(self: &Arc<Self>, process: &Process) {
         let Ok(ring) = self.ring(process) else { return };
         for _ in 0..ring.take_events() {
@@ -189,7 +190,8 @@ fn init(process: &Process, index: u32, offset: usize, depth: u32) -> Result<u32,
     Ok(id)
 }
 
-/// Adds a completion to CQ `index` of `peer` and tells its owner. `false` when the CQ takes none any more.
+/// Adds a completion to CQ `index` of `peer` and tells its owner. `false` when the CQ takes none
+/// any more.
 pub(crate) fn complete(process: &Process, peer: &Peer, index: u32, completion: &Completion) -> bool {
     let Some(ring) = Ring::new(peer, index) else { return false };
     match ring.push(completion, clock::now) {

@@ -48,7 +48,8 @@ pub(crate) struct Context {
     pub(crate) events: EventQueue<Event>,
 }
 
-// SAFETY: the C struct is written before it is shared; what C may change of it (its mutex) we never touch.
+// SAFETY: the C struct is written before it is shared; what C may change of it (its mutex) we never
+// touch.
 unsafe impl Sync for Context {}
 // SAFETY: nothing of it is tied to a thread.
 unsafe impl Send for Context {}
@@ -240,8 +241,8 @@ extern "C" fn ibv_open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_con
     border::pointer("ibv_open_device", || Context::open(Device::from_ptr(device)?))
 }
 
-/// `ibv_close_device(3)`: as the man page has it, objects that still exist are not released; as in the kernel, the
-/// QPs among them end.
+/// `ibv_close_device(3)`: as the man page has it, objects that still exist are not released; as in
+/// the kernel, the QPs among them end.
 ///
 /// # Safety
 /// `context` is open, and no other call uses it.

@@ -1,5 +1,6 @@
-//! Files that stand for DMA-BUFs: mapped by this process as long as they are registered. Any file serves that can be mapped shared and
-//! written to, a memfd as well as a real DMA-BUF whose exporter allows that (udmabuf does, a GPU's driver does not).
+//! Files that stand for DMA-BUFs: mapped by this process as long as they are registered. Any file
+//! serves that can be mapped shared and written to, a memfd as well as a real DMA-BUF whose
+//! exporter allows that (udmabuf does, a GPU's driver does not).
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -36,8 +37,8 @@ impl Drop for Mapping {
     }
 }
 
-/// `len` bytes from `offset` of the file on, by the kernel's rules: `iova` is at the same place of a page, and the file has the bytes. The
-/// file may be closed after it.
+/// `len` bytes from `offset` of the file on, by the kernel's rules: `iova` is at the same place of
+/// a page, and the file has the bytes. The file may be closed after it.
 pub(crate) fn map(fd: c_int, offset: u64, len: usize, iova: u64) -> Result<Mapping, Errno> {
     let refuse = |why: String, errno| {
         fault!("ibv_reg_dmabuf_mr: {len} bytes from offset {offset} of file {fd} on: {why}");

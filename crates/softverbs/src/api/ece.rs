@@ -1,7 +1,9 @@
-//! Enhanced connection establishment: `ibv_query_ece` and `ibv_set_ece`, where the device has options (`ece=`).
+//! Enhanced connection establishment: `ibv_query_ece` and `ibv_set_ece`, where the device has
+//! options (`ece=`).
 //!
-//! An option holds on a queue pair when its device has it and what was set before RTR asks for it. So two ends agree when the
-//! one that accepts sets what the other has, tells what is left of it, and the other sets that.
+//! An option holds on a queue pair when its device has it and what was set before RTR asks for it.
+//! So two ends agree when the one that accepts sets what the other has, tells what is left of it,
+//! and the other sets that.
 
 use std::ffi::c_int;
 use std::sync::PoisonError;
@@ -57,7 +59,8 @@ impl Qp {
     }
 }
 
-/// `ibv_query_ece(3)`: what the device has; of a queue pair that something was set on, what is left of that.
+/// `ibv_query_ece(3)`: what the device has; of a queue pair that something was set on, what is left
+/// of that.
 ///
 /// # Safety
 /// `qp` is alive, `ece` writable.

@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::abi::border::{Errno, last_errno};
 
-/// A queue with a descriptor that is readable while something is in it. The program may set O_NONBLOCK.
+/// A queue with a descriptor that is readable while something is in it. The program may set
+/// O_NONBLOCK.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
     queue: Mutex<VecDeque<T>>,
@@ -34,7 +35,8 @@ impl<T> EventQueue<T> {
     pub(crate) fn push(&self, item: T) {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
         let one = 1_u64;
-        // SAFETY: eight readable bytes, as an eventfd wants. It cannot be full: that takes 2^64 events.
+        // SAFETY: eight readable bytes, as an eventfd wants. It cannot be full: that takes 2^64
+        // events.
         unsafe { libc::write(self.fd(), (&raw const one).cast::<c_void>(), 8) };
     }
 

@@ -1,4 +1,5 @@
-//! Async events: raised by whoever sees the cause, in the owner's segment; handed to the owner's program.
+//! Async events: raised by whoever sees the cause, in the owner's segment; handed to the owner's
+//! program.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -84,7 +85,8 @@ pub(crate) fn of_the_port(kind: u32) -> bool {
     matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE)
 }
 
-/// Raises event `kind` for the object at `index` of the segment's table; `id` says which object that was.
+/// Raises event `kind` for the object at `index` of the segment's table; `id` says which object
+/// that was.
 pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     let header = peer.header();
     {
@@ -106,8 +108,9 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     }
 }
 
-/// Puts an event into the queue of its object's context, if it is still the same object. The table's lock is held
-/// over both, so that `finish`, which comes after the object was taken out of the table, finds all there will be.
+/// Puts an event into the queue of its object's context, if it is still the same object. The
+/// table's lock is held over both, so that `finish`, which comes after the object was taken out of
+/// the table, finds all there will be.
 fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
     let push = |target: Target| {
         if let Some(context) = target.context().map(Arc::clone) {
@@ -186,7 +189,8 @@ unsafe extern "C" fn ibv_get_async_event(
         }
         let element = found.target.element();
         let is_port = matches!(found.target, Target::Port);
-        // SAFETY: writable, by the caller's promise. The type is stored as an integer of the enum's size.
+        // SAFETY: writable, by the caller's promise. The type is stored as an integer of the enum's
+        // size.
         unsafe {
             (&raw mut (*event).element).cast::<*mut c_void>().write(element);
             if is_port {

@@ -51,8 +51,8 @@ masks! {
     DEST_QPN = 1 << 20, "IBV_QP_DEST_QPN";
 }
 
-/// What a transition needs and what it also allows; `None` if there is no such transition. The table of the
-/// InfiniBand specification (11.2.5.2), for RC.
+/// What a transition needs and what it also allows; `None` if there is no such transition. The
+/// table of the InfiniBand specification (11.2.5.2), for RC.
 fn rules(from: u32, to: u32) -> Option<(u32, u32)> {
     let running = CUR_STATE | ACCESS | ALT_PATH | MIGRATION | RNR_TIMER;
     Some(match (from, to) {

@@ -30,7 +30,8 @@ const KNOWN: u32 = (1 << 8) - 1;
 /// `IBV_ACCESS_OPTIONAL_RANGE`: bits that may be ignored, such as relaxed ordering.
 const OPTIONAL: u32 = 0x3ff0_0000;
 
-/// Which keys are free. A key is the index of its entry (upper half) and a number that differs at each use.
+/// Which keys are free. A key is the index of its entry (upper half) and a number that differs at
+/// each use.
 pub(crate) struct Keys(Mutex<Free>);
 
 struct Free {
@@ -111,8 +112,8 @@ impl fmt::Display for Denied {
     }
 }
 
-/// Checks that key `key` of `peer` gives `access` to `len` bytes from `addr`, and gives the address in the
-/// peer's memory.
+/// Checks that key `key` of `peer` gives `access` to `len` bytes from `addr`, and gives the address
+/// in the peer's memory.
 pub(crate) fn check(peer: &Peer, key: u32, pd: u32, addr: u64, len: u64, access: u32) -> Result<u64, Denied> {
     let mr = peer.mr(key >> 16).ok_or(Denied::Key)?;
     if key == 0 || mr.key.load(Acquire) != key {
@@ -284,8 +285,8 @@ fn make(process: &Process, pd: Arc<Pd>, new: New) -> Result<*mut sys::ibv_mr, Er
     Ok(Mr::into_c(Arc::new(Mr { ibv: UnsafeCell::new(ibv), pd, index, _mapping: new.mapping })))
 }
 
-/// Waits until no work request that began before uses the PD's memory: each holds the lock of the QP at which
-/// it arrives, or of the send queue from which it comes.
+/// Waits until no work request that began before uses the PD's memory: each holds the lock of the
+/// QP at which it arrives, or of the send queue from which it comes.
 fn quiesce(process: &Process, pd: &Pd) {
     for qp in process.qps.all() {
         // An SRQ may be in another PD than its QPs.

@@ -77,8 +77,9 @@ fn to_wc(c: &Completion) -> sys::ibv_wc {
     }
 }
 
-/// What is polled for is done by a processor, not by a NIC: a thread that polls in vain leaves it to others now
-/// and then, or two programs that poll on one processor would each wait for the other's time slice to end.
+/// What is polled for is done by a processor, not by a NIC: a thread that polls in vain leaves it
+/// to others now and then, or two programs that poll on one processor would each wait for the
+/// other's time slice to end.
 fn let_others_run(taken: usize) {
     thread_local!(static IDLE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
     const PATIENCE: u32 = 64;

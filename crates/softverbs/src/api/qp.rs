@@ -57,8 +57,8 @@ pub(crate) struct Qp {
     pub(crate) waits: AtomicBool,
     /// When a polling thread may try again, so that polling does not become hammering.
     pub(crate) probe_at: AtomicU64,
-    /// When the next piece of a large work request is to be carried out, `mover::NONE` if there is none. Counted in
-    /// `Process::moving`.
+    /// When the next piece of a large work request is to be carried out, `mover::NONE` if there is
+    /// none. Counted in `Process::moving`.
     pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
     pub(crate) counters: Arc<QpLive>,
@@ -68,7 +68,8 @@ pub(crate) struct Qp {
 unsafe impl Handle for Qp {
     type C = sys::ibv_qp;
 }
-// SAFETY: of the C struct only `state` changes, under the lock of `sq`; the rest is atomics and locks.
+// SAFETY: of the C struct only `state` changes, under the lock of `sq`; the rest is atomics and
+// locks.
 unsafe impl Sync for Qp {}
 // SAFETY: nothing of it is tied to a thread.
 unsafe impl Send for Qp {}
@@ -362,7 +363,8 @@ unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `ibv_destroy_qp(3)`: its completions that were not polled are gone with it; waits until its events are acknowledged.
+/// `ibv_destroy_qp(3)`: its completions that were not polled are gone with it; waits until its
+/// events are acknowledged.
 ///
 /// # Safety
 /// `qp` is alive and not used again.

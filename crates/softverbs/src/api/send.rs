@@ -22,7 +22,8 @@ use crate::wire::exec::{self, Step};
 use crate::wire::respond;
 use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
 
-/// Fence, signaled, solicited, inline. A fence needs nothing here: work requests are executed one by one.
+/// Fence, signaled, solicited, inline. A fence needs nothing here: work requests are executed one
+/// by one.
 const KNOWN_FLAGS: u32 = 0xf;
 /// A peer is asked again no sooner than this by polling threads, in nanoseconds.
 const PROBE: u64 = 100_000;
@@ -137,8 +138,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Executes what can be executed now, but nothing large. `due` says that the time of a blocked head counts as a try
-    /// only if it has come.
+    /// Executes what can be executed now, but nothing large. `due` says that the time of a blocked
+    /// head counts as a try only if it has come.
     pub(crate) fn drain(&self, process: &Process, sq: &mut SendQueue, due: bool) {
         self.work(process, sq, due, 0);
     }
@@ -187,7 +188,8 @@ impl Qp {
                 Step::Failed(status) => self.failed(process, sq, &wqe, status),
             }
         }
-        // In another state the time is no reason to look again, and is over before the state changes.
+        // In another state the time is no reason to look again, and is over before the state
+        // changes.
         let running = shared.state.load(Acquire) == RTS;
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());

@@ -1,4 +1,5 @@
-//! Enumerations in words. The numbers come from C, so they are read as integers: any value may come.
+//! Enumerations in words. The numbers come from C, so they are read as integers: any value may
+//! come.
 
 use core::ffi::{CStr, c_char, c_int};
 

@@ -18,7 +18,8 @@ extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: the text of `dir/file` without its newline; the length, or -1 with errno set.
+/// `ibv_read_sysfs_file`: the text of `dir/file` without its newline; the length, or -1 with errno
+/// set.
 ///
 /// # Safety
 /// `dir` and `file` are C strings, `buf` has room for `size` bytes.
@@ -89,16 +90,16 @@ pub(crate) fn listed() {
     LISTED.store(true, Relaxed);
 }
 
-/// `ibv_fork_init`: nothing to do but count. Registered memory is never shared with a device, so copy-on-write after
-/// `fork` cannot part a process from what it registered.
+/// `ibv_fork_init`: nothing to do but count. Registered memory is never shared with a device, so
+/// copy-on-write after `fork` cannot part a process from what it registered.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     FORK_INIT[usize::from(LISTED.load(Relaxed))].fetch_add(1, Relaxed);
     FORK_INIT_FAILS.load(Relaxed)
 }
 
-/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`, for the reason of [`ibv_fork_init`]; `IBV_FORK_DISABLED` where that was told to
-/// fail.
+/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`, for the reason of [`ibv_fork_init`];
+/// `IBV_FORK_DISABLED` where that was told to fail.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
     if FORK_INIT_FAILS.load(Relaxed) == 0 { 2 } else { 0 }

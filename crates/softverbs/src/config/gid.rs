@@ -1,4 +1,4 @@
-//! The GID table of a port.
+//! Identifiers derived from the description of a device: GUID, LID, GID table.
 
 use std::net::IpAddr;
 
@@ -18,16 +18,16 @@ pub(crate) enum GidKind {
 /// An entry of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gid {
-    /// Big-endian, as on the wire.
+    /// Big-endian, as in packets.
     pub(crate) raw: [u8; 16],
     /// Length of the subnet prefix in bits of `raw`.
     pub(crate) prefix: u8,
-    /// What it is good for.
+    /// Type.
     pub(crate) kind: GidKind,
 }
 
-/// A device's GUID: the same wherever the same name has the same first address or LID on the same wire, since a device is
-/// known by them. Locally administered, so that it meets no maker's.
+/// Returns the GUID of a device. It depends on name, first address, LID and wire, which identify
+/// the device. The GUID is locally administered and cannot collide with those of vendors.
 pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut mix = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -48,7 +48,7 @@ pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
 /// The highest unicast LID.
 pub(crate) const MAX_LID: u16 = 0xBFFF;
 
-/// The port's LID; 0 on Ethernet.
+/// Returns the LID of the port; 0 for Ethernet.
 pub(crate) fn lid(spec: &DeviceSpec) -> u16 {
     match spec.link_layer {
         LinkLayer::Ethernet => 0,
@@ -59,7 +59,7 @@ pub(crate) fn lid(spec: &DeviceSpec) -> u16 {
     }
 }
 
-/// The address as 128 bits: IPv4 mapped into IPv6, as RoCE does.
+/// Returns the address as 128 bits. IPv4 is mapped into IPv6, as RoCE requires.
 pub(crate) fn mapped(addr: IpAddr) -> [u8; 16] {
     match addr {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -67,15 +67,15 @@ pub(crate) fn mapped(addr: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The table in the order in which Linux fills it: the default (link-local) entry first, then the
-/// addresses; on RoCE each as version 1 and version 2.
+/// Returns the GID table in the order in which Linux fills it: the default (link-local) GID first,
+/// then the addresses. A RoCE port has each GID twice, as version 1 and version 2.
 pub(crate) fn table(spec: &DeviceSpec) -> Vec<Gid> {
     let addrs: Vec<_> = spec.addrs.iter().copied().map(Some).collect();
     table_of(spec, &addrs).into_iter().flatten().collect()
 }
 
-/// As [`table`] with these addresses in place of the configured ones; `None` leaves two empty places, as an address
-/// that was taken away does.
+/// Like [`table`], with `addrs` instead of the configured addresses. `None` leaves two entries
+/// empty, as the removal of an address does.
 pub(crate) fn table_of(spec: &DeviceSpec, addrs: &[Option<(IpAddr, u8)>]) -> Vec<Option<Gid>> {
     let mut default = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     default[8..].copy_from_slice(&guid(spec).to_be_bytes());

@@ -1,5 +1,5 @@
-//! The devices of the process: those passed to [`configure`], else those of `SOFTVERBS_DEVICES`, else
-//! two RoCE devices. The choice is made once, at first use.
+//! The devices of the process: those passed to [`configure`], else those of `SOFTVERBS_DEVICES`,
+//! else two RoCE devices. The choice is made once, at first use.
 
 pub(crate) mod check;
 pub(crate) mod gid;
@@ -18,12 +18,12 @@ pub use spec::{Capability, DeviceSpec, LinkLayer};
 
 /// Name of the environment variable that lists the devices.
 pub const DEVICES_VAR: &str = "SOFTVERBS_DEVICES";
-/// Largest number of addresses of a RoCE port. Each address and the link-local one use two entries of
-/// the GID table.
+/// Largest number of addresses of a RoCE port. Each address and the link-local one use two entries
+/// of the GID table.
 pub const MAX_ADDRS: usize = MAX_GIDS / 2 - 1;
 
-/// Returns the devices of a process without configuration: `soft0` with 192.168.200.1/24 and `soft1`
-/// with 192.168.201.1/24.
+/// Returns the devices of a process without configuration: `soft0` with 192.168.200.1/24 and
+/// `soft1` with 192.168.201.1/24.
 pub fn default_devices() -> Vec<DeviceSpec> {
     (0..2)
         .map(|i| DeviceSpec::roce(&format!("soft{i}"), &[(IpAddr::from([192, 168, 200 + i, 1]), 24)]))

@@ -1,4 +1,4 @@
-//! The text form of a list of devices.
+//! The text format of a list of devices.
 
 use std::net::IpAddr;
 
@@ -6,16 +6,16 @@ use super::{Capability, DeviceSpec, LinkLayer, quantity};
 use crate::error::Error;
 use crate::limits::MAX_INLINE;
 
-/// Shown with every error.
+/// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
      rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, without=srq+mtu, inline=0";
 
-/// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
-/// variable that was never set than a wish for no devices.
+/// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
+/// variable of a script.
 pub(super) fn list(text: &str) -> Result<Vec<DeviceSpec>, Error> {
     let parts: Vec<&str> = text.split(';').map(str::trim).collect();
     let parts = match parts.split_last() {
-        Some((&"", rest)) if !rest.is_empty() => rest, // one semicolon at the end is fine
+        Some((&"", rest)) if !rest.is_empty() => rest, // a trailing semicolon is allowed
         _ => &parts,
     };
     parts.iter().enumerate().map(|(i, part)| device(part, i + 1)).collect()

@@ -109,8 +109,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Describes an InfiniBand device with the defaults of [`roce`](Self::roce). Its LID is derived from
-    /// the name.
+    /// Describes an InfiniBand device with the defaults of [`roce`](Self::roce). Its LID is derived
+    /// from the name.
     pub fn infiniband(name: &str) -> Self {
         Self { link_layer: LinkLayer::InfiniBand, ..Self::roce(name, &[]) }
     }

@@ -5,7 +5,7 @@ fn good(text: &str) -> Vec<DeviceSpec> {
     DeviceSpec::parse_list(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// The whole line for a bad value.
+/// Returns the whole line for an invalid value.
 fn line(text: &str) -> String {
     from_text(Some(text)).expect_err(text)
 }
@@ -55,8 +55,8 @@ fn a_device_may_lack_what_others_have() {
     let all = [Capability::IbTransport, Capability::LinkLayer, Capability::Srq, Capability::ActiveMtu];
     assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+mtu")[0].without, all);
     for bad in ["", "rc", "srq+"] {
-        let said = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
-        assert!(said.contains("expected transport, link, srq or mtu"), "{said}");
+        let line = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
+        assert!(line.contains("expected transport, link, srq or mtu"), "{line}");
     }
 }
 
@@ -83,7 +83,7 @@ fn a_bad_value_is_one_line_that_names_variable_text_and_form() {
     assert_eq!(line.lines().count(), 1, "{line}");
 }
 
-/// Text, and words that the line must have.
+/// Texts, and words that the line must contain.
 const REFUSED: &[(&str, &str)] = &[
     ("", "expected a name"),
     (";", "expected a name"),

@@ -18,14 +18,14 @@ use crate::shm::fabric::Place;
 use crate::shm::gids;
 use crate::shm::layout::LinkSlot;
 
-/// Takes the link of device `device` down (`up` = false) or up, for every process of the fabric that has
-/// the device.
+/// Takes the link of device `device` down (`up` = false) or up, for every process of the fabric
+/// that has the device.
 ///
-/// While the link is down, the port state is `IBV_PORT_DOWN` and work requests from and to the port get
-/// no answer. They complete with `IBV_WC_RETRY_EXC_ERR` when timeout and retries of their QP are
-/// exhausted, or normally if the link comes up before. Each context of the device gets
-/// `IBV_EVENT_PORT_ERR` or `IBV_EVENT_PORT_ACTIVE`, in processes that have created a QP. Nothing happens
-/// if the link is already in this state.
+/// While the link is down, the port state is `IBV_PORT_DOWN` and work requests from and to the port
+/// get no answer. They complete with `IBV_WC_RETRY_EXC_ERR` when timeout and retries of their QP
+/// are exhausted, or normally if the link comes up before. Each context of the device gets
+/// `IBV_EVENT_PORT_ERR` or `IBV_EVENT_PORT_ACTIVE`, in processes that have created a QP. Nothing
+/// happens if the link is already in this state.
 ///
 /// ```no_run
 /// softverbs::set_link("soft0", false)?;
@@ -45,18 +45,18 @@ pub fn set_link(device: &str, up: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Replaces the addresses of RoCE device `device`, for every process of the fabric that has the device,
-/// including processes that join later.
+/// Replaces the addresses of RoCE device `device`, for every process of the fabric that has the
+/// device, including processes that join later.
 ///
-/// `addrs` are addresses with prefix lengths, at most [`MAX_ADDRS`]. The GID table then contains the
-/// link-local GID, followed by two entries for each item (RoCE v1, RoCE v2) in this order. `None` leaves
-/// both entries empty, as the removal of an address does. Each context of the device gets
-/// `IBV_EVENT_GID_CHANGE`. The GUID of the device does not change. Connected QPs stay connected, but a
-/// peer whose `sgid_index` now has another GID gets no answer, as with a NIC.
+/// `addrs` are addresses with prefix lengths, at most [`MAX_ADDRS`]. The GID table then contains
+/// the link-local GID, followed by two entries for each item (RoCE v1, RoCE v2) in this order.
+/// `None` leaves both entries empty, as the removal of an address does. Each context of the device
+/// gets `IBV_EVENT_GID_CHANGE`. The GUID of the device does not change. Connected QPs stay
+/// connected, but a peer whose `sgid_index` now has another GID gets no answer, as with a NIC.
 ///
 /// # Errors
-/// There is no such device, it is an InfiniBand device, the addresses are invalid, or the process cannot
-/// join the fabric.
+/// There is no such device, it is an InfiniBand device, the addresses are invalid, or the process
+/// cannot join the fabric.
 pub fn set_addrs(device: &str, addrs: &[Option<(IpAddr, u8)>]) -> Result<(), Error> {
     let (found, link, index) = named(device)?;
     if found.spec.link_layer == LinkLayer::InfiniBand {
@@ -81,33 +81,33 @@ pub fn set_addrs(device: &str, addrs: &[Option<(IpAddr, u8)>]) -> Result<(), Err
     Ok(())
 }
 
-/// Fails the next `times` calls of `ibv_modify_qp` in this process that request `state`
-/// (`enum ibv_qp_state`). They return `errno` and change nothing. `times` = 0 cancels the fault; each call
+/// Fails the next `times` calls of `ibv_modify_qp` in this process that request `state` (`enum
+/// ibv_qp_state`). They return `errno` and change nothing. `times` = 0 cancels the fault; each call
 /// of this function replaces the previous fault.
 ///
-/// For example, RTR with `ETIMEDOUT` is what a kernel returns that cannot resolve the address of the
-/// peer.
+/// For example, RTR with `ETIMEDOUT` is what a kernel returns that cannot resolve the address of
+/// the peer.
 pub fn fail_modify_qp(state: u32, errno: c_int, times: u32) {
     injected::fail_modify_qp(None, state, errno, times, Duration::ZERO);
 }
 
-/// Like [`fail_modify_qp`], for the QPs of device `device` only. Each failing call takes `duration`, as
-/// when the kernel waits for address resolution.
+/// Like [`fail_modify_qp`], for the QPs of device `device` only. Each failing call takes
+/// `duration`, as when the kernel waits for address resolution.
 pub fn fail_modify_qp_of(device: &str, state: u32, errno: c_int, times: u32, duration: Duration) {
     injected::fail_modify_qp(Some(device), state, errno, times, duration);
 }
 
-/// Fails the next `times` memory registrations (`ibv_reg_mr` and its variants) of this process on device
-/// `device` with `errno`. `times` = 0 cancels the fault; each call of this function replaces the previous
-/// fault.
+/// Fails the next `times` memory registrations (`ibv_reg_mr` and its variants) of this process on
+/// device `device` with `errno`. `times` = 0 cancels the fault; each call of this function replaces
+/// the previous fault.
 pub fn fail_registration(device: &str, errno: c_int, times: u32) {
     injected::fail_registration(device, errno, times);
 }
 
 /// Makes `ibv_fork_init` of this process return `errno` from now on; 0 cancels the fault.
 ///
-/// Real causes are a kernel without support (`ENOSYS`) and memory that was registered before the call
-/// (`EINVAL`).
+/// Real causes are a kernel without support (`ENOSYS`) and memory that was registered before the
+/// call (`EINVAL`).
 pub fn fail_fork_init(errno: c_int) {
     sysfs::set_fork_init_error(errno);
 }
@@ -115,16 +115,16 @@ pub fn fail_fork_init(errno: c_int) {
 /// The object of an asynchronous event, for [`raise_event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventTarget<'a> {
-    /// The device with this name or its port, in every process of the fabric that has the device. Events
-    /// 8 to 13, 17 and 18.
+    /// The device with this name or its port, in every process of the fabric that has the device.
+    /// Events 8 to 13, 17 and 18.
     Device(&'a str),
-    /// The QP of this process with this number. Events 1 to 7 and 16 concern the QP itself, event 0 its
-    /// send CQ, events 14 and 15 its SRQ.
+    /// The QP of this process with this number. Events 1 to 7 and 16 concern the QP itself, event 0
+    /// its send CQ, events 14 and 15 its SRQ.
     Qp(u32),
 }
 
-/// Raises the asynchronous event with number `kind` (`enum ibv_event_type`). It has no other effect: the
-/// QP keeps working.
+/// Raises the asynchronous event with number `kind` (`enum ibv_event_type`). It has no other
+/// effect: the QP keeps working.
 ///
 /// # Errors
 /// There is no such device, QP or SRQ, or the event does not apply to `target`.

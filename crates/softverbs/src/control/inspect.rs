@@ -1,4 +1,4 @@
-//! What tests may look at, the modelled times, the objects that exist and how memory is registrations_made, and what they may take away.
+//! Inspection: what the program under test has done to its objects, and when links are busy.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
@@ -14,21 +14,22 @@ use crate::process;
 use crate::shm::cq_ring::Ring;
 use crate::shm::layout::MrShared;
 
-/// The clocks of a device's link, in nanoseconds.
+/// The clocks of a device's link, in nanoseconds. A direction without a rate is never busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LinkTimes {
-    /// For how long the sending direction was busy, in all: bytes divided by rate.
+    /// Total time for which the sending direction was busy: bytes divided by rate.
     pub tx_busy: u64,
-    /// The same for the receiving direction.
+    /// Total time for which the receiving direction was busy.
     pub rx_busy: u64,
-    /// CLOCK_MONOTONIC time at which the sending direction is free.
+    /// CLOCK_MONOTONIC time from which the sending direction is free.
     pub tx_free: u64,
-    /// The same for the receiving direction.
+    /// CLOCK_MONOTONIC time from which the receiving direction is free.
     pub rx_free: u64,
 }
 
-/// The link of the device with this name, over all processes of the fabric; `None` if there is no such device.
-/// A direction without a rate is never busy.
+/// Returns the clocks of the link of device `device`, which all processes of the fabric share.
+/// Returns `None` if there is no such device, or the process cannot join the fabric.
 pub fn link_times(device: &str) -> Option<LinkTimes> {
     let index = device::all().iter().position(|d| d.spec.name == device)?;
     let process = process::get().ok()?;
@@ -41,16 +42,18 @@ pub fn link_times(device: &str) -> Option<LinkTimes> {
     })
 }
 
-/// The access bits (`enum ibv_access_flags`, optional ones included) of each registration of this process that work requests find at
-/// `addr`.
+/// Returns the access flags (`enum ibv_access_flags`, including optional ones) of each memory
+/// region of this process that contains `addr`. `addr` is an address as work requests name it: with
+/// `ibv_reg_mr_iova` and DMA-BUFs it is the IOVA. The list is empty if no region contains it.
 pub fn mr_access_at(addr: usize) -> Vec<u32> {
     let mut found = Vec::new();
     each_at(addr, |mr| found.push(mr.access.load(Relaxed)));
     found
 }
 
-/// Makes the keys of the registrations that work requests find at `addr` good for nothing, as the kernel does when GPU memory is freed
-/// that is still registered. They are to be deregistered as ever.
+/// Invalidates the keys of each memory region of this process that contains `addr` (as for
+/// [`mr_access_at`]). The kernel does the same when GPU memory is freed that is still registered. Work
+/// requests that use the keys then fail; the regions must still be deregistered.
 pub fn revoke_mrs_at(addr: usize) {
     each_at(addr, |mr| mr.key.store(0, Release));
 }
@@ -66,16 +69,18 @@ fn each_at(addr: usize, f: impl FnMut(&MrShared)) {
     alive.filter(has).for_each(f);
 }
 
-/// Registrations that this process has made so far, those that are deregistered included.
+/// Returns the number of memory regions that this process has registered so far, including
+/// deregistered ones.
 pub fn registrations_made() -> u64 {
     process::get().map_or(0, |process| process.keys.made())
 }
 
-/// The times (CLOCK_MONOTONIC nanoseconds; 0 for at once) at which the completions in a CQ become visible, in the
-/// order in which they will be polled.
+/// Returns the times at which the completions in a CQ become visible, in the order in which they
+/// will be polled: CLOCK_MONOTONIC nanoseconds, or 0 for a completion without delay. Returns an
+/// empty list for a null pointer.
 ///
 /// # Safety
-/// `cq` is null or a living CQ of this process.
+/// `cq` is null or a CQ of this process that is not destroyed during the call.
 pub unsafe fn completion_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
     // SAFETY: the caller's promise.
     let cq = unsafe { Cq::from_c(cq.cast()) };
@@ -83,8 +88,9 @@ pub unsafe fn completion_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
     Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.completion_times())
 }
 
-/// Objects that this process has made and not destroyed, over all devices.
+/// Numbers of objects that this process has created and not destroyed, on all devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Objects {
     /// Queue pairs.
     pub qps: usize,
@@ -92,44 +98,45 @@ pub struct Objects {
     pub cqs: usize,
     /// Shared receive queues.
     pub srqs: usize,
-    /// Registrations of memory.
+    /// Memory regions.
     pub mrs: usize,
 }
 
-/// `None` where this process has no place in a fabric.
+/// Counts the objects of this process. Returns `None` if the process cannot join the fabric.
 pub fn objects() -> Option<Objects> {
     let p = process::get().ok()?;
     Some(Objects { qps: p.qps.used(), cqs: p.cqs.used(), srqs: p.srqs.used(), mrs: p.keys.used() })
 }
 
-/// What a program has set of a queue pair with `ibv_modify_qp`.
+/// The attributes of a QP, as set with `ibv_modify_qp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QpAttributes {
-    /// Name of its device.
+    /// Name of the device.
     pub device: &'static str,
-    /// Its number.
+    /// QP number.
     pub qpn: u32,
-    /// `enum ibv_qp_state`
+    /// State (`enum ibv_qp_state`).
     pub state: u32,
-    /// Number of the peer's queue pair.
+    /// QP number of the peer.
     pub dest_qpn: u32,
-    /// Place in the port's P_Key table.
+    /// Index in the P_Key table of the port.
     pub pkey_index: u16,
-    /// `ah_attr.sl`
+    /// Service level (`ah_attr.sl`).
     pub service_level: u8,
-    /// `ah_attr.grh.traffic_class`
+    /// Traffic class (`ah_attr.grh.traffic_class`).
     pub traffic_class: u8,
-    /// Exponent of the acknowledge timeout.
+    /// Exponent of the ACK timeout: 4.096 us * 2^`timeout`; 0 means infinite.
     pub timeout: u8,
-    /// Retries of what is not acknowledged.
+    /// Retries after an ACK timeout.
     pub retry_cnt: u8,
-    /// Retries where the receiver is not ready; 7 is without end.
+    /// Retries after "receiver not ready"; 7 means infinite.
     pub rnr_retry: u8,
-    /// Options of enhanced connection establishment that hold; `None` where none were set.
+    /// ECE options in effect; `None` if the program has set none.
     pub ece: Option<u32>,
 }
 
-/// Of each queue pair that this process has made and not destroyed.
+/// Returns the attributes of each QP that this process has created and not destroyed.
 pub fn qp_attributes() -> Vec<QpAttributes> {
     let Ok(process) = process::get() else { return Vec::new() };
     let one = |qp: Arc<Qp>| {
@@ -151,8 +158,8 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
     process.qps.all().into_iter().map(one).collect()
 }
 
-/// Returns how often this process called `ibv_fork_init`: before its first `ibv_get_device_list`, and
-/// after it.
+/// Returns how often this process called `ibv_fork_init`: before its first `ibv_get_device_list`,
+/// and after it.
 pub fn fork_init_calls() -> (u32, u32) {
     sysfs::fork_init_calls()
 }

@@ -1,4 +1,4 @@
-//! What tests and tools call beside the verbs: faults, observation and counters.
+//! Calls besides the verbs, for tests and tools: faults, inspection, counters, the report at exit.
 
 pub(crate) mod faults;
 pub(crate) mod inspect;

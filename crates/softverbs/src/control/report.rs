@@ -1,4 +1,4 @@
-//! The counters as a table when the process ends, if `SOFTVERBS_REPORT` asks for it.
+//! The report: with `SOFTVERBS_REPORT`, the counters are written as a table when the process exits.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -8,36 +8,35 @@ use std::sync::OnceLock;
 use crate::log::{fault, write_always};
 use crate::process::counters::{Counters, DeviceCounters, counters};
 
-/// The variable that asks for a report.
+/// Names the target of the report.
 const REPORT_VAR: &str = "SOFTVERBS_REPORT";
 
-/// Where the report goes.
+/// Target of the report.
 #[derive(Debug)]
 enum Target {
     Stderr,
     File(File),
 }
 
-/// The process that asked, so that a forked child does not report its parent's work, and where to.
-static ASKED: OnceLock<(u32, Target)> = OnceLock::new();
+/// The process that reports, and the target. A forked child must not report the work of its parent.
+static REQUESTED: OnceLock<(u32, Target)> = OnceLock::new();
 
-/// Reads the variable, once, before anything is counted.
+/// Reads the variable and installs the exit handler. Called once, before anything is counted.
 pub(crate) fn arrange() {
     let Some(value) = std::env::var_os(REPORT_VAR) else { return };
     match target(&value) {
         Ok(target) => {
             // SAFETY: a function that lives as long as the library, which is never unloaded.
-            if ASKED.set((std::process::id(), target)).is_ok() && unsafe { libc::atexit(at_exit) } != 0 {
-                fault!(
-                    "{REPORT_VAR}={value:?}: the C library takes no more exit handlers; there will be no report"
-                );
+            if REQUESTED.set((std::process::id(), target)).is_ok() && unsafe { libc::atexit(at_exit) } != 0 {
+                fault!("{REPORT_VAR}={value:?}: atexit failed; there will be no report");
             }
         }
         Err(line) => write_always(format_args!("{line}")),
     }
 }
 
-/// Opened early: a mistake shall not show after an hour's run. Appended to, so that processes may share a file.
+/// Parses the variable and opens the file. Opening it early reports a wrong path at the start of
+/// the run. The file is appended to, which lets processes share it.
 fn target(value: &OsStr) -> Result<Target, String> {
     if value == "stderr" {
         return Ok(Target::Stderr);
@@ -51,11 +50,11 @@ fn target(value: &OsStr) -> Result<Target, String> {
 }
 
 extern "C" fn at_exit() {
-    let Some((process, target)) = ASKED.get() else { return };
+    let Some((process, target)) = REQUESTED.get() else { return };
     if *process != std::process::id() {
         return;
     }
-    // A panic must not cross into the C library's exit.
+    // A panic must not cross into the C library.
     let text = std::panic::catch_unwind(|| report(&counters())).unwrap_or_default();
     let written = match target {
         Target::Stderr => io::stderr().write_all(text.as_bytes()),
@@ -66,7 +65,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Titles of the columns and what stands in them.
+/// Title and value of a column.
 type Column = (&'static str, fn(&Counters) -> u64);
 const COLUMNS: [Column; 15] = [
     ("write", |c| c.writes),
@@ -86,7 +85,8 @@ const COLUMNS: [Column; 15] = [
     ("errors", |c| c.errors),
 ];
 
-/// A headline, then a table: a row for each device that did something, and one for each of its QPs.
+/// Formats a headline and a table with a row for each active device, followed by a row for each of
+/// its QPs.
 fn report(devices: &[DeviceCounters]) -> String {
     let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let mut text =
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_process_says_so() {
+    fn an_idle_process_reports_nothing() {
         assert!(report(&[]).ends_with("nothing\n"));
     }
 

@@ -1,21 +1,21 @@
-//! What this process did, per device and QP.
+//! Counters of this process, per device and QP.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::api::device;
 
-/// QPs remembered per device, destroyed ones included; older ones are only in the device's sums.
+/// QPs kept per device, including destroyed ones. Older ones remain only in the sums of the device.
 const REMEMBERED: usize = 4096;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident,)*) => {
-        /// Numbers since the process began.
+        /// Event counts since the start of the process.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters { $($(#[doc = $doc])+ pub $field: u64,)* }
 
-        /// The same, being counted.
+        /// The counters while they count.
         #[derive(Debug, Default)]
         pub(crate) struct Live { $(pub(crate) $field: AtomicU64,)* }
 
@@ -26,7 +26,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// What came to these since `before` was read.
+            /// Returns the difference to the earlier reading `before`.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 Self { $($field: self.$field - before.$field,)* }
@@ -41,46 +41,46 @@ macro_rules! counters {
 }
 
 counters! {
-    /// RDMA WRITE work requests begun.
+    /// RDMA WRITE work requests started.
     writes,
-    /// RDMA WRITE WITH IMMEDIATE work requests begun.
+    /// RDMA WRITE WITH IMMEDIATE work requests started.
     writes_with_imm,
-    /// SEND work requests begun.
+    /// SEND work requests started.
     sends,
-    /// SEND WITH IMMEDIATE work requests begun.
+    /// SEND WITH IMMEDIATE work requests started.
     sends_with_imm,
-    /// RDMA READ work requests begun.
+    /// RDMA READ work requests started.
     reads,
-    /// Compare-and-swap work requests begun.
+    /// Compare-and-swap work requests started.
     compare_swaps,
-    /// Fetch-and-add work requests begun.
+    /// Fetch-and-add work requests started.
     fetch_adds,
-    /// Of all these, those that carried their data in themselves (`IBV_SEND_INLINE`).
+    /// Of all these, work requests with inline data (`IBV_SEND_INLINE`).
     inlines,
-    /// Payload bytes of completed work requests of the send queues.
+    /// Payload bytes of completed send-queue work requests.
     bytes,
     /// Calls of `ibv_post_send` that posted at least one work request.
     doorbells,
     /// Receive work requests posted to receive queues and SRQs.
     receives,
-    /// Completions of send queues polled.
+    /// Polled completions of send queues.
     send_cqes,
-    /// Completions of receives polled.
+    /// Polled completions of receives.
     recv_cqes,
-    /// Times a work request found no receive waiting (receiver not ready).
+    /// Attempts of work requests that found no posted receive (receiver not ready).
     rnr,
-    /// Completions with an error that were not mere flushes, polled.
+    /// Polled completions with an error other than a flush.
     errors,
 }
 
 impl Live {
-    /// Adds to one.
+    /// Adds `n` to a counter.
     pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Relaxed);
     }
 }
 
-/// A QP's counters and those of its device.
+/// The counters of a QP while they count.
 #[derive(Debug, Default)]
 pub(crate) struct QpLive {
     pub(crate) qpn: u32,
@@ -95,21 +95,23 @@ struct DeviceLive {
 
 /// Counters of one queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QpCounters {
     /// QP number.
     pub qpn: u32,
-    /// Its numbers.
+    /// The counters.
     pub counters: Counters,
 }
 
 /// Counters of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCounters {
     /// Device name.
     pub name: String,
-    /// All of the device, receives of SRQs included.
+    /// Sums of the device, including receives of SRQs.
     pub total: Counters,
-    /// Its QPs, oldest first, destroyed ones included.
+    /// QPs, oldest first, including destroyed ones (the last 4096).
     pub qps: Vec<QpCounters>,
 }
 
@@ -118,12 +120,12 @@ fn live() -> &'static [DeviceLive] {
     LIVE.get_or_init(|| device::all().iter().map(|_| DeviceLive::default()).collect())
 }
 
-/// The sums of device `index`.
+/// Returns the counters of device `index`.
 pub(crate) fn of_device(index: usize) -> Option<&'static Live> {
     Some(&live().get(index)?.total)
 }
 
-/// Begins counting for a new QP.
+/// Adds counters for a new QP.
 pub(crate) fn new_qp(device: usize, qpn: u32) -> Arc<QpLive> {
     let counters = Arc::new(QpLive { qpn, own: Live::default() });
     if let Some(device) = live().get(device) {
@@ -136,7 +138,14 @@ pub(crate) fn new_qp(device: usize, qpn: u32) -> Arc<QpLive> {
     counters
 }
 
-/// The counters of this process, one entry per device in list order.
+/// Returns the counters of this process, one item per device in the order of the configuration.
+///
+/// ```
+/// let before = softverbs::counters();
+/// // ... the code under test ...
+/// let after = softverbs::counters();
+/// assert_eq!(after[0].total.since(&before[0].total).writes, 0);
+/// ```
 pub fn counters() -> Vec<DeviceCounters> {
     let read = |(device, live): (&device::Device, &DeviceLive)| {
         let qps = live.qps.lock().unwrap_or_else(PoisonError::into_inner);

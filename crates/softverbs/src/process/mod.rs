@@ -1,4 +1,8 @@
-//! What this process is in its fabric: its segment, its objects, the peers it has mapped.
+//! This process as a member of its fabric: its segment, its objects, and the peers it has mapped.
+//!
+//! [`get`] returns the one `Process`. It is global because verbs are process-wide C functions: most
+//! of them receive no handle from which a context could be found, and the service thread has none
+//! at all.
 
 pub(crate) mod counters;
 pub(crate) mod injected;
@@ -38,11 +42,11 @@ pub(crate) struct Process {
     pub(crate) srqs: Table<Srq>,
     pub(crate) keys: Keys,
     pub(crate) service: Service,
-    /// QPs whose head work request waits for something.
+    /// QPs whose first work request waits for a retry, a credit or a fence.
     pub(crate) waiting: AtomicUsize,
-    /// QPs at work on a large work request.
+    /// QPs that are executing a large work request in pieces.
     pub(crate) moving: AtomicUsize,
-    /// Polls while there were such.
+    /// Polls since then, for the service thread to see whether the program polls.
     pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
     heap: Mutex<Heap>,
@@ -52,12 +56,15 @@ pub(crate) struct Process {
 static PROCESS: OnceLock<Result<Process, Errno>> = OnceLock::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Joins the fabric at the first call. EIO in a child forked after that: what it has belongs to its parent.
+/// Returns the process, which joins the fabric at the first call. Returns EIO in a child that was
+/// forked after that: the objects belong to its parent.
 pub(crate) fn get() -> Result<&'static Process, Errno> {
     if FORKED.load(Relaxed) {
-        static TOLD: AtomicBool = AtomicBool::new(false);
-        if !TOLD.swap(true, Relaxed) {
-            fault!("a forked child uses devices that its parent opened; open them after the fork instead");
+        static LOGGED: AtomicBool = AtomicBool::new(false);
+        if !LOGGED.swap(true, Relaxed) {
+            fault!(
+                "a forked child uses devices that its parent opened; open the devices after the fork instead"
+            );
         }
         return Err(Errno(libc::EIO));
     }
@@ -68,8 +75,8 @@ extern "C" fn forked() {
     FORKED.store(true, Relaxed);
 }
 
-extern "C" fn leave() {
-    // A child inherits this handler, and the parent's segment is not the child's to remove.
+extern "C" fn leave_fabric() {
+    // A child inherits this handler, but must not remove the segment of its parent.
     let Some(Ok(process)) = PROCESS.get() else { return };
     if FORKED.load(Relaxed) || process.own.pid.unsigned_abs() != std::process::id() {
         return;
@@ -91,12 +98,12 @@ impl Process {
         let own = Peer::create(&fabric.path, slot, nonce).inspect_err(|_| fabric.remove(slot))?;
         drop(dir);
         publish_devices(&fabric, &own)?;
-        // SAFETY: the handlers are functions without arguments, and touch only statics.
+        // SAFETY: the handlers take no arguments and use only statics.
         unsafe {
             libc::pthread_atfork(None, None, Some(forked));
-            libc::atexit(leave);
+            libc::atexit(leave_fabric);
         }
-        crate::wire::copy::let_peers_in();
+        crate::wire::copy::allow_peers();
         Ok(Self {
             fabric,
             qps: Table::new(MAX_QP),
@@ -114,7 +121,7 @@ impl Process {
         })
     }
 
-    /// The process in which `place` is, mapped; ESRCH if it has ended.
+    /// Returns the mapped process of `place`; ESRCH if it has ended.
     pub(crate) fn peer(&self, place: Place) -> Result<Arc<Peer>, Errno> {
         if (place.process, place.nonce) == (self.own.process, self.own.nonce) {
             return Ok(Arc::clone(&self.own));
@@ -130,24 +137,24 @@ impl Process {
         Ok(peer)
     }
 
-    /// The peers that are mapped now.
+    /// Returns the peers that are currently mapped.
     pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Space in our segment.
+    /// Allocates space in the segment of this process.
     pub(crate) fn alloc(&self, len: usize) -> Result<usize, Errno> {
         let file = self.own.file().ok_or(Errno(libc::EIO))?;
         self.heap.lock().unwrap_or_else(PoisonError::into_inner).alloc(file, len)
     }
 
-    /// Gives back what `alloc` gave.
+    /// Frees space that `alloc` returned.
     pub(crate) fn free(&self, offset: usize, len: usize) {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner).free(offset, len);
     }
 
-    /// Makes sure that entry `index` of the table at `table` has memory.
+    /// Allocates memory for entry `index` of the table at offset `table`.
     pub(crate) fn back(&self, table: usize, index: u32, size: usize) -> Result<(), Errno> {
         let file = self.own.file().ok_or(Errno(libc::EIO))?;
         heap::back(file, table + index as usize * size, size)
@@ -173,7 +180,8 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a device is known by in the fabric: its first GID, which comes from name and first address.
+/// Returns what identifies a device in the fabric: its first GID, derived from name and first
+/// address.
 fn device_key(device: &device::Device) -> [u64; 2] {
     device.gids.first().map_or([0, device.guid], |gid| gids::halves(gid.raw))
 }

@@ -1,4 +1,5 @@
-//! The process's one background thread: it sleeps until a peer wakes it, a time comes, or a peer ends.
+//! The background thread of the process. It sleeps until a peer wakes it, a timer expires, or a
+//! peer ends.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -20,11 +21,11 @@ const PEER: u64 = 2;
 pub(crate) struct Service {
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// The time for which `timer` is set.
+    /// Expiry of `timer`, in CLOCK_MONOTONIC nanoseconds.
     next: Mutex<u64>,
-    /// Whether the thread runs; it may have failed to start.
+    /// Whether the thread runs. Starting it may have failed.
     started: Mutex<bool>,
-    /// `Process::polls` as last seen.
+    /// The last observed value of `Process::polls`.
     polls: AtomicU64,
 }
 
@@ -32,12 +33,12 @@ fn own(fd: i32) -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 impl Service {
-    /// Not yet running, for the process that `process` is.
+    /// Creates the service of process `process`. The thread does not run yet.
     pub(crate) fn new(process: &Peer) -> Result<Self, Errno> {
         // SAFETY: takes flags only.
         let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -66,12 +67,12 @@ impl Service {
         }
     }
 
-    /// Notices when the peer ends.
+    /// Watches for the end of the peer.
     pub(crate) fn watch(&self, peer: &Peer) -> Result<(), Errno> {
         peer.pidfd.as_ref().map_or(Ok(()), |fd| self.add(fd.as_raw_fd(), PEER))
     }
 
-    /// Starts the thread if it does not run.
+    /// Starts the thread unless it runs.
     pub(crate) fn ensure(&self, process: &'static Process) -> Result<(), Errno> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
@@ -81,14 +82,14 @@ impl Service {
         Ok(())
     }
 
-    /// Makes the thread look at everything at this time or before.
+    /// Wakes the thread at this time or earlier.
     pub(crate) fn wake_at(&self, time: u64) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         if time >= *next {
             return;
         }
         *next = time;
-        // Zero would disarm it.
+        // Zero would disarm the timer.
         let time = time.max(1);
         let seconds = libc::time_t::try_from(time / 1_000_000_000).unwrap_or(libc::time_t::MAX);
         let nanos = libc::c_long::try_from(time % 1_000_000_000).unwrap_or(0);
@@ -101,13 +102,13 @@ impl Service {
         unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &raw const spec, std::ptr::null_mut()) };
     }
 
-    /// Whether the number of polls is what it was at the last call.
+    /// Returns whether the number of polls is unchanged since the last call.
     pub(crate) fn nobody_polled(&self, polls: u64) -> bool {
         self.polls.swap(polls, Relaxed) == polls
     }
 
-    /// Makes the thread look after large work requests: at once where the program has not polled since the last of
-    /// them, else after `grace` nanoseconds.
+    /// Schedules the thread for large work requests: immediately if the program has not polled
+    /// since the last one, otherwise after `grace` nanoseconds.
     pub(crate) fn expect_pieces(&self, polls: u64, grace: u64) {
         self.wake_at(clock::now() + if self.polls.load(Relaxed) == polls { 0 } else { grace });
     }
@@ -119,7 +120,7 @@ impl Service {
     }
 }
 
-/// With all signals blocked, so that handlers run on the program's own threads.
+/// Starts the thread with all signals blocked: signal handlers run on threads of the program only.
 fn spawn(process: &'static Process) -> Result<(), Errno> {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -148,12 +149,12 @@ fn run(process: &'static Process) {
         process.service.sleep();
         let pass = std::panic::AssertUnwindSafe(|| round(process));
         if std::panic::catch_unwind(pass).is_err() {
-            fault!("internal error in the service thread (a panic was caught); it goes on");
+            fault!("internal error in the service thread (a panic was caught); the thread continues");
         }
     }
 }
 
-/// Looks at everything once.
+/// Does all pending work once.
 fn round(process: &'static Process) {
     let service = &process.service;
     drain(process.own.wake_fd());
@@ -173,7 +174,8 @@ fn round(process: &'static Process) {
     mover::serve(process);
 }
 
-/// Retries what waits, and goes on with what is large, from a polling thread. Cheap when nothing does.
+/// Lets a polling thread retry waiting work requests and continue large ones. Cheap if there are
+/// none.
 pub(crate) fn help() {
     let Ok(process) = process::get() else { return };
     mover::help(process);

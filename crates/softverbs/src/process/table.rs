@@ -30,13 +30,13 @@ impl<T> Table<T> {
         Self { slots: RwLock::default(), max }
     }
 
-    /// Indices that are not free.
+    /// Counts the indices that are not free.
     pub(crate) fn used(&self) -> usize {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().filter(|slot| !matches!(slot, Slot::Free)).count()
     }
 
-    /// A free index, for an object that is being made.
+    /// Reserves a free index for an object under construction.
     pub(crate) fn reserve(&self) -> Result<u32, Errno> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let index = match slots.iter().position(|slot| matches!(slot, Slot::Free)) {
@@ -58,22 +58,22 @@ impl<T> Table<T> {
         }
     }
 
-    /// The object of a reserved index is made.
+    /// Stores the object of a reserved index.
     pub(crate) fn put(&self, index: u32, object: Arc<T>) {
         self.set(index, Slot::Used(object));
     }
 
-    /// The object goes away: nobody finds it any more, but its index is not yet free.
+    /// Removes the object but keeps its index reserved.
     pub(crate) fn hide(&self, index: u32) {
         self.set(index, Slot::Reserved);
     }
 
-    /// The index is free again.
+    /// Frees the index.
     pub(crate) fn remove(&self, index: u32) {
         self.set(index, Slot::Free);
     }
 
-    /// Runs `f` on an object.
+    /// Calls `f` with the object at `index`, if there is one, while the table is locked.
     pub(crate) fn with<R>(&self, index: u32, f: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         match slots.get(index as usize) {
@@ -82,14 +82,14 @@ impl<T> Table<T> {
         }
     }
 
-    /// The object for which `key` is least.
+    /// Returns the object with the smallest `key`.
     pub(crate) fn least<K: Ord>(&self, key: impl Fn(&T) -> K) -> Option<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let used = slots.iter().filter_map(Slot::object);
         used.min_by_key(|object| key(object)).map(Arc::clone)
     }
 
-    /// All objects.
+    /// Returns all objects.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().filter_map(Slot::object).map(Arc::clone).collect()

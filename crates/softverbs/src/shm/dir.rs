@@ -73,8 +73,8 @@ fn same_file(file: &File, path: &Path) -> bool {
 
 static CHOSEN: OnceLock<String> = OnceLock::new();
 
-/// Chooses the fabric of this process in place of `SOFTVERBS_FABRIC`, for programs that have this crate linked in.
-/// `false` if one was chosen before; no effect once a verbs object was made.
+/// Chooses the fabric of this process in place of `SOFTVERBS_FABRIC`, for programs that have this
+/// crate linked in. `false` if one was chosen before; no effect once a verbs object was made.
 pub fn set_fabric(name: &str) -> bool {
     CHOSEN.set(name.to_owned()).is_ok()
 }
@@ -163,8 +163,8 @@ pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// The living process, other than this, that holds the mark, by the number that it has here: 0 if it has none,
-/// being in a PID namespace that cannot be seen from ours.
+/// The living process, other than this, that holds the mark, by the number that it has here: 0 if
+/// it has none, being in a PID namespace that cannot be seen from ours.
 pub(crate) fn claimant(file: &File) -> Option<libc::pid_t> {
     let mut lock = record(libc::F_WRLCK);
     // SAFETY: an open file and a writable `flock`.

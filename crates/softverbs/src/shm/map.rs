@@ -60,8 +60,8 @@ impl Mapping {
         if end > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: inside the mapping (checked), aligned (the base is a page), and valid for any bits
-        // and for writes by others (`Shared`).
+        // SAFETY: inside the mapping (checked), aligned (the base is a page), and valid for any
+        // bits and for writes by others (`Shared`).
         Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), n) })
     }
 

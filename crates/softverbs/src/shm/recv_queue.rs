@@ -94,7 +94,8 @@ impl<'a> Receives<'a> {
         guard
     }
 
-    /// Gives the receive at `taken_from` to `taker`, if there is one. Each step may have been done before.
+    /// Gives the receive at `taken_from` to `taker`, if there is one. Each step may have been done
+    /// before.
     fn finish_taking(&self) {
         let rq = self.rq;
         let Some(taker) = rq.taker.load(Relaxed).checked_sub(1) else { return };
@@ -142,7 +143,8 @@ impl<'a> Receives<'a> {
         self.rq.tail.load(Acquire).wrapping_sub(self.rq.head.load(Acquire))
     }
 
-    /// Takes the oldest for the QP with this index, which remembers it. The flag says that the armed limit was reached.
+    /// Takes the oldest for the QP with this index, which remembers it. The flag says that the
+    /// armed limit was reached.
     pub(crate) fn take(&self, qp: u32) -> Option<(Taken, bool)> {
         let rq = self.rq;
         let _guard = self.lock();

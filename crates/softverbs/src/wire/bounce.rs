@@ -1,5 +1,5 @@
-//! Copies for which process_vm_writev is refused: through an area of the peer's segment, the other half done by the
-//! peer's service thread.
+//! Copies for which process_vm_writev is refused: through an area of the peer's segment, the other
+//! half done by the peer's service thread.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU32;
@@ -18,7 +18,8 @@ const DONE: u32 = 3;
 /// The peer's memory is not there.
 const FAILED: u32 = 4;
 
-/// How long to sleep before looking whether the peer lives, and whether somebody waits for us in turn.
+/// How long to sleep before looking whether the peer lives, and whether somebody waits for us in
+/// turn.
 static NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 fn area(peer: &Peer) -> Option<*mut u8> {
@@ -59,14 +60,14 @@ fn serve_own() {
     }
 }
 
-/// Waits for a lock that is held over copies. The holder may be waiting for this process to do its half of one,
-/// and the service thread for a lock that this thread holds; so we serve meanwhile.
+/// Waits for a lock that is held over copies. The holder may be waiting for this process to do its
+/// half of one, and the service thread for a lock that this thread holds; so we serve meanwhile.
 pub(crate) fn lock(mutex: &RobustMutex) -> Guard<'_> {
     mutex.lock_and(serve_own)
 }
 
-/// Returns when what a peer asked for before is done. A peer that was killed holds no lock any more, but what it
-/// asked for may still be under way here.
+/// Returns when what a peer asked for before is done. A peer that was killed holds no lock any
+/// more, but what it asked for may still be under way here.
 pub(crate) fn finish(own: &Peer) {
     serve(own);
     let state = &own.header().bounce.state;
@@ -130,8 +131,9 @@ pub(crate) fn serve(own: &Peer) {
         return;
     }
     let len = usize::try_from(bounce.len.load(Relaxed)).unwrap_or(usize::MAX);
-    // The peer checked the range against our registrations, as it does before any copy, and holds the lock of the QP that keeps
-    // them from going away. The program may have unmapped it all the same.
+    // The peer checked the range against our registrations, as it does before any copy, and holds
+    // the lock of the QP that keeps them from going away. The program may have unmapped it all the
+    // same.
     let copied = match area(own).filter(|_| len <= BOUNCE) {
         Some(area) => {
             let ours = Pieces::one(bounce.addr.load(Relaxed), len as u64);

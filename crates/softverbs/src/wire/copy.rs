@@ -125,7 +125,7 @@ pub(crate) fn pointer(addr: u64) -> *mut u8 {
 }
 
 /// Where Yama restricts ptrace, lets other processes of the user copy to and from this one.
-pub(crate) fn let_peers_in() {
+pub(crate) fn allow_peers() {
     // SAFETY: takes integers. EINVAL without Yama, where nothing needs to be done.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
@@ -147,8 +147,8 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
     static REFUSED: AtomicBool = AtomicBool::new(false);
     let (mut local, mut remote) = (*local, *remote);
     if direction == Direction::Write {
-        // The kernel looks up pages for each remote piece but not for each local one. So the cut is cheaper here,
-        // where the processor stores in order.
+        // The kernel looks up pages for each remote piece but not for each local one. So the cut is
+        // cheaper here, where the processor stores in order.
         if peer.own || cfg!(target_arch = "x86_64") {
             local.cut_tail();
         } else {
@@ -174,8 +174,9 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
     bounce::run(peer, direction, &mut local, &mut remote)
 }
 
-/// Inside this process, whose number is `pid`: by the kernel too, since memory that the program has unmapped without
-/// deregistering it is an error of the work request then, and not the end of the process.
+/// Inside this process, whose number is `pid`: by the kernel too, since memory that the program has
+/// unmapped without deregistering it is an error of the work request then, and not the end of the
+/// process.
 fn here(
     pid: libc::pid_t,
     direction: Direction,
@@ -203,8 +204,8 @@ fn across(
     while local.count > 0 && remote.count > 0 {
         let (ours, theirs) = (local.as_slice(), remote.as_slice());
         let (n, m) = (ours.len() as libc::c_ulong, theirs.len() as libc::c_ulong);
-        // SAFETY: our pieces were checked against registrations of this process (or are inline data), which the
-        // program keeps mapped; the kernel checks the peer's.
+        // SAFETY: our pieces were checked against registrations of this process (or are inline
+        // data), which the program keeps mapped; the kernel checks the peer's.
         let done = unsafe {
             match direction {
                 Direction::Write => libc::process_vm_writev(pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0),
@@ -243,7 +244,8 @@ fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
                 (*to.cast::<AtomicU64>()).store(value, SeqCst);
             }
         } else {
-            // SAFETY: registered memory of this process, which the program keeps mapped. The ranges may overlap.
+            // SAFETY: registered memory of this process, which the program keeps mapped. The ranges
+            // may overlap.
             unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), n) };
         }
         local.advance(n);
@@ -251,8 +253,8 @@ fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
     }
 }
 
-/// Changes eight bytes at `addr` (aligned) of the peer with `next`, atomically among all such changes, and puts the
-/// old value into `local`.
+/// Changes eight bytes at `addr` (aligned) of the peer with `next`, atomically among all such
+/// changes, and puts the old value into `local`.
 pub(crate) fn atomic(
     peer: &Peer,
     addr: u64,

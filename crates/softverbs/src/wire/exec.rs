@@ -1,5 +1,6 @@
-//! Execution of one work request, as the two NICs would do it together: everything that either would check, the
-//! copy, and the responder's completion. The requester's completion is the send queue's business.
+//! Execution of one work request, as the two NICs would do it together: everything that either
+//! would check, the copy, and the responder's completion. The requester's completion is the send
+//! queue's business.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,7 +56,8 @@ struct Ends<'a> {
     to: Responder<'a>,
 }
 
-/// Executes the head of the send queue, which is locked: the whole of it, or of a large one the next piece.
+/// Executes the head of the send queue, which is locked: the whole of it, or of a large one the
+/// next piece.
 pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     let (wqe, sges, inline) = sq.first();
     let local = match gather(process, qp, &wqe, sges, inline) {
@@ -145,7 +147,8 @@ impl Ends<'_> {
         Step::Failed(status)
     }
 
-    /// Checks that the peer's QP takes such requests, of whatever length. A refusal puts it into error too.
+    /// Checks that the peer's QP takes such requests, of whatever length. A refusal puts it into
+    /// error too.
     fn allowed(&self, access: u32) -> Result<(), Step> {
         if self.to.qp.access.load(Relaxed) & access == 0 {
             self.to.refuse(crate::api::events::QP_REQ_ERR);
@@ -157,7 +160,8 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Checks that the rkey gives `access` to the remote range. A refusal puts the responder into error too.
+    /// Checks that the rkey gives `access` to the remote range. A refusal puts the responder into
+    /// error too.
     fn remote(&self, len: u64, access: u32) -> Result<u64, Step> {
         let Wqe { rkey, remote_addr, .. } = *self.wqe;
         let pd = self.to.qp.pd.load(Relaxed);
@@ -195,8 +199,8 @@ impl Ends<'_> {
         link::pass(&self.process.fabric, from, to, bytes, since)
     }
 
-    /// Copies to or from `addr` what comes next: the whole of a small message, a piece of a large one. Gives when all is
-    /// through; `None` where more is left.
+    /// Copies to or from `addr` what comes next: the whole of a small message, a piece of a large
+    /// one. Gives when all is through; `None` where more is left.
     fn carry(&self, direction: Direction, addr: u64) -> Result<Option<u64>, Step> {
         let len = self.wqe.len;
         let begun = self.head.partial.get();

@@ -50,8 +50,9 @@ impl Passage {
     }
 }
 
-/// Takes the links for a message of `bytes` that could begin at `since`. The receiving link begins when the sending one
-/// does, if it is free (cut-through). `since` may be past: the NIC worked while nobody looked.
+/// Takes the links for a message of `bytes` that could begin at `since`. The receiving link begins
+/// when the sending one does, if it is free (cut-through). `since` may be past: the NIC worked
+/// while nobody looked.
 pub(crate) fn pass(
     fabric: &Fabric,
     from: &DeviceShared,

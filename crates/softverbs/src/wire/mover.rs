@@ -1,6 +1,6 @@
-//! Large work requests, which go on after they were posted: in pieces, each when the link could have sent it. A NIC does
-//! that by itself; here the threads that poll do it, as they have nothing better to do, and where they do not keep up the
-//! service thread.
+//! Large work requests, which go on after they were posted: in pieces, each when the link could
+//! have sent it. A NIC does that by itself; here the threads that poll do it, as they have nothing
+//! better to do, and where they do not keep up the service thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -30,7 +30,8 @@ impl Qp {
         }
     }
 
-    /// Ends what was begun, as far as nothing keeps it from that. The send queue is locked, the QP is not.
+    /// Ends what was begun, as far as nothing keeps it from that. The send queue is locked, the QP
+    /// is not.
     pub(crate) fn finish_begun(&self, process: &Process, sq: &mut SendQueue) {
         while sq.partial.is_some() && sq.next_piece().is_some() {
             self.work(process, sq, true, 1);
@@ -48,7 +49,8 @@ fn first(process: &Process) -> Option<(Arc<Qp>, u64)> {
     (due != NONE).then_some((qp, due))
 }
 
-/// Carries out the piece that has waited longest, if there is one whose time has come and nobody else is at it.
+/// Carries out the piece that has waited longest, if there is one whose time has come and nobody
+/// else is at it.
 fn step(process: &Process, now: u64) -> bool {
     let Some((qp, _)) = first(process).filter(|(_, due)| *due <= now) else { return false };
     let Ok(mut sq) = qp.sq.try_lock() else { return false };

@@ -1,4 +1,5 @@
-//! Which QP of which process a connection leads to, and whether its device can be reached from ours.
+//! Which QP of which process a connection leads to, and whether its device can be reached from
+//! ours.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,8 +61,8 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
     Ok(Reached { peer, index: place.index, generation })
 }
 
-/// Whether a connection between the processes' devices exists: those on one wire and of one subnet, or of InfiniBand. Subnets are one where
-/// each end finds the other's address in its own.
+/// Whether a connection between the processes' devices exists: those on one wire and of one subnet,
+/// or of InfiniBand. Subnets are one where each end finds the other's address in its own.
 fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     let gids = |d: &DeviceShared| -> Vec<_> {
         let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);

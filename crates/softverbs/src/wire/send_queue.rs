@@ -1,4 +1,5 @@
-//! The send queue of a QP: slots made once, and what is known of the peer. Knows nothing of execution.
+//! The send queue of a QP: slots made once, and what is known of the peer. Knows nothing of
+//! execution.
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
@@ -32,7 +33,8 @@ pub(crate) struct Wqe {
 }
 
 impl Wqe {
-    /// Whether it is carried out in pieces. A SEND is not: its receive would have to be held over all of them.
+    /// Whether it is carried out in pieces. A SEND is not: its receive would have to be held over
+    /// all of them.
     pub(crate) fn is_large(&self) -> bool {
         let by_address = matches!(
             self.opcode,
@@ -151,7 +153,8 @@ impl SendQueue {
         (wqe, sges, &self.inline[slot * self.max_inline..][..self.max_inline])
     }
 
-    /// When the next piece of a large head is to be carried out; `None` where something else has to be done first.
+    /// When the next piece of a large head is to be carried out; `None` where something else has to
+    /// be done first.
     pub(crate) fn next_piece(&self) -> Option<u64> {
         if self.head == self.tail || self.block.is_some() {
             return None;
@@ -201,7 +204,8 @@ impl SendQueue {
             if inline {
                 let len = sge.length as usize;
                 let from: *const u8 = std::ptr::with_exposed_provenance(sge.addr as usize);
-                // SAFETY: readable by the caller's promise; the sum of lengths was checked against the room.
+                // SAFETY: readable by the caller's promise; the sum of lengths was checked against
+                // the room.
                 unsafe { std::ptr::copy_nonoverlapping(from, self.inline[at..at + len].as_mut_ptr(), len) };
                 at += len;
             } else {
@@ -219,7 +223,8 @@ impl SendQueue {
             posted_at,
             ..Wqe::default()
         };
-        // SAFETY: both fields of the union hold integers only, and every bit pattern of them is valid.
+        // SAFETY: both fields of the union hold integers only, and every bit pattern of them is
+        // valid.
         unsafe {
             if is_atomic(wr.opcode) {
                 let atomic = wr.wr.atomic;

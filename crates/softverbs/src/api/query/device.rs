@@ -17,7 +17,8 @@ pub(crate) const VENDOR_ID: u32 = 0xFF_FFFF;
 const VENDOR_PART_ID: u32 = 0x5356;
 /// Any page size from 4 KiB.
 const PAGE_SIZES: u64 = 0xFFFF_F000;
-/// `IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN`: what is really done.
+/// `IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN`: what is
+/// really done.
 const CAPS: u32 = 1 << 10 | 1 << 11 | 1 << 12;
 /// Exponent of `local_ca_ack_delay`, 4.096 us times 2 to this power: about 134 ms.
 const ACK_DELAY: u8 = 15;
@@ -86,8 +87,8 @@ unsafe extern "C" fn ibv_query_device(
     })
 }
 
-/// `ibv_query_device_ex(3)`. The caller's struct may be shorter or longer than ours: what it has of ours is filled,
-/// the rest is zero.
+/// `ibv_query_device_ex(3)`. The caller's struct may be shorter or longer than ours: what it has of
+/// ours is filled, the rest is zero.
 ///
 /// # Safety
 /// `context` is open, `attr` writable for `size` bytes, `input` null or readable.

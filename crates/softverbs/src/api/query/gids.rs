@@ -96,8 +96,9 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `ibv_query_gid_table(3)`: how many entries were written, or a negative errno; `-EINVAL` where there is too
-/// little room for all, or more than the kernel's interface can tell, which has its bytes in 16 bits.
+/// `ibv_query_gid_table(3)`: how many entries were written, or a negative errno; `-EINVAL` where
+/// there is too little room for all, or more than the kernel's interface can tell, which has its
+/// bytes in 16 bits.
 ///
 /// # Safety
 /// `context` is open, `to` writable for `max` entries of `size` bytes.

@@ -34,8 +34,8 @@ fn check_port(port: u32) -> Result<(), Errno> {
     if port == 1 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
 }
 
-/// Copies as much of `value` as has room and clears what is left: how a struct that grew over the years meets
-/// programs of every age.
+/// Copies as much of `value` as has room and clears what is left: how a struct that grew over the
+/// years meets programs of every age.
 ///
 /// # Safety
 /// `to` is writable for `size` bytes; `T` is plain data.
@@ -88,7 +88,8 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8
     if rc == 0 { found } else { rc }
 }
 
-/// `ibv_query_qp_data_in_order(3)`: 0, no promise. A copy by the CPU fills memory in no stated order.
+/// `ibv_query_qp_data_in_order(3)`: 0, no promise. A copy by the CPU fills memory in no stated
+/// order.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_qp: *mut sys::ibv_qp, _op: c_int, _flags: u32) -> c_int {
     0

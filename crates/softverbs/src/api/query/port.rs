@@ -52,8 +52,8 @@ const WIDTHS: [(u8, u64); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
 /// Shown by a port without a limit: 4 lanes of 25 Gb/s, about what memory gives.
 const UNLIMITED: (u32, u8) = (32, 2);
 
-/// The speed and width that come nearest to a rate of so many bytes per second from below; the slowest pair
-/// there is, where even that is above it.
+/// The speed and width that come nearest to a rate of so many bytes per second from below; the
+/// slowest pair there is, where even that is above it.
 fn speed_and_width(rate: Option<u64>) -> (u32, u8) {
     let Some(rate) = rate else { return UNLIMITED };
     let mbps = rate / 125_000;

@@ -1,8 +1,8 @@
 //! A completion queue in shared memory: any process pushes, the owner polls.
 //!
-//! Entries are a list in order of the time at which they become visible, entries of equal time in order
-//! of arrival. An entry becomes part of the list, or leaves it, by one store; the rest (`last`, `count`,
-//! the free list) can be worked out again if a process dies inside.
+//! Entries are a list in order of the time at which they become visible, entries of equal time in
+//! order of arrival. An entry becomes part of the list, or leaves it, by one store; the rest
+//! (`last`, `count`, the free list) can be worked out again if a process dies inside.
 
 mod entry;
 
@@ -147,7 +147,8 @@ impl<'a> Ring<'a> {
         fill(entry, c, ready_at);
         cq.ending_with.store(link, Release);
         cq.ending.store(c.ends, Release);
-        // Before the entry is in: a poller who sees the number takes the lock, and learns if we have died.
+        // Before the entry is in: a poller who sees the number takes the lock, and learns if we
+        // have died.
         cq.count.store(get(&cq.count) + 1, Release);
         self.insert(link, entry, ready_at);
         self.finish_ending();
@@ -161,8 +162,8 @@ impl<'a> Ring<'a> {
         if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(ready_at) }
     }
 
-    /// When it becomes visible: completions of one QP stay in order, though a READ takes the other direction than a
-    /// WRITE after it, and a flush none at all.
+    /// When it becomes visible: completions of one QP stay in order, though a READ takes the other
+    /// direction than a WRITE after it, and a flush none at all.
     fn not_before_its_elders(&self, c: &Completion) -> u64 {
         let mut ready_at = c.ready_at;
         if self.entry(get(&self.cq.last)).is_none_or(|last| last.ready_at.load(Relaxed) <= ready_at) {
@@ -263,7 +264,8 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Considers entries whose time has come for an event. Gives whether one is due, and when to look again.
+    /// Considers entries whose time has come for an event. Gives whether one is due, and when to
+    /// look again.
     pub(crate) fn announce(&self, now: u64) -> (bool, Option<u64>) {
         if get(&self.cq.unannounced) == 0 {
             return (false, None);

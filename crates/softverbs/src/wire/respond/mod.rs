@@ -1,5 +1,5 @@
-//! The responder's half: receives, completions, errors. Runs in whichever process executes the work request,
-//! on the responder's segment.
+//! The responder's half: receives, completions, errors. Runs in whichever process executes the work
+//! request, on the responder's segment.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -189,7 +189,8 @@ impl<'a> Responder<'a> {
         to_error(self.process, self.peer, self.index, self.qp, Some(event));
     }
 
-    /// Has both queues' locks once: what a peer was doing that died with one of them is done or undone, and `taken` is right.
+    /// Has both queues' locks once: what a peer was doing that died with one of them is done or
+    /// undone, and `taken` is right.
     fn settle(&self) {
         if let Some(ring) = Ring::new(self.peer, self.qp.recv_cq.load(Relaxed)) {
             drop(ring.lock());
@@ -213,8 +214,8 @@ impl<'a> Responder<'a> {
     }
 }
 
-/// Puts a QP into ERR: ends its receives with a flush error (those of an SRQ stay there) and tells its owner, who
-/// flushes the send queue. The QP's lock is held.
+/// Puts a QP into ERR: ends its receives with a flush error (those of an SRQ stay there) and tells
+/// its owner, who flushes the send queue. The QP's lock is held.
 pub(crate) fn to_error(process: &Process, peer: &Peer, index: u32, qp: &QpShared, event: Option<u32>) {
     let before = qp.state.swap(ERR, Release);
     if let Some(responder) = Responder::new(process, peer, index) {
@@ -248,7 +249,8 @@ pub(crate) fn flush_receives(process: &Process, peer: &Peer, index: u32, qp: &Qp
     }
 }
 
-/// A receive that a dead peer had taken from an SRQ and the QP will not complete any more: its place is free.
+/// A receive that a dead peer had taken from an SRQ and the QP will not complete any more: its
+/// place is free.
 pub(crate) fn give_back_taken(process: &Process, index: u32, qp: &QpShared) {
     if let Some(responder) = Responder::new(process, &process.own, index) {
         responder.settle();

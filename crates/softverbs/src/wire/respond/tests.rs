@@ -1,4 +1,5 @@
-//! A requester that is killed while it takes a receive or completes one, after each of its stores in turn.
+//! A requester that is killed while it takes a receive or completes one, after each of its stores
+//! in turn.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -112,7 +113,8 @@ impl Scene {
     /// Everything that others see of the queues.
     fn bytes(&self) -> Vec<u8> {
         fn of<T>(entry: &T) -> &[u8] {
-            // SAFETY: shared memory of that size, of integers only. Only the stopped child writes it.
+            // SAFETY: shared memory of that size, of integers only. Only the stopped child writes
+            // it.
             unsafe { std::slice::from_raw_parts(std::ptr::from_ref(entry).cast(), size_of::<T>()) }
         }
         let own = &self.process.own;
@@ -140,10 +142,12 @@ impl Drop for Scene {
     }
 }
 
-/// Has a forked child do `message` and kills it after its `n`-th change of shared memory; `false` if it made fewer.
+/// Has a forked child do `message` and kills it after its `n`-th change of shared memory; `false`
+/// if it made fewer.
 fn killed_after(scene: &Scene, n: usize) -> bool {
     let mut status = 0;
-    // SAFETY: the child touches shared memory only, and ends; all else is plain use of fork, ptrace and waitpid.
+    // SAFETY: the child touches shared memory only, and ends; all else is plain use of fork, ptrace
+    // and waitpid.
     unsafe {
         let child = libc::fork();
         if child == 0 {
