@@ -31,7 +31,7 @@ unsafe impl Handle for Channel {
 }
 // SAFETY: the C struct is written before it is shared and only read after.
 unsafe impl Sync for Channel {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Channel {}
 
 impl Channel {
@@ -53,7 +53,7 @@ impl Channel {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut sys::ibv_context) -> *mut sys::ibv_comp_channel {
     border::pointer("ibv_create_comp_channel", || {
-        // SAFETY: open, by the caller's promise.
+        // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let process = process::get()?;
         process.service.ensure(process)?;
@@ -72,7 +72,7 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut sys::ibv_context) -> 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut sys::ibv_comp_channel) -> c_int {
     border::code("ibv_destroy_comp_channel", || {
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Channel::from_c(channel) }?;
         let cqs = this.cqs.load(Ordering::Acquire);
         if cqs > 0 {
@@ -97,12 +97,12 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     border::minus_one("ibv_get_cq_event", || {
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Channel::arc_from_c(channel) }?;
         process::get()?;
         let found = this.queue.pop()?;
         found.acks.delivered();
-        // SAFETY: both are writable, by the caller's promise.
+        // SAFETY: both are writable, as the caller guarantees.
         unsafe {
             cq.write(found.as_c().cast());
             cq_context.write(found.cq_context());
@@ -117,7 +117,7 @@ unsafe extern "C" fn ibv_get_cq_event(
 /// `cq` is alive.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut sys::ibv_cq, events: std::ffi::c_uint) {
-    // SAFETY: alive, by the caller's promise.
+    // SAFETY: alive, as the caller guarantees.
     if let Ok(cq) = unsafe { Cq::from_c(cq.cast()) } {
         cq.acks.acked(events);
     }

@@ -45,7 +45,7 @@ unsafe impl Handle for Cq {
 }
 // SAFETY: the C struct is written before it is shared; the rest is atomics and locks.
 unsafe impl Sync for Cq {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Cq {}
 
 impl Cq {
@@ -237,11 +237,11 @@ unsafe extern "C" fn ibv_create_cq(
     comp_vector: c_int,
 ) -> *mut sys::ibv_cq {
     border::pointer("ibv_create_cq", || {
-        // SAFETY: open, by the caller's promise.
+        // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let channel = match channel.is_null() {
             true => None,
-            // SAFETY: alive, by the caller's promise.
+            // SAFETY: alive, as the caller guarantees.
             false => Some(unsafe { Channel::arc_from_c(channel) }?),
         };
         Cq::create(context, cqe, cq_context, channel, comp_vector).map(|cq| Cq::into_c(cq).cast())
@@ -256,7 +256,7 @@ unsafe extern "C" fn ibv_create_cq(
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
     border::code("ibv_destroy_cq", || {
         let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         unsafe { Cq::from_c(cq.cast()) }?.destroy(process)?;
         // SAFETY: the caller gives up its pointer.
         unsafe { Cq::release(cq.cast()) };

@@ -51,7 +51,7 @@ pub(crate) struct Context {
 // SAFETY: the C struct is written before it is shared; what C may change of it (its mutex) we never
 // touch.
 unsafe impl Sync for Context {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Context {}
 
 static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
@@ -213,7 +213,7 @@ unsafe extern "C" fn ibv_get_device_list(num: *mut std::ffi::c_int) -> *mut *mut
 /// `list` is null or came from `ibv_get_device_list` and was not freed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut sys::ibv_device) {
-    // SAFETY: from calloc, by the caller's promise; free ignores null.
+    // SAFETY: from calloc, as the caller guarantees; free ignores null.
     unsafe { libc::free(list.cast()) };
 }
 
@@ -249,7 +249,7 @@ extern "C" fn ibv_open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_con
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut sys::ibv_context) -> std::ffi::c_int {
     border::code("ibv_close_device", || {
-        // SAFETY: open, by the caller's promise.
+        // SAFETY: open, as the caller guarantees.
         let this = unsafe { Context::from_ptr(context) }?;
         let children = this.children.load(Ordering::Acquire);
         if children > 0 {

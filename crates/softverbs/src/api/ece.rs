@@ -67,7 +67,7 @@ impl Qp {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_ece(qp: *mut sys::ibv_qp, ece: *mut Ece) -> c_int {
     border::code("ibv_query_ece", || {
-        // SAFETY: alive and writable, by the caller's promise.
+        // SAFETY: alive and writable, as the caller guarantees.
         let (this, ece) = unsafe { (Qp::from_c(qp)?, ece.as_mut().ok_or(Errno(libc::EINVAL))?) };
         let all = this.device_options()?;
         *ece = Ece { vendor_id: VENDOR, options: this.agreed_ece().unwrap_or(all), comp_mask: 0 };
@@ -82,7 +82,7 @@ unsafe extern "C" fn ibv_query_ece(qp: *mut sys::ibv_qp, ece: *mut Ece) -> c_int
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_set_ece(qp: *mut sys::ibv_qp, ece: *mut Ece) -> c_int {
     border::code("ibv_set_ece", || {
-        // SAFETY: alive and readable, by the caller's promise.
+        // SAFETY: alive and readable, as the caller guarantees.
         let (this, ece) = unsafe { (Qp::from_c(qp)?, ece.as_ref().ok_or(Errno(libc::EINVAL))?) };
         this.set_ece(ece)
     })

@@ -181,7 +181,7 @@ unsafe extern "C" fn ibv_get_async_event(
 ) -> c_int {
     border::minus_one("ibv_get_async_event", || {
         // Counted, since a thread may still wait here when the device is closed.
-        // SAFETY: open, by the caller's promise.
+        // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let found = context.events.pop()?;
         if let Some(acks) = found.target.acks() {
@@ -189,8 +189,8 @@ unsafe extern "C" fn ibv_get_async_event(
         }
         let element = found.target.element();
         let is_port = matches!(found.target, Target::Port);
-        // SAFETY: writable, by the caller's promise. The type is stored as an integer of the enum's
-        // size.
+        // SAFETY: writable, as the caller guarantees. The type is stored as an integer of the
+        // enum's size.
         unsafe {
             (&raw mut (*event).element).cast::<*mut c_void>().write(element);
             if is_port {
@@ -208,14 +208,14 @@ unsafe extern "C" fn ibv_get_async_event(
 /// `event` came from [`ibv_get_async_event`] and its object is alive.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
-    // SAFETY: readable, by the caller's promise; the type is read as an integer.
+    // SAFETY: readable, as the caller guarantees; the type is read as an integer.
     let (kind, element) = unsafe {
         (
             (&raw const (*event).event_type).cast::<u32>().read(),
             (&raw const (*event).element).cast::<*mut c_void>().read(),
         )
     };
-    // SAFETY: the event says what its element is, and the object is alive by the caller's promise.
+    // SAFETY: the event says what its element is, and the object is alive as the caller guarantees.
     let acks: Result<&Acks, Errno> = unsafe {
         match kind {
             _ if of_the_port(kind) => return,

@@ -260,7 +260,7 @@ impl Qp {
 unsafe extern "C" fn ibv_modify_qp(qp: *mut sys::ibv_qp, attr: *mut sys::ibv_qp_attr, mask: c_int) -> c_int {
     border::code("ibv_modify_qp", || {
         let process = process::get()?;
-        // SAFETY: alive and readable, by the caller's promise.
+        // SAFETY: alive and readable, as the caller guarantees.
         let (this, attr) = unsafe { (Qp::from_c(qp)?, attr.as_ref().ok_or(Errno(libc::EINVAL))?) };
         this.modify(process, attr, mask.cast_unsigned())
     })

@@ -150,7 +150,7 @@ unsafe impl Handle for Mr {
 }
 // SAFETY: the C struct is written before it is shared and only read after.
 unsafe impl Sync for Mr {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Mr {}
 
 /// The kernel's rules for access flags.
@@ -206,7 +206,7 @@ unsafe fn register(
     access: u32,
 ) -> Result<*mut sys::ibv_mr, Errno> {
     let process = process::get()?;
-    // SAFETY: alive, by the caller's promise.
+    // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
     injected::registration(&pd.context.device.spec.name)?;
     check_access("ibv_reg_mr", access)?;
@@ -228,7 +228,7 @@ unsafe fn register_dmabuf(
 ) -> Result<*mut sys::ibv_mr, Errno> {
     const CALL: &str = "ibv_reg_dmabuf_mr";
     let process = process::get()?;
-    // SAFETY: alive, by the caller's promise.
+    // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
     // Both without a word, since programs ask so what a device can do.
     if !pd.context.device.spec.dmabuf {
@@ -308,7 +308,7 @@ unsafe extern "C" fn ibv_reg_mr(
     len: usize,
     access: c_int,
 ) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees what the callee requires.
     border::pointer("ibv_reg_mr", || unsafe {
         register(pd, addr, len, addr.addr() as u64, access.cast_unsigned())
     })
@@ -326,7 +326,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees what the callee requires.
     border::pointer("ibv_reg_mr_iova", || unsafe { register(pd, addr, len, iova, access.cast_unsigned()) })
 }
 
@@ -342,7 +342,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees what the callee requires.
     border::pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, len, iova, access) })
 }
 
@@ -359,7 +359,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees what the callee requires.
     border::pointer("ibv_reg_dmabuf_mr", || unsafe {
         register_dmabuf(pd, offset, len, iova, fd, access.cast_unsigned())
     })
@@ -373,7 +373,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     border::code("ibv_dereg_mr", || {
         let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Mr::from_c(mr) }?;
         if let Some(shared) = process.own.mr(this.index) {
             shared.key.store(0, Release);

@@ -32,7 +32,7 @@ unsafe impl Handle for Pd {
 }
 // SAFETY: the C struct is written before it is shared and only read after.
 unsafe impl Sync for Pd {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Pd {}
 
 /// `ibv_alloc_pd(3)`
@@ -42,7 +42,7 @@ unsafe impl Send for Pd {}
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut sys::ibv_context) -> *mut sys::ibv_pd {
     border::pointer("ibv_alloc_pd", || {
-        // SAFETY: open, by the caller's promise.
+        // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let process = process::get()?;
         let id = u32::try_from(process.pds.fetch_add(1, AcqRel)).map_err(|_| Errno(libc::ENOMEM))?;
@@ -63,7 +63,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut sys::ibv_context) -> *mut sys::i
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
     border::code("ibv_dealloc_pd", || {
         process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Pd::from_c(pd) }?;
         let users = this.users.load(Acquire);
         if users > 0 {

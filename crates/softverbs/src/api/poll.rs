@@ -103,7 +103,7 @@ unsafe fn poll(
 ) -> Result<usize, Errno> {
     let process = process::get()?;
     service::help();
-    // SAFETY: alive, by the caller's promise.
+    // SAFETY: alive, as the caller guarantees.
     let this = unsafe { Cq::from_c(cq.cast()) }?;
     let mut done = 0;
     let (taken, event) = this.ring(process)?.poll(n, |completion| {
@@ -127,7 +127,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, n: c_int, wc: *mut
     let mut taken = 0;
     let rc = border::code("ibv_poll_cq", || {
         let n = usize::try_from(n).map_err(|_| Errno(libc::EINVAL))?;
-        // SAFETY: alive, by the caller's promise; `i` is below `n`, and `wc` has room for `n`.
+        // SAFETY: alive, as the caller guarantees; `i` is below `n`, and `wc` has room for `n`.
         taken = unsafe { poll(cq, n, |i, completion| wc.add(i).write(to_wc(completion))) }?;
         Ok(())
     });
@@ -141,7 +141,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, n: c_int, wc: *mut
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut sys::ibv_cq, solicited_only: c_int) -> c_int {
     border::code("ibv_req_notify_cq", || {
         let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Cq::from_c(cq.cast()) }?;
         let what = if solicited_only != 0 { SOLICITED } else { ANY };
         if let Some(later) = this.ring(process)?.arm(what, clock::now) {

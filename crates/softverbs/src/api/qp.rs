@@ -71,7 +71,7 @@ unsafe impl Handle for Qp {
 // SAFETY: of the C struct only `state` changes, under the lock of `sq`; the rest is atomics and
 // locks.
 unsafe impl Sync for Qp {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Qp {}
 
 /// What `ibv_create_qp` was asked for, as counted references.
@@ -320,9 +320,9 @@ unsafe extern "C" fn ibv_create_qp(
     init: *mut sys::ibv_qp_init_attr,
 ) -> *mut sys::ibv_qp {
     border::pointer("ibv_create_qp", || {
-        // SAFETY: null or writable, by the caller's promise.
+        // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
         // SAFETY: as above.
         let send_cq = unsafe { Cq::arc_from_c(init.send_cq.cast()) }?;
@@ -355,7 +355,7 @@ unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     border::code("ibv_query_qp", || {
         let process = process::get()?;
-        // SAFETY: alive and writable, by the caller's promise.
+        // SAFETY: alive and writable, as the caller guarantees.
         let (this, attr, init) = unsafe { (Qp::from_c(qp)?, attr.as_mut(), init.as_mut()) };
         this.query(process, attr.ok_or(Errno(libc::EINVAL))?)?;
         this.describe(init.ok_or(Errno(libc::EINVAL))?);
@@ -372,7 +372,7 @@ unsafe extern "C" fn ibv_query_qp(
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     border::code("ibv_destroy_qp", || {
         let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         unsafe { Qp::from_c(qp) }?.destroy(process)?;
         // SAFETY: the caller gives up its pointer.
         unsafe { Qp::release(qp) };

@@ -26,9 +26,9 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
     border::code("ibv_post_recv", || {
-        // SAFETY: writable, by the caller's promise.
+        // SAFETY: writable, as the caller guarantees.
         let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Qp::from_c(qp) }?;
         let shared = this.shared(process)?;
         let refused = if this.srq.is_some() {
@@ -41,12 +41,12 @@ pub(crate) unsafe extern "C" fn post_recv(
         let queue = Receives::new(&process.own, &shared.rq);
         let (None, Some(queue)) = (refused, queue) else {
             fault!("ibv_post_recv: QP {:#x}: {}", this.qpn, refused.unwrap_or("max_recv_wr is 0"));
-            // SAFETY: writable, by the caller's promise.
+            // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
             return Err(Errno(libc::EINVAL));
         };
         let (depth, max_sge) = (this.cap.max_recv_wr, this.cap.max_recv_sge);
-        // SAFETY: a list of work requests and a writable pointer, by the caller's promise.
+        // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
         let (n, result) = unsafe { srq::post_list(&queue, wr, bad, "ibv_post_recv", depth, max_sge) };
         Live::add(&this.counters.own.receives, n);
         if let Some(device) = counters::of_device(this.context.device.index) {

@@ -57,7 +57,7 @@ unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, St
     if wr.send_flags & !KNOWN_FLAGS != 0 {
         return invalid(format!("unknown send flags {:#x}", wr.send_flags & !KNOWN_FLAGS));
     }
-    // SAFETY: below `num_sge`, by the caller's promise.
+    // SAFETY: below `num_sge`, as the caller guarantees.
     let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
     if len > crate::limits::MAX_MSG {
         return invalid(format!("{len} bytes, expected at most {}", crate::limits::MAX_MSG));
@@ -113,7 +113,7 @@ impl Qp {
         wr: &sys::ibv_send_wr,
         now: u64,
     ) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (pieces, len) = match unsafe { check(self, wr) } {
             Ok(checked) => checked,
             Err((errno, why)) => {
@@ -132,7 +132,7 @@ impl Qp {
             );
             return Err(Errno(libc::ENOMEM));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { sq.push(wr, pieces, len, now) };
         count_posted(self, wr.opcode, wr.send_flags);
         Ok(())
@@ -346,9 +346,9 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut sys::ibv_send_wr,
 ) -> c_int {
     border::code("ibv_post_send", || {
-        // SAFETY: writable, by the caller's promise.
+        // SAFETY: writable, as the caller guarantees.
         let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Qp::from_c(qp) }?;
         let mut sq = this.lock_sq();
         let state = this.shared(process)?.state.load(Acquire);
@@ -359,7 +359,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         let now = clock::now();
         let mut posted = false;
-        // SAFETY: null or a work request, by the caller's promise.
+        // SAFETY: null or a work request, as the caller guarantees.
         while let (Ok(()), Some(request)) = (result, unsafe { wr.as_ref() }) {
             // SAFETY: as above, with its pieces.
             result = unsafe { this.post(process, &mut sq, request, now) };
@@ -373,7 +373,7 @@ pub(crate) unsafe extern "C" fn post_send(
             this.drain(process, &mut sq, true);
         }
         if result.is_err() {
-            // SAFETY: writable, by the caller's promise.
+            // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
         }
         result

@@ -47,7 +47,7 @@ unsafe impl Handle for Srq {
 }
 // SAFETY: the C struct is written before it is shared; the rest is atomics and locks.
 unsafe impl Sync for Srq {}
-// SAFETY: nothing of it is tied to a thread.
+// SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Srq {}
 
 impl Srq {
@@ -180,13 +180,13 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
     border::code("ibv_post_srq_recv", || {
-        // SAFETY: writable, by the caller's promise.
+        // SAFETY: writable, as the caller guarantees.
         let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Srq::from_c(srq) }?;
         let shared = this.shared(process)?;
         let queue = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
-        // SAFETY: a list of work requests and a writable pointer, by the caller's promise.
+        // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
         let posted = unsafe { post_list(&queue, wr, bad, "ibv_post_srq_recv", this.depth, this.max_sge) };
         let (n, result) = posted;
         if let Some(device) = counters::of_device(this.context.device.index) {
@@ -209,7 +209,7 @@ pub(crate) unsafe fn post_list(
     max_sge: u32,
 ) -> (u64, Result<(), Errno>) {
     let mut n = 0;
-    // SAFETY: null or a work request with its pieces, by the caller's promise.
+    // SAFETY: null or a work request with its pieces, as the caller guarantees.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
         if let Err(errno) = unsafe { queue.post(request) } {
@@ -219,7 +219,7 @@ pub(crate) unsafe fn post_list(
                 ),
                 _ => fault!("{call}: {} pieces, expected at most {max_sge}", request.num_sge),
             }
-            // SAFETY: writable, by the caller's promise.
+            // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
             return (n, Err(errno));
         }
@@ -239,9 +239,9 @@ unsafe extern "C" fn ibv_create_srq(
     init: *mut sys::ibv_srq_init_attr,
 ) -> *mut sys::ibv_srq {
     border::pointer("ibv_create_srq", || {
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
-        // SAFETY: null or writable, by the caller's promise.
+        // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
         Srq::create(pd, init).map(Srq::into_c)
     })
@@ -259,7 +259,7 @@ unsafe extern "C" fn ibv_modify_srq(
 ) -> c_int {
     border::code("ibv_modify_srq", || {
         let process = process::get()?;
-        // SAFETY: alive and readable, by the caller's promise.
+        // SAFETY: alive and readable, as the caller guarantees.
         let (this, attr) = unsafe { (Srq::from_c(srq)?, attr.as_ref().ok_or(Errno(libc::EINVAL))?) };
         this.modify(process, attr, mask)
     })
@@ -273,7 +273,7 @@ unsafe extern "C" fn ibv_modify_srq(
 unsafe extern "C" fn ibv_query_srq(srq: *mut sys::ibv_srq, attr: *mut sys::ibv_srq_attr) -> c_int {
     border::code("ibv_query_srq", || {
         let process = process::get()?;
-        // SAFETY: alive and writable, by the caller's promise.
+        // SAFETY: alive and writable, as the caller guarantees.
         let (this, attr) = unsafe { (Srq::from_c(srq)?, attr.as_mut().ok_or(Errno(libc::EINVAL))?) };
         let srq_limit = this.shared(process)?.rq.limit.load(Relaxed);
         *attr = sys::ibv_srq_attr { max_wr: this.depth, max_sge: this.max_sge, srq_limit };
@@ -289,7 +289,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut sys::ibv_srq, attr: *mut sys::ibv_s
 unsafe extern "C" fn ibv_destroy_srq(srq: *mut sys::ibv_srq) -> c_int {
     border::code("ibv_destroy_srq", || {
         let process = process::get()?;
-        // SAFETY: alive, by the caller's promise.
+        // SAFETY: alive, as the caller guarantees.
         unsafe { Srq::from_c(srq) }?.destroy(process)?;
         // SAFETY: the caller gives up its pointer.
         unsafe { Srq::release(srq) };

@@ -35,7 +35,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         if dir.is_null() || file.is_null() || buf.is_null() || size == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
         // SAFETY: the caller's promise; written before it is read, so it is cleared first.
         let buf = unsafe {

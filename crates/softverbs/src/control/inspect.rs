@@ -52,8 +52,8 @@ pub fn mr_access_at(addr: usize) -> Vec<u32> {
 }
 
 /// Invalidates the keys of each memory region of this process that contains `addr` (as for
-/// [`mr_access_at`]). The kernel does the same when GPU memory is freed that is still registered. Work
-/// requests that use the keys then fail; the regions must still be deregistered.
+/// [`mr_access_at`]). The kernel does the same when GPU memory is freed that is still registered.
+/// Work requests that use the keys then fail; the regions must still be deregistered.
 pub fn revoke_mrs_at(addr: usize) {
     each_at(addr, |mr| mr.key.store(0, Release));
 }
@@ -82,7 +82,7 @@ pub fn registrations_made() -> u64 {
 /// # Safety
 /// `cq` is null or a CQ of this process that is not destroyed during the call.
 pub unsafe fn completion_times(cq: *mut sys::ibv_cq) -> Vec<u64> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let cq = unsafe { Cq::from_c(cq.cast()) };
     let (Ok(cq), Ok(process)) = (cq, process::get()) else { return Vec::new() };
     Ring::new(&process.own, cq.index).map_or_else(Vec::new, |ring| ring.completion_times())

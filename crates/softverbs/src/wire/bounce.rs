@@ -1,5 +1,5 @@
-//! Copies for which process_vm_writev is refused: through an area of the peer's segment, the other
-//! half done by the peer's service thread.
+//! Copies for which process_vm_writev is not permitted. They go through an area of the peer's
+//! segment; the peer's service thread does the other half.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU32;
@@ -12,14 +12,14 @@ use crate::shm::peer::Peer;
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
 
 const IDLE: u32 = 0;
-const ASKED: u32 = 1;
+const REQUESTED: u32 = 1;
 const BUSY: u32 = 2;
 const DONE: u32 = 3;
-/// The peer's memory is not there.
+/// The memory of the peer is not mapped.
 const FAILED: u32 = 4;
 
-/// How long to sleep before looking whether the peer lives, and whether somebody waits for us in
-/// turn.
+/// Interval at which a waiting thread checks whether the peer is alive, and serves requests of
+/// others.
 static NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 fn area(peer: &Peer) -> Option<*mut u8> {
@@ -32,12 +32,12 @@ fn futex(word: &AtomicU32, op: libc::c_int, value: u32, timeout: *const libc::ti
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, value, timeout) };
 }
 
-/// Waits until no copy is asked for or under way.
-fn settle(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
+/// Waits until no copy is requested or in progress.
+fn wait_done(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
     loop {
         let now = state.load(Acquire);
         match now {
-            ASKED | BUSY => {}
+            REQUESTED | BUSY => {}
             FAILED => return Err(Stopped::Fault(libc::EFAULT)),
             _ => return Ok(()),
         }
@@ -45,9 +45,9 @@ fn settle(peer: &Peer, state: &AtomicU32) -> Result<(), Stopped> {
             return Err(Stopped::Ended);
         }
         futex(state, libc::FUTEX_WAIT, now, &raw const NAP);
-        // The peer's service thread may be waiting for ours, and we may be it.
+        // The peer's service thread may be waiting for ours, which may be this thread.
         serve_own();
-        // Asked directly, since the thread that usually notices may be the one that waits.
+        // Checked directly: the thread that normally notices may be this one.
         if peer.has_ended() {
             return Err(Stopped::Ended);
         }
@@ -60,14 +60,15 @@ fn serve_own() {
     }
 }
 
-/// Waits for a lock that is held over copies. The holder may be waiting for this process to do its
-/// half of one, and the service thread for a lock that this thread holds; so we serve meanwhile.
+/// Waits for a lock that is held during copies. The holder may be waiting for this process to do
+/// its half of a copy, and the service thread may be waiting for a lock of this thread. Therefore
+/// this function serves copies while it waits.
 pub(crate) fn lock(mutex: &RobustMutex) -> Guard<'_> {
     mutex.lock_and(serve_own)
 }
 
-/// Returns when what a peer asked for before is done. A peer that was killed holds no lock any
-/// more, but what it asked for may still be under way here.
+/// Waits until copies that peers requested earlier are done. A killed peer no longer holds the
+/// lock, but its copy may still be in progress here.
 pub(crate) fn finish(own: &Peer) {
     serve(own);
     let state = &own.header().bounce.state;
@@ -85,12 +86,12 @@ fn own_half(direction: Direction, pieces: &mut Pieces, area: *mut u8, n: usize) 
     copy::run(&process.own, direction, &ours, &here(area, n))
 }
 
-/// `n` bytes of an area, which the bounce lock makes ours.
+/// Returns `n` bytes of an area, to which the bounce lock gives exclusive access.
 fn here(area: *mut u8, n: usize) -> Pieces {
     Pieces::one(area.expose_provenance() as u64, n as u64)
 }
 
-/// Copies the whole of one side to the other.
+/// Copies all bytes of one side to the other.
 pub(crate) fn run(
     peer: &Peer,
     direction: Direction,
@@ -100,8 +101,8 @@ pub(crate) fn run(
     let bounce = &peer.header().bounce;
     let area = area(peer).ok_or(Stopped::Fault(libc::EIO))?;
     let _guard = lock(&bounce.lock);
-    // Whoever held the lock before may have died while the peer copied.
-    if settle(peer, &bounce.state) == Err(Stopped::Ended) {
+    // The previous holder of the lock may have died while the peer copied.
+    if wait_done(peer, &bounce.state) == Err(Stopped::Ended) {
         return Err(Stopped::Ended);
     }
     while let Some(theirs) = remote.as_slice().first().copied() {
@@ -112,9 +113,9 @@ pub(crate) fn run(
         bounce.read.store(u32::from(direction == Direction::Read), Relaxed);
         bounce.addr.store(theirs.iov_base.addr() as u64, Relaxed);
         bounce.len.store(n as u64, Relaxed);
-        bounce.state.store(ASKED, Release);
+        bounce.state.store(REQUESTED, Release);
         peer.kick();
-        settle(peer, &bounce.state)?;
+        wait_done(peer, &bounce.state)?;
         if direction == Direction::Read {
             own_half(direction, local, area, n)?;
         }
@@ -124,16 +125,15 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Does our half of a copy that a peer asked for, if there is one.
+/// Does our half of a copy that a peer requested, if any.
 pub(crate) fn serve(own: &Peer) {
     let bounce = &own.header().bounce;
-    if bounce.state.compare_exchange(ASKED, BUSY, AcqRel, Relaxed).is_err() {
+    if bounce.state.compare_exchange(REQUESTED, BUSY, AcqRel, Relaxed).is_err() {
         return;
     }
     let len = usize::try_from(bounce.len.load(Relaxed)).unwrap_or(usize::MAX);
-    // The peer checked the range against our registrations, as it does before any copy, and holds
-    // the lock of the QP that keeps them from going away. The program may have unmapped it all the
-    // same.
+    // The peer has checked the range against our memory regions and holds the lock of the QP, which
+    // keeps them registered. The program may have unmapped the memory anyway.
     let copied = match area(own).filter(|_| len <= BOUNCE) {
         Some(area) => {
             let ours = Pieces::one(bounce.addr.load(Relaxed), len as u64);

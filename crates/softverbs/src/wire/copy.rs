@@ -1,4 +1,4 @@
-//! Copies between registered memory of two processes, or of one.
+//! Copies between registered memory of two processes or of one process.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -11,12 +11,12 @@ use crate::log::fault;
 use crate::shm::peer::Peer;
 use crate::wire::bounce;
 
-/// Most pieces of a list: those of a work request, and one more where the last is cut.
+/// Maximum number of pieces: those of a work request, and one more if the last is split.
 const MAX_PIECES: usize = MAX_SGE as usize + 1;
-/// Programs wait for the last bytes of a message, so these land last.
+/// Programs poll the last bytes of a message. These bytes are written last.
 pub(crate) const TAIL: usize = 8;
 
-/// Which way.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From here to the peer.
@@ -34,7 +34,7 @@ pub(crate) enum Stopped {
     Fault(i32),
 }
 
-/// Checked memory of one side.
+/// The validated memory of one side.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces {
     list: [libc::iovec; MAX_PIECES],
@@ -42,40 +42,40 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// None.
+    /// Creates an empty list.
     pub(crate) const fn new() -> Self {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self { list: [none; MAX_PIECES], count: 0 }
     }
 
-    /// A single one.
+    /// Creates a list of one piece.
     pub(crate) fn one(addr: u64, len: u64) -> Self {
         let mut this = Self::new();
         this.push(addr, len);
         this
     }
 
-    /// Adds one; the callers' lists have at most `MAX_SGE`.
+    /// Appends a piece. Callers have at most `MAX_SGE`.
     pub(crate) fn push(&mut self, addr: u64, len: u64) {
         if let Some(slot) = self.list.get_mut(self.count).filter(|_| len > 0) {
-            // Both are of a 64-bit machine's memory.
+            // Addresses and lengths have 64 bits on supported machines.
             *slot = libc::iovec { iov_base: pointer(addr).cast(), iov_len: len as usize };
             self.count += 1;
         }
     }
 
-    /// The pieces, in order.
+    /// Returns the pieces in order.
     pub(crate) fn as_slice(&self) -> &[libc::iovec] {
         &self.list[..self.count]
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.as_slice().iter().map(|piece| piece.iov_len).sum()
     }
 
-    /// Cuts off the last bytes of the last piece as a piece of their own.
+    /// Splits the last bytes off the last piece.
     fn cut_tail(&mut self) {
         let Some(last) = self.count.checked_sub(1) else { return };
         let len = self.list[last].iov_len;
@@ -87,9 +87,9 @@ impl Pieces {
         }
     }
 
-    /// Keeps `n` bytes from `offset` on.
+    /// Keeps only `n` bytes, starting at `offset`.
     pub(crate) fn select(&mut self, offset: u64, n: u64) {
-        // Both are of a 64-bit machine's memory.
+        // Lengths have 64 bits on supported machines.
         self.advance(offset as usize);
         let mut left = n as usize;
         for i in 0..self.count {
@@ -102,7 +102,7 @@ impl Pieces {
         }
     }
 
-    /// Drops the first `n` bytes.
+    /// Removes the first `n` bytes.
     pub(crate) fn advance(&mut self, mut n: usize) {
         let mut whole = 0;
         for piece in &mut self.list[..self.count] {
@@ -119,14 +119,14 @@ impl Pieces {
     }
 }
 
-/// An address that a work request names, as a pointer.
+/// Converts an address of a work request to a pointer.
 pub(crate) fn pointer(addr: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(addr as usize)
 }
 
-/// Where Yama restricts ptrace, lets other processes of the user copy to and from this one.
+/// Permits other processes of the user to copy to and from this one, if Yama restricts ptrace.
 pub(crate) fn allow_peers() {
-    // SAFETY: takes integers. EINVAL without Yama, where nothing needs to be done.
+    // SAFETY: takes integers. Without Yama it fails with EINVAL, and no permission is needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
@@ -142,13 +142,13 @@ fn forced_bounce() -> bool {
     })
 }
 
-/// Copies the whole of one side to the other; both have the same length.
+/// Copies all bytes of one side to the other. Both sides have the same length.
 pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pieces) -> Result<(), Stopped> {
     static REFUSED: AtomicBool = AtomicBool::new(false);
     let (mut local, mut remote) = (*local, *remote);
     if direction == Direction::Write {
-        // The kernel looks up pages for each remote piece but not for each local one. So the cut is
-        // cheaper here, where the processor stores in order.
+        // The kernel looks up pages for each remote piece, but not for each local one. Splitting
+        // the local side is cheaper, but it is sufficient only if the processor stores in order.
         if peer.own || cfg!(target_arch = "x86_64") {
             local.cut_tail();
         } else {
@@ -164,7 +164,7 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
                 if !REFUSED.swap(true, Relaxed) {
                     let why = std::io::Error::from_raw_os_error(errno);
                     fault!(
-                        "process_vm_writev is refused ({why}): copying through shared memory, which is slower"
+                        "process_vm_writev failed ({why}): copying through shared memory instead, which is slower"
                     );
                 }
             }
@@ -174,9 +174,8 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
     bounce::run(peer, direction, &mut local, &mut remote)
 }
 
-/// Inside this process, whose number is `pid`: by the kernel too, since memory that the program has
-/// unmapped without deregistering it is an error of the work request then, and not the end of the
-/// process.
+/// Copies inside this process, whose id is `pid`. This also uses the kernel: if the program has
+/// unmapped registered memory, the work request fails instead of the process.
 fn here(
     pid: libc::pid_t,
     direction: Direction,
@@ -194,7 +193,7 @@ fn here(
     Ok(())
 }
 
-/// Between processes, by the kernel.
+/// Copies between processes, using the kernel.
 fn across(
     pid: libc::pid_t,
     direction: Direction,
@@ -204,8 +203,8 @@ fn across(
     while local.count > 0 && remote.count > 0 {
         let (ours, theirs) = (local.as_slice(), remote.as_slice());
         let (n, m) = (ours.len() as libc::c_ulong, theirs.len() as libc::c_ulong);
-        // SAFETY: our pieces were checked against registrations of this process (or are inline
-        // data), which the program keeps mapped; the kernel checks the peer's.
+        // SAFETY: our pieces lie in memory regions of this process or are inline data; the kernel
+        // checks both sides and fails with EFAULT for unmapped memory.
         let done = unsafe {
             match direction {
                 Direction::Write => libc::process_vm_writev(pid, ours.as_ptr(), n, theirs.as_ptr(), m, 0),
@@ -227,7 +226,7 @@ fn across(
     Ok(())
 }
 
-/// Inside this process.
+/// Copies inside this process, with ordinary stores.
 fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
     while let (Some(a), Some(b)) = (local.as_slice().first(), remote.as_slice().first()) {
         let n = a.iov_len.min(b.iov_len);
@@ -235,10 +234,10 @@ fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
             Direction::Write => (a.iov_base, b.iov_base),
             Direction::Read => (b.iov_base, a.iov_base),
         };
-        // What came before is visible before the tail is.
+        // All earlier bytes must be visible before the tail.
         fence(SeqCst);
         if n == TAIL && to.addr() % TAIL == 0 {
-            // SAFETY: eight bytes of registered memory each, the target aligned.
+            // SAFETY: eight bytes of registered memory each; the target is aligned.
             unsafe {
                 let value = from.cast::<u64>().read_unaligned();
                 (*to.cast::<AtomicU64>()).store(value, SeqCst);
@@ -253,8 +252,8 @@ fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
     }
 }
 
-/// Changes eight bytes at `addr` (aligned) of the peer with `next`, atomically among all such
-/// changes, and puts the old value into `local`.
+/// Applies `next` to the eight aligned bytes at `addr` of the peer and stores the old value in
+/// `local`. All such operations on the memory of one process are atomic among themselves.
 pub(crate) fn atomic(
     peer: &Peer,
     addr: u64,
@@ -265,7 +264,7 @@ pub(crate) fn atomic(
     {
         let _guard = bounce::lock(&peer.header().atomics);
         let theirs = Pieces::one(addr, 8);
-        // Of our own memory only to see whether it is there.
+        // For our own memory, this only checks that it is mapped.
         run(peer, Direction::Read, &value(&raw mut old), &theirs)?;
         if peer.own {
             let cell = pointer(addr).cast::<AtomicU64>();
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_unlike_pieces_are_copied_whole() {
+    fn lists_with_different_pieces_are_copied_completely() {
         let mut from: Vec<u8> = (0..100).collect();
         let mut to = [0_u8; 100];
         let (a, b) = from.split_at_mut(33);
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stretch_of_a_list_is_found() {
+    fn every_range_of_a_list_is_selected() {
         let mut from: Vec<u8> = (0..100).collect();
         let (a, rest) = from.split_at_mut(33);
         let (b, c) = rest.split_at_mut(7);

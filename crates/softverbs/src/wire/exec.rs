@@ -1,6 +1,5 @@
-//! Execution of one work request, as the two NICs would do it together: everything that either
-//! would check, the copy, and the responder's completion. The requester's completion is the send
-//! queue's business.
+//! Executes one work request as two NICs do together: the checks of both sides, the copy, and the
+//! responder's completion. `api::send` writes the requester's completion.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,18 +20,18 @@ use crate::wire::reach::{self, Reached, own_device};
 use crate::wire::respond::{Arrival, Responder};
 use crate::wire::send_queue::{Connection, INLINE, Partial, SOLICITED, SendQueue, Wqe};
 
-/// How it went.
+/// Result of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Completes at this time, 0: at once.
+    /// Completes at this time; 0 means immediately.
     Done(u64),
-    /// A piece of it is through, and more is left.
+    /// A piece was moved, and more are left.
     Moved,
-    /// No receive is posted: try again after so many nanoseconds.
+    /// No receive is posted: retry after this many nanoseconds.
     NotReady(u64),
-    /// Nobody answers, and why.
+    /// The responder does not answer, for this reason.
     NoAnswer(&'static str),
-    /// Ends with this status, and the QP is in error.
+    /// Fails with this status; the QP enters ERR.
     Failed(u32),
 }
 
@@ -40,9 +39,9 @@ pub(crate) enum Step {
 struct Head {
     wqe: Wqe,
     connection: Connection,
-    /// Its memory here.
+    /// Local memory.
     local: Pieces,
-    /// Before this time it cannot have begun.
+    /// Earliest time at which it can have started.
     since: u64,
     partial: Cell<Option<Partial>>,
 }
@@ -56,8 +55,7 @@ struct Ends<'a> {
     to: Responder<'a>,
 }
 
-/// Executes the head of the send queue, which is locked: the whole of it, or of a large one the
-/// next piece.
+/// Executes the head of the send queue, or the next piece of a large one. The send queue is locked.
 pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     let (wqe, sges, inline) = sq.first();
     let local = match gather(process, qp, &wqe, sges, inline) {
@@ -73,14 +71,14 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     let head = Head { wqe, connection, local, since, partial: Cell::new(sq.partial) };
     let step = arrive(process, qp, &head, &found);
     sq.partial = head.partial.get();
-    // Looked up anew after a failure: the peer may have gone, or be another one.
+    // After a failure the responder is looked up again: it may have been replaced.
     if !matches!(step, Step::NoAnswer(_)) {
         sq.reached = Some(found);
     }
     step
 }
 
-/// Checks the local pieces and finds their addresses.
+/// Checks the local scatter/gather list and returns its addresses.
 fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) -> Result<Pieces, u32> {
     let mut pieces = Pieces::new();
     if wqe.flags & INLINE != 0 {
@@ -109,13 +107,13 @@ fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) ->
     Ok(pieces)
 }
 
-/// Takes the responder's lock and executes.
+/// Locks the responder and executes the work request.
 fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
     let Some(to) = Responder::new(process, &found.peer, found.index) else {
         return Step::NoAnswer("the peer's segment is damaged");
     };
     let wqe = &head.wqe;
-    // Where something is copied, the copy tells.
+    // If there is data to copy, the copy detects the end of the process.
     if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
         return Step::NoAnswer("its process has ended");
     }
@@ -125,7 +123,7 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
     }
     let packet = wqe.len.min(u64::from(head.connection.path_mtu));
     if ends.clone().any(|device| packet > u64::from(device.mtu.load(Relaxed))) {
-        return Step::NoAnswer("its packets are longer than a port on the way takes (path_mtu)");
+        return Step::NoAnswer("its packets exceed the MTU of a port or network on the path (path_mtu)");
     }
     let _guard = bounce::lock(&to.qp.lock);
     if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {
@@ -142,17 +140,16 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
 }
 
 impl Ends<'_> {
-    fn told(&self, status: u32, why: std::fmt::Arguments<'_>) -> Step {
+    fn failed(&self, status: u32, why: std::fmt::Arguments<'_>) -> Step {
         fault!("QP {:#x}, wr_id {:#x}: {why}", self.qp.qpn, self.wqe.wr_id);
         Step::Failed(status)
     }
 
-    /// Checks that the peer's QP takes such requests, of whatever length. A refusal puts it into
-    /// error too.
+    /// Checks that the peer's QP allows such requests. If not, that QP enters ERR too.
     fn allowed(&self, access: u32) -> Result<(), Step> {
         if self.to.qp.access.load(Relaxed) & access == 0 {
             self.to.refuse(crate::api::events::QP_REQ_ERR);
-            return Err(self.told(
+            return Err(self.failed(
                 wc::IBV_WC_REM_INV_REQ_ERR,
                 format_args!("the peer's QP does not allow access {access:#x} (qp_access_flags)"),
             ));
@@ -160,14 +157,14 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Checks that the rkey gives `access` to the remote range. A refusal puts the responder into
-    /// error too.
+    /// Checks that the rkey grants `access` to the remote range, and returns its address in the
+    /// peer. If not, the peer's QP enters ERR too.
     fn remote(&self, len: u64, access: u32) -> Result<u64, Step> {
         let Wqe { rkey, remote_addr, .. } = *self.wqe;
         let pd = self.to.qp.pd.load(Relaxed);
         mr::check(self.to.peer, rkey, pd, remote_addr, len, access).map_err(|why| {
             self.to.refuse(crate::api::events::QP_ACCESS_ERR);
-            self.told(
+            self.failed(
                 wc::IBV_WC_REM_ACCESS_ERR,
                 format_args!("rkey {rkey:#x}, {len} bytes at {remote_addr:#x}, access {access:#x}: {why}"),
             )
@@ -181,15 +178,15 @@ impl Ends<'_> {
             Err(Stopped::Fault(errno)) => {
                 self.to.refuse(crate::api::events::QP_ACCESS_ERR);
                 let why = std::io::Error::from_raw_os_error(errno);
-                Err(self.told(
+                Err(self.failed(
                     wc::IBV_WC_REM_OP_ERR,
-                    format_args!("registered memory of one end cannot be reached (unmapped since?): {why}"),
+                    format_args!("registered memory of one end cannot be accessed (was it unmapped?): {why}"),
                 ))
             }
         }
     }
 
-    /// The way of `bytes`, in the direction of the request or back.
+    /// Reserves the links for `bytes`, in the direction of the request or back.
     fn through(&self, bytes: u64, back: bool) -> Passage {
         let here = own_device(self.process, self.qp);
         let there = self.to.device();
@@ -199,8 +196,8 @@ impl Ends<'_> {
         link::pass(&self.process.fabric, from, to, bytes, since)
     }
 
-    /// Copies to or from `addr` what comes next: the whole of a small message, a piece of a large
-    /// one. Gives when all is through; `None` where more is left.
+    /// Copies a small message, or the next piece of a large one, to or from `addr`. Returns the
+    /// completion time, or `None` if more is left.
     fn carry(&self, direction: Direction, addr: u64) -> Result<Option<u64>, Step> {
         let len = self.wqe.len;
         let begun = self.head.partial.get();
@@ -239,7 +236,7 @@ impl Ends<'_> {
         let run = || {
             self.allowed(REMOTE_WRITE)?;
             let addr = if len > 0 { self.remote(len, REMOTE_WRITE)? } else { 0 };
-            // Before anything is copied, so that nothing is copied twice.
+            // Checked before the copy: a retry must not copy twice.
             if notify && self.head.partial.get().is_none() && !self.to.has_receive() {
                 return Err(Step::NotReady(self.to.rnr_wait()));
             }
@@ -249,7 +246,7 @@ impl Ends<'_> {
             Err(step) => step,
             Ok(None) => Step::Moved,
             Ok(Some(ready_at)) if notify => {
-                // Others take from an SRQ too: it may have become empty.
+                // Other QPs use the SRQ too: it may have become empty.
                 let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
                 self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
                 Step::Done(ready_at)
@@ -262,13 +259,13 @@ impl Ends<'_> {
         let len = self.wqe.len;
         let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
         let room: u64 = taken.sges().iter().map(|sge| u64::from(sge.len)).sum();
-        let failed = |status| self.to.fail(&taken, &self.arrival(0), status);
+        let fail_receive = |status| self.to.fail(&taken, &self.arrival(0), status);
         if len > room {
-            failed(wc::IBV_WC_LOC_LEN_ERR);
-            return self.told(
+            fail_receive(wc::IBV_WC_LOC_LEN_ERR);
+            return self.failed(
                 wc::IBV_WC_REM_INV_REQ_ERR,
                 format_args!(
-                    "{len} bytes sent, the peer's receive (wr_id {:#x}) has room for {room}",
+                    "{len} bytes sent, but the peer's receive (wr_id {:#x}) has room for {room}",
                     taken.wr_id
                 ),
             );
@@ -276,8 +273,8 @@ impl Ends<'_> {
         let into = match self.to.scatter(&taken, len) {
             Ok(into) => into,
             Err((sge, why)) => {
-                failed(wc::IBV_WC_LOC_PROT_ERR);
-                return self.told(
+                fail_receive(wc::IBV_WC_LOC_PROT_ERR);
+                return self.failed(
                     wc::IBV_WC_REM_OP_ERR,
                     format_args!(
                         "the peer's receive (wr_id {:#x}): lkey {:#x}, {} bytes at {:#x}: {why}",
@@ -294,17 +291,17 @@ impl Ends<'_> {
         Step::Done(ready_at)
     }
 
-    /// READ and atomics need resources on both ends.
+    /// Checks that both ends have resources for READ and atomics.
     fn check_depth(&self) -> Result<(), Step> {
         if self.head.connection.max_rd_atomic == 0 {
-            return Err(self.told(
+            return Err(self.failed(
                 wc::IBV_WC_LOC_QP_OP_ERR,
                 format_args!("READ and atomics need max_rd_atomic above 0 (IBV_QP_MAX_QP_RD_ATOMIC)"),
             ));
         }
         if self.to.qp.max_dest_rd_atomic.load(Relaxed) == 0 {
             self.to.refuse(crate::api::events::QP_REQ_ERR);
-            return Err(self.told(
+            return Err(self.failed(
                 wc::IBV_WC_REM_INV_REQ_ERR,
                 format_args!("READ and atomics need the peer's max_dest_rd_atomic above 0"),
             ));
@@ -333,14 +330,14 @@ impl Ends<'_> {
             self.allowed(REMOTE_ATOMIC)?;
             self.check_depth()?;
             if len != 8 {
-                return Err(self.told(
+                return Err(self.failed(
                     wc::IBV_WC_LOC_LEN_ERR,
                     format_args!("an atomic needs 8 bytes for the old value, got {len}"),
                 ));
             }
             if remote_addr % 8 != 0 {
                 self.to.refuse(crate::api::events::QP_REQ_ERR);
-                return Err(self.told(
+                return Err(self.failed(
                     wc::IBV_WC_REM_INV_REQ_ERR,
                     format_args!("atomic on {remote_addr:#x}, which is not a multiple of 8"),
                 ));

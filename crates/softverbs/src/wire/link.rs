@@ -1,4 +1,4 @@
-//! When a message is through: the rate and latency of the two links it takes.
+//! The time model: rate and latency of the two links of a message.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::shm::fabric::Fabric;
 use crate::shm::layout::DeviceShared;
 
-/// Nanoseconds that `bytes` take at `rate` bytes per second; 0 where the rate is 0, unlimited.
+/// Returns the duration of `bytes` at `rate` bytes per second in nanoseconds; 0 for rate 0
+/// (unlimited).
 fn duration(bytes: u64, rate: u64) -> u64 {
     if rate == 0 {
         return 0;
@@ -15,34 +16,35 @@ fn duration(bytes: u64, rate: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX / 4)
 }
 
-/// Takes a link's direction for `busy` from `from` on; gives when that begins.
+/// Reserves one direction of a link for `busy` nanoseconds, not before `from`. Returns the start
+/// time.
 fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
     total.fetch_add(busy, Relaxed);
     let next = |free: u64| Some(free.max(from).saturating_add(busy));
     free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
 }
 
-/// Whether the link of a device carries anything.
+/// Returns whether the link of a device is up.
 pub(crate) fn is_up(fabric: &Fabric, device: &DeviceShared) -> bool {
     fabric.link(device.link.load(Relaxed)).is_none_or(|link| link.down.load(Acquire) == 0)
 }
 
-/// How a message passes through the links.
+/// The times of a message on the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Passage {
-    /// When its first byte is sent.
+    /// Time at which the first byte is sent.
     pub(crate) begin: u64,
-    /// When its last byte is there; 0 for at once, where neither link has a rate or a latency.
+    /// Time at which the last byte arrives; 0 (immediately) if neither link has a rate or latency.
     pub(crate) ready_at: u64,
 }
 
 impl Passage {
-    /// Nothing slows it.
+    /// Creates a passage without delay.
     pub(crate) const fn at_once(begin: u64) -> Self {
         Self { begin, ready_at: 0 }
     }
 
-    /// When the byte at `offset` of `len` is sent.
+    /// Returns the time at which the byte at `offset` of `len` is sent.
     pub(crate) fn sent_at(&self, offset: u64, len: u64) -> u64 {
         let whole = u128::from(self.ready_at.saturating_sub(self.begin));
         let part = whole * u128::from(offset) / u128::from(len.max(1));
@@ -50,9 +52,9 @@ impl Passage {
     }
 }
 
-/// Takes the links for a message of `bytes` that could begin at `since`. The receiving link begins
-/// when the sending one does, if it is free (cut-through). `since` may be past: the NIC worked
-/// while nobody looked.
+/// Reserves both links for a message of `bytes` that can start at `since`. If it is free, the
+/// receiving link starts together with the sending link (cut-through). `since` may be in the past:
+/// a NIC would have started then.
 pub(crate) fn pass(
     fabric: &Fabric,
     from: &DeviceShared,
@@ -82,10 +84,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_sent_evenly_over_the_way_of_their_message() {
+    fn bytes_are_sent_evenly_over_the_passage() {
         let passage = Passage { begin: 1_000, ready_at: 2_000 };
         assert_eq!([0, 1, 5, 10].map(|at| passage.sent_at(at, 10)), [1_000, 1_100, 1_500, 2_000]);
-        // Where nothing slows it, all of it could be sent at its beginning.
+        // Without delay, all bytes can be sent at the start.
         assert_eq!(Passage::at_once(7).sent_at(1 << 40, 1 << 41), 7);
         let long = Passage { begin: u64::MAX / 2, ready_at: u64::MAX };
         assert_eq!(long.sent_at(1 << 30, 1 << 30), u64::MAX);

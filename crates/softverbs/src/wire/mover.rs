@@ -1,6 +1,6 @@
-//! Large work requests, which go on after they were posted: in pieces, each when the link could
-//! have sent it. A NIC does that by itself; here the threads that poll do it, as they have nothing
-//! better to do, and where they do not keep up the service thread.
+//! Continues large work requests after the post returned: in pieces, each no earlier than the link
+//! could send it. A NIC does this by itself. Here the polling threads do it, and the service thread
+//! if they do not keep up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -10,15 +10,15 @@ use crate::clock;
 use crate::process::Process;
 use crate::wire::send_queue::SendQueue;
 
-/// No piece is to be carried out.
+/// Value of `Qp::due` if there is no piece.
 pub(crate) const NONE: u64 = u64::MAX;
-/// The service thread lets polling threads do it for so many nanoseconds.
+/// How long the service thread leaves a due piece to polling threads, in nanoseconds.
 const GRACE: u64 = 1_000_000;
-/// Pieces that the service thread carries out before it looks after its other duties.
+/// Pieces that the service thread executes before it returns to its other work.
 const BATCH: u32 = 16;
 
 impl Qp {
-    /// Keeps `due` right, and the number of QPs that have one. The send queue is locked.
+    /// Updates `due` and the number of QPs that have pieces. The send queue is locked.
     pub(crate) fn note_moving(&self, process: &Process, due: Option<u64>) {
         let due = due.map_or(NONE, |due| due.min(NONE - 1));
         let before = self.due.swap(due, AcqRel);
@@ -30,8 +30,8 @@ impl Qp {
         }
     }
 
-    /// Ends what was begun, as far as nothing keeps it from that. The send queue is locked, the QP
-    /// is not.
+    /// Completes a work request that was started, unless it is blocked. The send queue is locked,
+    /// the QP is not.
     pub(crate) fn finish_begun(&self, process: &Process, sq: &mut SendQueue) {
         while sq.partial.is_some() && sq.next_piece().is_some() {
             self.work(process, sq, true, 1);
@@ -39,7 +39,7 @@ impl Qp {
     }
 }
 
-/// The QP whose piece has waited longest, and since when.
+/// Returns the QP whose piece is due first, and the due time.
 fn first(process: &Process) -> Option<(Arc<Qp>, u64)> {
     if process.moving.load(Relaxed) == 0 {
         return None;
@@ -49,8 +49,8 @@ fn first(process: &Process) -> Option<(Arc<Qp>, u64)> {
     (due != NONE).then_some((qp, due))
 }
 
-/// Carries out the piece that has waited longest, if there is one whose time has come and nobody
-/// else is at it.
+/// Executes the piece that is due first, unless it is not yet due or another thread works on the
+/// QP.
 fn step(process: &Process, now: u64) -> bool {
     let Some((qp, _)) = first(process).filter(|(_, due)| *due <= now) else { return false };
     let Ok(mut sq) = qp.sq.try_lock() else { return false };
@@ -58,7 +58,7 @@ fn step(process: &Process, now: u64) -> bool {
     true
 }
 
-/// For polling threads.
+/// Executes a due piece, for polling threads.
 pub(crate) fn help(process: &Process) {
     if process.moving.load(Relaxed) > 0 {
         process.polls.fetch_add(1, Relaxed);
@@ -66,7 +66,7 @@ pub(crate) fn help(process: &Process) {
     }
 }
 
-/// For the service thread: carries out what polling threads do not, or too slowly.
+/// Executes pieces that polling threads do not execute in time, for the service thread.
 pub(crate) fn serve(process: &Process) {
     let Some((_, due)) = first(process) else { return };
     let now = clock::now();

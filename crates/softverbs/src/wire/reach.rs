@@ -1,5 +1,4 @@
-//! Which QP of which process a connection leads to, and whether its device can be reached from
-//! ours.
+//! Finds the responder of a connection, and decides whether its device is reachable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,19 +12,19 @@ use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 use crate::wire::send_queue::Connection;
 
-/// The responder as found at an earlier work request.
+/// The responder, cached from an earlier work request.
 pub(crate) struct Reached {
     pub(crate) peer: Arc<Peer>,
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Our device as peers see it.
+/// Returns the device of our QP as peers see it.
 pub(crate) fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a DeviceShared> {
     process.own.header().devices.get(qp.context.device.index)
 }
 
-/// Whether the device is the one that the address vector names.
+/// Returns whether the device has the address of the address vector.
 fn has_address(process: &Process, device: &DeviceShared, connection: &Connection) -> bool {
     if !connection.global {
         return device.lid.load(Relaxed) == u32::from(connection.dlid);
@@ -33,36 +32,37 @@ fn has_address(process: &Process, device: &DeviceShared, connection: &Connection
     gids::of(&process.fabric, device).iter().flatten().any(|gid| gid.raw == connection.dgid)
 }
 
-/// Finds the responder.
+/// Finds the responder, or returns the reason why there is none.
 pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Result<Reached, &'static str> {
-    const GONE: &str = "there is no such QP (destroyed, or its process has ended)";
-    let place = process.fabric.find(connection.dest_qpn).ok_or(GONE)?;
+    const NO_QP: &str = "there is no such QP (destroyed, or its process has ended)";
+    let place = process.fabric.find(connection.dest_qpn).ok_or(NO_QP)?;
     let peer = process.peer(place).map_err(|errno| match errno.0 {
-        libc::ESRCH => GONE,
+        libc::ESRCH => NO_QP,
         libc::EMFILE | libc::ENFILE => "its segment cannot be opened: no file descriptor is left (ulimit -n)",
         libc::ENOMEM => "its segment cannot be mapped: no address space is left (ulimit -v)",
-        libc::EXDEV => "its process is in a PID namespace that cannot be seen from this one",
-        libc::EPROTO => "its segment is not one of this version of softverbs",
+        libc::EXDEV => "its process is in a PID namespace that is not visible from this one",
+        libc::EPROTO => "its process uses another version of softverbs",
         _ => "its segment cannot be opened",
     })?;
-    let shared = peer.qp(place.index).ok_or(GONE)?;
-    let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(GONE)?;
+    let shared = peer.qp(place.index).ok_or(NO_QP)?;
+    let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(NO_QP)?;
     if !has_address(process, device, connection) {
-        return Err("that QP is on another device than the one that the destination address names");
+        return Err("that QP is on another device than the destination address");
     }
     if !own_device(process, qp).is_some_and(|own| same_link(&process.fabric, own, device)) {
         return Err("the two devices are on different wires, or have no subnet in common");
     }
     let expected = [shared.dgid_high.load(Relaxed), shared.dgid_low.load(Relaxed)];
     if connection.global && expected != [0, 0] && expected != gids::halves(connection.sgid) {
-        return Err("that QP expects another source address than that of our sgid_index");
+        return Err("that QP is connected to another source address than that of our sgid_index");
     }
     let generation = shared.generation.load(Relaxed);
     Ok(Reached { peer, index: place.index, generation })
 }
 
-/// Whether a connection between the processes' devices exists: those on one wire and of one subnet,
-/// or of InfiniBand. Subnets are one where each end finds the other's address in its own.
+/// Returns whether two devices can reach each other: they are on one wire, and both are InfiniBand
+/// or share a subnet. A subnet is shared if each device finds an address of the other in its own
+/// subnet.
 fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     let gids = |d: &DeviceShared| -> Vec<_> {
         let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
@@ -74,7 +74,7 @@ fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     if a.wire.load(Relaxed) != b.wire.load(Relaxed) {
         return false;
     }
-    // Every device has a link-local address, which says nothing of what it is connected to.
+    // Every device has a link-local address, which does not identify its subnet.
     let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
     let b = gids(b);
     gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {

@@ -1,5 +1,5 @@
-//! The send queue of a QP: slots made once, and what is known of the peer. Knows nothing of
-//! execution.
+//! The send queue of a QP: preallocated slots and the attributes of the connection. It does not
+//! execute work requests.
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
@@ -19,22 +19,22 @@ pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
-    /// As in the WR: network byte order.
+    /// Network byte order, as in the work request.
     pub(crate) imm: u32,
     pub(crate) rkey: u32,
     pub(crate) remote_addr: u64,
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// Bytes in all.
+    /// Total length in bytes.
     pub(crate) len: u64,
     pub(crate) sges: u32,
-    /// When the doorbell rang.
+    /// Time of the post.
     pub(crate) posted_at: u64,
 }
 
 impl Wqe {
-    /// Whether it is carried out in pieces. A SEND is not: its receive would have to be held over
-    /// all of them.
+    /// Returns whether it is executed in pieces. A SEND is not, because it would have to hold its
+    /// receive during all pieces.
     pub(crate) fn is_large(&self) -> bool {
         let by_address = matches!(
             self.opcode,
@@ -44,30 +44,30 @@ impl Wqe {
     }
 }
 
-/// How far the head has come.
+/// Progress of the head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Partial {
-    /// Bytes that have landed.
+    /// Bytes that have been copied.
     pub(crate) done: u64,
     pub(crate) passage: Passage,
 }
 
-/// What keeps the head from being done.
+/// Why the head is blocked, and until when.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
-    /// No receive was posted, else: no answer.
+    /// Whether no receive was posted; otherwise there was no answer.
     pub(crate) rnr: bool,
-    /// Tries left; 7 is for ever with `rnr`.
+    /// Retries left. With `rnr`, 7 means infinite.
     pub(crate) left: u32,
     pub(crate) until: u64,
 }
 
-/// What the send queue needs of the QP's attributes.
+/// The attributes of the QP that the send queue needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Connection {
     pub(crate) dest_qpn: u32,
     pub(crate) dgid: [u8; 16],
-    /// Of our `sgid_index`, as it was when the attributes were set.
+    /// The GID of our `sgid_index` at the time when the attributes were set.
     pub(crate) sgid: [u8; 16],
     pub(crate) global: bool,
     pub(crate) dlid: u16,
@@ -76,11 +76,11 @@ pub(crate) struct Connection {
     pub(crate) timeout: u8,
     pub(crate) retry: u8,
     pub(crate) rnr_retry: u8,
-    /// Payload of a full packet, in bytes.
+    /// Maximum payload of a packet in bytes.
     pub(crate) path_mtu: u32,
 }
 
-/// See the module. Slots, pieces and inline data are made once, at creation.
+/// See the module. Slots, scatter/gather lists and inline data are allocated at creation.
 pub(crate) struct SendQueue {
     pub(crate) wqes: Box<[Wqe]>,
     pub(crate) sges: Box<[Sge]>,
@@ -90,18 +90,18 @@ pub(crate) struct SendQueue {
     pub(crate) head: u32,
     pub(crate) tail: u32,
     pub(crate) block: Option<Block>,
-    /// Of a head that was begun.
+    /// Progress of a head that was started.
     pub(crate) partial: Option<Partial>,
-    /// When the queue was last kept from going on: nothing of it can have begun before.
+    /// When the queue was last blocked: nothing can have started earlier.
     pub(crate) not_before: u64,
     pub(crate) connection: Connection,
     pub(crate) reached: Option<Reached>,
 }
 
 impl SendQueue {
-    /// Empty, not connected.
+    /// Creates an empty queue without a connection.
     pub(crate) fn new(cap: &sys::ibv_qp_cap) -> Self {
-        // A power of two, so that the running numbers may wrap.
+        // A power of two: the running numbers may wrap.
         let slots = cap.max_send_wr.next_power_of_two() as usize;
         let (max_sge, max_inline) = (cap.max_send_sge as usize, cap.max_inline_data as usize);
         let connection = Connection {
@@ -133,19 +133,19 @@ impl SendQueue {
         }
     }
 
-    /// Forgets all work requests and the peer.
+    /// Drops all work requests and the cached responder.
     pub(crate) fn clear(&mut self) {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
         (self.partial, self.not_before) = (None, 0);
     }
 
-    /// The head is over, however it ended.
+    /// Removes the head.
     pub(crate) fn advance(&mut self) {
         self.head = self.head.wrapping_add(1);
         (self.block, self.partial) = (None, None);
     }
 
-    /// The head, its pieces and its inline data. There is a head.
+    /// Returns the head, its scatter/gather list and its inline data. The queue must not be empty.
     pub(crate) fn first(&self) -> (Wqe, &[Sge], &[u8]) {
         let slot = self.slot(self.head);
         let wqe = self.wqes[slot];
@@ -153,8 +153,8 @@ impl SendQueue {
         (wqe, sges, &self.inline[slot * self.max_inline..][..self.max_inline])
     }
 
-    /// When the next piece of a large head is to be carried out; `None` where something else has to
-    /// be done first.
+    /// Returns when the next piece of a large head is due. Returns `None` if the head is not large
+    /// or is blocked.
     pub(crate) fn next_piece(&self) -> Option<u64> {
         if self.head == self.tail || self.block.is_some() {
             return None;
@@ -166,12 +166,12 @@ impl SendQueue {
         })
     }
 
-    /// Takes over attributes, and the GID of their `sgid_index`.
+    /// Sets the attributes of the connection and the GID of its `sgid_index`.
     pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr, sgid: [u8; 16]) {
         self.reached = None;
         self.connection = Connection {
             dest_qpn: attr.dest_qp_num,
-            // SAFETY: any bytes make a GID.
+            // SAFETY: any bytes are a valid GID.
             dgid: unsafe { attr.ah_attr.grh.dgid.raw },
             sgid,
             global: attr.ah_attr.is_global != 0,
@@ -185,15 +185,15 @@ impl SendQueue {
         };
     }
 
-    /// The slot of a running number.
+    /// Returns the slot of a running number.
     pub(crate) fn slot(&self, number: u32) -> usize {
         number as usize & (self.wqes.len() - 1)
     }
 
-    /// Takes a work request that was found good.
+    /// Appends a validated work request.
     ///
     /// # Safety
-    /// `wr.sg_list` has `wr.num_sge` pieces, and with the inline flag they are readable memory.
+    /// `wr.sg_list` has `wr.num_sge` items. With the inline flag they name readable memory.
     pub(crate) unsafe fn push(&mut self, wr: &sys::ibv_send_wr, pieces: usize, len: u64, posted_at: u64) {
         let slot = self.slot(self.tail);
         let inline = wr.send_flags & INLINE != 0;
@@ -204,7 +204,7 @@ impl SendQueue {
             if inline {
                 let len = sge.length as usize;
                 let from: *const u8 = std::ptr::with_exposed_provenance(sge.addr as usize);
-                // SAFETY: readable by the caller's promise; the sum of lengths was checked against
+                // SAFETY: readable as the caller guarantees; the sum of lengths was checked against
                 // the room.
                 unsafe { std::ptr::copy_nonoverlapping(from, self.inline[at..at + len].as_mut_ptr(), len) };
                 at += len;
@@ -240,7 +240,7 @@ impl SendQueue {
     }
 }
 
-/// Whether the work request is an atomic.
+/// Returns whether the work request is an atomic operation.
 pub(crate) fn is_atomic(opcode: u32) -> bool {
     matches!(opcode, op::IBV_WR_ATOMIC_CMP_AND_SWP | op::IBV_WR_ATOMIC_FETCH_AND_ADD)
 }

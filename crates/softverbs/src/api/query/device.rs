@@ -76,12 +76,12 @@ unsafe extern "C" fn ibv_query_device(
     attr: *mut sys::ibv_device_attr,
 ) -> c_int {
     border::code("ibv_query_device", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         if attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { attr.write(attributes(device)) };
         Ok(())
     })
@@ -99,9 +99,9 @@ pub(super) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     border::code("ibv_query_device_ex", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let asked = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
         if asked != 0 || attr.is_null() || size < offset_of!(sys::ibv_device_attr_ex, odp_caps) {
             return Err(Errno(libc::EINVAL));
@@ -111,7 +111,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.orig_attr = attributes(device);
         full.device_cap_flags_ex = u64::from(CAPS);
         full.phys_port_cnt_ex = 1;
-        // SAFETY: `attr` has `size` bytes, by the caller's promise.
+        // SAFETY: `attr` has `size` bytes, as the caller guarantees.
         unsafe { super::write_prefix(attr.cast(), size, &full) };
         Ok(())
     })

@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
     gid: *mut sys::ibv_gid,
 ) -> c_int {
     border::minus_one("ibv_query_gid", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
         let index = u32::try_from(index).map_err(|_| Errno(libc::EINVAL))?;
@@ -63,7 +63,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
         if gid.is_null() {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { gid.write(sys::ibv_gid { raw }) };
         Ok(())
     })
@@ -83,14 +83,14 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_ex(
     size: usize,
 ) -> c_int {
     border::code("ibv_query_gid_ex", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port)?;
         if flags != 0 || to.is_null() || size < size_of::<sys::ibv_gid_entry>() {
             return Err(Errno(libc::EINVAL));
         }
         let found = in_c(entry(device, index)?, index);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { super::write_prefix(to.cast(), size, &found) };
         Ok(())
     })
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
 ) -> isize {
     let mut written = 0;
     let rc = border::code("ibv_query_gid_table", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         let short = size < size_of::<sys::ibv_gid_entry>();
         let table = port::gids(device);
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
         for (index, gid) in used {
             // SAFETY: below `max`, so within the caller's array.
             let place = unsafe { to.cast::<u8>().add(written * size) };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { super::write_prefix(place, size, &in_c(gid, index)) };
             written += 1;
         }
@@ -146,7 +146,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid_type(
     kind: *mut u32,
 ) -> c_int {
     border::minus_one("ibv_query_gid_type", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
         if kind.is_null() {
@@ -157,7 +157,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid_type(
             Ok(_) | Err(Errno(libc::ENODATA)) => SYSFS_IB_OR_ROCE_V1,
             Err(e) => return Err(e),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { kind.write(found) };
         Ok(())
     })

@@ -25,7 +25,7 @@ pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
 /// # Safety
 /// `context` is null or open.
 unsafe fn device_of(context: *mut sys::ibv_context) -> Result<&'static Device, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { Context::from_ptr(context) }.map(|context| context.device)
 }
 
@@ -59,12 +59,12 @@ unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     border::minus_one("ibv_query_pkey", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
         let found = usize::try_from(index).ok().and_then(|index| device.spec.pkeys.get(index));
         let found = found.filter(|_| !pkey.is_null()).ok_or(Errno(libc::EINVAL))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { pkey.write(found.to_be()) };
         Ok(())
     })
@@ -78,7 +78,7 @@ unsafe extern "C" fn ibv_query_pkey(
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8, pkey: u16) -> c_int {
     let mut found = 0;
     let rc = border::minus_one("ibv_get_pkey_index", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
         let place = device.spec.pkeys.iter().position(|key| *key == u16::from_be(pkey));

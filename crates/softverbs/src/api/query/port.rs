@@ -142,13 +142,13 @@ pub(super) unsafe extern "C" fn query_port(
     size: usize,
 ) -> c_int {
     border::code("ibv_query_port", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         check_port(port.into())?;
         if attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: `attr` has `size` bytes, by the caller's promise.
+        // SAFETY: `attr` has `size` bytes, as the caller guarantees.
         unsafe { write_prefix(attr.cast(), size, &attributes(device)) };
         Ok(())
     })

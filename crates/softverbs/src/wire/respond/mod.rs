@@ -1,5 +1,5 @@
-//! The responder's half: receives, completions, errors. Runs in whichever process executes the work
-//! request, on the responder's segment.
+//! The responder's half of a work request: receives, completions, errors. It runs in the process of
+//! the requester and works on the segment of the responder.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -18,7 +18,7 @@ use crate::shm::recv_queue::{self, Receives, Sge, Taken};
 use crate::wire::copy::Pieces;
 use crate::wire::send_queue::Connection;
 
-/// A responding QP, whose lock is held while its methods run.
+/// A responding QP. The caller holds its lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Responder<'a> {
     process: &'a Process,
@@ -27,31 +27,32 @@ pub(crate) struct Responder<'a> {
     pub(crate) qp: &'a QpShared,
 }
 
-/// What a receive is told of a message.
+/// The properties of a message that its receive completion reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) ready_at: u64,
     pub(crate) len: u64,
     pub(crate) imm: Option<u32>,
-    /// It is an RDMA WRITE, so the receive's own buffer was not used.
+    /// Whether it is an RDMA WRITE, which does not use the buffer of the receive.
     pub(crate) by_write: bool,
     pub(crate) solicited: bool,
     pub(crate) src_qp: u32,
 }
 
-/// `min_rnr_timer` in hundredths of a millisecond, by its code.
+/// `min_rnr_timer` codes in units of 10 us.
 const RNR_TIMER: [u64; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl<'a> Responder<'a> {
-    /// `None` if the segment has no such entry.
+    /// Returns `None` if the segment has no such entry.
     pub(crate) fn new(process: &'a Process, peer: &'a Peer, index: u32) -> Option<Self> {
         Some(Self { process, peer, index, qp: peer.qp(index)? })
     }
 
-    /// Whether it is still the QP that was reached, and takes requests from QP `from`.
+    /// Checks that this is still the QP that was looked up, and that it accepts requests of QP
+    /// `from`.
     pub(crate) fn answers(
         &self,
         connection: &Connection,
@@ -66,7 +67,7 @@ impl<'a> Responder<'a> {
             return Err("that QP is not in RTR or RTS");
         }
         if qp.generation.load(Relaxed) != generation {
-            return Err("that QP was connected anew");
+            return Err("that QP was reconnected");
         }
         if qp.dest_qpn.load(Relaxed) != from {
             return Err("that QP is connected to another QP");
@@ -77,7 +78,7 @@ impl<'a> Responder<'a> {
         Ok(())
     }
 
-    /// The first message tells a QP in RTR that its peer is ready.
+    /// Raises IBV_EVENT_COMM_EST for the first message if the QP is in RTR.
     pub(crate) fn establish(&self) {
         if self.qp.established.load(Relaxed) == 0 {
             self.qp.established.store(1, Relaxed);
@@ -87,18 +88,18 @@ impl<'a> Responder<'a> {
         }
     }
 
-    /// Its device.
+    /// Returns the device of the QP.
     pub(crate) fn device(&self) -> Option<&'a DeviceShared> {
         self.peer.header().devices.get(self.qp.device.load(Relaxed) as usize)
     }
 
-    /// Nanoseconds that a requester waits when there is no receive.
+    /// Returns how long a requester waits if there is no receive, in nanoseconds.
     pub(crate) fn rnr_wait(&self) -> u64 {
         let code = self.qp.min_rnr_timer.load(Relaxed) as usize;
         RNR_TIMER.get(code).map_or(0, |n| n * 10_000)
     }
 
-    /// The SRQ from which it receives, if any.
+    /// Returns the SRQ from which the QP receives, if any.
     fn srq(&self) -> Option<u32> {
         self.qp.srq.load(Relaxed).checked_sub(1)
     }
@@ -110,12 +111,13 @@ impl<'a> Responder<'a> {
         }
     }
 
-    /// Whether a receive is there.
+    /// Returns whether a receive is posted.
     pub(crate) fn has_receive(&self) -> bool {
         self.receives().is_some_and(|queue| queue.waiting() > 0)
     }
 
-    /// Takes a receive; the QP remembers it until it is finished, so that it is not lost if we die.
+    /// Takes a receive. The QP records it until it completes: it must not be lost if this process
+    /// dies.
     pub(crate) fn take(&self) -> Option<Taken> {
         let (taken, limit) = self.receives()?.take(self.index)?;
         if let (true, Some(srq)) = (limit, self.srq()) {
@@ -125,7 +127,7 @@ impl<'a> Responder<'a> {
         Some(taken)
     }
 
-    /// Where the first `len` bytes of the receive's buffers lie.
+    /// Returns the addresses of the first `len` bytes of the receive's buffers.
     pub(crate) fn scatter(&self, taken: &Taken, len: u64) -> Result<Pieces, (Sge, Denied)> {
         let pd = match self.srq().and_then(|srq| self.peer.srq(srq)) {
             Some(srq) => srq.pd.load(Relaxed),
@@ -144,7 +146,7 @@ impl<'a> Responder<'a> {
         Ok(pieces)
     }
 
-    /// Completes the receive that was taken. `false` when the CQ takes none any more.
+    /// Writes the completion of a receive. Returns `false` if the CQ has failed.
     fn push(&self, wr_id: u64, arrival: &Arrival, status: u32) -> bool {
         let opcode = match arrival.by_write {
             true => sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
@@ -171,27 +173,27 @@ impl<'a> Responder<'a> {
         pushed
     }
 
-    /// Completes a receive. If its CQ is full the QP fails, as the message could not be told.
+    /// Completes a receive. If its CQ is full, the QP fails.
     pub(crate) fn finish(&self, taken: &Taken, arrival: &Arrival, status: u32) {
         if !self.push(taken.wr_id, arrival, status) {
             self.refuse(events::QP_FATAL);
         }
     }
 
-    /// Completes a receive with an error, which ends the QP.
+    /// Completes a receive with an error; the QP enters ERR.
     pub(crate) fn fail(&self, taken: &Taken, arrival: &Arrival, status: u32) {
         self.finish(taken, arrival, status);
         to_error(self.process, self.peer, self.index, self.qp, None);
     }
 
-    /// Puts the QP into error and raises an event.
+    /// Moves the QP to ERR and raises an event.
     pub(crate) fn refuse(&self, event: u32) {
         to_error(self.process, self.peer, self.index, self.qp, Some(event));
     }
 
-    /// Has both queues' locks once: what a peer was doing that died with one of them is done or
-    /// undone, and `taken` is right.
-    fn settle(&self) {
+    /// Locks and unlocks both queues. If a peer died while it held one of the locks, this completes
+    /// or reverts its operation. Afterwards `taken` is correct.
+    fn recover(&self) {
         if let Some(ring) = Ring::new(self.peer, self.qp.recv_cq.load(Relaxed)) {
             drop(ring.lock());
         }
@@ -200,7 +202,7 @@ impl<'a> Responder<'a> {
         }
     }
 
-    /// Ends the receive that was taken with a flush error, if there is one.
+    /// Completes the recorded receive with a flush error, if there is one.
     fn flush_taken(&self) {
         if self.qp.taken.load(Acquire) != 0 {
             self.flush_one(self.qp.taken_wr_id.load(Relaxed));
@@ -214,15 +216,15 @@ impl<'a> Responder<'a> {
     }
 }
 
-/// Puts a QP into ERR: ends its receives with a flush error (those of an SRQ stay there) and tells
-/// its owner, who flushes the send queue. The QP's lock is held.
+/// Moves a QP to ERR: flushes its receives (those of an SRQ stay posted) and wakes its owner, which
+/// flushes the send queue. The caller holds the lock of the QP.
 pub(crate) fn to_error(process: &Process, peer: &Peer, index: u32, qp: &QpShared, event: Option<u32>) {
     let before = qp.state.swap(ERR, Release);
     if let Some(responder) = Responder::new(process, peer, index) {
-        responder.settle();
+        responder.recover();
         responder.flush_taken();
     }
-    // Also of a QP in error: a peer may have died that was at it.
+    // Also if the QP is in ERR already: a peer may have died while flushing.
     flush_receives(process, peer, index, qp);
     if before == ERR {
         return;
@@ -237,7 +239,7 @@ pub(crate) fn to_error(process: &Process, peer: &Peer, index: u32, qp: &QpShared
     peer.kick();
 }
 
-/// Ends what is in the QP's own receive queue with a flush error.
+/// Completes all receives of the QP's own receive queue with a flush error.
 pub(crate) fn flush_receives(process: &Process, peer: &Peer, index: u32, qp: &QpShared) {
     let Some(responder) = Responder::new(process, peer, index) else { return };
     if responder.srq().is_some() {
@@ -249,11 +251,11 @@ pub(crate) fn flush_receives(process: &Process, peer: &Peer, index: u32, qp: &Qp
     }
 }
 
-/// A receive that a dead peer had taken from an SRQ and the QP will not complete any more: its
-/// place is free.
+/// Frees the SRQ slot of a receive that a peer had taken before it died, and that the QP will not
+/// complete.
 pub(crate) fn give_back_taken(process: &Process, index: u32, qp: &QpShared) {
     if let Some(responder) = Responder::new(process, &process.own, index) {
-        responder.settle();
+        responder.recover();
     }
     if qp.taken.swap(0, Relaxed) == 0 {
         return;
