@@ -5,7 +5,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nccl_net_mpib_agent_iface::stats::{Data, Direction, Entry, Event, Islands, Opening, StatsWriter, Taken};
+use nccl_net_mpib_agent_iface::stats::{
+    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, StatsWriter,
+};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -15,7 +17,7 @@ use crate::route::Class;
 use crate::verbs::{About, AsyncEvent};
 
 fn page() -> std::io::Result<&'static StatsWriter> {
-    StatsWriter::of_this_process(env!("CARGO_PKG_VERSION"))
+    StatsWriter::for_this_process(env!("CARGO_PKG_VERSION"))
 }
 
 /// Some init wanted the page, and it is there.
@@ -62,7 +64,7 @@ pub fn event(event: &AsyncEvent) {
 pub struct Counters {
     entry: Option<&'static Entry>,
     /// Gives the entry back, or was only counted as a connection without one.
-    _taken: Option<Taken>,
+    _taken: Option<ConnectionEntry>,
 }
 
 impl Counters {
@@ -88,7 +90,14 @@ impl Counters {
             Plan::Shared(c) => (class(c), Data::Split),
         };
         let rails: Vec<_> = rails.iter().map(|(role, name)| (role.index(), *name)).collect();
-        let taken = page.take(&Opening { direction, islands, data, peer, rails: &rails, elsewhere });
+        let taken = page.add(&NewConnection {
+            direction,
+            islands,
+            data,
+            peer,
+            rails: &rails,
+            substituted: elsewhere,
+        });
         Self { entry: taken.entry(), _taken: Some(taken) }
     }
 

@@ -195,7 +195,7 @@ fn strict_is_content_where_nothing_is_lost() {
 /// Beside adapter `a`, one that lacks each thing without which no connection can be.
 const UNFIT: (&str, &str) = (
     "SOFTVERBS_DEVICES",
-    "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,lacks=transport;c:addr=10.0.2.1/24,lacks=link;d:addr=10.0.3.1/24,lacks=srq",
+    "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=transport;c:addr=10.0.2.1/24,without=link;d:addr=10.0.3.1/24,without=srq",
 );
 const UNFIT_SAID: [&str; 3] = [
     "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE)",
@@ -234,7 +234,8 @@ fn a_rail_that_lacks_what_connections_need_fails_init() {
 
 #[test]
 fn a_port_of_an_unknown_mtu_costs_itself_and_no_connection() {
-    let devices = ("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,lacks=mtu;c:addr=10.0.2.1/24");
+    let devices =
+        ("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=mtu;c:addr=10.0.2.1/24");
     isolated(here!(), &[devices], || {
         let ctx = init(newest());
         let lines = take_warnings();

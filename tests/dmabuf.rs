@@ -208,9 +208,9 @@ fn a_flush_reads_what_was_registered_by_its_file() {
         let file = Memfd::new(PAGE);
         let (host, mr) = (pair.recv_buffer(1 << 18), must(table, pair.recv, &file, (AT, PAGE), 0));
         // A read of the host's would fail.
-        assert_eq!(softverbs::access_at(host.addr() + (1 << 17)).len(), 2);
-        softverbs::revoke_at(host.addr() + (1 << 17));
-        assert!(softverbs::access_at(host.addr() + (1 << 17)).is_empty());
+        assert_eq!(softverbs::mr_access_at(host.addr() + (1 << 17)).len(), 2);
+        softverbs::revoke_mrs_at(host.addr() + (1 << 17));
+        assert!(softverbs::mr_access_at(host.addr() + (1 << 17)).is_empty());
         let gpu = (AT + 10, 100, mr);
         for group in [&[gpu][..], &[gpu, (host.addr() + (1 << 17), 100, host.mr)]] {
             let (rc, request) = table.iflush(pair.recv, group);

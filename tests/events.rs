@@ -10,7 +10,7 @@ use common::pair::{Pair, connect, init, until};
 use common::table::{LOG, newest, take_warnings};
 use common::{isolated, mpib};
 use nccl_net_mpib_agent_iface::stats::{Event, pages_of};
-use softverbs::{Raise, raise_event};
+use softverbs::{EventTarget, raise_event};
 
 const SYSTEM: i32 = 2;
 
@@ -82,7 +82,7 @@ fn ends_one(kind: u32, words: &'static str, pick: impl Fn(u32) -> bool) {
     second.message(5000, 5000, 2);
     let qpn = queues.into_iter().find(|qpn| pick(*qpn)).expect("a queue pair for the event");
     LOG.lock().unwrap().clear();
-    raise_event(kind, Raise::Queue(qpn)).unwrap();
+    raise_event(kind, EventTarget::Qp(qpn)).unwrap();
     let lines = log(1);
     let told: Vec<_> = lines.iter().filter(|l| l.contains(words)).collect();
     assert!(told.len() == 1 && told[0].contains("; it ends the connection with "), "{lines:?}");
@@ -120,7 +120,7 @@ fn a_failed_receive_queue_ends_the_connection_that_receives_from_it() {
     isolated(here!(), &mpib("512", &[]), || {
         // A sender's queue pairs have none: raising it there is an error.
         ends_one(SRQ_ERR, "a shared receive queue failed (IBV_EVENT_SRQ_ERR)", |qpn| {
-            raise_event(15, Raise::Queue(qpn)).is_ok()
+            raise_event(15, EventTarget::Qp(qpn)).is_ok()
         });
     });
 }
@@ -133,7 +133,7 @@ fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
         let lost: Vec<_> = (0..3).map(|_| connect(table, ctx, 0)).collect();
         let left = connect(table, ctx, 1);
         LOG.lock().unwrap().clear();
-        raise_event(DEVICE_FATAL, Raise::Device("soft0")).unwrap();
+        raise_event(DEVICE_FATAL, EventTarget::Device("soft0")).unwrap();
         let lines = log(1);
         let told: Vec<_> = lines.iter().filter(|l| l.contains("IBV_EVENT_DEVICE_FATAL")).collect();
         // Three connections have six ends.
@@ -157,9 +157,9 @@ fn a_fatal_event_is_only_told_where_the_settings_want_that() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_RETURN_ASYNC_EVENTS", "0")]), || {
         let pair = Pair::new(newest());
         for qp in softverbs::qp_attributes() {
-            raise_event(QP_FATAL, Raise::Queue(qp.qpn)).unwrap();
+            raise_event(QP_FATAL, EventTarget::Qp(qp.qpn)).unwrap();
         }
-        raise_event(DEVICE_FATAL, Raise::Device("soft1")).unwrap();
+        raise_event(DEVICE_FATAL, EventTarget::Device("soft1")).unwrap();
         let qps = softverbs::qp_attributes().len() as u64;
         let lines = log(qps + 1);
         assert!(lines.iter().any(|l| l.contains("; it concerns the connection with ")), "{lines:?}");
@@ -181,12 +181,12 @@ fn events_of_ports_are_told_once_and_counted_by_kind() {
         softverbs::set_link("soft1", true).unwrap();
         log(2);
         for (n, kind) in (3..).zip([GID_CHANGE, PKEY_CHANGE, CLIENT_REREGISTER]) {
-            raise_event(kind, Raise::Device("soft0")).unwrap();
+            raise_event(kind, EventTarget::Device("soft0")).unwrap();
             log(n);
         }
         // What follows from a queue pair's life anyway is not told. Another event shows that it has passed.
-        raise_event(COMM_EST, Raise::Queue(softverbs::qp_attributes()[0].qpn)).unwrap();
-        raise_event(PORT_ACTIVE, Raise::Device("soft0")).unwrap();
+        raise_event(COMM_EST, EventTarget::Qp(softverbs::qp_attributes()[0].qpn)).unwrap();
+        raise_event(PORT_ACTIVE, EventTarget::Device("soft0")).unwrap();
         let lines: Vec<String> = log(6).into_iter().filter(|l| l.contains("IBV_EVENT_")).collect();
         let words = [
             "soft1:1: the link went down (IBV_EVENT_PORT_ERR); it concerns the connection with ",
@@ -229,13 +229,13 @@ fn one_thread_watches_from_the_first_init_to_the_last_finalize() {
         let pair = connect(table, first, 0);
         assert_eq!(table.finalize(second), 0);
         watched_by(1);
-        raise_event(GID_CHANGE, Raise::Device("soft0")).unwrap();
+        raise_event(GID_CHANGE, EventTarget::Device("soft0")).unwrap();
         log(1);
         pair.close();
         assert_eq!(table.finalize(first), 0);
         watched_by(0);
         // What comes while nobody watches is told by the next that does.
-        raise_event(GID_CHANGE, Raise::Device("soft0")).unwrap();
+        raise_event(GID_CHANGE, EventTarget::Device("soft0")).unwrap();
         let third = init(table);
         watched_by(1);
         log(2);

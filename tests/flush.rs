@@ -300,7 +300,7 @@ fn a_read_that_fails_is_told() {
         let (to, from) = (pair.recv_buffer(4096), pair.send_buffer(vec![0; 10]));
         let group = [(to.addr(), 4096, to.mr)];
         pair.wait(iflush(table, pair.recv, &group));
-        softverbs::revoke_at(to.addr());
+        softverbs::revoke_mrs_at(to.addr());
         let request = iflush(table, pair.recv, &group);
         let code = until("a failure", || {
             let (rc, done, _) = table.test(request);

@@ -72,9 +72,9 @@ fn gpu_memory_of_a_group_goes_before_the_hosts() {
             ((host.addr() + (1 << 17), 100, host.mr), (gpu.addr() + (1 << 17), 100, gpu_mr));
         pair.wait(iflush(table, pair.recv, &[host_part]));
         // A read of the host's would fail.
-        assert_eq!(softverbs::access_at(host.addr() + (1 << 17)).len(), 2);
-        softverbs::revoke_at(host.addr() + (1 << 17));
-        assert!(softverbs::access_at(host.addr() + (1 << 17)).is_empty());
+        assert_eq!(softverbs::mr_access_at(host.addr() + (1 << 17)).len(), 2);
+        softverbs::revoke_mrs_at(host.addr() + (1 << 17));
+        assert!(softverbs::mr_access_at(host.addr() + (1 << 17)).is_empty());
         for group in [&[gpu_part, host_part][..], &[host_part, gpu_part], &[host_part, gpu_part, host_part]] {
             pair.wait(iflush(table, pair.recv, group));
         }

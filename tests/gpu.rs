@@ -192,7 +192,7 @@ fn relaxed_ordering_follows_the_setting() {
             set("NCCL_IB_PCI_RELAXED_ORDERING", setting);
             let pair = Pair::new(newest());
             let follows = |addr| {
-                let access = softverbs::access_at(addr);
+                let access = softverbs::mr_access_at(addr);
                 assert_eq!(access.len(), 2, "one on each rail");
                 assert!(
                     access.iter().all(|bits| (bits & RELAXED != 0) == relaxed),
@@ -229,7 +229,7 @@ fn each_setting_of_relaxed_ordering_has_its_own_registration() {
             let (rc, mr) = newest().reg_mr(pair.send, memory.addr(), 1 << 16, HOST);
             assert_eq!(rc, 0);
             held.push(mr);
-            let access = softverbs::access_at(memory.addr());
+            let access = softverbs::mr_access_at(memory.addr());
             // On two rails each; the third is served by the first.
             let asked = access.iter().filter(|bits| *bits & RELAXED != 0).count();
             assert_eq!((asked, access.len() - asked), (2, if held.len() == 1 { 0 } else { 2 }));

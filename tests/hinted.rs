@@ -10,7 +10,7 @@ use common::pair::{Pair, connect, init, until};
 use common::table::{Ptr, newest, take_warnings, warnings};
 use common::{TWO_RAILS, isolated, set};
 use hints_util::{Agent, Place, run_agent};
-use nccl_net_mpib_agent_iface::entry_offset;
+use nccl_net_mpib_agent_iface::agent::entry_offset;
 
 const MIB: usize = 1 << 20;
 

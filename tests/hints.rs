@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use hints_util::{Agent, Place, overwrite, run_agent, wait, wait_share};
-use nccl_net_mpib_agent_iface::entry_offset;
+use nccl_net_mpib_agent_iface::agent::entry_offset;
 
 /// The agent process itself; nothing where this runs as a test.
 #[test]

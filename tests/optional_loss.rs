@@ -13,7 +13,7 @@ use common::table::{Ptr, newest, take_warnings, warnings};
 use common::{SHORT, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use optional_util::{OPTIONAL, here, optional, shown, taken, tested};
-use softverbs::{Raise, raise_event};
+use softverbs::{EventTarget, raise_event};
 
 const REMOTE: i32 = 6;
 const SYSTEM: i32 = 2;
@@ -154,7 +154,7 @@ fn an_adapter_that_fails_is_told_without_a_call() {
         let pair = Pair::new(table);
         let to = pair.recv_buffer(100);
         let untaken = optional(table, pair.recv, &to, 0, 100);
-        raise_event(8, Raise::Device("soft0")).unwrap();
+        raise_event(8, EventTarget::Device("soft0")).unwrap();
         until("a warning", || {
             take_warnings().into_iter().find(|l| l.contains("receiving: ") && l.contains("DEVICE_FATAL"))
         });

@@ -200,7 +200,7 @@ fn tries() -> Vec<String> {
 fn a_queue_pair_that_times_out_is_tried_again() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_CNT", "5"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify_of("soft0", RTR, libc::ETIMEDOUT, 5, Duration::ZERO);
+        softverbs::fail_modify_qp_of("soft0", RTR, libc::ETIMEDOUT, 5, Duration::ZERO);
         let pair = Pair::new(newest());
         pair.message(5000, 5000, 1);
         let tries = tries();
@@ -212,7 +212,7 @@ fn a_queue_pair_that_times_out_is_tried_again() {
         pair.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
         // One more than is tried again.
-        softverbs::fail_modify_of("soft0", RTR, libc::ETIMEDOUT, 6, Duration::ZERO);
+        softverbs::fail_modify_qp_of("soft0", RTR, libc::ETIMEDOUT, 6, Duration::ZERO);
         common::set("MPIB_STRICT", Some("1"));
         let (_, lines) = refused();
         assert!(lines.iter().any(|l| l.contains("failed 6 times") && l.contains("ETIMEDOUT")), "{lines:?}");
@@ -227,10 +227,10 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
         ("MPIB_STRICT", "1"),
     ]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify(RTR, libc::ETIMEDOUT, u32::MAX);
+        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, u32::MAX);
         let (code, lines) = refused();
         assert!(tries().is_empty() && [SYSTEM, USAGE, 6].contains(&code), "{lines:?}");
-        softverbs::fail_modify(RTR, libc::ETIMEDOUT, 0);
+        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, 0);
     });
 }
 
@@ -238,11 +238,11 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
 fn a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "0"), ("MPIB_STRICT", "1")]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify(RTR, libc::ENOMEM, 1);
+        softverbs::fail_modify_qp(RTR, libc::ENOMEM, 1);
         let (_, lines) = refused();
         assert!(lines.iter().any(|l| l.contains("ENOMEM")) && tries().is_empty(), "{lines:?}");
         common::set("NCCL_IB_MQP_RETRY_ALL", Some("1"));
-        softverbs::fail_modify(RTR, libc::ENOMEM, 3);
+        softverbs::fail_modify_qp(RTR, libc::ENOMEM, 3);
         let pair = Pair::new(newest());
         pair.message(5000, 5000, 1);
         assert_eq!(tries().len(), 3);

@@ -144,7 +144,7 @@ fn two() -> Topology {
 #[test]
 fn a_switch_that_drops_long_packets_is_found_by_the_probe() {
     on_hosts(here!(), &[], || {
-        let adapters = vec![("a", "mlx5_0", ",carries=1024")];
+        let adapters = vec![("a", "mlx5_0", ",path_mtu=1024")];
         let mut net = Reach::up(Setup { topology: two(), adapters, env: SHORT.to_vec(), ..Setup::default() });
         let parts = [
             "no rail works to",

@@ -411,13 +411,17 @@ fn threads_of_several_comms_share_one_registration() {
                 scope.spawn(move || {
                     for round in 0..30 {
                         together.wait();
-                        let before = softverbs::registered();
+                        let before = softverbs::registrations_made();
                         together.wait();
                         let whole = 2 * THREADS * PAGE;
                         let [a, b] = pair.comms().map(|comm| reg(table, comm, memory.addr(), whole));
                         together.wait();
                         // Whoever came first has made it, the others have waited.
-                        assert_eq!((softverbs::registered() - before, mrs()), (2, base + 2), "round {round}");
+                        assert_eq!(
+                            (softverbs::registrations_made() - before, mrs()),
+                            (2, base + 2),
+                            "round {round}"
+                        );
                         message(pair, memory, PAGE, (2 * n * PAGE, a), ((2 * n + 1) * PAGE, b));
                         dereg(table, pair.send, a);
                         dereg(table, pair.recv, b);

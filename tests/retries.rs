@@ -32,7 +32,7 @@ fn one_is_dead(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     env.extend_from_slice(more);
     isolated(test, &env, || {
         watchdog();
-        softverbs::fail_modify_of("r1", RTR, libc::ETIMEDOUT, u32::MAX, Duration::from_millis(50));
+        softverbs::fail_modify_qp_of("r1", RTR, libc::ETIMEDOUT, u32::MAX, Duration::from_millis(50));
         body();
     });
 }
@@ -104,7 +104,7 @@ fn a_try_that_is_due_later_keeps_nobody_waiting() {
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
         assert_eq!(rc, 0);
-        softverbs::fail_modify(RTR, libc::ETIMEDOUT, 1);
+        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, 1);
         let none_yet = |handle: &mut [u8; 128]| {
             assert_eq!(newest().accept(listen), (0, Ptr::default()));
             assert_eq!(newest().connect(ctx, 0, handle), (0, Ptr::default()));

@@ -333,7 +333,7 @@ fn a_way_that_loses_long_packets_is_told_as_such() {
         let hosts = Hosts::up(overlapping());
         let devices = |ip: &str, more: &str| format!("soft0:addr={ip}/24,{more}");
         let env = [OOB, SHORT[0], SHORT[1]];
-        let mut a = start(&hosts, "a", &devices("10.0.1.1", "mtu=4096,carries=1024"), &env);
+        let mut a = start(&hosts, "a", &devices("10.0.1.1", "mtu=4096,path_mtu=1024"), &env);
         let mut b = start(&hosts, "b", &devices("10.0.1.2", "mtu=4096"), &env);
         let said = "empty packets arrive, and those of 4096 bytes do not: has an interface or a switch on the way a smaller MTU";
         refused(&mut a, &mut b, (0, 0), REMOTE, &["no rail works to", said]);

@@ -57,7 +57,7 @@ fn traced() {
         assert_eq!(marked(5, || table.accept(listen)), (0, Ptr::default()));
     }
     // Nor is a change of a queue pair that is to be tried again (to RTR) waited for.
-    softverbs::fail_modify(2, libc::ETIMEDOUT, 3);
+    softverbs::fail_modify_qp(2, libc::ETIMEDOUT, 3);
     let (mut kind, mut ends) = (1, [Ptr::default(); 2]);
     until("both ends", || {
         if ends[0].is_null() {

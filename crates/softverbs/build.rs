@@ -1,4 +1,4 @@
-//! Makes the calls that are not supported from the list of symbols, so that the list stands once.
+//! Generates the unsupported functions from the list of symbols, which exists only once.
 
 use std::{env, fmt::Write, fs, path::PathBuf};
 
@@ -12,14 +12,14 @@ fn main() {
     fs::write(out.join("unsupported_calls.rs"), calls(&list)).expect("OUT_DIR is writable");
 }
 
-/// One macro call with an item for each default-version symbol that src/ does not define.
+/// Returns one macro call with an item for each default-version symbol that src/ does not define.
 fn calls(list: &str) -> String {
     let mut out = String::from("unsupported! {\n");
     for (number, line) in list.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
         let mut words = line.split_whitespace();
         let (symbol, answer) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let report = match words.next() {
-            None => "told",
+            None => "logged",
             Some("silent") => "silent",
             Some(word) => panic!("{LIST}:{}: found {word:?}, expected \"silent\" or nothing", number + 1),
         };
@@ -29,9 +29,9 @@ fn calls(list: &str) -> String {
         match answer {
             "defined" => {}
             "errno" | "null" | "minus1" | "zero" | "void" if version.starts_with('@') => {
-                writeln!(out, "    {name} {answer} {report};").expect("a String takes all");
+                writeln!(out, "    {name} {answer} {report};").expect("writing to a String succeeds");
             }
-            "errno" | "null" | "minus1" | "zero" | "void" => {} // a stub of the stand-in library alone
+            "errno" | "null" | "minus1" | "zero" | "void" => {} // build-libibverbs.sh generates a stub
             _ => panic!(
                 "{LIST}:{}: found {answer:?} after {symbol}, expected a kind from the head of the file",
                 number + 1

@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{Ordering, fence};
 
-use nccl_net_mpib_agent_iface::{
-    self as iface, BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_SIZE, Settled, settle,
+use nccl_net_mpib_agent_iface::agent::{
+    self as iface, BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_SIZE, Snapshot, snapshot,
 };
 
 use super::Options;
@@ -52,7 +52,7 @@ type Bytes = Box<[u8; HINTS_SIZE]>;
 pub(super) struct HintFile {
     open: Option<Open>,
     copies: [Bytes; 3],
-    slots: Box<[Settled; ENTRIES]>,
+    slots: Box<[Snapshot; ENTRIES]>,
     /// `slots` is what `copies[2]` says.
     known: bool,
 }
@@ -73,13 +73,13 @@ impl HintFile {
         Self {
             open: None,
             copies: std::array::from_fn(|_| Box::new([0; HINTS_SIZE])),
-            slots: Box::new([Settled::Moved; ENTRIES]),
+            slots: Box::new([Snapshot::Changed; ENTRIES]),
             known: false,
         }
     }
 
     /// All slots as they are now. A fault leaves nothing open, so that the next look starts anew.
-    pub(super) fn read(&mut self, options: &Options) -> Result<&[Settled; ENTRIES], Fault> {
+    pub(super) fn read(&mut self, options: &Options) -> Result<&[Snapshot; ENTRIES], Fault> {
         if let Err(fault) = self.refresh(options) {
             (self.open, self.known) = (None, false);
             return Err(fault);
@@ -108,11 +108,11 @@ impl HintFile {
             iface::check_header(&head).map_err(Fault::Header)?;
             for slot in 0..=u8::MAX {
                 let [a, b, c] = self.copies.each_ref().map(|bytes| entry(bytes, slot));
-                self.slots[usize::from(slot)] = settle(&a, &b, &c);
+                self.slots[usize::from(slot)] = snapshot(&a, &b, &c);
             }
             // Equal throughout, or the numbers may be newer than the fields they were read with.
             self.known = self.copies[0] == self.copies[1] && self.copies[1] == self.copies[2];
-            if !self.slots.contains(&Settled::Moved) {
+            if !self.slots.contains(&Snapshot::Changed) {
                 break;
             }
         }

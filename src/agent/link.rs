@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::{MESSAGE_MAX, Response};
+use nccl_net_mpib_agent_iface::agent::{MESSAGE_MAX, Response};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, Socket, Type};
 

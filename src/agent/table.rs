@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use nccl_net_mpib_agent_iface::{ENTRIES, Hint, Register, Request, Response, Settled, Status};
+use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
 
 use super::conn_id::ConnId;
 use super::{Addresses, Options, Told};
@@ -215,18 +215,18 @@ impl Table {
     }
 
     /// Publishes what the slots say.
-    pub(super) fn publish(&mut self, slots: &[Settled; ENTRIES], now: Instant) {
+    pub(super) fn publish(&mut self, slots: &[Snapshot; ENTRIES], now: Instant) {
         for entry in self.entries.values_mut().filter(|e| !e.closing) {
             let Some(slot) = entry.slot else { continue };
             let trouble = match slots[usize::from(slot)] {
-                Settled::Whole(hint) if same_pair(&hint, &entry.addresses) => {
+                Snapshot::Consistent(hint) if same_pair(&hint, &entry.addresses) => {
                     entry.told.share.store(hint.share(), Ordering::Relaxed);
                     entry.told.hinted.store(true, Ordering::Relaxed);
                     None
                 }
-                Settled::Whole(hint) => Some(Trouble::Other(slot, hint)),
-                Settled::Odd(seq) => Some(Trouble::HalfWritten(slot, seq)),
-                Settled::Moved => None,
+                Snapshot::Consistent(hint) => Some(Trouble::Other(slot, hint)),
+                Snapshot::Writing(seq) => Some(Trouble::HalfWritten(slot, seq)),
+                Snapshot::Changed => None,
             };
             // An agent that is gone, or has not answered yet, gave no such slot.
             let trouble = trouble.filter(|t| entry.stage == Stage::Registered || t.kind() == 1);

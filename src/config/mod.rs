@@ -20,7 +20,7 @@ use form::{
 };
 pub use unsupported::{Finding, in_vain};
 
-use nccl_net_mpib_agent_iface::{HINTS_PATH, SOCKET_PATH};
+use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
 
 use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};

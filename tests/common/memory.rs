@@ -104,7 +104,7 @@ pub fn mrs() -> usize {
 
 /// Registrations made while `f` runs, those among them that are gone again included.
 pub fn registered<T>(f: impl FnOnce() -> T) -> (u64, T) {
-    let before = softverbs::registered();
+    let before = softverbs::registrations_made();
     let result = f();
-    (softverbs::registered() - before, result)
+    (softverbs::registrations_made() - before, result)
 }

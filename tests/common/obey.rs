@@ -153,7 +153,7 @@ impl Ends {
             // Connections so far by another NIC than was asked for.
             "elsewhere" => {
                 let pages = pages_of(std::process::id()).unwrap();
-                return tell(&pages.iter().map(|page| page.summary().elsewhere).sum::<u32>().to_string());
+                return tell(&pages.iter().map(|page| page.summary().substituted).sum::<u32>().to_string());
             }
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib::agent::{Addresses, Flow, Options};
-use nccl_net_mpib_agent_iface::{HintsWriter, Request, Response, Status, entry_offset};
+use nccl_net_mpib_agent_iface::agent::{HintsWriter, Request, Response, Status, entry_offset};
 use nccl_net_versions::{Level, Logger};
 
 /// How long a test waits before it says that something never happened.

@@ -1,116 +1,130 @@
-//! What the plugin says of the host that it is on, for `mpib doctor` and other tools: the document of `mpib_doctor_v1`.
-//! `docs/guide/doctor.md` is its manual.
+//! The plugin's report on a host, and its report on the routes between two hosts.
+//!
+//! The plugin writes these documents as JSON: [`Report`] from its function `mpib_doctor_v1`, and
+//! [`Routes`] from `mpib_doctor_routes_v1`. `mpib doctor` and other tools read them;
+//! `docs/guide/doctor.md` is their manual.
+//!
+//! A reader should check [`Report::format`] and ignore unknown fields:
+//!
+//! ```
+//! use nccl_net_mpib_agent_iface::doctor::{Check, Level};
+//!
+//! let check = Check::new("ports", Level::Warn, "port mlx5_1:1 is down").remedy("check the cable");
+//! assert!(check.level > Level::Note);
+//! ```
 
 use serde::{Deserialize, Serialize};
 
-/// [`Report::format`]. A field may come on top without a new number; none goes or changes its meaning.
+/// Value of [`Report::format`] and [`Routes::format`]. Fields may be added without a new number. No
+/// field is removed, and none changes its meaning.
 pub const FORMAT: u32 = 1;
 
-/// How bad a finding is.
+/// Severity of a finding, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// As expected.
     Ok,
-    /// Worth knowing; nothing is lost.
+    /// Worth knowing, without any loss.
     Note,
-    /// Something is lost, and the rest works.
+    /// A feature or some performance is lost; the rest works.
     Warn,
-    /// It cannot work so.
+    /// The plugin cannot work.
     Fail,
 }
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What was looked at, in a word. Several checks may have the same.
+    /// Subject of the check, in one word. Several checks may have the same id.
     pub id: String,
-    /// The finding's weight.
+    /// Severity.
     pub level: Level,
-    /// The finding, in a sentence.
+    /// The finding as a sentence.
     pub text: String,
-    /// What to do, where the sentence does not say it.
+    /// What to do, unless the text already contains it.
     pub remedy: Option<String>,
 }
 
 impl Check {
-    /// Without a remedy.
+    /// Creates a check without a remedy.
     pub fn new(id: &str, level: Level, text: impl Into<String>) -> Self {
         Self { id: id.to_owned(), level, text: text.into(), remedy: None }
     }
 
-    /// With what to do.
+    /// Adds a remedy.
     pub fn remedy(mut self, what: impl Into<String>) -> Self {
         self.remedy = Some(what.into());
         self
     }
 }
 
-/// A host as the plugin sees it under the settings of the process.
+/// A host as the plugin sees it with the settings of the process: the document of `mpib_doctor_v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// [`FORMAT`]
     pub format: u32,
-    /// The plugin's version.
+    /// Version of the plugin.
     pub plugin: String,
-    /// Version of the protocol between two ends.
+    /// Version of the wire protocol.
     pub protocol: u16,
-    /// The host's name.
+    /// Name of the host.
     pub host: String,
-    /// Every setting in effect.
+    /// All settings.
     pub settings: Vec<Setting>,
-    /// Every port of every adapter.
+    /// All ports of all adapters.
     pub ports: Vec<Port>,
-    /// The devices that NCCL is shown, in the order of their numbers; none where init would fail.
+    /// Devices as NCCL sees them, in the order of their numbers; empty if init would fail.
     pub devices: Vec<Device>,
-    /// Addresses at which a listener can be reached, as its handle names them.
+    /// Addresses of a listener, as its handle contains them.
     pub control: Vec<String>,
-    /// With SOUT and SUP: which addresses of SOUT make one island with this host.
+    /// With SOUT and SUP: the SOUT addresses that form one island with this host.
     pub island: Option<String>,
-    /// What a peer is told of this host's ports: the bytes of a HELLO in hexadecimal, for `mpib_doctor_routes_v1` of the peer.
-    /// Absent where init would fail.
+    /// HELLO message of this host in hexadecimal, an argument of `mpib_doctor_routes_v1`. Absent if
+    /// init would fail.
     pub hello: Option<String>,
-    /// What was looked at.
+    /// All checks.
     pub checks: Vec<Check>,
 }
 
-/// Which port of one host reaches which port of another: the document of `mpib_doctor_routes_v1`.
+/// The routes between the ports of two hosts: the document of `mpib_doctor_routes_v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Routes {
     /// [`FORMAT`]
     pub format: u32,
-    /// Why there is no table: what one of the two says cannot be read, or they cannot be joined at all.
+    /// Why there are no routes: a HELLO message is invalid, or the hosts cannot be connected at
+    /// all.
     pub error: Option<String>,
-    /// Settings that must be alike and are not, with both values: such hosts refuse each other's connections.
+    /// Settings that must be equal but differ, with both values. Such hosts refuse to connect.
     pub differences: Vec<String>,
-    /// Every pair of ports, those that a connection tries first before the others.
+    /// All pairs of ports, in the order in which a connection tries them.
     pub pairs: Vec<Pair>,
 }
 
-/// What becomes of a pair of ports.
+/// Use of a pair of ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Tried first.
     First,
-    /// Tried where nothing before it works.
+    /// Tried if the earlier pairs fail.
     Later,
     /// Not tried.
     Refused,
 }
 
-/// A port of this host and one of the peer.
+/// A port of this host and a port of the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     /// `hca:port` of this host.
     pub ours: String,
     /// `hca:port` of the peer.
     pub theirs: String,
-    /// What becomes of it.
+    /// Use of the pair.
     pub verdict: Verdict,
-    /// The addresses that it would use, in words; absent where it is refused.
+    /// Addresses of the route, as text; absent if the pair is refused.
     pub way: Option<String>,
-    /// Why.
+    /// Reason of the verdict.
     pub why: String,
 }
 
@@ -119,32 +133,32 @@ pub struct Pair {
 pub struct Setting {
     /// Environment variable.
     pub name: String,
-    /// As it would be written.
+    /// Value as it would be set.
     pub value: String,
-    /// Whether that is the default.
+    /// Whether the value is the default.
     pub default: bool,
 }
 
-/// What carries a port's packets.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
-    /// InfiniBand
+    /// InfiniBand.
     Infiniband,
-    /// Ethernet: RoCE
+    /// Ethernet (RoCE).
     Ethernet,
 }
 
-/// What an entry of a GID table is.
+/// Type of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// InfiniBand, or RoCE of a version that nobody told.
+    /// InfiniBand, or RoCE of an unknown version.
     #[serde(rename = "ib")]
     Ib,
-    /// RoCE v1
+    /// RoCE v1.
     #[serde(rename = "roce-v1")]
     RoceV1,
-    /// RoCE v2
+    /// RoCE v2.
     #[serde(rename = "roce-v2")]
     RoceV2,
 }
@@ -152,57 +166,59 @@ pub enum Kind {
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// The adapter's name.
+    /// Name of the adapter.
     pub hca: String,
-    /// Its number, from 1.
+    /// Port number, from 1.
     pub port: u8,
     /// Whether a connection could use it.
     pub usable: bool,
-    /// Why it could not.
+    /// Why the port is not usable.
     pub trouble: Option<String>,
-    /// Why it is in none of the devices although it is usable, or what device it is in: its name.
+    /// Name of the device that contains the port, or the reason why no device contains it although
+    /// it is usable.
     pub device: Option<String>,
-    /// What it says of itself; absent where the adapter cannot be asked.
+    /// State of the port; absent if it cannot be queried.
     pub state: Option<PortState>,
-    /// sysfs path of the PCI device; absent for adapters that are not on PCI.
+    /// sysfs path of the PCI device; absent if the adapter is not a PCI device.
     pub pci_path: Option<String>,
-    /// NUMA node of the PCI device; absent where the kernel knows none.
+    /// NUMA node of the PCI device; absent if the kernel reports none.
     pub numa: Option<u32>,
     /// The used entries of its GID table.
     pub gids: Vec<Gid>,
 }
 
-/// A port's own words.
+/// Attributes of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
     /// Whether its link is up (IBV_PORT_ACTIVE).
     pub active: bool,
     /// Link layer.
     pub link: Link,
-    /// Mb/s
+    /// Speed in Mb/s.
     pub speed_mbps: u32,
-    /// Bytes of payload in a packet.
+    /// Active MTU in bytes.
     pub mtu: u32,
-    /// InfiniBand only, else 0.
+    /// LID of an InfiniBand port; 0 for RoCE.
     pub lid: u16,
 }
 
 /// An entry of a GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Index in the table.
     pub index: u8,
-    /// The address that it spells, IPv4 or IPv6.
+    /// The address, IPv4 or IPv6.
     pub address: String,
-    /// What it is.
+    /// Type.
     pub kind: Kind,
-    /// Whether it holds on one link only.
+    /// Whether the address is link-local.
     pub link_local: bool,
-    /// The network interface behind it, where the kernel tells.
+    /// Network interface of the address, if the kernel reports it.
     pub interface: Option<String>,
-    /// Prefix length of its network; absent where no interface of the process has the address.
+    /// Prefix length of its network; absent if no interface in the network namespace has the
+    /// address.
     pub prefix: Option<u8>,
-    /// Its place among those that a connection may use, 0 for the best; absent for the others.
+    /// Rank among the GIDs that a connection may use, 0 for the best; absent for the others.
     pub rank: Option<usize>,
     /// Why a connection may not use it.
     pub why_not: Option<String>,
@@ -219,19 +235,19 @@ pub struct Device {
     pub pci_path: Option<String>,
     /// `maxComms` of its properties.
     pub max_connections: u32,
-    /// Which rail and which plane of the network it is on, where the settings say so.
+    /// Network rail of the device, if configured.
     pub rail_id: Option<i16>,
-    /// See `rail_id`.
+    /// Network plane of the device, if configured.
     pub plane_id: Option<i16>,
-    /// Its ports: SOUT and SUP, or one.
+    /// Ports of the device.
     pub rails: Vec<Rail>,
 }
 
-/// A port of a device.
+/// One port of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rail {
     /// `hca:port`
     pub name: String,
-    /// 0 SOUT, 1 SUP, where the device has both; else 0.
+    /// 0 SOUT, 1 SUP; 0 if the device does not have both.
     pub role: u8,
 }

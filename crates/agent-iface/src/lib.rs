@@ -1,55 +1,58 @@
-//! What the plugin and its agent say to each other.
+//! The interfaces of the MPIB plugin (`libnccl-net-mpib.so`) to other programs of the same host.
 //!
-//! An agent is a process of the same host that knows the fabrics. It tells the plugin, per pair of hosts, which part of
-//! each transfer goes on the scale-up rail (SUP); the rest goes on the scale-out rail (SOUT). Two things join them:
+//! | module | contract | who writes | who reads |
+//! |---|---|---|---|
+//! | [`agent`] | registration messages and the hint file | the plugin sends requests; the agent answers and writes the file | the plugin reads the file |
+//! | [`stats`] | the statistics page | the plugin, one page per process | any tool, for instance `mpib stats` |
+//! | [`doctor`] | the report on a host and its routes, as JSON | the plugin | `mpib doctor` and other tools |
 //!
-//! - a Unix stream socket, [`SOCKET_PATH`], on which the plugin registers each connection and learns the slot of its
-//!   hint ([`Request`], [`Response`]);
-//! - the hint file, [`HINTS_PATH`], which the agent writes ([`HintsWriter`]) and the plugin reads ([`Hint`], [`settle`]).
+//! The three contracts are independent. A program that needs only one of them uses only that
+//! module.
 //!
-//! All integers are little-endian but IPv4 addresses, which stand in network byte order, as [`Ipv4Addr::octets`] gives them.
+//! # Life cycle of an agent
 //!
-//! # An agent, step by step
+//! An agent is a process that knows the networks of the host. It decides which part of each
+//! transfer takes the scale-up rail (SUP); the rest takes the scale-out rail (SOUT).
 //!
-//! 1. [`HintsWriter::create`] puts an empty hint file in place; only then listen on the socket, so that whoever
-//!    registers finds the file.
-//! 2. For each connection keep the bytes that have come, and take messages off their front with [`Request::decode`].
-//!    `Ok(None)` means that more bytes are needed; an error, that the peer is no plugin: close.
-//! 3. Answer each request, in order, with one [`Response`]: a response names no connection, its place does.
-//!    REGISTER gets a slot, of which [`HintsWriter::assign`] tells the addresses *before* the answer is sent.
-//!    Connections with the same SOUT addresses should share one slot: there are only [`ENTRIES`].
-//! 4. [`HintsWriter::set`] whenever the wanted share changes.
-//! 5. Free a slot when its last connection deregisters, or when its socket closes: a killed process does not deregister.
-//!    Key connections by (socket, `conn_id`), not by `conn_id` alone: it is unique within a process only.
+//! 1. Create an empty hint file: [`HintsWriter::create`](agent::HintsWriter::create).
+//! 2. Listen on the Unix stream socket. The file must exist before the first plugin connects.
+//! 3. For each plugin, buffer the received bytes and decode requests:
+//!    [`Request::decode`](agent::Request::decode).
+//! 4. For REGISTER, choose a slot and write its addresses ([`assign`](agent::HintsWriter::assign)).
+//!    Then send the [`Response`](agent::Response) with the slot number.
+//! 5. Change the share of a slot at any time: [`set`](agent::HintsWriter::set).
+//! 6. Free the slot when its last connection deregisters or its socket closes:
+//!    [`free`](agent::HintsWriter::free).
 //!
-//! A restarted agent does the same from the start. It owes nothing to slots given before: the plugin registers every connection again.
+//! [`agent`] has the details and the program; `examples/agent.rs` is a complete agent.
 //!
-//! # What tools read
+//! # Life cycle of a statistics reader
 //!
-//! Each process with the plugin keeps counters in a page that other processes map: [`stats`]. What the plugin finds on a host it
-//! tells in a document: [`doctor`].
+//! 1. Find the pages of a process: [`stats::pages_of`].
+//! 2. Read [`StatsPage::summary`](stats::StatsPage::summary) and
+//!    [`StatsPage::connections`](stats::StatsPage::connections) as often as needed.
+//! 3. Compute rates from two readings with the same
+//!    [`generation`](stats::Connection::generation).
 //!
-//! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
+//! ```
+//! use nccl_net_mpib_agent_iface::stats::{NoPage, pages_of};
+//!
+//! match pages_of(std::process::id()) {
+//!     Ok(pages) => {
+//!         for connection in pages.iter().flat_map(|page| page.connections()) {
+//!             println!("{}: {} bytes", connection.peer, connection.bytes);
+//!         }
+//!     }
+//!     // This process does not use the plugin.
+//!     Err(NoPage::None) => {}
+//!     Err(e) => eprintln!("{e}"),
+//! }
+//! ```
 
+pub mod agent;
 pub mod doctor;
-mod layout;
-mod message;
-mod seqlock;
 pub mod stats;
-#[cfg(not(loom))]
-mod writer;
 
-pub use layout::{
-    BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_MAGIC, HINTS_SIZE, Hint, SHARE_ONE, check_header,
-    entry_offset, header,
-};
-pub use message::{MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status};
-pub use seqlock::{Entry, Settled, settle};
-#[cfg(not(loom))]
-pub use writer::HintsWriter;
-
-/// Where the hint file is, unless told.
-pub const HINTS_PATH: &str = "/tmp/mpib/hints";
-
-/// Where the agent listens, unless told.
-pub const SOCKET_PATH: &str = "/tmp/mpib/agent.sock";
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

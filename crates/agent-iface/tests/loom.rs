@@ -1,5 +1,5 @@
-//! The entry's protocol under every schedule and every order that the memory model allows, in both ways of reading; and the
-//! same with a fault put in, which the model must find. Run with `make loom`.
+//! Model checks of the sequence lock: every schedule and every memory order, for both ways of reading.
+//! The same models with a seeded fault must fail.
 
 #![cfg(loom)]
 
@@ -11,21 +11,21 @@ use explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
+use nccl_net_mpib_agent_iface::agent::{Entry, Hint, Snapshot, snapshot};
 use nccl_net_mpib_agent_iface::stats::Generation;
-use nccl_net_mpib_agent_iface::{Entry, Hint, Settled, settle};
 
-/// The n-th thing that the writer says: each field tells which one it is of.
-fn said(n: u8) -> Hint {
+/// The n-th hint that the writer writes: each field identifies it.
+fn nth(n: u8) -> Hint {
     Hint { sup_bw: n.into(), seq: u32::from(n) * 2, src: [n; 4].into(), dst: [n; 4].into() }
 }
 
 fn write(entry: &Entry) {
-    let seq = entry.write(Hint { seq: 0, ..said(1) });
-    entry.write(Hint { seq, ..said(2) });
+    let seq = entry.write(Hint { seq: 0, ..nth(1) });
+    entry.write(Hint { seq, ..nth(2) });
 }
 
 fn whole(hint: Hint) {
-    assert!((0..=2).any(|n| hint == said(n)), "{hint:?}");
+    assert!((0..=2).any(|n| hint == nth(n)), "{hint:?}");
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_mapped_entry_is_read_whole_or_not_at_all() {
             whole(hint);
         }
         writer.join().unwrap();
-        assert_eq!(entry.read(), Some(said(2)));
+        assert_eq!(entry.read(), Some(nth(2)));
     });
     println!("{schedules} schedules");
     assert!(schedules > 500, "{schedules}");
@@ -53,7 +53,7 @@ fn three_copies_give_an_entry_whole_or_not_at_all() {
         let writer = {
             let entry = Arc::clone(&entry);
             thread::spawn(move || {
-                entry.write(Hint { seq: 0, ..said(1) });
+                entry.write(Hint { seq: 0, ..nth(1) });
             })
         };
         let copy = || {
@@ -61,10 +61,10 @@ fn three_copies_give_an_entry_whole_or_not_at_all() {
             fence(Acquire);
             bytes
         };
-        match settle(&copy(), &copy(), &copy()) {
-            Settled::Whole(hint) => whole(hint),
-            Settled::Odd(seq) => assert_eq!(seq, 1),
-            Settled::Moved => {}
+        match snapshot(&copy(), &copy(), &copy()) {
+            Snapshot::Consistent(hint) => whole(hint),
+            Snapshot::Writing(seq) => assert_eq!(seq, 1),
+            Snapshot::Changed => {}
         }
         writer.join().unwrap();
     });
@@ -84,7 +84,7 @@ enum Fault {
     NumberNotReadAgain,
 }
 
-/// The protocol on two words, once more, with room for a fault.
+/// The protocol on two words, with a seeded fault.
 fn faulty(fault: Fault) -> usize {
     explore(move || {
         let words = Arc::new([0; 3].map(AtomicU32::new));
@@ -131,11 +131,12 @@ fn the_model_finds_each_fault() {
         Fault::OddIsTaken,
         Fault::NumberNotReadAgain,
     ] {
-        assert!(catch_unwind(|| faulty(fault)).is_err(), "{fault:?} went by");
+        assert!(catch_unwind(|| faulty(fault)).is_err(), "{fault:?} was not found");
     }
 }
 
-/// An entry of the statistics page that is given from one connection to the next: of use `n`, both words are `n`.
+/// An entry of the statistics page that is reused by the next connection: in use `n`, both words are
+/// `n`.
 fn reuse(fault: bool) -> usize {
     explore(move || {
         let entry = Arc::new((Generation::default(), [0; 2].map(AtomicU32::new)));
@@ -145,7 +146,7 @@ fn reuse(fault: bool) -> usize {
                 let (generation, words) = &*entry;
                 let mut even = 0;
                 for n in 1..=2 {
-                    // `free` alone is too weak to begin a new use with: the fault.
+                    // The fault: `free` alone is too weak to start a new use.
                     let odd = if fault { even + 1 } else { generation.prepare(even) };
                     words[0].store(n, Relaxed);
                     words[1].store(n, Relaxed);
@@ -170,5 +171,5 @@ fn an_entry_is_read_of_one_use_or_not_at_all() {
     let schedules = reuse(false);
     println!("{schedules} schedules");
     assert!(schedules > 200, "{schedules}");
-    assert!(catch_unwind(|| reuse(true)).is_err(), "the fault went by");
+    assert!(catch_unwind(|| reuse(true)).is_err(), "the fault was not found");
 }

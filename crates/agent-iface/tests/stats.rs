@@ -1,4 +1,5 @@
-//! The statistics page, as other processes find it. The page is one per process, so the tests of it take turns.
+//! The statistics page as other processes see it. A process has one page, therefore the tests use it
+//! in turn.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -9,25 +10,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Connection, Data, Direction, Islands, MEMFD_NAME, NoPage, Opening, STATS_ENTRIES,
-    STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State, StatsPage,
-    StatsWriter, Summary, Taken, pages_of,
+    BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage,
+    STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State,
+    StatsPage, StatsWriter, Summary, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// This process's page, for one test at a time.
+/// Returns the page of this process, for one test at a time.
 fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    (turn, StatsWriter::of_this_process("1.2.3").unwrap())
+    (turn, StatsWriter::for_this_process("1.2.3").unwrap())
 }
 
 const NAMES: [(u8, &str); 2] = [(0, "mlx5_0:1"), (1, "mlx5_1:2")];
 
-fn opening(peer: &str) -> Opening<'_> {
+fn opening(peer: &str) -> NewConnection<'_> {
     let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
-    Opening { direction, islands, data, peer, rails: &NAMES, elsewhere: false }
+    NewConnection { direction, islands, data, peer, rails: &NAMES, substituted: false }
 }
 
 fn page() -> StatsPage {
@@ -40,7 +41,7 @@ fn connections() -> Vec<Connection> {
     page().connections()
 }
 
-/// The page's file, as a program in another language opens it.
+/// Opens the file of the page as a program in another language does.
 fn file() -> File {
     let link = |fd: &fs::DirEntry| fs::read_link(fd.path()).unwrap_or_default();
     let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
@@ -53,7 +54,7 @@ fn file() -> File {
 #[test]
 fn every_number_stands_where_the_layout_has_it() {
     let (_turn, writer) = writer();
-    let taken = writer.take(&opening("host-b, pid 7"));
+    let taken = writer.add(&opening("host-b, pid 7"));
     let entry = taken.entry().unwrap();
     for _ in 0..3 {
         entry.request();
@@ -95,7 +96,7 @@ fn every_number_stands_where_the_layout_has_it() {
         assert_eq!((word(at + 256 + 128 * i + 40), text(at + 256 + 128 * i + 64)), ((*role).into(), *name));
     }
 
-    // And the reader says the same.
+    // The reader returns the same values.
     let seen = &connections()[0];
     assert_eq!((seen.state, seen.direction), (Some(State::Failed), Some(Direction::Send)));
     assert_eq!((seen.islands, seen.data, seen.share), (Some(Islands::Two), Some(Data::Split), Some(341)));
@@ -109,7 +110,7 @@ fn every_number_stands_where_the_layout_has_it() {
 #[test]
 fn an_entry_is_used_again_from_zero_with_another_generation() {
     let (_turn, writer) = writer();
-    let count = |taken: &Taken| {
+    let count = |taken: &ConnectionEntry| {
         let entry = taken.entry().unwrap();
         entry.request();
         entry.done(1, 10);
@@ -117,13 +118,14 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
         entry.rail(0).posted(1, 1, 10);
         entry.failure("gone");
     };
-    let taken = writer.take(&opening("the first"));
+    let taken = writer.add(&opening("the first"));
     count(&taken);
     let first = connections().remove(0);
     drop(taken);
     assert_eq!(connections(), [], "a closed connection is not shown");
-    let receives = Opening { direction: Direction::Receive, rails: &NAMES[1..], ..opening("the second") };
-    let _taken = writer.take(&receives);
+    let receives =
+        NewConnection { direction: Direction::Receive, rails: &NAMES[1..], ..opening("the second") };
+    let _taken = writer.add(&receives);
     let second = connections().remove(0);
     assert_eq!((first.index, first.generation + 2), (second.index, second.generation));
     assert_eq!((second.peer.as_str(), second.state), ("the second", Some(State::Open)));
@@ -137,7 +139,8 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
 fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     let (_turn, writer) = writer();
     let before = page().summary();
-    let mut all: Vec<Taken> = (0..STATS_ENTRIES + 3).map(|_| writer.take(&opening("many"))).collect();
+    let mut all: Vec<ConnectionEntry> =
+        (0..STATS_ENTRIES + 3).map(|_| writer.add(&opening("many"))).collect();
     assert!(all[STATS_ENTRIES - 1].entry().is_some() && all[STATS_ENTRIES].entry().is_none());
     let now = || {
         let Summary { opened, open, hidden, .. } = page().summary();
@@ -148,13 +151,14 @@ fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     // One that is shown makes room for the next one, not for those that were not.
     drop(all.swap_remove(5));
     assert_eq!(now(), (u64::from(n) + 3, n + 2, 3, STATS_ENTRIES - 1));
-    all.push(writer.take(&opening("late")));
+    all.push(writer.add(&opening("late")));
     assert_eq!(now(), (u64::from(n) + 4, n + 3, 3, STATS_ENTRIES));
     all.clear();
     assert_eq!(now(), (u64::from(n) + 4, 0, 0, 0));
 }
 
-/// Readers beside connections that come and go: what they see is of one connection, and counters never go back.
+/// Readers beside connections that come and go: what they see is of one connection, and counters
+/// never go back.
 #[test]
 fn a_reader_never_sees_two_connections_as_one() {
     let (_turn, writer) = writer();
@@ -165,7 +169,7 @@ fn a_reader_never_sees_two_connections_as_one() {
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
-                let taken = writer.take(&opening(&format!("peer {n}")));
+                let taken = writer.add(&opening(&format!("peer {n}")));
                 let entry = taken.entry().unwrap();
                 // All numbers of a connection follow from its first.
                 for _ in 0..n % 5 {
@@ -200,19 +204,19 @@ fn a_reader_never_sees_two_connections_as_one() {
 #[test]
 fn a_forked_process_does_not_write_to_its_parents_page() {
     let (_turn, writer) = writer();
-    let taken = writer.take(&opening("of the parent"));
+    let taken = writer.add(&opening("of the parent"));
     let entry = taken.entry().unwrap();
     entry.request();
     let (read, write) = nix::unistd::pipe().unwrap();
-    // SAFETY: the child allocates and reads files; glibc makes both work after a fork from a process with threads, and it
-    // ends by _exit whatever happens.
+    // SAFETY: the child allocates and reads files, which glibc allows after a fork of a threaded
+    // process, and always ends with _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let said = std::panic::catch_unwind(|| {
             (0..100).for_each(|_| entry.request());
             let none = matches!(pages_of(std::process::id()), Err(NoPage::None));
-            let own = StatsWriter::of_this_process("child").unwrap();
-            let mine = own.take(&opening("of the child"));
+            let own = StatsWriter::for_this_process("child").unwrap();
+            let mine = own.add(&opening("of the child"));
             mine.entry().unwrap().request();
             let pages = pages_of(std::process::id()).unwrap();
             let seen = pages[0].connections();
@@ -220,7 +224,7 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
         });
         let said = said.unwrap_or_else(|_| "it panicked".into());
         let _ = File::from(write).write_all(said.as_bytes());
-        // SAFETY: nothing of this process is to run any more.
+        // SAFETY: ends the child without running destructors of the parent.
         unsafe { libc::_exit(0) };
     }
     drop(write);
@@ -234,9 +238,9 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
     assert_eq!(page().summary().plugin, "1.2.3");
 }
 
-/// A file with the name of a page, sealed or not, in which these words stand.
+/// Creates a memfd with these seals and words.
 fn forged(seals: SealFlag, size: usize, words: &[(usize, u32)]) -> File {
-    // Another name than a page's: pages of this process are counted by other tests.
+    // Not the name of a page: other tests count the pages of this process.
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let file = File::from(memfd_create("forged", flags).unwrap());
     file.set_len(size as u64).unwrap();
@@ -270,7 +274,7 @@ fn what_is_no_page_is_refused_by_name() {
         let file = forged(seals, size, &[]);
         assert!(matches!(StatsPage::open(&file), Err(BadPage::Size(n)) if n == size as u64));
     }
-    // One number after another is wrong by one.
+    // Each number in turn is wrong by one.
     for (i, (at, value)) in good.iter().enumerate() {
         let mut words = good;
         words[i].1 = value + 1;
@@ -287,7 +291,7 @@ fn what_is_no_page_is_refused_by_name() {
     }
 }
 
-/// Whatever stands in the entries of a page, reading it ends and gives no more than there is.
+/// Reading a page with random entries terminates and returns at most [`STATS_ENTRIES`] connections.
 #[test]
 fn garbage_in_a_page_does_no_harm() {
     let file = forged(SealFlag::F_SEAL_SHRINK, STATS_SIZE, &[]);
@@ -307,7 +311,7 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let without = pages_of(child.id());
     child.kill().unwrap();
-    // It is not waited for yet: as long as it ends, it may look alive.
+    // Not reaped yet: while it exits, it may look alive.
     let start = Instant::now();
     while !matches!(pages_of(child.id()), Err(NoPage::NoProcess)) {
         assert!(start.elapsed() < Duration::from_secs(60), "it is still there");
@@ -316,6 +320,6 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
     child.wait().unwrap();
     assert!(matches!(without, Err(NoPage::None)), "{without:?}");
     assert!(matches!(pages_of(child.id()), Err(NoPage::NoProcess)));
-    // Past the largest process id that there can be.
+    // Larger than any process id.
     assert!(matches!(pages_of(u32::MAX), Err(NoPage::NoProcess)));
 }

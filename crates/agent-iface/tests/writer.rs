@@ -1,10 +1,10 @@
-//! The file that an agent's writer makes, as others see it.
+//! The hint file that an agent writes, as other processes see it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use nccl_net_mpib_agent_iface::{
-    ENTRY_SIZE, HINTS_SIZE, Hint, HintsWriter, Settled, entry_offset, header, settle,
+use nccl_net_mpib_agent_iface::agent::{
+    ENTRY_SIZE, HINTS_SIZE, Hint, HintsWriter, Snapshot, entry_offset, header, snapshot,
 };
 
 fn entry(file: &File, slot: u8) -> [u8; ENTRY_SIZE] {
@@ -14,7 +14,7 @@ fn entry(file: &File, slot: u8) -> [u8; ENTRY_SIZE] {
 }
 
 #[test]
-fn slots_are_written_where_the_interface_has_them() {
+fn slots_are_written_at_their_offsets() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("hints");
     let mut writer = HintsWriter::create(&path).unwrap();
@@ -66,12 +66,16 @@ fn a_folder_that_is_not_there_is_named() {
 }
 
 #[test]
-fn three_copies_are_judged_by_their_numbers() {
+fn three_copies_are_compared_by_their_sequence_numbers() {
     let at = |seq, sup_bw| Hint { sup_bw, seq, src: [1, 2, 3, 4].into(), dst: [5, 6, 7, 8].into() };
-    let judge = |a: Hint, b: Hint, c: Hint| settle(&a.encode(), &b.encode(), &c.encode());
-    assert_eq!(judge(at(2, 1), at(3, 9), at(2, 2)), Settled::Whole(at(2, 9)), "fields are the middle copy's");
-    assert_eq!(judge(at(3, 1), at(2, 1), at(3, 1)), Settled::Odd(3));
-    assert_eq!(judge(at(2, 1), at(2, 1), at(4, 1)), Settled::Moved);
-    assert_eq!(judge(at(2, 1), at(2, 1), at(3, 1)), Settled::Moved);
-    assert_eq!(judge(at(3, 1), at(2, 1), at(2, 1)), Settled::Moved);
+    let judge = |a: Hint, b: Hint, c: Hint| snapshot(&a.encode(), &b.encode(), &c.encode());
+    assert_eq!(
+        judge(at(2, 1), at(3, 9), at(2, 2)),
+        Snapshot::Consistent(at(2, 9)),
+        "fields are the middle copy's"
+    );
+    assert_eq!(judge(at(3, 1), at(2, 1), at(3, 1)), Snapshot::Writing(3));
+    assert_eq!(judge(at(2, 1), at(2, 1), at(4, 1)), Snapshot::Changed);
+    assert_eq!(judge(at(2, 1), at(2, 1), at(3, 1)), Snapshot::Changed);
+    assert_eq!(judge(at(3, 1), at(2, 1), at(2, 1)), Snapshot::Changed);
 }

@@ -270,7 +270,7 @@ fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     strict.says("agent", "fail", &["no connection is made without a hint (MPIB_STRICT=1)"]);
     // There, all is well; with a fixed share nobody is asked.
     let _listener = UnixListener::bind(&socket).unwrap();
-    let _writer = nccl_net_mpib_agent_iface::HintsWriter::create(Path::new(&hints)).unwrap();
+    let _writer = nccl_net_mpib_agent_iface::agent::HintsWriter::create(Path::new(&hints)).unwrap();
     doctor(TWO, &env).usable_with(&[]);
     let fixed =
         doctor(TWO, &[&env[..3], &[("MPIB_SUP_SHARE", "9"), ("MPIB_HINTS", "/nowhere/at/all")]].concat());

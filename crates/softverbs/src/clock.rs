@@ -1,6 +1,6 @@
-//! The one clock of the fabric: CLOCK_MONOTONIC, the same in every process of a machine.
+//! The clock of the fabric: CLOCK_MONOTONIC, which all processes of a machine share.
 
-/// Nanoseconds.
+/// Returns the time in nanoseconds.
 pub(crate) fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable timespec.

@@ -1,5 +1,5 @@
-//! What a device can hold, in the words of `ibv_device_attr`. One place, so that what
-//! `ibv_query_device` says is what the object calls enforce.
+//! Limits of a device, named as in `ibv_device_attr`. `ibv_query_device` reports the same constants
+//! that the object calls enforce.
 
 /// `max_qp`, per process.
 pub(crate) const MAX_QP: u32 = 4096;
@@ -7,7 +7,7 @@ pub(crate) const MAX_QP: u32 = 4096;
 pub(crate) const MAX_QP_WR: u32 = 16_384;
 /// `max_sge`, per work request.
 pub(crate) const MAX_SGE: u32 = 32;
-/// Bytes of inline data that a QP can be asked for.
+/// `max_inline_data` in bytes, per QP.
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// `max_cq`, per process.
 pub(crate) const MAX_CQ: u32 = 4096;
@@ -31,10 +31,10 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 pub(crate) const COMP_VECTORS: i32 = 4;
 /// Largest message in bytes (`max_msg_sz`).
 pub(crate) const MAX_MSG: u64 = 1 << 31;
-/// Entries of a port's GID table that can be used.
+/// `gid_tbl_len`: entries of the GID table of a port.
 pub(crate) const MAX_GIDS: usize = 32;
-/// Devices of one process.
+/// Devices per process.
 pub(crate) const MAX_DEVICES: usize = 32;
-/// Larger WRITEs and READs are carried out in pieces of so many bytes, not when they are posted but after it. Small enough
-/// that whoever waits for a queue that is at work on one does not wait long.
+/// Larger WRITEs and READs are executed in pieces of this size, after the post returns. A piece
+/// must be small enough that a thread waiting for the lock of the queue does not wait long.
 pub(crate) const PIECE: u64 = 1 << 17;

@@ -1,30 +1,31 @@
-//! One line on stderr for each misuse, unless `SOFTVERBS_LOG=off`, and for each setting that is wrong, always.
+//! Lines on stderr: one for each misuse (unless `SOFTVERBS_LOG=off`) and one for each invalid
+//! setting.
 
 use std::fmt;
 use std::io::Write;
 use std::sync::OnceLock;
 
-/// Whether faults are told. Any value but `off` means that they are.
+/// Returns whether misuse is logged: always, except with the value `off`.
 pub(crate) fn enabled() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
     *ON.get_or_init(|| std::env::var_os("SOFTVERBS_LOG").is_none_or(|value| value != "off"))
 }
 
-/// Writes the line; see [`fault!`].
+/// Writes a line if logging is enabled; see [`fault!`].
 pub(crate) fn write(line: fmt::Arguments<'_>) {
     if enabled() {
         write_always(line);
     }
 }
 
-/// Writes a line that nothing silences: a setting is wrong, and what was asked for will not be.
+/// Writes a line even if logging is disabled, for invalid settings.
 pub(crate) fn write_always(line: fmt::Arguments<'_>) {
     let line = format!("softverbs[{}]: {line}\n", std::process::id());
-    // A closed stderr is no reason to fail a verb.
+    // A closed stderr must not fail a verbs call.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Tells a misuse: what was found, where, and what was expected.
+/// Logs a misuse: what was found, where, and what was expected.
 macro_rules! fault {
     ($($arg:tt)*) => { $crate::log::write(format_args!($($arg)*)) };
 }

@@ -138,16 +138,16 @@ fn a_mapping_lasts_as_long_as_its_registration() {
 fn mapped_while_registered() {
     devices();
     let end = End::new(Opts::default());
-    let (made, objects) = (softverbs::registered(), softverbs::objects().unwrap().mrs);
+    let (made, objects) = (softverbs::registrations_made(), softverbs::objects().unwrap().mrs);
     let all: Vec<_> = (0..3).map(|i| reg(&end, &memfd(PAGE, i), 0, PAGE, 0x1_0000).unwrap()).collect();
     assert!(mapped());
-    assert_eq!((softverbs::registered() - made, softverbs::objects().unwrap().mrs - objects), (3, 3));
+    assert_eq!((softverbs::registrations_made() - made, softverbs::objects().unwrap().mrs - objects), (3, 3));
     for mr in all {
         assert!(mapped());
         dereg(mr);
     }
     assert!(!mapped());
-    assert_eq!((softverbs::registered() - made, softverbs::objects().unwrap().mrs - objects), (3, 0));
+    assert_eq!((softverbs::registrations_made() - made, softverbs::objects().unwrap().mrs - objects), (3, 0));
 }
 
 #[test]

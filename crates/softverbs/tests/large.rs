@@ -17,7 +17,7 @@ const SLOW: usize = 1;
 const STEADY: usize = 2;
 
 fn devices() {
-    let spec = |name: &str, third: u8| softverbs::DeviceSpec::new(name, &[([10, 1, third, 1].into(), 24)]);
+    let spec = |name: &str, third: u8| softverbs::DeviceSpec::roce(name, &[([10, 1, third, 1].into(), 24)]);
     let mut devices = vec![spec("free", 1), spec("slow", 2), spec("steady", 3)];
     devices[SLOW].rate = Some(1 << 10);
     devices[STEADY].rate = Some(1 << 20);
@@ -64,7 +64,7 @@ fn data_lands_when_the_link_can_have_carried_it() {
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), 0);
     assert!(b.buf == a.buf);
     // SAFETY: a living CQ.
-    assert_eq!(unsafe { softverbs::ready_times(a.scq) }.len(), 1);
+    assert_eq!(unsafe { softverbs::completion_times(a.scq) }.len(), 1);
     assert!(poll(a.scq).is_none(), "it is told minutes too early");
 }
 
@@ -130,7 +130,7 @@ fn a_reset_queue_forgets_what_it_has_begun() {
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, 8)]).to(&to, PIECE as u64)), 0);
     // The write that is whole at once is in the CQ, and nothing else is.
     // SAFETY: a living CQ.
-    assert_eq!(unsafe { softverbs::ready_times(a.scq) }.len(), 1);
+    assert_eq!(unsafe { softverbs::completion_times(a.scq) }.len(), 1);
     assert_eq!((byte(&b, PIECE + 7), byte(&b, PIECE + 8)), (a.buf[7], 0));
 }
 

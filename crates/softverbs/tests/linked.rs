@@ -24,7 +24,7 @@ fn names() -> Vec<String> {
 /// One test: the devices of a process are chosen once.
 #[test]
 fn the_devices_are_those_that_were_configured() {
-    let device = |name: &str, last: u8| DeviceSpec::new(name, &[(IpAddr::from([10, 0, 0, last]), 24)]);
+    let device = |name: &str, last: u8| DeviceSpec::roce(name, &[(IpAddr::from([10, 0, 0, last]), 24)]);
     let devices = vec![device("sout", 1), device("sup", 2)];
     let twice = vec![device("sout", 1), device("sout", 2)];
     let error = configure(twice).expect_err("a name twice").to_string();

@@ -12,7 +12,7 @@ const SMALL: usize = 1 << 16;
 /// test is held up, the links are still busy with what it posted before.
 fn devices() {
     let spec = |name: &str, third: u8, rate: u64| {
-        let mut spec = softverbs::DeviceSpec::new(name, &[([10, 0, third, 1].into(), 24)]);
+        let mut spec = softverbs::DeviceSpec::roce(name, &[([10, 0, third, 1].into(), 24)]);
         spec.rate = Some(rate);
         spec.latency_ns = 5_000;
         spec
@@ -31,7 +31,7 @@ fn burst(index: usize, n: usize) -> Vec<u64> {
         assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
     }
     // SAFETY: a living CQ.
-    unsafe { softverbs::ready_times(a.scq) }
+    unsafe { softverbs::completion_times(a.scq) }
 }
 
 #[test]
@@ -56,7 +56,8 @@ fn completions_are_due_when_the_link_has_carried_them() {
         assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
     }
     // SAFETY: living CQs.
-    let (sent, received) = unsafe { (softverbs::ready_times(a.scq), softverbs::ready_times(b.rcq)) };
+    let (sent, received) =
+        unsafe { (softverbs::completion_times(a.scq), softverbs::completion_times(b.rcq)) };
     assert_eq!((sent.len(), &sent), (2, &received));
     assert!(sent[1] - sent[0] >= 250_000_000);
     assert_eq!(wait_event(b.channel), b.rcq);

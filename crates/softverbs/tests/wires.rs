@@ -9,7 +9,7 @@ use softverbs::DeviceSpec;
 const DEVICES: &str = "
     a:addr=10.0.0.1/24,wire=1; b:addr=10.0.0.2/24,wire=1; c:addr=10.0.0.3/24,wire=2; d:addr=10.0.0.4/24;
     wide:addr=10.0.0.5/8,wire=1; low:addr=10.0.0.6/25,wire=1; high:addr=10.0.0.130/25,wire=1; point:addr=10.0.1.0/31; other:addr=10.0.1.1/31;
-    small:addr=10.0.2.1/24,mtu=512; big:addr=10.0.2.2/24; behind:addr=10.0.2.3/24,carries=512";
+    small:addr=10.0.2.1/24,mtu=512; big:addr=10.0.2.2/24; behind:addr=10.0.2.3/24,path_mtu=512";
 
 /// An end on the device of this name.
 fn end(name: &str) -> End {

@@ -1,4 +1,4 @@
-//! The pages of a process, found in `/proc`.
+//! Finds the pages of a process in `/proc`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -7,54 +7,53 @@ use std::path::Path;
 
 use super::{BadPage, MEMFD_NAME, StatsPage};
 
-/// Why a process shows no statistics.
+/// Why the statistics of a process cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPage {
-    /// There is no such process, or none that this user may see.
+    /// There is no such process, or this user may not see it.
     #[error("no such process")]
     NoProcess,
-    /// It belongs to another user, or to a program with capabilities that this one lacks.
-    #[error("not permitted: the process is of another user, or may not be looked into")]
+    /// The process belongs to another user, or has capabilities that the caller does not have.
+    #[error("not permitted: the process belongs to another user, or is not dumpable")]
     NotPermitted,
-    /// No plugin with statistics.
-    #[error(
-        "it has no statistics page: the plugin is not in it, has not been initialised, or was told MPIB_STATS=0"
-    )]
+    /// The process has no plugin with statistics.
+    #[error("it has no statistics page: the plugin is not loaded or not initialised, or MPIB_STATS=0 is set")]
     None,
-    /// A page that cannot be read.
+    /// The page is invalid.
     #[error("its statistics page {fd} cannot be read: {why}")]
     Bad {
-        /// Where it is.
+        /// Path of the descriptor in `/proc`.
         fd: String,
-        /// What is wrong with it.
+        /// The reason.
         why: BadPage,
     },
-    /// The system says so.
+    /// A system call failed.
     #[error("{path}: {source}")]
     Io {
-        /// What was read.
+        /// The path that was read.
         path: String,
-        /// errno.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// The pages of a process: one for each plugin file that is loaded in it, never none.
+/// Returns the pages of a process, one for each copy of the plugin loaded in it. The list is never
+/// empty.
 ///
 /// # Errors
-/// Why there is none that can be read.
+/// [`NoPage`] if there is no page that can be read.
 pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
     let here = format!("/proc/{pid}");
     let trouble = |path: &str, source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => NoPage::NoProcess,
         io::ErrorKind::PermissionDenied => NoPage::NotPermitted,
-        // ESRCH: it ended while it was read.
+        // ESRCH: the process ended meanwhile.
         _ if source.raw_os_error() == Some(libc::ESRCH) => NoPage::NoProcess,
         _ => NoPage::Io { path: path.to_owned(), source },
     };
     let status = format!("{here}/status");
     let own = fs::read_to_string(&status).map_err(|e| trouble(&status, e))?;
-    // One that has ended and was not waited for has nothing left but its number.
+    // A zombie has no descriptors any more.
     if own.lines().any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX")) {
         return Err(NoPage::NoProcess);
     }
@@ -64,7 +63,7 @@ pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
     for fd in fs::read_dir(&fds).map_err(|e| trouble(&fds, e))? {
         let fd = fd.map_err(|e| trouble(&fds, e))?.path();
         match page(&fd) {
-            // A page that was inherited by a process without exec is its parent's.
+            // A process that was forked without exec has the descriptor of its parent's page.
             Ok(Some((page, inode))) if page.summary().pid == own && !seen.contains(&inode) => {
                 pages.push(page);
                 seen.push(inode);
@@ -80,7 +79,7 @@ pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
     }
 }
 
-/// All process ids that there are now.
+/// Returns the ids of all processes, in ascending order.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -93,28 +92,30 @@ pub fn processes() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// What getpid gives in the process itself, which may be in a namespace of its own.
+/// Returns the process id in the innermost PID namespace, which is what `getpid` returns in the
+/// process.
 fn innermost_pid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// A page and its inode, since a process may have several descriptors of it. `None` for what is no page, has just been
-/// closed, or is not finished yet.
+/// Opens a page and returns it with its inode, because a process may have several descriptors of
+/// one page. Returns `None` if the descriptor is not a page, was just closed, or its page is not
+/// yet complete.
 fn page(fd: &Path) -> Result<Option<(StatsPage, u64)>, BadPage> {
     let Ok(link) = fs::read_link(fd) else { return Ok(None) };
     let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:")?.strip_prefix(MEMFD_NAME));
     if !matches!(name, Some("" | " (deleted)")) {
         return Ok(None);
     }
-    // Whatever hides behind the name, opening it does not wait.
+    // O_NONBLOCK: anything may have this name, and opening it must not block.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(fd);
     let file: File = match opened {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
     match StatsPage::open(&file) {
-        // Its maker is between two steps.
+        // The writer stores the magic last.
         Err(BadPage::Magic(0)) => Ok(None),
         other => Ok(Some((other?, file.metadata()?.ino()))),
     }

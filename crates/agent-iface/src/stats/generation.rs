@@ -1,46 +1,48 @@
-//! Whose an entry is: told by a number that readers look at before and after.
+//! The generation of an entry: readers check it before and after copying the entry.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Odd while the entry is in use, and another number for each use. One writer at a time.
+/// Odd while the entry is in use, with a different number for each use. There is one writer at a
+/// time.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Generation(AtomicU64);
 
 impl Generation {
-    /// Ends use `odd`: readers leave the entry out. Gives the number that stands there then. The writer brings the numbers itself,
-    /// so it only ever stores.
+    /// Ends use `odd`: readers skip the entry from now on. Returns the new, even number. The writer
+    /// keeps the numbers itself: these functions store and never load.
     pub fn free(&self, odd: u64) -> u64 {
         let even = odd.wrapping_add(1);
         self.0.store(even, Ordering::Relaxed);
         even
     }
 
-    /// Begins a new use of a free entry, in which `even` stands: what is written from now on is of no older use. Gives the new
-    /// use's number, for [`publish`](Self::publish).
+    /// Prepares a free entry with number `even` for a new use. Returns the number of the new use,
+    /// for [`publish`](Self::publish). Call this before writing the entry.
     pub fn prepare(&self, even: u64) -> u64 {
         self.0.store(even, Ordering::Relaxed);
-        // The even number is seen before anything of the new use.
+        // Readers must see the even number before any data of the new use.
         fence(Ordering::Release);
         even.wrapping_add(1)
     }
 
-    /// The entry is whole: from now on it is of use `odd`.
+    /// Publishes the complete entry as use `odd`.
     pub fn publish(&self, odd: u64) {
         self.0.store(odd, Ordering::Release);
     }
 
-    /// What `copy` reads of the entry, and of which use it is. `None` while it is free, `Some(None)` where it was freed meanwhile.
+    /// Calls `copy` and returns its result with the number of the use. Returns `None` if the entry
+    /// is free, and `Some(None)` if its use ended during the copy.
     pub fn read<T>(&self, copy: impl FnOnce() -> T) -> Option<Option<(u64, T)>> {
         let before = self.0.load(Ordering::Acquire);
         if before.is_multiple_of(2) {
             return None;
         }
         let copied = copy();
-        // All of it is read before the number is looked at again.
+        // The entry must be read before the number is read again.
         fence(Ordering::Acquire);
         let same = self.0.load(Ordering::Relaxed) == before;
         Some(same.then_some((before, copied)))

@@ -1,4 +1,4 @@
-//! The page as a struct: atomics at the offsets that [the module](super) gives.
+//! The page as a struct of atomics, with the offsets documented in [the module](super).
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -33,14 +33,15 @@ pub(super) struct Header {
     pub(super) open: AtomicU32,
     pub(super) hidden: AtomicU32,
     pub(super) used: AtomicU32,
-    pub(super) elsewhere: AtomicU32,
+    pub(super) substituted: AtomicU32,
     _reserved: [AtomicU32; 6],
     pub(super) plugin: Text<4>,
     pub(super) events: [AtomicU64; STATS_EVENTS],
     _rest: [AtomicU64; 16 - STATS_EVENTS],
 }
 
-/// One connection's entry. Its counters have one writer at a time: whoever has the connection's state.
+/// The entry of one connection. Its counters have one writer at a time: the holder of the
+/// connection's lock.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Entry {
@@ -54,7 +55,7 @@ pub struct Entry {
     pub(super) failed_at: AtomicU64,
     _reserved: [AtomicU64; 4],
     pub(super) peer: Text<16>,
-    // One cache line, which every message touches.
+    // One cache line: every message updates it.
     pub(super) requests: AtomicU64,
     pub(super) done: AtomicU64,
     pub(super) messages: AtomicU64,
@@ -72,7 +73,7 @@ pub struct Entry {
 #[derive(Debug)]
 #[repr(C)]
 pub struct RailEntry {
-    // One cache line, which every message on the rail touches.
+    // One cache line: every message on the rail updates it.
     pub(super) bytes: AtomicU64,
     pub(super) parts: AtomicU64,
     pub(super) posted: AtomicU64,
@@ -84,7 +85,7 @@ pub struct RailEntry {
     pub(super) name: Text<8>,
 }
 
-/// Text in words, zeros behind.
+/// Zero-padded text in words.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Text<const WORDS: usize>([AtomicU64; WORDS]);
@@ -95,7 +96,7 @@ const _: () = {
     assert!(
         offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
     );
-    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, elsewhere) == 68);
+    assert!(offset_of!(Header, used) == 64 && offset_of!(Header, substituted) == 68);
     assert!(offset_of!(Header, plugin) == 96);
     assert!(offset_of!(Header, events) == 128);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
@@ -107,32 +108,33 @@ const _: () = {
     assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, name) == 64);
 };
 
-/// Adds to a counter that nobody else writes: a load and a store, no locked instruction.
+/// Adds to a counter with a single writer: a load and a store, no locked instruction.
 #[inline]
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// As [`add`], for what must not be seen before what it is part of.
+/// Like [`add`], but readers that see the new value also see all earlier stores.
 #[inline]
 fn add_done(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Release);
 }
 
 impl Entry {
-    /// isend or irecv gave a request.
+    /// Counts a request that isend or irecv returned.
     #[inline]
     pub fn request(&self) {
         add(&self.requests, 1);
     }
 
-    /// The share of SUP that a send goes by.
+    /// Records the share of SUP of a send, in parts per 1024.
     #[inline]
     pub fn share(&self, share: u16) {
         self.share.store(share.into(), Ordering::Relaxed);
     }
 
-    /// test told that a request is done, which had so many messages of so many bytes in all.
+    /// Counts a request that test reported as done, with its number of messages and their total
+    /// bytes.
     #[inline]
     pub fn done(&self, messages: usize, bytes: usize) {
         add(&self.messages, messages as u64);
@@ -140,19 +142,19 @@ impl Entry {
         add_done(&self.done, 1);
     }
 
-    /// isend gave no request, since no receive was offered.
+    /// Counts a call of isend without a request, because the peer had posted no receive.
     #[inline]
     pub fn wait_for_peer(&self) {
         add(&self.waits_peer, 1);
     }
 
-    /// isend or irecv gave no request, since a queue was full.
+    /// Counts a call of isend or irecv without a request, because a queue was full.
     #[inline]
     pub fn wait_for_queue(&self) {
         add(&self.waits_queue, 1);
     }
 
-    /// A call failed, and with it the connection; the first reason stays.
+    /// Records a failed call, which fails the connection. The first reason is kept.
     #[cold]
     pub fn failure(&self, why: &str) {
         add(&self.errors, 1);
@@ -163,7 +165,7 @@ impl Entry {
         }
     }
 
-    /// One rail's counters. Indices that no connection has are those of the last rail.
+    /// Returns the counters of a rail. An index that is too large gives the last rail.
     #[inline]
     pub fn rail(&self, rail: usize) -> &RailEntry {
         &self.rails[rail.min(STATS_RAILS - 1)]
@@ -191,7 +193,7 @@ impl Entry {
 }
 
 impl RailEntry {
-    /// Work requests were posted, `parts` of which carry so many bytes of messages.
+    /// Counts posted work requests, `parts` of which carry message data of `bytes` bytes in total.
     #[inline]
     pub fn posted(&self, work_requests: usize, parts: usize, bytes: usize) {
         add(&self.posted, work_requests as u64);
@@ -199,25 +201,25 @@ impl RailEntry {
         add(&self.bytes, bytes as u64);
     }
 
-    /// A work request was posted that carries nothing of a message.
+    /// Counts a posted work request without message data.
     #[inline]
     pub fn posted_bare(&self) {
         add(&self.posted, 1);
     }
 
-    /// So many work requests are known to be done.
+    /// Counts work requests that are known to be complete.
     #[inline]
     pub fn completed(&self, work_requests: u32) {
         add_done(&self.done, work_requests.into());
     }
 
-    /// A message, or a part of one, arrived.
+    /// Counts a received message or part.
     #[inline]
     pub fn arrived(&self) {
         add(&self.parts, 1);
     }
 
-    /// A completion told an error.
+    /// Counts a completion with an error.
     #[cold]
     pub fn error(&self) {
         add(&self.errors, 1);
@@ -225,7 +227,7 @@ impl RailEntry {
 }
 
 impl<const WORDS: usize> Text<WORDS> {
-    /// As much of `text` as there is room for, cut between characters.
+    /// Writes `text`, truncated at a character boundary if necessary.
     pub(super) fn write(&self, text: &str) {
         let mut end = text.len().min(WORDS * 8);
         while !text.is_char_boundary(end) {
@@ -240,7 +242,8 @@ impl<const WORDS: usize> Text<WORDS> {
         }
     }
 
-    /// What stands there, fit for a terminal: signs that are none are replaced.
+    /// Reads the text. Control characters and invalid UTF-8 are replaced, which makes it safe for a
+    /// terminal.
     pub(super) fn read(&self) -> String {
         let bytes: Vec<u8> = self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());

@@ -1,4 +1,4 @@
-//! Memory that a process shares with whoever reads its statistics: the one file here that has unsafe code.
+//! Maps the page. This is the only file of the module with unsafe code.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -16,42 +16,43 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::layout::Page;
 use super::{BadPage, MEMFD_NAME, STATS_SIZE};
 
-/// The mapping of the page that this process writes, which a process forked from it must not write.
+/// The mapping of this process's page. A forked child must not write to it.
 static OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static OURS_FD: AtomicI32 = AtomicI32::new(-1);
 
-/// An empty page of this process, which stays as long as the process, and its descriptor.
+/// Creates an empty page. The mapping and the descriptor stay until the process ends.
 pub(super) fn create() -> io::Result<&'static Page> {
-    // To exceed it would not only fail but raise SIGXFSZ, which ends a process.
+    // Exceeding the limit also raises SIGXFSZ, which kills the process.
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
     if limit < STATS_SIZE as u64 {
         return Err(io::Error::other(format!(
-            "{STATS_SIZE} bytes are needed, and the limit on the size of files (ulimit -f) is {limit}"
+            "the page needs {STATS_SIZE} bytes, but the limit on the size of files (ulimit -f) is {limit}"
         )));
     }
     let file = File::from(memfd_create(MEMFD_NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
     file.set_len(STATS_SIZE as u64)?;
     let map = MmapOptions::new().len(STATS_SIZE).map_raw(&file)?;
     let size = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-    // Nobody but this mapping writes; kernels before 5.1 cannot promise it.
+    // Forbids writes except through this mapping; kernels before 5.1 do not have this seal.
     if fcntl(&file, FcntlArg::F_ADD_SEALS(size | SealFlag::F_SEAL_FUTURE_WRITE)).is_err() {
         fcntl(&file, FcntlArg::F_ADD_SEALS(size))?;
     }
     handle_forks()?;
     OURS.store(map.as_mut_ptr().cast(), Ordering::Relaxed);
-    // Readers come by the descriptor, so it stays open.
+    // Readers find the page through the descriptor. It stays open.
     OURS_FD.store(OwnedFd::from(file).into_raw_fd(), Ordering::Relaxed);
     let map = Box::leak(Box::new(map));
-    // SAFETY: as in `view`, and a leaked mapping stays for good.
+    // SAFETY: as in `Mapped::view`; the leaked mapping is never unmapped.
     Ok(unsafe { &*map.as_ptr().cast::<Page>() })
 }
 
-/// A page of another process, mapped.
+/// The mapped page of another process.
 #[derive(Debug)]
 pub(super) struct Mapped(MmapRaw);
 
 impl Mapped {
-    /// Maps a file that cannot become smaller; any other could kill its reader (SIGBUS).
+    /// Maps a file that is sealed against shrinking. If a mapped file shrinks, SIGBUS kills its
+    /// reader.
     pub(super) fn new(file: &File) -> Result<Self, BadPage> {
         let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
         if !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
@@ -65,24 +66,25 @@ impl Mapped {
     }
 
     pub(super) fn view(&self) -> &Page {
-        // SAFETY: the mapping has STATS_SIZE bytes, the size of `Page`, starts on a page of memory, and is as long as `self`; the
-        // seal on its file keeps the bytes there. `Page` is atomics only: valid for any bytes, and other processes may write.
-        // Nobody stores through a view of a read-only mapping: the reader's code only loads.
+        // SAFETY: the mapping has STATS_SIZE bytes, which is the size of `Page`, is page-aligned,
+        // and lives as long as `self`; the seal keeps the file from shrinking. `Page` consists of
+        // atomics, which are valid for any bytes and for concurrent writes of other processes. The
+        // mapping is read-only, and the reader's code only loads.
         unsafe { &*self.0.as_ptr().cast::<Page>() }
     }
 }
 
-/// Has each process that is forked from now on write to memory of its own where its parent's page was.
+/// Installs a fork handler: a forked child gets private memory in place of its parent's page.
 fn handle_forks() -> io::Result<()> {
     static ONCE: Once = Once::new();
     let mut code = 0;
-    // SAFETY: `leave_page` may run in a forked child, as it says, and the code of this library is never unmapped while
-    // connections can be made: the plugin's file is linked with nodelete.
+    // SAFETY: `leave_page` is async-signal-safe, as a fork handler of a threaded process must be.
+    // Its code is never unmapped: the plugin is linked with nodelete.
     ONCE.call_once(|| code = unsafe { libc::pthread_atfork(None, None, Some(leave_page)) });
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
-/// In the child after a fork: system calls only, no lock, no allocation.
+/// Runs in the child after a fork: only system calls, no lock, no allocation.
 extern "C" fn leave_page() {
     let at = OURS.load(Ordering::Relaxed);
     if at.is_null() {
@@ -90,12 +92,12 @@ extern "C" fn leave_page() {
     }
     let (access, how) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-    // SAFETY: replaces exactly the mapping that `create` leaked, which nothing else may have taken. Atomics that are zero
-    // are as valid as those before. A failure leaves the old mapping, which is no worse than without.
+    // SAFETY: replaces exactly the mapping that `create` leaked, which nothing else can have
+    // replaced. Zeroed atomics are valid. If mmap fails, the old mapping stays.
     unsafe { libc::mmap(at, STATS_SIZE, access, how, -1, 0) };
     let fd = OURS_FD.swap(-1, Ordering::Relaxed);
     if fd >= 0 {
-        // SAFETY: the descriptor that `create` kept for the page, in this process a copy that nobody uses.
+        // SAFETY: the child's copy of the descriptor that `create` leaked; nothing else uses it.
         unsafe { libc::close(fd) };
     }
 }

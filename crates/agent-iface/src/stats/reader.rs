@@ -1,4 +1,4 @@
-//! A page of another process, read.
+//! Reads the page of another process.
 
 use std::fs::File;
 use std::io;
@@ -11,108 +11,109 @@ use super::{
     STATS_MAGIC, STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
 };
 
-/// Tries to copy an entry that is given to other connections meanwhile.
+/// Attempts to copy an entry that is reused during the copy.
 const TRIES: usize = 16;
 
-/// Why a file is no page that can be read.
+/// Why a file is not a valid page.
 #[derive(Debug, thiserror::Error)]
 pub enum BadPage {
-    /// The system says so.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Not made by a plugin, or not finished yet.
-    #[error("not sealed against becoming smaller, so it cannot be mapped safely")]
+    /// Not created by a plugin, or not yet complete.
+    #[error("not sealed against shrinking (F_SEAL_SHRINK), which makes mapping it unsafe")]
     Unsealed,
-    /// Of another layout.
+    /// Another layout.
     #[error("{0} bytes, expected {STATS_SIZE}: is the plugin of another version than this program?")]
     Size(u64),
-    /// No page at all, or not finished yet.
+    /// Not a page, or not yet complete.
     #[error("magic {0:#010x} at byte 0, expected {STATS_MAGIC:#010x}")]
     Magic(u32),
-    /// Of another layout.
+    /// Another version of the layout.
     #[error(
         "version {0} of the page, expected {STATS_VERSION}: this program is of another version than the plugin"
     )]
     Version(u32),
-    /// Numbers that do not go with the version.
+    /// A size that does not match the version.
     #[error("{what} of {found} according to byte {at}, expected {expected}")]
     Layout {
-        /// What the number is.
+        /// What has this size.
         what: &'static str,
-        /// Where it stands.
+        /// Offset of the number.
         at: usize,
-        /// What stands there.
+        /// The number found.
         found: u64,
-        /// What must.
+        /// The number expected.
         expected: u64,
     },
 }
 
-/// A page, mapped and found good. What it shows is what is there at each call.
+/// A mapped and validated page. Each call reads the current values.
 #[derive(Debug)]
 pub struct StatsPage(Mapped);
 
-/// What a page says of its process.
+/// The header of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// As the process itself sees it.
+    /// Process id in the innermost PID namespace of the process.
     pub pid: u32,
     /// Version of the plugin.
     pub plugin: String,
-    /// When the page was made, ns since 1970.
+    /// Creation time of the page, ns since 1970.
     pub made: u64,
     /// Connections made so far.
     pub opened: u64,
-    /// Connections there are now.
+    /// Connections that exist now.
     pub open: u32,
-    /// How many of them have no entry, since all were in use.
+    /// Of these, connections without an entry, because all were in use.
     pub hidden: u32,
-    /// Connections made so far by a rail that is not of the device that NCCL asked for.
-    pub elsewhere: u32,
-    /// What adapters of the process reported, by the code of [`Event`](super::Event).
+    /// Connections made so far that use a rail of another device than NCCL requested.
+    pub substituted: u32,
+    /// Numbers of async events, indexed by the code of [`Event`](super::Event).
     pub events: [u64; STATS_EVENTS],
 }
 
-/// One connection, as it was at some moment of the reading.
+/// One connection. Each number was correct at some time during the reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connection {
-    /// Place in the page.
+    /// Index of the entry in the page.
     pub index: usize,
-    /// Which use of that place: another number is another connection.
+    /// Identifies the use of the entry: another generation is another connection.
     pub generation: u64,
-    /// `None` for a number without meaning, as in the next three.
+    /// State of the connection. This and the next three are `None` if the number in the page is
+    /// unknown.
     pub state: Option<State>,
-    /// Which way its data goes.
+    /// Direction of the data.
     pub direction: Option<Direction>,
-    /// Where its peer is.
+    /// Location of the peer.
     pub islands: Option<Islands>,
-    /// Which rails may carry data.
+    /// Rails that may carry data.
     pub data: Option<Data>,
-    /// When it was made, ns since 1970.
+    /// Time of connection, ns since 1970.
     pub since: u64,
-    /// When it failed, ns since 1970.
+    /// Time of failure, ns since 1970.
     pub failed_at: Option<u64>,
-    /// Why it failed.
+    /// Reason of the failure.
     pub reason: Option<String>,
-    /// The peer, in words.
+    /// Name of the peer.
     pub peer: String,
-    /// Requests that isend or irecv gave.
+    /// Requests that isend, irecv or iflush returned.
     pub requests: u64,
-    /// Those of them that are done.
+    /// Requests that test reported as done.
     pub done: u64,
-    /// Messages in those that are done.
+    /// Messages of done requests.
     pub messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub bytes: u64,
-    /// Calls of isend that gave no request, since no receive was offered.
+    /// Calls of isend without a request, because the peer had posted no receive.
     pub waits_peer: u64,
-    /// Calls of isend or irecv that gave no request, since a queue was full.
+    /// Calls of isend or irecv without a request, because a queue was full.
     pub waits_queue: u64,
     /// Calls that failed.
     pub errors: u64,
-    /// Share of SUP used last, in parts per 1024; `None` where none was used yet or none decides.
+    /// Last share of SUP, in parts per 1024; `None` if no share was used yet or none applies.
     pub share: Option<u32>,
-    /// Its rails, in order.
+    /// Rails, in order.
     pub rails: Vec<Rail>,
 }
 
@@ -121,39 +122,40 @@ pub struct Connection {
 pub struct Rail {
     /// HCA and port.
     pub name: String,
-    /// Index in its device: 0 SOUT, 1 SUP.
+    /// Index in the device: 0 SOUT, 1 SUP.
     pub role: u32,
-    /// Bytes of messages posted; `None` at a receiver, who is not told what came on which rail.
+    /// Message bytes posted; `None` on a receiver, which does not know how many bytes each rail
+    /// delivered.
     pub bytes: Option<u64>,
-    /// Sender: writes of messages or parts posted. Receiver: parts that arrived.
+    /// Sender: messages or parts posted. Receiver: parts received.
     pub parts: u64,
     /// Work requests posted.
     pub posted: u64,
-    /// Work requests known to be done.
+    /// Work requests known to be complete.
     pub done: u64,
     /// Completions with an error.
     pub errors: u64,
 }
 
 impl Connection {
-    /// Requests that are not done.
+    /// Returns the number of requests that are not done.
     pub fn in_flight(&self) -> u64 {
         self.requests.saturating_sub(self.done)
     }
 }
 
 impl Rail {
-    /// Work requests not known to be done.
+    /// Returns the number of work requests not known to be complete.
     pub fn in_flight(&self) -> u64 {
         self.posted.saturating_sub(self.done)
     }
 }
 
 impl StatsPage {
-    /// Maps a page and looks whether it is one.
+    /// Maps a page and validates its header.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`BadPage`] if the file is not a page of this version.
     pub fn open(file: &File) -> Result<Self, BadPage> {
         let page = Self(Mapped::new(file)?);
         let h = &page.0.view().header;
@@ -180,7 +182,7 @@ impl StatsPage {
         Ok(page)
     }
 
-    /// What it says of its process.
+    /// Reads the header.
     pub fn summary(&self) -> Summary {
         let h = &self.0.view().header;
         Summary {
@@ -190,12 +192,13 @@ impl StatsPage {
             opened: num(&h.opened),
             open: get(&h.open),
             hidden: get(&h.hidden),
-            elsewhere: get(&h.elsewhere),
+            substituted: get(&h.substituted),
             events: h.events.each_ref().map(num),
         }
     }
 
-    /// Its connections, in the order of their entries. One that closes meanwhile may be missing.
+    /// Reads all connections, in the order of their entries. A connection that closes meanwhile may
+    /// be missing.
     pub fn connections(&self) -> Vec<Connection> {
         let page = self.0.view();
         let used = page.header.used.load(Ordering::Acquire) as usize;
@@ -211,7 +214,7 @@ fn num(number: &AtomicU64) -> u64 {
     number.load(Ordering::Relaxed)
 }
 
-/// `None` for an entry that is free, or changes hands faster than it can be read.
+/// Reads an entry. Returns `None` if it is free, or if it is reused faster than it can be copied.
 fn read(index: usize, entry: &Entry) -> Option<Connection> {
     for _ in 0..TRIES {
         if let Some((generation, copied)) = entry.generation.read(|| copy(entry))? {
@@ -226,7 +229,7 @@ fn copy(entry: &Entry) -> Connection {
     let state = u8::try_from(state).ok().and_then(State::of);
     let failed = state == Some(State::Failed);
     let direction = Direction::of(entry.direction.load(Ordering::Relaxed));
-    // What is done before what it is part of.
+    // "done" before its total: the difference is never negative.
     let done = entry.done.load(Ordering::Acquire);
     let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
     Connection {

@@ -1,4 +1,4 @@
-//! The process that counts: its page, and an entry for each of its connections.
+//! Writes the page of this process: one entry per connection.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,53 +11,55 @@ use super::{
     STATS_RAILS, STATS_SIZE, STATS_VERSION, State, page,
 };
 
-/// The page of this process. Counting goes through the entries that it gives.
+/// The page of this process. [`add`](Self::add) returns the entry through which a connection
+/// counts.
 #[derive(Debug)]
 pub struct StatsWriter {
     page: &'static Page,
     pid: u32,
-    /// Entries not in use and what stands there as their generation, the next one last.
+    /// Free entries with their current generation. The next one to use is last.
     free: Mutex<Vec<(usize, u64)>>,
 }
 
-/// What is known of a connection when it begins.
+/// The properties of a new connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Opening<'a> {
-    /// Which way its data goes.
+pub struct NewConnection<'a> {
+    /// Direction of the data.
     pub direction: Direction,
-    /// Where its peer is.
+    /// Location of the peer.
     pub islands: Islands,
-    /// Which rails may carry data.
+    /// Rails that may carry data.
     pub data: Data,
-    /// The peer, in words; cut at 128 bytes.
+    /// Name of the peer, truncated to 128 bytes.
     pub peer: &'a str,
-    /// Of each rail its index in the device, and its HCA and port; at most [`STATS_RAILS`] count.
+    /// Index in the device, and HCA and port, of each rail. Only the first [`STATS_RAILS`] are
+    /// shown.
     pub rails: &'a [(u8, &'a str)],
-    /// It uses a rail that is not of the device that was asked for.
-    pub elsewhere: bool,
+    /// Whether it uses a rail of another device than NCCL requested.
+    pub substituted: bool,
 }
 
-/// A connection that is counted, until this is dropped.
+/// The place where a connection counts. Dropping it removes the connection from the page.
 #[derive(Debug)]
-pub struct Taken {
+pub struct ConnectionEntry {
     writer: &'static StatsWriter,
-    /// The entry and its generation; `None` where none was free.
+    /// The index of the entry and its generation; `None` if no entry was free.
     place: Option<(usize, u64)>,
 }
 
-/// Nanoseconds since 1970.
+/// Returns the time in nanoseconds since 1970.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl StatsWriter {
-    /// The page of this process, made where there is none yet; a process that was forked gets one of its own. It stays as
-    /// long as the process. `plugin` is the plugin's version.
+    /// Returns the page of this process, and creates it on the first call. A forked process gets
+    /// its own page. The page stays until the process ends. `plugin` is the version of the plugin.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn of_this_process(plugin: &str) -> io::Result<&'static Self> {
+    /// The page cannot be created.
+    pub fn for_this_process(plugin: &str) -> io::Result<&'static Self> {
         static CURRENT: Mutex<Option<&'static StatsWriter>> = Mutex::new(None);
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         match *current {
@@ -92,13 +94,13 @@ impl StatsWriter {
         Ok(Self { page, pid, free: Mutex::new((0..STATS_ENTRIES).rev().map(|index| (index, 0)).collect()) })
     }
 
-    /// Gives a connection an entry; where none is free, the connection is only counted as one that is not shown.
-    pub fn take(&'static self, opening: &Opening<'_>) -> Taken {
+    /// Adds a connection. If no entry is free, the page only counts it as hidden.
+    pub fn add(&'static self, opening: &NewConnection<'_>) -> ConnectionEntry {
         let mut free = self.lock();
         let h = &self.page.header;
         h.opened.store(h.opened.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         change(&h.open, 1);
-        change(&h.elsewhere, i32::from(opening.elsewhere));
+        change(&h.substituted, i32::from(opening.substituted));
         let place = free.pop().map(|(index, even)| {
             let odd = begin(&self.page.entries[index], even, opening);
             (index, odd)
@@ -110,22 +112,22 @@ impl StatsWriter {
             }
             None => change(&h.hidden, 1),
         }
-        Taken { writer: self, place }
+        ConnectionEntry { writer: self, place }
     }
 
-    /// An adapter of the process reported something. May be called by any thread.
+    /// Counts an async event of an adapter. Any thread may call this.
     pub fn event(&self, event: Event) {
         self.page.header.events[usize::from(event.code())].fetch_add(1, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
-        // The list is whole after a panic: each use is one push or pop.
+        // Still valid after a panic: each use of the list is a single push or pop.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A new connection's entry, from zero; gives its generation.
-fn begin(entry: &Entry, even: u64, opening: &Opening<'_>) -> u64 {
+/// Initialises the entry of a new connection. Returns its generation.
+fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>) -> u64 {
     let odd = entry.generation.prepare(even);
     entry.clear();
     let rails = &opening.rails[..opening.rails.len().min(STATS_RAILS)];
@@ -144,20 +146,20 @@ fn begin(entry: &Entry, even: u64, opening: &Opening<'_>) -> u64 {
     odd
 }
 
-/// Under the writer's lock.
+/// Changes a header field. The caller holds the writer's lock.
 fn change(number: &AtomicU32, by: i32) {
     number.store(number.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
 }
 
-impl Taken {
-    /// Where it is counted; `None` where no entry was free.
+impl ConnectionEntry {
+    /// Returns the entry; `None` if none was free.
     #[inline]
     pub fn entry(&self) -> Option<&'static Entry> {
         self.place.map(|(index, _)| &self.writer.page.entries[index])
     }
 }
 
-impl Drop for Taken {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         let mut free = self.writer.lock();
         let h = &self.writer.page.header;

@@ -2,10 +2,8 @@
 
 use std::{fs, io::Read, os::unix::net::UnixStream};
 
-use nccl_net_mpib_agent_iface::{
-    HEADER_SIZE, HINTS_SIZE, check_header,
-    doctor::{Check, Level, Report},
-};
+use nccl_net_mpib_agent_iface::agent::{HEADER_SIZE, HINTS_SIZE, check_header};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
 /// None where no connection asks an agent.
 pub(super) fn checks(report: &Report) -> Vec<Check> {
@@ -59,7 +57,7 @@ fn hint_file(path: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net_mpib_agent_iface::{HintsWriter, header};
+    use nccl_net_mpib_agent_iface::agent::{HintsWriter, header};
 
     #[test]
     fn a_hint_file_is_one_by_its_size_and_its_head() {

@@ -132,7 +132,7 @@ fn process(pid: u32, page: &StatsPage) -> ProcessStats {
         opened: summary.opened,
         open: summary.open,
         not_shown: summary.hidden,
-        elsewhere: summary.elsewhere,
+        elsewhere: summary.substituted,
         events: (0u8..)
             .zip(summary.events)
             .filter_map(|(code, n)| Some((Event::of(code)?.word(), n)).filter(|(_, n)| *n > 0))

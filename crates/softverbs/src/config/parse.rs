@@ -1,34 +1,35 @@
-//! The text form of a list of devices.
+//! The text format of a list of devices.
 
 use std::net::IpAddr;
 
-use super::{ConfigError, DeviceSpec, Lack, LinkLayer, quantity};
+use super::{Capability, DeviceSpec, LinkLayer, quantity};
+use crate::error::Error;
 use crate::limits::MAX_INLINE;
 
-/// Shown with every error.
+/// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, carries=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, lacks=srq+mtu, inline=0";
+     rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, without=srq+mtu, inline=0";
 
-/// Reads devices, which semicolons part. An empty text is an error: it is more often a script's
-/// variable that was never set than a wish for no devices.
-pub(super) fn list(text: &str) -> Result<Vec<DeviceSpec>, ConfigError> {
+/// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
+/// variable of a script.
+pub(super) fn list(text: &str) -> Result<Vec<DeviceSpec>, Error> {
     let parts: Vec<&str> = text.split(';').map(str::trim).collect();
     let parts = match parts.split_last() {
-        Some((&"", rest)) if !rest.is_empty() => rest, // one semicolon at the end is fine
+        Some((&"", rest)) if !rest.is_empty() => rest, // a trailing semicolon is allowed
         _ => &parts,
     };
     parts.iter().enumerate().map(|(i, part)| device(part, i + 1)).collect()
 }
 
-fn device(text: &str, number: usize) -> Result<DeviceSpec, ConfigError> {
+fn device(text: &str, number: usize) -> Result<DeviceSpec, Error> {
     let (name, settings) = text.split_once(':').map_or((text, ""), |(name, rest)| (name.trim(), rest));
     if name.is_empty() {
-        return Err(ConfigError(format!("device {number}: found {text:?}, expected a name")));
+        return Err(Error(format!("device {number}: found {text:?}, expected a name")));
     }
-    let mut spec = DeviceSpec::new(name, &[]);
+    let mut spec = DeviceSpec::roce(name, &[]);
     let mut seen = Vec::new();
     for setting in settings.split(',').map(str::trim).filter(|s| !s.is_empty()) {
-        let bad = |why: String| ConfigError(format!("device {name:?}: {}: {why}", setting.escape_debug()));
+        let bad = |why: String| Error(format!("device {name:?}: {}: {why}", setting.escape_debug()));
         let (key, value) = setting.split_once('=').ok_or_else(|| bad("expected KEY=VALUE".to_owned()))?;
         let (key, value) = (key.trim(), value.trim());
         if seen.contains(&key) {
@@ -46,8 +47,8 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "rate" => spec.rate = Some(quantity::rate(value)?),
         "latency" | "lat" => spec.latency_ns = quantity::nanoseconds(value)?,
         "mtu" => spec.mtu = value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?,
-        "carries" => {
-            spec.carries = Some(value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?);
+        "path_mtu" => {
+            spec.path_mtu = Some(value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?);
         }
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
@@ -63,10 +64,11 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             true => spec.sysfs = Some(value.to_owned()),
             false => return Err("expected an absolute path".to_owned()),
         },
-        "lacks" => spec.lacks = value.split('+').map(lack).collect::<Result<_, _>>()?,
+        "without" => spec.without = value.split('+').map(capability).collect::<Result<_, _>>()?,
         "inline" => {
             let bytes = value.parse().ok().filter(|bytes| *bytes <= MAX_INLINE);
-            spec.inline = bytes.ok_or_else(|| format!("expected a number of bytes, at most {MAX_INLINE}"))?;
+            spec.max_inline_data =
+                bytes.ok_or_else(|| format!("expected a number of bytes, at most {MAX_INLINE}"))?;
         }
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
@@ -78,7 +80,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, carries, wire, pkey, ece, dmabuf, sysfs, lacks, inline"
+                "expected one of the keys addr, link, lid, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, without, inline"
                     .to_owned(),
             );
         }
@@ -91,12 +93,12 @@ fn pkey(text: &str) -> Result<u16, String> {
     key.ok_or_else(|| format!("found {text:?}, expected a P_Key such as 0x8001"))
 }
 
-fn lack(text: &str) -> Result<Lack, String> {
+fn capability(text: &str) -> Result<Capability, String> {
     match text.trim() {
-        "transport" => Ok(Lack::Transport),
-        "link" => Ok(Lack::Link),
-        "srq" => Ok(Lack::Srq),
-        "mtu" => Ok(Lack::Mtu),
+        "transport" => Ok(Capability::IbTransport),
+        "link" => Ok(Capability::LinkLayer),
+        "srq" => Ok(Capability::Srq),
+        "mtu" => Ok(Capability::ActiveMtu),
         _ => Err(format!("found {text:?}, expected transport, link, srq or mtu")),
     }
 }

@@ -14,7 +14,7 @@ const RATES: [(&str, u64); 8] = [
 /// Units of a time in nanoseconds, longest suffix first.
 const TIMES: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
-/// Bytes per second from `4GB`, `12.5GB/s` or `100Gb`: upper-case B is bytes, lower-case b is bits.
+/// Parses bytes per second from `4GB`, `12.5GB/s` or `100Gb`: B means bytes, b means bits.
 pub(super) fn rate(text: &str) -> Result<u64, String> {
     let expected = "expected a rate per second above zero with its unit, like 4GB (bytes) or 100Gb (bits)";
     let bits = scaled(text.strip_suffix("/s").unwrap_or(text), &RATES).ok_or(expected)?;
@@ -24,14 +24,15 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Nanoseconds from `2us`, `500ns` or `1.5ms`.
+/// Parses nanoseconds from `2us`, `500ns` or `1.5ms`.
 pub(super) fn nanoseconds(text: &str) -> Result<u64, String> {
     let expected = "expected a time with its unit, like 2us, 500ns or 1ms";
     let time = scaled(text, &TIMES).ok_or(expected)?;
     u64::try_from(time).map_err(|_| expected.to_owned())
 }
 
-/// A decimal number times its unit, rounded down; `None` if it is not one or has too many digits.
+/// Parses a decimal number with a unit, rounded down. Returns `None` for other text or too many
+/// digits.
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u128> {
     let (number, unit) = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
     let (whole, part) = number.trim_end().split_once('.').unwrap_or((number.trim_end(), "0"));
@@ -41,7 +42,7 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u128> {
     let whole: u128 = whole.parse().ok()?;
     let fraction: u128 = part.parse().ok()?;
     let scale = 10_u128.pow(u32::try_from(part.len()).ok()?);
-    // At most 18 digits each and a unit below 2^33: no step passes 2^128.
+    // At most 18 digits each and a unit below 2^33: no step exceeds 2^128.
     Some(whole * u128::from(unit) + fraction * u128::from(unit) / scale)
 }
 

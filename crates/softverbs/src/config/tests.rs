@@ -1,10 +1,11 @@
 use super::*;
+use crate::limits::{MAX_DEVICES, MAX_INLINE};
 
 fn good(text: &str) -> Vec<DeviceSpec> {
     DeviceSpec::parse_list(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// The whole line for a bad value.
+/// Returns the whole line for an invalid value.
 fn line(text: &str) -> String {
     from_text(Some(text)).expect_err(text)
 }
@@ -14,21 +15,21 @@ fn without_a_value_there_are_two_roce_devices() {
     let devices = from_text(None).unwrap();
     assert_eq!(devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["soft0", "soft1"]);
     assert_ne!(devices[0].addrs, devices[1].addrs);
-    assert_eq!(check(&devices), Ok(()));
+    assert_eq!(check::list(&devices), Ok(()));
     assert!(devices.iter().all(|d| d.link_layer == LinkLayer::Ethernet && d.rate.is_none()));
 }
 
 #[test]
 fn every_key_is_read() {
     let devices = good(
-        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,carries=512,wire=7,link=roce,dmabuf=on; ib0: link=ib,dmabuf=off , lid=7 ,rate=100Gb ;",
+        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,path_mtu=512,wire=7,link=roce,dmabuf=on; ib0: link=ib,dmabuf=off , lid=7 ,rate=100Gb ;",
     );
     let mut first =
-        DeviceSpec::new("soft0", &[(IpAddr::from([10, 0, 0, 1]), 24), ("fd00::1".parse().unwrap(), 64)]);
+        DeviceSpec::roce("soft0", &[(IpAddr::from([10, 0, 0, 1]), 24), ("fd00::1".parse().unwrap(), 64)]);
     (first.rate, first.latency_ns, first.mtu) = (Some(4_000_000_000), 2000, 1024);
-    (first.carries, first.wire, first.dmabuf) = (Some(512), 7, true);
-    let mut second = DeviceSpec::new("ib0", &[]);
-    (second.link_layer, second.lid, second.rate) = (LinkLayer::InfiniBand, Some(7), Some(12_500_000_000));
+    (first.path_mtu, first.wire, first.dmabuf) = (Some(512), 7, true);
+    let mut second = DeviceSpec::infiniband("ib0");
+    (second.lid, second.rate) = (Some(7), Some(12_500_000_000));
     assert_eq!(devices, [first, second]);
 }
 
@@ -50,12 +51,12 @@ fn a_port_has_the_pkeys_that_are_listed() {
 
 #[test]
 fn a_device_may_lack_what_others_have() {
-    assert_eq!(good("a:addr=10.0.0.1/24")[0].lacks, []);
-    let all = [Lack::Transport, Lack::Link, Lack::Srq, Lack::Mtu];
-    assert_eq!(good("a:addr=10.0.0.1/24,lacks=transport+link+srq+mtu")[0].lacks, all);
+    assert_eq!(good("a:addr=10.0.0.1/24")[0].without, []);
+    let all = [Capability::IbTransport, Capability::LinkLayer, Capability::Srq, Capability::ActiveMtu];
+    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+mtu")[0].without, all);
     for bad in ["", "rc", "srq+"] {
-        let said = line(&format!("a:addr=10.0.0.1/24,lacks={bad}"));
-        assert!(said.contains("expected transport, link, srq or mtu"), "{said}");
+        let line = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
+        assert!(line.contains("expected transport, link, srq or mtu"), "{line}");
     }
 }
 
@@ -82,7 +83,7 @@ fn a_bad_value_is_one_line_that_names_variable_text_and_form() {
     assert_eq!(line.lines().count(), 1, "{line}");
 }
 
-/// Text, and words that the line must have.
+/// Texts, and words that the line must contain.
 const REFUSED: &[(&str, &str)] = &[
     ("", "expected a name"),
     (";", "expected a name"),
@@ -118,7 +119,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,lat=999999999999999999s", "expected a time"),
     ("a:addr=10.0.0.1/24,mtu=1500", "mtu=1500: expected 256, 512, 1024, 2048 or 4096"),
     ("a:addr=10.0.0.1/24,mtu=99999999999", "mtu=99999999999: expected 256"),
-    ("a:addr=10.0.0.1/24,carries=9000", "carries=9000: expected 256"),
+    ("a:addr=10.0.0.1/24,path_mtu=9000", "path_mtu=9000: expected 256"),
     ("a:addr=10.0.0.1/24,wire=blue", "wire=blue: expected a number"),
     ("a:addr=10.0.0.1/24,dmabuf=1", "dmabuf=1: expected on or off"),
     ("a:addr=10.0.0.1/24,link=eth", "link=eth: expected roce or ib"),
@@ -153,7 +154,10 @@ fn configure_is_as_strict_as_the_variable_and_final() {
     let mut zero = default_devices();
     zero[0].rate = Some(0);
     assert!(configure(zero).is_err());
+    let mut inline = default_devices();
+    inline[0].max_inline_data = MAX_INLINE + 1;
+    assert!(configure(inline).is_err());
     let used = devices().to_vec();
     assert_eq!(configure(used), Ok(()));
-    assert!(configure(vec![DeviceSpec::new("other", &[(IpAddr::from([10, 9, 9, 9]), 24)])]).is_err());
+    assert!(configure(vec![DeviceSpec::roce("other", &[(IpAddr::from([10, 9, 9, 9]), 24)])]).is_err());
 }

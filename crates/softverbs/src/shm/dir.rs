@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::border::Errno;
+use crate::abi::border::Errno;
 use crate::log::fault;
 
 /// A locked fabric directory; unlocks when dropped.
@@ -73,8 +73,8 @@ fn same_file(file: &File, path: &Path) -> bool {
 
 static CHOSEN: OnceLock<String> = OnceLock::new();
 
-/// Chooses the fabric of this process in place of `SOFTVERBS_FABRIC`, for programs that have this crate linked in.
-/// `false` if one was chosen before; no effect once a verbs object was made.
+/// Chooses the fabric of this process in place of `SOFTVERBS_FABRIC`, for programs that have this
+/// crate linked in. `false` if one was chosen before; no effect once a verbs object was made.
 pub fn set_fabric(name: &str) -> bool {
     CHOSEN.set(name.to_owned()).is_ok()
 }
@@ -159,12 +159,12 @@ pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     // SAFETY: an open file and a `flock` that is only read.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } {
         0 => Ok(()),
-        _ => Err(crate::border::last_errno()),
+        _ => Err(crate::abi::border::last_errno()),
     }
 }
 
-/// The living process, other than this, that holds the mark, by the number that it has here: 0 if it has none,
-/// being in a PID namespace that cannot be seen from ours.
+/// The living process, other than this, that holds the mark, by the number that it has here: 0 if
+/// it has none, being in a PID namespace that cannot be seen from ours.
 pub(crate) fn claimant(file: &File) -> Option<libc::pid_t> {
     let mut lock = record(libc::F_WRLCK);
     // SAFETY: an open file and a writable `flock`.

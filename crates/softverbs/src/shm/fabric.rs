@@ -9,7 +9,7 @@ use super::dir::{self, Locked};
 use super::layout::{FabricShared, LINKS, LinkSlot, MAGIC, PROCESSES, ProcessSlot, QPNS, QpnSlot};
 use super::map::Mapping;
 use super::mutex::Guard;
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 use crate::log::fault;
 
 /// QP numbers 0 and 1 have a meaning of their own; the first ones are left out as hardware does.
@@ -99,7 +99,8 @@ impl Fabric {
     fn alive(&self, index: u32, slot: &ProcessSlot) -> bool {
         let (pid, started) = (slot.pid.load(Relaxed), slot.started.load(Relaxed));
         if pid == std::process::id() && started == start_time(pid) {
-            // Another copy of this library in this process. Its lock would not show, and closing its file drops it.
+            // Another copy of this library in this process. Its lock would not show, and closing
+            // its file drops it.
             return true;
         }
         open_rw(&files(&self.path, index, slot.nonce.load(Relaxed)).0, false)
@@ -236,7 +237,8 @@ impl Fabric {
     }
 }
 
-/// Removes what lies in a directory without a fabric file, of this layout or another: nobody can reach it.
+/// Removes what lies in a directory without a fabric file, of this layout or another: nobody can
+/// reach it.
 fn remove_orphans(dir: &Locked) {
     let Ok(entries) = fs::read_dir(&dir.path) else { return };
     let files: Vec<_> =

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use super::layout::{HEAP, SEGMENT};
-use crate::border::Errno;
+use crate::abi::border::Errno;
 
 /// What is free in a segment.
 #[derive(Debug)]
@@ -14,7 +14,8 @@ pub(crate) struct Heap {
     free: HashMap<usize, Vec<usize>>,
 }
 
-/// Gives the range pages of its own, so that a full /dev/shm is an error here and not a SIGBUS later.
+/// Gives the range pages of its own, so that a full /dev/shm is an error here and not a SIGBUS
+/// later.
 pub(crate) fn back(file: &File, offset: usize, len: usize) -> Result<(), Errno> {
     let too_big = |_| Errno(libc::ENOMEM);
     let offset = libc::off_t::try_from(offset).map_err(too_big)?;

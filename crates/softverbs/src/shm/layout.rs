@@ -102,8 +102,9 @@ pub(crate) struct RecvQueue {
     pub(crate) outstanding: AtomicU32,
     /// SRQ limit; 0 is not armed.
     pub(crate) limit: AtomicU32,
-    /// The QP that is taking the receive at `taken_from`, as its index + 1; 0 is none. Once it stands here the receive is
-    /// taken: if its process dies, whoever has the lock next does the rest.
+    /// The QP that is taking the receive at `taken_from`, as its index + 1; 0 is none. Once it
+    /// stands here the receive is taken: if its process dies, whoever has the lock next does the
+    /// rest.
     pub(crate) taker: AtomicU32,
     pub(crate) taken_from: AtomicU32,
 }
@@ -184,8 +185,9 @@ pub(crate) struct CqShared {
     pub(crate) failed: AtomicU32,
     /// Events that the owner has yet to put into the channel.
     pub(crate) events: AtomicU32,
-    /// The QP whose taken receive the entry `ending_with` (index + 1) completes, as its index + 1; 0 is none. Once that entry
-    /// is in the list the receive is completed: if the process dies that put it there, whoever has the lock next does the rest.
+    /// The QP whose taken receive the entry `ending_with` (index + 1) completes, as its index + 1;
+    /// 0 is none. Once that entry is in the list the receive is completed: if the process dies that
+    /// put it there, whoever has the lock next does the rest.
     pub(crate) ending: AtomicU32,
     pub(crate) ending_with: AtomicU32,
 }

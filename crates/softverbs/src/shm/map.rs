@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 
 /// Types that may be looked at in shared memory: every bit pattern is valid, and every field is an
 /// atomic or a lock, since other processes write to it.
@@ -60,8 +60,8 @@ impl Mapping {
         if end > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: inside the mapping (checked), aligned (the base is a page), and valid for any bits
-        // and for writes by others (`Shared`).
+        // SAFETY: inside the mapping (checked), aligned (the base is a page), and valid for any
+        // bits and for writes by others (`Shared`).
         Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), n) })
     }
 

@@ -4,11 +4,13 @@ use std::cell::UnsafeCell;
 
 use crate::log::fault;
 
-/// `pthread_mutex_t`, process-shared and robust. Zeroed memory is not yet a lock: [`RobustMutex::init`].
+/// `pthread_mutex_t`, process-shared and robust. Zeroed memory is not yet a lock:
+/// [`RobustMutex::init`].
 #[repr(transparent)]
 pub(crate) struct RobustMutex(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: a pthread mutex is made to be used from many threads; process-shared ones from many processes.
+// SAFETY: a pthread mutex is made to be used from many threads; process-shared ones from many
+// processes.
 unsafe impl Sync for RobustMutex {}
 // SAFETY: it is not tied to the thread that made it.
 unsafe impl Send for RobustMutex {}
@@ -42,8 +44,8 @@ impl RobustMutex {
         }
     }
 
-    /// Waits for the lock. Its users publish by single stores, so that the data is whole even if a holder died;
-    /// [`Guard::died`] says when leftovers must be swept.
+    /// Waits for the lock. Its users publish by single stores, so that the data is whole even if a
+    /// holder died; [`Guard::died`] says when leftovers must be swept.
     pub(crate) fn lock(&self) -> Guard<'_> {
         // SAFETY: initialised when its table entry was first used.
         self.guard(unsafe { libc::pthread_mutex_lock(self.0.get()) })
@@ -56,7 +58,8 @@ impl RobustMutex {
         while matches!(rc, libc::EBUSY | libc::ETIMEDOUT) {
             meanwhile();
             let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: a writable timespec; the lock is as in `lock`. The clock is the one that the call knows.
+            // SAFETY: a writable timespec; the lock is as in `lock`. The clock is the one that the
+            // call knows.
             rc = unsafe {
                 libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
                 until.tv_nsec += 2_000_000;

@@ -1,4 +1,5 @@
-//! A process of the fabric as another one sees it: its segment mapped here. One of them is ourselves.
+//! A process of the fabric as another one sees it: its segment mapped here. One of them is
+//! ourselves.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +15,7 @@ use super::layout::{
     BOUNCE, BOUNCE_AREA, CQS, CqShared, Header, MAGIC, MRS, MrShared, QPS, QpShared, SEGMENT, SRQS, SrqShared,
 };
 use super::map::{Mapping, Shared};
-use crate::border::{Errno, last_errno};
+use crate::abi::border::{Errno, last_errno};
 use crate::limits::{MAX_CQ, MAX_MR, MAX_QP, MAX_SRQ};
 use crate::log::fault;
 
@@ -33,7 +34,8 @@ pub(crate) struct Peer {
     pub(crate) dead: AtomicBool,
     /// Becomes readable when the process ends; none for ourselves.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Writing wakes its service thread. Open for reading too, so that writing to a dead one raises no SIGPIPE.
+    /// Writing wakes its service thread. Open for reading too, so that writing to a dead one raises
+    /// no SIGPIPE.
     wake: File,
     /// Our own segment; closing it would drop the mark that says that we live.
     file: Option<File>,
@@ -104,8 +106,8 @@ impl Peer {
         Ok(this)
     }
 
-    /// Maps another process's segment; ESRCH if that process has ended, EXDEV if it is in a PID namespace that
-    /// cannot be seen from here.
+    /// Maps another process's segment; ESRCH if that process has ended, EXDEV if it is in a PID
+    /// namespace that cannot be seen from here.
     pub(crate) fn map(path: &Path, process: u32, nonce: u64) -> Result<Self, Errno> {
         let (segment, wake) = files(path, process, nonce);
         let file = open_rw(&segment, false).map_err(|e| match e.raw_os_error() {
@@ -197,8 +199,9 @@ impl Peer {
         self.entry(SRQS, index, MAX_SRQ)
     }
 
-    /// An entry of the table of registrations. None beyond those that were used: any key may be asked for, and to
-    /// look at an entry without memory would take some from /dev/shm, or end the process where that is full.
+    /// An entry of the table of registrations. None beyond those that were used: any key may be
+    /// asked for, and to look at an entry without memory would take some from /dev/shm, or end the
+    /// process where that is full.
     pub(crate) fn mr(&self, index: u32) -> Option<&MrShared> {
         self.entry(MRS, index, self.header().registrations.load(Acquire).min(MAX_MR))
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_net_mpib_agent_iface::{HintsWriter, Request, Response, Status};
+use nccl_net_mpib_agent_iface::agent::{HintsWriter, Request, Response, Status};
 
 struct Table {
     hints: HintsWriter,

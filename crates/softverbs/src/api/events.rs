@@ -1,0 +1,230 @@
+//! Async events: raised by whoever sees the cause, in the owner's segment; handed to the owner's
+//! program.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rdma_sys as sys;
+
+use crate::abi::border::{self, Errno};
+use crate::abi::handle::{Acks, Handle};
+use crate::api::cq::Cq;
+use crate::api::device::{self, Context};
+use crate::api::qp::Qp;
+use crate::api::srq::Srq;
+use crate::log::fault;
+use crate::process::{self, Process};
+use crate::shm::layout::EVENTS;
+use crate::shm::peer::Peer;
+
+/// `enum ibv_event_type`, those that occur here. Integers, since C may know more than an enum does.
+pub(crate) const CQ_ERR: u32 = 0;
+pub(crate) const QP_FATAL: u32 = 1;
+pub(crate) const QP_REQ_ERR: u32 = 2;
+pub(crate) const QP_ACCESS_ERR: u32 = 3;
+pub(crate) const COMM_EST: u32 = 4;
+pub(crate) const SQ_DRAINED: u32 = 5;
+pub(crate) const DEVICE_FATAL: u32 = 8;
+pub(crate) const PORT_ACTIVE: u32 = 9;
+pub(crate) const PORT_ERR: u32 = 10;
+pub(crate) const SRQ_ERR: u32 = 14;
+pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+pub(crate) const LAST_WQE_REACHED: u32 = 16;
+pub(crate) const GID_CHANGE: u32 = 18;
+
+/// What an event is about.
+pub(crate) enum Target {
+    /// A QP.
+    Qp(Arc<Qp>),
+    /// A CQ.
+    Cq(Arc<Cq>),
+    /// An SRQ.
+    Srq(Arc<Srq>),
+    /// The device's one port. Of the context in whose queue it is.
+    Port,
+}
+
+/// An event that the program has not fetched.
+pub(crate) struct Event {
+    kind: u32,
+    target: Target,
+}
+
+impl Target {
+    fn context(&self) -> Option<&Arc<Context>> {
+        match self {
+            Self::Qp(qp) => Some(&qp.context),
+            Self::Cq(cq) => Some(&cq.context),
+            Self::Srq(srq) => Some(&srq.context),
+            Self::Port => None,
+        }
+    }
+
+    fn acks(&self) -> Option<&Acks> {
+        match self {
+            Self::Qp(qp) => Some(&qp.acks),
+            Self::Cq(cq) => Some(&cq.async_acks),
+            Self::Srq(srq) => Some(&srq.acks),
+            Self::Port => None,
+        }
+    }
+
+    fn element(&self) -> *mut c_void {
+        match self {
+            Self::Qp(qp) => qp.as_c().cast(),
+            Self::Cq(cq) => cq.as_c().cast(),
+            Self::Srq(srq) => srq.as_c().cast(),
+            Self::Port => std::ptr::null_mut(),
+        }
+    }
+}
+
+/// Events of the device and its one port, which name no other object.
+pub(crate) fn of_the_port(kind: u32) -> bool {
+    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE)
+}
+
+/// Raises event `kind` for the object at `index` of the segment's table; `id` says which object
+/// that was.
+pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
+    let header = peer.header();
+    {
+        let _guard = header.event_lock.lock();
+        let tail = header.event_tail.load(Relaxed);
+        let Some(slot) = header.events.get(tail as usize % EVENTS) else { return };
+        if tail.wrapping_sub(header.event_head.load(Relaxed)) as usize >= EVENTS {
+            fault!("async event {kind} is lost: {EVENTS} others wait in process {}", peer.pid);
+            return;
+        }
+        slot.kind.store(kind, Relaxed);
+        slot.index.store(index, Relaxed);
+        slot.id.store(id, Relaxed);
+        header.event_tail.store(tail.wrapping_add(1), Release);
+    }
+    match process::get() {
+        Ok(process) if peer.own => dispatch(process),
+        _ => peer.kick(),
+    }
+}
+
+/// Puts an event into the queue of its object's context, if it is still the same object. The
+/// table's lock is held over both, so that `finish`, which comes after the object was taken out of
+/// the table, finds all there will be.
+fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
+    let push = |target: Target| {
+        if let Some(context) = target.context().map(Arc::clone) {
+            context.events.push(Event { kind, target });
+        }
+    };
+    if of_the_port(kind) {
+        for context in device::open_contexts() {
+            let shared = process.own.header().devices.get(context.device.index);
+            if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
+                context.events.push(Event { kind, target: Target::Port });
+            }
+        }
+        return;
+    }
+    match kind {
+        CQ_ERR => process.cqs.with(index, |cq| {
+            if cq.id == id {
+                push(Target::Cq(Arc::clone(cq)));
+            }
+        }),
+        SRQ_ERR | SRQ_LIMIT_REACHED => process.srqs.with(index, |srq| {
+            if srq.id == id {
+                push(Target::Srq(Arc::clone(srq)));
+            }
+        }),
+        _ => process.qps.with(index, |qp| {
+            if qp.qpn == id {
+                push(Target::Qp(Arc::clone(qp)));
+            }
+        }),
+    };
+}
+
+/// Hands what was raised for us to the contexts.
+pub(crate) fn dispatch(process: &Process) {
+    let header = process.own.header();
+    loop {
+        let (kind, index, id) = {
+            let _guard = header.event_lock.lock();
+            let head = header.event_head.load(Relaxed);
+            if head == header.event_tail.load(Acquire) {
+                return;
+            }
+            let Some(slot) = header.events.get(head as usize % EVENTS) else { return };
+            header.event_head.store(head.wrapping_add(1), Relaxed);
+            (slot.kind.load(Relaxed), slot.index.load(Relaxed), slot.id.load(Relaxed))
+        };
+        hand_over(process, kind, index, id);
+    }
+}
+
+/// Withdraws what the program has not fetched about an object that it destroys, and waits until the
+/// rest is acknowledged.
+pub(crate) fn finish(context: &Context, element: *mut c_void, acks: &Acks) {
+    context.events.retain(|event| event.target.element() != element);
+    acks.wait();
+}
+
+/// `ibv_get_async_event(3)`
+///
+/// # Safety
+/// `context` is open and `event` is writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(
+    context: *mut sys::ibv_context,
+    event: *mut sys::ibv_async_event,
+) -> c_int {
+    border::minus_one("ibv_get_async_event", || {
+        // Counted, since a thread may still wait here when the device is closed.
+        // SAFETY: open, as the caller guarantees.
+        let context = unsafe { Context::arc_from_ptr(context) }?;
+        let found = context.events.pop()?;
+        if let Some(acks) = found.target.acks() {
+            acks.delivered();
+        }
+        let element = found.target.element();
+        let is_port = matches!(found.target, Target::Port);
+        // SAFETY: writable, as the caller guarantees. The type is stored as an integer of the
+        // enum's size.
+        unsafe {
+            (&raw mut (*event).element).cast::<*mut c_void>().write(element);
+            if is_port {
+                (&raw mut (*event).element).cast::<c_int>().write(1);
+            }
+            (&raw mut (*event).event_type).cast::<u32>().write(found.kind);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_ack_async_event(3)`
+///
+/// # Safety
+/// `event` came from [`ibv_get_async_event`] and its object is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
+    // SAFETY: readable, as the caller guarantees; the type is read as an integer.
+    let (kind, element) = unsafe {
+        (
+            (&raw const (*event).event_type).cast::<u32>().read(),
+            (&raw const (*event).element).cast::<*mut c_void>().read(),
+        )
+    };
+    // SAFETY: the event says what its element is, and the object is alive as the caller guarantees.
+    let acks: Result<&Acks, Errno> = unsafe {
+        match kind {
+            _ if of_the_port(kind) => return,
+            CQ_ERR => Cq::from_c(element.cast()).map(|cq| &cq.async_acks),
+            SRQ_ERR | SRQ_LIMIT_REACHED => Srq::from_c(element.cast()).map(|srq| &srq.acks),
+            _ => Qp::from_c(element.cast()).map(|qp| &qp.acks),
+        }
+    };
+    if let Ok(acks) = acks {
+        acks.acked(1);
+    }
+}

@@ -1,0 +1,289 @@
+//! `ibv_modify_qp`: which attributes a transition of an RC QP needs and allows, and what it does.
+
+use std::ffi::c_int;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rdma_sys as sys;
+
+use crate::abi::border::{self, Errno};
+use crate::abi::handle::Handle;
+use crate::api::events;
+use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS, SQD};
+use crate::config::LinkLayer;
+use crate::limits::MAX_RD_ATOMIC;
+use crate::log::fault;
+use crate::process::{self, Process, injected, port};
+use crate::shm::gids;
+use crate::shm::layout::QpShared;
+use crate::wire::bounce;
+use crate::wire::respond;
+use crate::wire::send_queue::SendQueue;
+
+macro_rules! masks {
+    ($($name:ident = $value:expr, $text:literal;)*) => {
+        $(const $name: u32 = $value;)*
+        /// Names for messages.
+        const NAMES: &[(u32, &str)] = &[$(($name, $text)),*];
+    };
+}
+masks! {
+    STATE = 1, "IBV_QP_STATE";
+    CUR_STATE = 1 << 1, "IBV_QP_CUR_STATE";
+    SQD_NOTIFY = 1 << 2, "IBV_QP_EN_SQD_ASYNC_NOTIFY";
+    ACCESS = 1 << 3, "IBV_QP_ACCESS_FLAGS";
+    PKEY = 1 << 4, "IBV_QP_PKEY_INDEX";
+    PORT = 1 << 5, "IBV_QP_PORT";
+    QKEY = 1 << 6, "IBV_QP_QKEY";
+    AV = 1 << 7, "IBV_QP_AV";
+    MTU = 1 << 8, "IBV_QP_PATH_MTU";
+    TIMEOUT = 1 << 9, "IBV_QP_TIMEOUT";
+    RETRY = 1 << 10, "IBV_QP_RETRY_CNT";
+    RNR_RETRY = 1 << 11, "IBV_QP_RNR_RETRY";
+    RQ_PSN = 1 << 12, "IBV_QP_RQ_PSN";
+    MAX_RD = 1 << 13, "IBV_QP_MAX_QP_RD_ATOMIC";
+    ALT_PATH = 1 << 14, "IBV_QP_ALT_PATH";
+    RNR_TIMER = 1 << 15, "IBV_QP_MIN_RNR_TIMER";
+    SQ_PSN = 1 << 16, "IBV_QP_SQ_PSN";
+    MAX_DEST_RD = 1 << 17, "IBV_QP_MAX_DEST_RD_ATOMIC";
+    MIGRATION = 1 << 18, "IBV_QP_PATH_MIG_STATE";
+    CAP = 1 << 19, "IBV_QP_CAP";
+    DEST_QPN = 1 << 20, "IBV_QP_DEST_QPN";
+}
+
+/// What a transition needs and what it also allows; `None` if there is no such transition. The
+/// table of the InfiniBand specification (11.2.5.2), for RC.
+fn rules(from: u32, to: u32) -> Option<(u32, u32)> {
+    let running = CUR_STATE | ACCESS | ALT_PATH | MIGRATION | RNR_TIMER;
+    Some(match (from, to) {
+        (RESET..=ERR, RESET | ERR) => (0, 0),
+        (RESET, INIT) => (PKEY | PORT | ACCESS, 0),
+        (INIT, INIT) => (0, PKEY | PORT | ACCESS),
+        (INIT, RTR) => (AV | MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD | RNR_TIMER, ALT_PATH | ACCESS | PKEY),
+        (RTR, RTS) => (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | MAX_RD, running),
+        (RTS, RTS) | (SQD, RTS) => (0, running),
+        (RTS, SQD) => (0, SQD_NOTIFY),
+        (SQD, SQD) => (0, running | PORT | PKEY | AV | TIMEOUT | RETRY | RNR_RETRY | MAX_RD | MAX_DEST_RD),
+        _ => return None,
+    })
+}
+
+fn names(mask: u32) -> String {
+    let known = NAMES.iter().filter(|(bit, _)| mask & bit != 0).map(|(_, name)| (*name).to_owned());
+    let unknown = NAMES.iter().fold(mask, |rest, (bit, _)| rest & !bit);
+    known.chain((unknown != 0).then(|| format!("{unknown:#x}"))).collect::<Vec<_>>().join(", ")
+}
+
+fn state_name(state: u32) -> &'static str {
+    ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"].get(state as usize).unwrap_or(&"unknown")
+}
+
+fn check_mask(from: u32, to: u32, mask: u32) -> Result<(), String> {
+    let path = format!("{} to {}", state_name(from), state_name(to));
+    let Some((needed, allowed)) = rules(from, to) else {
+        return Err(format!("there is no transition from {path}"));
+    };
+    if needed & !mask != 0 {
+        return Err(format!("{path} lacks {}", names(needed & !mask)));
+    }
+    match mask & !(needed | allowed | STATE) {
+        0 => Ok(()),
+        extra => Err(format!("{path} does not allow {}", names(extra))),
+    }
+}
+
+fn mtu_bytes(mtu: u32) -> Option<u32> {
+    (1..=5).contains(&mtu).then(|| 128 << mtu)
+}
+
+/// The values of the attributes that are set.
+fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), String> {
+    let device = qp.context.device;
+    let below = |bit: u32, name: &str, value: u32, max: u32| match mask & bit != 0 && value > max {
+        true => Err(format!("{name} is {value}, expected at most {max}")),
+        false => Ok(()),
+    };
+    let port_attr = || {
+        below(PKEY, "pkey_index", u32::from(attr.pkey_index), device.spec.pkeys.len() as u32 - 1)?;
+        below(DEST_QPN, "dest_qp_num", attr.dest_qp_num, 0xff_ffff)?;
+        below(TIMEOUT, "timeout", u32::from(attr.timeout), 31)?;
+        below(RETRY, "retry_cnt", u32::from(attr.retry_cnt), 7)?;
+        below(RNR_RETRY, "rnr_retry", u32::from(attr.rnr_retry), 7)?;
+        below(RNR_TIMER, "min_rnr_timer", u32::from(attr.min_rnr_timer), 31)?;
+        below(MAX_RD, "max_rd_atomic", u32::from(attr.max_rd_atomic), u32::from(MAX_RD_ATOMIC))?;
+        below(MAX_DEST_RD, "max_dest_rd_atomic", u32::from(attr.max_dest_rd_atomic), u32::from(MAX_RD_ATOMIC))
+    };
+    port_attr()?;
+    if mask & PORT != 0 && attr.port_num != 1 {
+        return Err(format!("port_num is {}, the device has port 1 only", attr.port_num));
+    }
+    if mask & MTU != 0 && mtu_bytes(attr.path_mtu).is_none_or(|bytes| bytes > device.spec.mtu) {
+        let most = device.spec.mtu;
+        return Err(format!("path_mtu is {} (enum ibv_mtu), the port's MTU is {most} bytes", attr.path_mtu));
+    }
+    if mask & AV != 0 {
+        let (global, index) = (attr.ah_attr.is_global != 0, usize::from(attr.ah_attr.grh.sgid_index));
+        if !global && device.spec.link_layer == LinkLayer::Ethernet {
+            return Err(String::from(
+                "ah_attr.is_global is 0, but Ethernet knows no other addresses than GIDs",
+            ));
+        }
+        if global {
+            let gids = port::gids(device);
+            match gids.get(index) {
+                None => return Err(format!("sgid_index is {index}, the port has {} GIDs", gids.len())),
+                Some(None) => return Err(format!("sgid_index is {index}, where no GID is")),
+                Some(Some(_)) => {}
+            }
+        }
+        if attr.ah_attr.port_num != 1 {
+            return Err(format!("ah_attr.port_num is {}, the device has port 1 only", attr.ah_attr.port_num));
+        }
+    }
+    Ok(())
+}
+
+macro_rules! copy_fields {
+    ($mask:expr, $from:expr, $to:expr; $($bit:expr => $($field:ident),+;)*) => {
+        $(if $mask & $bit != 0 { $($to.$field = $from.$field;)+ })*
+    };
+}
+
+/// Keeps what was set, for `ibv_query_qp` and for the send queue.
+fn keep(to: &mut sys::ibv_qp_attr, from: &sys::ibv_qp_attr, mask: u32) {
+    copy_fields! { mask, from, to;
+        SQD_NOTIFY => en_sqd_async_notify;
+        ACCESS => qp_access_flags;
+        PKEY => pkey_index;
+        PORT => port_num;
+        AV => ah_attr;
+        MTU => path_mtu;
+        TIMEOUT => timeout;
+        RETRY => retry_cnt;
+        RNR_RETRY => rnr_retry;
+        RQ_PSN => rq_psn;
+        MAX_RD => max_rd_atomic;
+        ALT_PATH => alt_ah_attr, alt_pkey_index, alt_port_num, alt_timeout;
+        RNR_TIMER => min_rnr_timer;
+        SQ_PSN => sq_psn;
+        MAX_DEST_RD => max_dest_rd_atomic;
+        DEST_QPN => dest_qp_num;
+    }
+}
+
+/// Shows the peer what it must know. The caller holds the shared lock.
+fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
+    // SAFETY: any bytes make a GID.
+    let [high, low] = gids::halves(unsafe { attr.ah_attr.grh.dgid.raw });
+    shared.access.store(attr.qp_access_flags, Relaxed);
+    shared.dest_qpn.store(attr.dest_qp_num, Relaxed);
+    shared.rq_psn.store(attr.rq_psn & 0xff_ffff, Relaxed);
+    shared.dgid_high.store(high, Relaxed);
+    shared.dgid_low.store(low, Relaxed);
+    shared.min_rnr_timer.store(u32::from(attr.min_rnr_timer), Relaxed);
+    shared.max_dest_rd_atomic.store(u32::from(attr.max_dest_rd_atomic), Relaxed);
+}
+
+impl Qp {
+    fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        if mask & STATE != 0 {
+            injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
+        }
+        let mut sq = self.lock_sq();
+        let shared = self.shared(process)?;
+        if mask & STATE != 0 && attr.qp_state == SQD && shared.state.load(Acquire) == RTS {
+            self.finish_begun(process, &mut sq);
+        }
+        let guard = bounce::lock(&shared.lock);
+        let from = shared.state.load(Acquire);
+        let to = if mask & STATE != 0 { attr.qp_state } else { from };
+        let mut checked = check_mask(from, to, mask).and_then(|()| check_values(self, attr, mask));
+        if checked.is_ok() && mask & CUR_STATE != 0 && attr.cur_qp_state != from {
+            let claimed = state_name(attr.cur_qp_state);
+            checked = Err(format!("cur_qp_state is {claimed}, the QP is in {}", state_name(from)));
+        }
+        if let Err(why) = checked {
+            fault!("ibv_modify_qp: QP {:#x}: {why}", self.qpn);
+            return Err(Errno(libc::EINVAL));
+        }
+        self.apply(process, shared, &mut sq, attr, mask, (from, to));
+        drop(guard);
+        self.show_state(to);
+        self.drain(process, &mut sq, true);
+        Ok(())
+    }
+
+    /// Both locks are held.
+    fn apply(
+        &self,
+        process: &Process,
+        shared: &QpShared,
+        sq: &mut SendQueue,
+        attr: &sys::ibv_qp_attr,
+        mask: u32,
+        (from, to): (u32, u32),
+    ) {
+        let mut kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
+        keep(&mut kept, attr, mask);
+        publish(shared, &kept);
+        let source = match mask & AV != 0 {
+            true => port::gids(self.context.device).get(usize::from(kept.ah_attr.grh.sgid_index)).copied(),
+            false => None,
+        };
+        let source = source.flatten().map_or(sq.connection.sgid, |gid| gid.raw);
+        sq.connect(&kept, source);
+        match to {
+            RESET => {
+                shared.state.store(RESET, Release);
+                respond::give_back_taken(process, self.index, shared);
+                self.clear(shared, sq);
+            }
+            ERR => respond::to_error(process, &process.own, self.index, shared, None),
+            _ => {
+                if to == RTR {
+                    shared.generation.fetch_add(1, Relaxed);
+                }
+                shared.state.store(to, Release);
+            }
+        }
+        if (from, to) == (RTS, SQD) && kept.en_sqd_async_notify != 0 {
+            events::raise(&process.own, events::SQ_DRAINED, self.index, self.qpn);
+        }
+    }
+}
+
+/// `ibv_modify_qp(3)`
+///
+/// # Safety
+/// `qp` is alive, `attr` readable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(qp: *mut sys::ibv_qp, attr: *mut sys::ibv_qp_attr, mask: c_int) -> c_int {
+    border::code("ibv_modify_qp", || {
+        let process = process::get()?;
+        // SAFETY: alive and readable, as the caller guarantees.
+        let (this, attr) = unsafe { (Qp::from_c(qp)?, attr.as_ref().ok_or(Errno(libc::EINVAL))?) };
+        this.modify(process, attr, mask.cast_unsigned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_needed_attribute_is_missed_by_name() {
+        for (from, to) in [(RESET, INIT), (INIT, RTR), (RTR, RTS)] {
+            let (needed, _) = rules(from, to).expect("a transition");
+            assert_eq!(check_mask(from, to, needed | STATE), Ok(()));
+            for (bit, name) in NAMES.iter().filter(|(bit, _)| needed & bit != 0) {
+                let error = check_mask(from, to, needed & !bit | STATE).expect_err("one is missing");
+                assert!(error.contains(name), "{error}");
+            }
+            let error = check_mask(from, to, needed | STATE | QKEY).expect_err("one too many");
+            assert!(error.contains("IBV_QP_QKEY"), "{error}");
+        }
+        assert!(check_mask(RESET, RTS, STATE).is_err());
+        assert!(check_mask(INIT, INIT, CAP).is_err());
+        assert_eq!(check_mask(RTS, ERR, STATE), Ok(()));
+    }
+}

@@ -1,0 +1,388 @@
+//! Memory registrations and their keys.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_sys as sys;
+
+use crate::abi::border::{self, Errno};
+use crate::abi::handle::Handle;
+use crate::api::dmabuf::{self, Mapping};
+use crate::api::pd::Pd;
+use crate::limits::{MAX_MR, MAX_MR_SIZE};
+use crate::log::fault;
+use crate::process::{self, Process, injected};
+use crate::shm::layout::{MRS, MrShared};
+use crate::shm::peer::Peer;
+use crate::wire::bounce;
+
+pub(crate) const LOCAL_WRITE: u32 = 1;
+pub(crate) const REMOTE_WRITE: u32 = 1 << 1;
+pub(crate) const REMOTE_READ: u32 = 1 << 2;
+pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
+const ZERO_BASED: u32 = 1 << 5;
+const ON_DEMAND: u32 = 1 << 6;
+/// `IBV_ACCESS_HUGETLB` is the highest of the bits that must be understood.
+const KNOWN: u32 = (1 << 8) - 1;
+/// `IBV_ACCESS_OPTIONAL_RANGE`: bits that may be ignored, such as relaxed ordering.
+const OPTIONAL: u32 = 0x3ff0_0000;
+
+/// Which keys are free. A key is the index of its entry (upper half) and a number that differs at
+/// each use.
+pub(crate) struct Keys(Mutex<Free>);
+
+struct Free {
+    indices: Vec<u32>,
+    next: u32,
+    random: u64,
+    /// Registrations so far.
+    made: u64,
+}
+
+impl Keys {
+    /// None in use. `seed` differs between processes, so that one's keys are nonsense to another.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Mutex::new(Free { indices: Vec::new(), next: 0, random: seed, made: 0 }))
+    }
+
+    /// Keys in use.
+    pub(crate) fn used(&self) -> usize {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.next as usize - free.indices.len()
+    }
+
+    /// Keys that were ever given out.
+    pub(crate) fn made(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).made
+    }
+
+    fn alloc(&self) -> Result<(u32, u32), Errno> {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = match free.indices.pop() {
+            Some(index) => index,
+            None if free.next < MAX_MR => {
+                free.next += 1;
+                free.next - 1
+            }
+            None => {
+                fault!("ibv_reg_mr: {MAX_MR} registrations exist, the most there can be");
+                return Err(Errno(libc::ENOMEM));
+            }
+        };
+        // xorshift: good enough to make a stale or guessed key wrong. Zero is no key.
+        free.random ^= free.random << 13;
+        free.random ^= free.random >> 7;
+        free.random ^= free.random << 17;
+        let variant = (free.random & 0xffff) as u32;
+        free.made += 1;
+        Ok((index, index << 16 | variant.max(1)))
+    }
+
+    fn free(&self, index: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).indices.push(index);
+    }
+}
+
+/// Why a key does not give access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// No such key now.
+    Key,
+    /// Another PD's.
+    Pd,
+    /// Outside: the range that is registered.
+    Bounds(u64, u64),
+    /// The registration lacks this access; what it has.
+    Access(u32),
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key => {
+                write!(f, "no memory is registered under this key (deregistered, or of another process?)")
+            }
+            Self::Pd => write!(f, "the registration is in another protection domain than the QP"),
+            Self::Bounds(from, to) => write!(f, "outside of the registration, which is {from:#x}..{to:#x}"),
+            Self::Access(have) => write!(f, "the registration has only access {have:#x}"),
+        }
+    }
+}
+
+/// Checks that key `key` of `peer` gives `access` to `len` bytes from `addr`, and gives the address
+/// in the peer's memory.
+pub(crate) fn check(peer: &Peer, key: u32, pd: u32, addr: u64, len: u64, access: u32) -> Result<u64, Denied> {
+    let mr = peer.mr(key >> 16).ok_or(Denied::Key)?;
+    if key == 0 || mr.key.load(Acquire) != key {
+        return Err(Denied::Key);
+    }
+    if mr.pd.load(Relaxed) != pd {
+        return Err(Denied::Pd);
+    }
+    let (iova, size) = (mr.iova.load(Relaxed), mr.len.load(Relaxed));
+    let offset = addr.wrapping_sub(iova);
+    if addr < iova || offset > size || len > size - offset {
+        return Err(Denied::Bounds(iova, iova.saturating_add(size)));
+    }
+    let have = mr.access.load(Relaxed);
+    if have & access != access {
+        return Err(Denied::Access(have));
+    }
+    Ok(mr.addr.load(Relaxed).wrapping_add(offset))
+}
+
+/// `struct ibv_mr`
+#[repr(C)]
+pub(crate) struct Mr {
+    ibv: UnsafeCell<sys::ibv_mr>,
+    pd: Arc<Pd>,
+    index: u32,
+    /// Of a DMA-BUF: where this process has it.
+    _mapping: Option<Mapping>,
+}
+
+// SAFETY: repr(C) with the C struct first.
+unsafe impl Handle for Mr {
+    type C = sys::ibv_mr;
+}
+// SAFETY: the C struct is written before it is shared and only read after.
+unsafe impl Sync for Mr {}
+// SAFETY: no part of it is tied to a thread.
+unsafe impl Send for Mr {}
+
+/// The kernel's rules for access flags.
+fn check_access(call: &str, access: u32) -> Result<(), Errno> {
+    let why = if access & ON_DEMAND != 0 {
+        fault!("{call}: on-demand paging is not supported");
+        return Err(Errno(libc::EOPNOTSUPP));
+    } else if access & !(KNOWN | OPTIONAL) != 0 {
+        "unknown bits"
+    } else if access & (REMOTE_WRITE | REMOTE_ATOMIC) != 0 && access & LOCAL_WRITE == 0 {
+        "remote write and remote atomic need local write"
+    } else {
+        return Ok(());
+    };
+    fault!("{call}: access {access:#x}: {why}");
+    Err(Errno(libc::EINVAL))
+}
+
+/// EINVAL for ranges that cannot be.
+fn check_range(call: &str, addr: usize, len: usize, iova: u64) -> Result<(), Errno> {
+    let wraps = addr.checked_add(len).is_none() || iova.checked_add(len as u64).is_none();
+    if len > 0 && len as u64 <= MAX_MR_SIZE && !wraps {
+        return Ok(());
+    }
+    fault!("{call}: {len} bytes at {addr:#x}, expected 1 to {MAX_MR_SIZE} bytes that do not wrap around");
+    Err(Errno(libc::EINVAL))
+}
+
+/// EFAULT if part of the range is no memory of this process, as when the kernel pins it.
+fn check_mapped(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: takes a name.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = addr / page * page;
+    let end = addr + len;
+    // SAFETY: MS_ASYNC changes nothing; of a range that is not mapped it says ENOMEM.
+    let rc = unsafe { libc::msync(std::ptr::without_provenance_mut(start), end - start, libc::MS_ASYNC) };
+    if rc != 0 {
+        fault!(
+            "ibv_reg_mr: {addr:#x}..{end:#x} is not all memory of this process (device memory is not supported)"
+        );
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `pd` is alive.
+unsafe fn register(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: u32,
+) -> Result<*mut sys::ibv_mr, Errno> {
+    let process = process::get()?;
+    // SAFETY: alive, as the caller guarantees.
+    let pd = unsafe { Pd::arc_from_c(pd) }?;
+    injected::registration(&pd.context.device.spec.name)?;
+    check_access("ibv_reg_mr", access)?;
+    check_range("ibv_reg_mr", addr.addr(), len, iova)?;
+    check_mapped(addr.addr(), len)?;
+    let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
+    make(process, pd, New { shown: addr, addr: addr.addr(), len, iova, access, mapping: None })
+}
+
+/// # Safety
+/// `pd` is alive.
+unsafe fn register_dmabuf(
+    pd: *mut sys::ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: u32,
+) -> Result<*mut sys::ibv_mr, Errno> {
+    const CALL: &str = "ibv_reg_dmabuf_mr";
+    let process = process::get()?;
+    // SAFETY: alive, as the caller guarantees.
+    let pd = unsafe { Pd::arc_from_c(pd) }?;
+    // Both without a word, since programs ask so what a device can do.
+    if !pd.context.device.spec.dmabuf {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if fd == -1 {
+        return Err(Errno(libc::EBADF));
+    }
+    injected::registration(&pd.context.device.spec.name)?;
+    check_access(CALL, access)?;
+    check_range(CALL, 0, len, iova)?;
+    let mapping = dmabuf::map(fd, offset, len, iova)?;
+    let shown = std::ptr::without_provenance_mut(offset as usize);
+    let addr = mapping.addr();
+    make(process, pd, New { shown, addr, len, iova, access, mapping: Some(mapping) })
+}
+
+/// A registration that is good.
+struct New {
+    /// `ibv_mr.addr`
+    shown: *mut c_void,
+    /// In this process.
+    addr: usize,
+    len: usize,
+    iova: u64,
+    access: u32,
+    mapping: Option<Mapping>,
+}
+
+fn make(process: &Process, pd: Arc<Pd>, new: New) -> Result<*mut sys::ibv_mr, Errno> {
+    let (index, key) = process.keys.alloc()?;
+    let backed = process.back(MRS, index, size_of::<MrShared>()).inspect(|()| {
+        process.own.header().registrations.fetch_max(index + 1, AcqRel);
+    });
+    let shared = backed.and_then(|()| process.own.mr(index).ok_or(Errno(libc::EIO)));
+    let shared = shared.inspect_err(|_| process.keys.free(index))?;
+    shared.pd.store(pd.id, Relaxed);
+    shared.access.store(new.access, Relaxed);
+    shared.iova.store(new.iova, Relaxed);
+    shared.len.store(new.len as u64, Relaxed);
+    shared.addr.store(new.addr as u64, Relaxed);
+    shared.key.store(key, Release);
+    pd.users.fetch_add(1, AcqRel);
+    let context = pd.context.as_ptr();
+    let ibv = sys::ibv_mr {
+        context,
+        pd: pd.as_c(),
+        addr: new.shown,
+        length: new.len,
+        handle: index,
+        lkey: key,
+        rkey: key,
+    };
+    Ok(Mr::into_c(Arc::new(Mr { ibv: UnsafeCell::new(ibv), pd, index, _mapping: new.mapping })))
+}
+
+/// Waits until no work request that began before uses the PD's memory: each holds the lock of the
+/// QP at which it arrives, or of the send queue from which it comes.
+fn quiesce(process: &Process, pd: &Pd) {
+    for qp in process.qps.all() {
+        // An SRQ may be in another PD than its QPs.
+        if qp.pd.id == pd.id || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == pd.id) {
+            qp.wait_idle(process);
+        }
+    }
+    bounce::finish(&process.own);
+}
+
+/// `ibv_reg_mr(3)`
+///
+/// # Safety
+/// `pd` is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller guarantees what the callee requires.
+    border::pointer("ibv_reg_mr", || unsafe {
+        register(pd, addr, len, addr.addr() as u64, access.cast_unsigned())
+    })
+}
+
+/// `ibv_reg_mr_iova(3)`
+///
+/// # Safety
+/// `pd` is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller guarantees what the callee requires.
+    border::pointer("ibv_reg_mr_iova", || unsafe { register(pd, addr, len, iova, access.cast_unsigned()) })
+}
+
+/// `ibv_reg_mr_iova2`: what the header's `ibv_reg_mr` calls for access bits that may be ignored.
+///
+/// # Safety
+/// `pd` is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller guarantees what the callee requires.
+    border::pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, len, iova, access) })
+}
+
+/// `ibv_reg_dmabuf_mr(3)`: EOPNOTSUPP where the device has no `dmabuf=on`.
+///
+/// # Safety
+/// `pd` is alive.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut sys::ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller guarantees what the callee requires.
+    border::pointer("ibv_reg_dmabuf_mr", || unsafe {
+        register_dmabuf(pd, offset, len, iova, fd, access.cast_unsigned())
+    })
+}
+
+/// `ibv_dereg_mr(3)`: after it, nobody reads or writes the memory any more.
+///
+/// # Safety
+/// `mr` is alive and not used again.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
+    border::code("ibv_dereg_mr", || {
+        let process = process::get()?;
+        // SAFETY: alive, as the caller guarantees.
+        let this = unsafe { Mr::from_c(mr) }?;
+        if let Some(shared) = process.own.mr(this.index) {
+            shared.key.store(0, Release);
+        }
+        quiesce(process, &this.pd);
+        process.keys.free(this.index);
+        this.pd.users.fetch_sub(1, AcqRel);
+        // SAFETY: the caller gives up its pointer.
+        unsafe { Mr::release(mr) };
+        Ok(())
+    })
+}

@@ -1,0 +1,152 @@
+//! `ibv_poll_cq` and `ibv_req_notify_cq`.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering::Release;
+
+use rdma_sys as sys;
+
+use crate::abi::border::{self, Errno};
+use crate::abi::handle::Handle;
+use crate::api::cq::Cq;
+use crate::clock;
+use crate::process::counters::{self, Live};
+use crate::process::{self, Process, service};
+use crate::shm::cq_ring::{ANY, Completion, Queue, SOLICITED};
+use crate::shm::recv_queue;
+
+/// A place in the queue from which a polled or purged completion came.
+pub(crate) fn free_place(process: &Process, completion: &Completion) {
+    let own = &process.own;
+    match completion.queue {
+        Queue::Send(qp, done) => {
+            if let Some(qp) = own.qp(qp) {
+                qp.sends_done.store(done, Release);
+            }
+        }
+        Queue::Recv(qp) => {
+            if let Some(qp) = own.qp(qp) {
+                recv_queue::polled(&qp.rq);
+            }
+        }
+        Queue::Srq(srq) => {
+            if let Some(srq) = own.srq(srq) {
+                recv_queue::polled(&srq.rq);
+            }
+        }
+        Queue::None => {}
+    }
+}
+
+fn count(process: &Process, device: usize, c: &Completion) {
+    let add = |live: &Live| {
+        let side = if matches!(c.queue, Queue::Send(..)) { &live.send_cqes } else { &live.recv_cqes };
+        Live::add(side, 1);
+        if c.status != 0 && c.status != sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+            Live::add(&live.errors, 1);
+        }
+    };
+    if let Some(device) = counters::of_device(device) {
+        add(device);
+    }
+    let index = match c.queue {
+        Queue::Send(index, _) | Queue::Recv(index) => Some(index),
+        Queue::Srq(_) => process.fabric.find(c.qpn).map(|place| place.index),
+        Queue::None => None,
+    };
+    if let Some(index) = index {
+        process.qps.with(index, |qp| add(&qp.counters.own));
+    }
+}
+
+/// As C wants it.
+fn to_wc(c: &Completion) -> sys::ibv_wc {
+    sys::ibv_wc {
+        wr_id: c.wr_id,
+        status: c.status,
+        opcode: c.opcode,
+        vendor_err: 0,
+        byte_len: c.byte_len,
+        imm_data_invalidated_rkey_union: sys::imm_data_invalidated_rkey_union_t { imm_data: c.imm },
+        qp_num: c.qpn,
+        src_qp: c.src_qp,
+        wc_flags: c.wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// What is polled for is done by a processor, not by a NIC: a thread that polls in vain leaves it
+/// to others now and then, or two programs that poll on one processor would each wait for the
+/// other's time slice to end.
+fn let_others_run(taken: usize) {
+    thread_local!(static IDLE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    const PATIENCE: u32 = 64;
+    IDLE.with(|idle| {
+        idle.set(if taken > 0 { 0 } else { idle.get() + 1 });
+        if idle.get() >= PATIENCE {
+            idle.set(0);
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// Takes up to `n` completions.
+///
+/// # Safety
+/// `cq` is alive.
+unsafe fn poll(
+    cq: *mut sys::ibv_cq,
+    n: usize,
+    mut take: impl FnMut(usize, &Completion),
+) -> Result<usize, Errno> {
+    let process = process::get()?;
+    service::help();
+    // SAFETY: alive, as the caller guarantees.
+    let this = unsafe { Cq::from_c(cq.cast()) }?;
+    let mut done = 0;
+    let (taken, event) = this.ring(process)?.poll(n, |completion| {
+        free_place(process, &completion);
+        count(process, this.context.device.index, &completion);
+        take(done, &completion);
+        done += 1;
+    });
+    if event {
+        process.cqs.with(this.index, |cq| cq.deliver(process));
+    }
+    let_others_run(taken);
+    Ok(taken)
+}
+
+/// `ibv_poll_cq(3)`, through the context's operations.
+///
+/// # Safety
+/// `cq` is alive and `wc` has room for `n`.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, n: c_int, wc: *mut sys::ibv_wc) -> c_int {
+    let mut taken = 0;
+    let rc = border::code("ibv_poll_cq", || {
+        let n = usize::try_from(n).map_err(|_| Errno(libc::EINVAL))?;
+        // SAFETY: alive, as the caller guarantees; `i` is below `n`, and `wc` has room for `n`.
+        taken = unsafe { poll(cq, n, |i, completion| wc.add(i).write(to_wc(completion))) }?;
+        Ok(())
+    });
+    if rc == 0 { c_int::try_from(taken).unwrap_or(c_int::MAX) } else { -rc.abs() }
+}
+
+/// `ibv_req_notify_cq(3)`, through the context's operations.
+///
+/// # Safety
+/// `cq` is alive.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut sys::ibv_cq, solicited_only: c_int) -> c_int {
+    border::code("ibv_req_notify_cq", || {
+        let process = process::get()?;
+        // SAFETY: alive, as the caller guarantees.
+        let this = unsafe { Cq::from_c(cq.cast()) }?;
+        let what = if solicited_only != 0 { SOLICITED } else { ANY };
+        if let Some(later) = this.ring(process)?.arm(what, clock::now) {
+            process.service.wake_at(later);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,99 @@
+//! Attributes of devices and ports, and the tables of a port.
+
+mod device;
+mod gids;
+mod port;
+
+use core::ffi::c_int;
+use core::ptr;
+
+use rdma_sys as sys;
+
+use crate::abi::border::{self, Errno};
+use crate::api::device::{Context, Device};
+
+pub(crate) use device::VENDOR_ID;
+
+/// Puts the extended entries of this module into a new context.
+pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
+    verbs.query_port = Some(port::query_port);
+    verbs.query_device_ex = Some(device::query_device_ex);
+}
+
+/// The device behind an open context.
+///
+/// # Safety
+/// `context` is null or open.
+unsafe fn device_of(context: *mut sys::ibv_context) -> Result<&'static Device, Errno> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { Context::from_ptr(context) }.map(|context| context.device)
+}
+
+/// A device has one port, number 1.
+fn check_port(port: u32) -> Result<(), Errno> {
+    if port == 1 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+}
+
+/// Copies as much of `value` as has room and clears what is left: how a struct that grew over the
+/// years meets programs of every age.
+///
+/// # Safety
+/// `to` is writable for `size` bytes; `T` is plain data.
+unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
+    let n = size.min(size_of::<T>());
+    // SAFETY: both have `n` bytes; `value` is ours, so they do not overlap.
+    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to, n) };
+    // SAFETY: the rest of the caller's `size` bytes.
+    unsafe { ptr::write_bytes(to.add(n), 0, size - n) };
+}
+
+/// `ibv_query_pkey(3)`: 0, or -1 with `errno`.
+///
+/// # Safety
+/// `context` is open, `pkey` writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_pkey(
+    context: *mut sys::ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    border::minus_one("ibv_query_pkey", || {
+        // SAFETY: guaranteed by the caller.
+        let device = unsafe { device_of(context) }?;
+        check_port(port.into())?;
+        let found = usize::try_from(index).ok().and_then(|index| device.spec.pkeys.get(index));
+        let found = found.filter(|_| !pkey.is_null()).ok_or(Errno(libc::EINVAL))?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { pkey.write(found.to_be()) };
+        Ok(())
+    })
+}
+
+/// `ibv_get_pkey_index(3)`: the index, or -1 with `errno`. `pkey` is big-endian.
+///
+/// # Safety
+/// `context` is open.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8, pkey: u16) -> c_int {
+    let mut found = 0;
+    let rc = border::minus_one("ibv_get_pkey_index", || {
+        // SAFETY: guaranteed by the caller.
+        let device = unsafe { device_of(context) }?;
+        check_port(port.into())?;
+        let place = device.spec.pkeys.iter().position(|key| *key == u16::from_be(pkey));
+        found = place.and_then(|place| c_int::try_from(place).ok()).ok_or(Errno(libc::ENOENT))?;
+        Ok(())
+    });
+    if rc == 0 { found } else { rc }
+}
+
+/// `ibv_query_qp_data_in_order(3)`: 0, no promise. A copy by the CPU fills memory in no stated
+/// order.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order(_qp: *mut sys::ibv_qp, _op: c_int, _flags: u32) -> c_int {
+    0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! Posting to send queues, in order, and when the head of a queue is tried again.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use rdma_sys as sys;
+use rdma_sys::ibv_wc_status as wc;
+use rdma_sys::ibv_wr_opcode as op;
+
+use crate::abi::border::{self, Errno};
+use crate::abi::handle::Handle;
+use crate::api::cq;
+use crate::api::events;
+use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
+use crate::clock;
+use crate::log::fault;
+use crate::process::counters::{self, Live};
+use crate::process::{self, Process};
+use crate::shm::cq_ring::{Completion, Queue};
+use crate::wire::bounce;
+use crate::wire::exec::{self, Step};
+use crate::wire::respond;
+use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
+
+/// Fence, signaled, solicited, inline. A fence needs nothing here: work requests are executed one
+/// by one.
+const KNOWN_FLAGS: u32 = 0xf;
+/// A peer is asked again no sooner than this by polling threads, in nanoseconds.
+const PROBE: u64 = 100_000;
+/// With no timeout set, a peer that does not answer is asked again after this long.
+const PATIENCE: u64 = 100_000_000;
+
+fn wc_opcode(opcode: u32) -> u32 {
+    use sys::ibv_wc_opcode as done;
+    match opcode {
+        op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => done::IBV_WC_RDMA_WRITE,
+        op::IBV_WR_RDMA_READ => done::IBV_WC_RDMA_READ,
+        op::IBV_WR_ATOMIC_CMP_AND_SWP => done::IBV_WC_COMP_SWAP,
+        op::IBV_WR_ATOMIC_FETCH_AND_ADD => done::IBV_WC_FETCH_ADD,
+        _ => done::IBV_WC_SEND,
+    }
+}
+
+/// What `ibv_post_send` itself refuses; gives the number of pieces and of bytes.
+///
+/// # Safety
+/// `wr.sg_list` has `wr.num_sge` pieces.
+unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
+    let invalid = |why: String| Err((libc::EINVAL, why));
+    let pieces = match usize::try_from(wr.num_sge) {
+        Ok(n) if n <= qp.cap.max_send_sge as usize => n,
+        _ => return invalid(format!("{} pieces, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
+    };
+    if wr.opcode > op::IBV_WR_ATOMIC_FETCH_AND_ADD {
+        return invalid(format!("opcode {} is not supported", wr.opcode));
+    }
+    if wr.send_flags & !KNOWN_FLAGS != 0 {
+        return invalid(format!("unknown send flags {:#x}", wr.send_flags & !KNOWN_FLAGS));
+    }
+    // SAFETY: below `num_sge`, as the caller guarantees.
+    let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
+    if len > crate::limits::MAX_MSG {
+        return invalid(format!("{len} bytes, expected at most {}", crate::limits::MAX_MSG));
+    }
+    if wr.send_flags & INLINE != 0 {
+        if is_atomic(wr.opcode) || wr.opcode == op::IBV_WR_RDMA_READ {
+            return invalid(String::from("inline data makes no sense with READ and atomics"));
+        }
+        if len > u64::from(qp.cap.max_inline_data) {
+            let most = qp.cap.max_inline_data;
+            return Err((libc::ENOMEM, format!("{len} bytes inline, the QP was created for {most}")));
+        }
+    }
+    Ok((pieces, len))
+}
+
+fn count_posted(qp: &Qp, opcode: u32, flags: u32) {
+    let add = |live: &Live| {
+        let counter = match opcode {
+            op::IBV_WR_RDMA_WRITE => &live.writes,
+            op::IBV_WR_RDMA_WRITE_WITH_IMM => &live.writes_with_imm,
+            op::IBV_WR_SEND => &live.sends,
+            op::IBV_WR_SEND_WITH_IMM => &live.sends_with_imm,
+            op::IBV_WR_RDMA_READ => &live.reads,
+            op::IBV_WR_ATOMIC_CMP_AND_SWP => &live.compare_swaps,
+            _ => &live.fetch_adds,
+        };
+        Live::add(counter, 1);
+        if flags & INLINE != 0 {
+            Live::add(&live.inlines, 1);
+        }
+    };
+    on_counters(qp, add);
+}
+
+/// Counts for the QP and its device.
+fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
+    add(&qp.counters.own);
+    if let Some(device) = counters::of_device(qp.context.device.index) {
+        add(device);
+    }
+}
+
+impl Qp {
+    /// Takes one work request; the send queue is locked.
+    ///
+    /// # Safety
+    /// `wr` is a work request with its pieces.
+    unsafe fn post(
+        &self,
+        process: &Process,
+        sq: &mut SendQueue,
+        wr: &sys::ibv_send_wr,
+        now: u64,
+    ) -> Result<(), Errno> {
+        // SAFETY: guaranteed by the caller.
+        let (pieces, len) = match unsafe { check(self, wr) } {
+            Ok(checked) => checked,
+            Err((errno, why)) => {
+                fault!("ibv_post_send: QP {:#x}, wr_id {:#x}: {why}", self.qpn, wr.wr_id);
+                return Err(Errno(errno));
+            }
+        };
+        let done = self.shared(process)?.sends_done.load(Acquire);
+        if sq.tail.wrapping_sub(done) >= self.cap.max_send_wr {
+            fault!(
+                "ibv_post_send: QP {:#x}: the queue is full: {} work requests without a polled completion; \
+                 poll, and signal at least one in {}",
+                self.qpn,
+                sq.tail.wrapping_sub(done),
+                self.cap.max_send_wr
+            );
+            return Err(Errno(libc::ENOMEM));
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { sq.push(wr, pieces, len, now) };
+        count_posted(self, wr.opcode, wr.send_flags);
+        Ok(())
+    }
+
+    /// Executes what can be executed now, but nothing large. `due` says that the time of a blocked
+    /// head counts as a try only if it has come.
+    pub(crate) fn drain(&self, process: &Process, sq: &mut SendQueue, due: bool) {
+        self.work(process, sq, due, 0);
+    }
+
+    /// As `drain`, with up to so many `pieces` of large work requests.
+    pub(crate) fn work(&self, process: &Process, sq: &mut SendQueue, due: bool, mut pieces: u32) {
+        let Ok(shared) = self.shared(process) else { return };
+        while sq.head != sq.tail {
+            match shared.state.load(Acquire) {
+                RTS => {}
+                ERR => {
+                    self.flush(process, sq);
+                    break;
+                }
+                _ => break,
+            }
+            if let Some(block) = sq.block {
+                let now = clock::now();
+                if due && block.until > now {
+                    break;
+                }
+                sq.not_before = now;
+            } else if sq.next_piece().is_some() {
+                if pieces == 0 {
+                    break;
+                }
+                pieces -= 1;
+            }
+            let step = exec::run(process, self, sq);
+            let wqe = sq.first().0;
+            match step {
+                Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
+                Step::Moved => sq.block = None,
+                Step::NotReady(wait) => {
+                    if !self.not_ready(process, sq, &wqe, wait) {
+                        break;
+                    }
+                }
+                Step::NoAnswer(why) => {
+                    // What answers later may be another.
+                    sq.partial = None;
+                    if !self.no_answer(process, sq, &wqe, why) {
+                        break;
+                    }
+                }
+                Step::Failed(status) => self.failed(process, sq, &wqe, status),
+            }
+        }
+        // In another state the time is no reason to look again, and is over before the state
+        // changes.
+        let running = shared.state.load(Acquire) == RTS;
+        let moves = sq.next_piece().filter(|_| running);
+        self.note_waiting(process, sq.head != sq.tail && moves.is_none());
+        self.note_moving(process, moves);
+        if let Some(block) = sq.block.filter(|_| running && sq.head != sq.tail) {
+            process.service.wake_at(block.until);
+        }
+    }
+
+    fn completion(&self, sq: &SendQueue, wqe: &Wqe, status: u32, ready_at: u64) -> Completion {
+        let back = matches!(wqe.opcode, op::IBV_WR_RDMA_READ) || is_atomic(wqe.opcode);
+        Completion {
+            ready_at,
+            wr_id: wqe.wr_id,
+            status,
+            opcode: wc_opcode(wqe.opcode),
+            byte_len: if back { u32::try_from(wqe.len).unwrap_or(u32::MAX) } else { 0 },
+            qpn: self.qpn,
+            queue: Queue::Send(self.index, sq.head.wrapping_add(1)),
+            ..Completion::default()
+        }
+    }
+
+    fn succeeded(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, ready_at: u64) {
+        on_counters(self, |live| Live::add(&live.bytes, wqe.len));
+        let pushed = if self.sig_all || wqe.flags & SIGNALED != 0 {
+            let completion = self.completion(sq, wqe, wc::IBV_WC_SUCCESS, ready_at);
+            cq::complete(process, &process.own, self.send_cq.index, &completion)
+        } else {
+            true
+        };
+        sq.advance();
+        if !pushed {
+            self.enter_error(process, Some(events::QP_FATAL));
+        }
+    }
+
+    /// The head ends with an error, and the QP with it.
+    fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
+        let completion = self.completion(sq, wqe, status, 0);
+        cq::complete(process, &process.own, self.send_cq.index, &completion);
+        sq.advance();
+        self.enter_error(process, None);
+    }
+
+    fn enter_error(&self, process: &Process, event: Option<u32>) {
+        let Ok(shared) = self.shared(process) else { return };
+        let _guard = bounce::lock(&shared.lock);
+        respond::to_error(process, &process.own, self.index, shared, event);
+        self.show_state(ERR);
+    }
+
+    /// Ends everything that is queued with a flush error.
+    fn flush(&self, process: &Process, sq: &mut SendQueue) {
+        while sq.head != sq.tail {
+            let wqe = sq.wqes[sq.slot(sq.head)];
+            let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR, 0);
+            cq::complete(process, &process.own, self.send_cq.index, &completion);
+            sq.advance();
+        }
+        self.show_state(ERR);
+    }
+
+    /// The responder had no receive. `true` if the head is over with that.
+    fn not_ready(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, wait: u64) -> bool {
+        let now = clock::now();
+        let left = match sq.block {
+            Some(block) if block.rnr && block.until > now => return false,
+            Some(block) if block.rnr => block.left,
+            _ => u32::from(sq.connection.rnr_retry),
+        };
+        on_counters(self, |live| Live::add(&live.rnr, 1));
+        if left == 0 {
+            fault!(
+                "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} had no receive posted, {} retries later still none",
+                self.qpn,
+                wqe.wr_id,
+                sq.connection.dest_qpn,
+                sq.connection.rnr_retry
+            );
+            self.failed(process, sq, wqe, wc::IBV_WC_RNR_RETRY_EXC_ERR);
+            return true;
+        }
+        let left = if left == 7 { 7 } else { left - 1 };
+        sq.block = Some(Block { rnr: true, left, until: now + wait });
+        self.probe_at.store(0, Relaxed);
+        false
+    }
+
+    /// The peer does not answer. `true` if the head is over with that.
+    fn no_answer(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, why: &str) -> bool {
+        let now = clock::now();
+        self.probe_at.store(now + PROBE, Relaxed);
+        let Connection { timeout, retry, dest_qpn, .. } = sq.connection;
+        let wait = if timeout == 0 { PATIENCE } else { 4096_u64 << timeout };
+        let left = match sq.block {
+            Some(block) if !block.rnr && block.until > now => return false,
+            Some(block) if !block.rnr && timeout == 0 => block.left,
+            Some(block) if !block.rnr && block.left == 0 => {
+                fault!(
+                    "QP {:#x}, wr_id {:#x}: no answer from QP {dest_qpn:#x}: {why}; timeout {timeout} ({} us), {retry} retries",
+                    self.qpn,
+                    wqe.wr_id,
+                    wait / 1000
+                );
+                self.failed(process, sq, wqe, wc::IBV_WC_RETRY_EXC_ERR);
+                return true;
+            }
+            Some(block) if !block.rnr => block.left - 1,
+            _ => u32::from(retry),
+        };
+        sq.block = Some(Block { rnr: false, left, until: now + wait });
+        false
+    }
+
+    /// Keeps the number of waiting QPs right. The send queue is locked.
+    pub(crate) fn note_waiting(&self, process: &Process, waits: bool) {
+        if self.waits.swap(waits, AcqRel) != waits {
+            match waits {
+                true => process.waiting.fetch_add(1, AcqRel),
+                false => process.waiting.fetch_sub(1, AcqRel),
+            };
+        }
+    }
+
+    /// For the service thread: tries what is due, flushes what a peer has failed.
+    pub(crate) fn progress(&self, process: &Process) {
+        let mut sq = self.lock_sq();
+        self.drain(process, &mut sq, true);
+    }
+
+    /// For polling threads: tries what waits, unless another thread does.
+    pub(crate) fn try_progress(&self, process: &Process) {
+        if !self.waits.load(Relaxed) {
+            return;
+        }
+        let probe_at = self.probe_at.load(Relaxed);
+        if probe_at != 0 && probe_at > clock::now() {
+            return;
+        }
+        if let Ok(mut sq) = self.sq.try_lock() {
+            self.drain(process, &mut sq, false);
+        }
+    }
+}
+
+/// `ibv_post_send(3)`, through the context's operations.
+///
+/// # Safety
+/// `qp` is alive, `wr` a list of work requests, `bad` writable.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut sys::ibv_qp,
+    mut wr: *mut sys::ibv_send_wr,
+    bad: *mut *mut sys::ibv_send_wr,
+) -> c_int {
+    border::code("ibv_post_send", || {
+        // SAFETY: writable, as the caller guarantees.
+        let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;
+        // SAFETY: alive, as the caller guarantees.
+        let this = unsafe { Qp::from_c(qp) }?;
+        let mut sq = this.lock_sq();
+        let state = this.shared(process)?.state.load(Acquire);
+        let mut result = Ok(());
+        if matches!(state, RESET | INIT | RTR) {
+            fault!("ibv_post_send: QP {:#x} is in state {state}, expected RTS (3)", this.qpn);
+            result = Err(Errno(libc::EINVAL));
+        }
+        let now = clock::now();
+        let mut posted = false;
+        // SAFETY: null or a work request, as the caller guarantees.
+        while let (Ok(()), Some(request)) = (result, unsafe { wr.as_ref() }) {
+            // SAFETY: as above, with its pieces.
+            result = unsafe { this.post(process, &mut sq, request, now) };
+            if result.is_ok() {
+                posted = true;
+                wr = request.next;
+            }
+        }
+        if posted {
+            on_counters(this, |live| Live::add(&live.doorbells, 1));
+            this.drain(process, &mut sq, true);
+        }
+        if result.is_err() {
+            // SAFETY: writable, as the caller guarantees.
+            unsafe { bad.write(wr) };
+        }
+        result
+    })
+}

@@ -1,0 +1,128 @@
+//! Validation of devices, whether they come from text or from [`configure`](super::configure).
+
+use std::net::IpAddr;
+
+use super::{DeviceSpec, LinkLayer, MAX_ADDRS, gid};
+use crate::error::Error;
+use crate::limits::{MAX_DEVICES, MAX_INLINE};
+
+/// Size of `ibdev_path` without its NUL.
+const MAX_PATH: usize = 255;
+/// Entries of a P_Key table.
+const MAX_PKEYS: usize = 16;
+/// A larger latency is most likely a wrong unit.
+const MAX_LATENCY_NS: u64 = 10_000_000_000;
+
+/// Validates each device and the list as a whole.
+pub(super) fn list(devices: &[DeviceSpec]) -> Result<(), Error> {
+    if devices.len() > MAX_DEVICES {
+        return Err(Error(format!("found {} devices, at most {MAX_DEVICES} are possible", devices.len())));
+    }
+    for (i, device) in devices.iter().enumerate() {
+        one(device).map_err(|e| Error(format!("device {:?}: {e}", device.name)))?;
+        for other in &devices[..i] {
+            pair(other, device)?;
+        }
+    }
+    Ok(())
+}
+
+fn one(device: &DeviceSpec) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+    let name = device.name.as_bytes();
+    if !(1..=63).contains(&name.len()) || !name.iter().all(|b| plain(*b)) || name.iter().all(|b| *b == b'.') {
+        return Err("expected a name of 1 to 63 letters, digits, '_', '-' or '.'".to_owned());
+    }
+    match device.link_layer {
+        LinkLayer::Ethernet if device.addrs.is_empty() => {
+            return Err("found no address, expected at least one, like addr=10.0.0.1/24".to_owned());
+        }
+        LinkLayer::Ethernet if device.lid.is_some() => {
+            return Err("found a LID, which only link=ib has".to_owned());
+        }
+        LinkLayer::InfiniBand if !device.addrs.is_empty() => {
+            return Err("found an address, which only link=roce has".to_owned());
+        }
+        _ => {}
+    }
+    addrs(&device.addrs)?;
+    if device.lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
+        return Err(format!("lid={}: expected 1 to {}", device.lid.unwrap_or(0), gid::MAX_LID));
+    }
+    if device.sysfs.as_ref().is_some_and(|path| path.len() > MAX_PATH) {
+        return Err(format!("sysfs= is longer than {MAX_PATH} bytes"));
+    }
+    if device.max_inline_data > MAX_INLINE {
+        return Err(format!("inline={}: expected at most {MAX_INLINE}", device.max_inline_data));
+    }
+    if device.rate == Some(0) {
+        return Err("found a rate of 0, expected a rate above it".to_owned());
+    }
+    if device.latency_ns > MAX_LATENCY_NS {
+        return Err(format!(
+            "latency of {} ns: expected at most {} s",
+            device.latency_ns,
+            MAX_LATENCY_NS / 1_000_000_000
+        ));
+    }
+    for (key, mtu) in [("mtu", device.mtu), ("path_mtu", device.path_mtu.unwrap_or(device.mtu))] {
+        if ![256, 512, 1024, 2048, 4096].contains(&mtu) {
+            return Err(format!("{key}={mtu}: expected 256, 512, 1024, 2048 or 4096"));
+        }
+    }
+    if !(1..=MAX_PKEYS).contains(&device.pkeys.len()) || device.pkeys.iter().any(|key| key & 0x7fff == 0) {
+        return Err(format!(
+            "found P_Keys {:x?}, expected 1 to {MAX_PKEYS}, and none of partition 0",
+            device.pkeys
+        ));
+    }
+    Ok(())
+}
+
+/// Validates the addresses of one port.
+pub(crate) fn addrs(list: &[(IpAddr, u8)]) -> Result<(), String> {
+    if list.len() > MAX_ADDRS {
+        return Err(format!("found {} addresses, at most {MAX_ADDRS} are possible", list.len()));
+    }
+    for (i, &(addr, prefix)) in list.iter().enumerate() {
+        address(addr, prefix)?;
+        if list[..i].iter().any(|&(earlier, _)| earlier == addr) {
+            return Err(format!("found the address {addr} twice"));
+        }
+    }
+    Ok(())
+}
+
+fn address(addr: IpAddr, prefix: u8) -> Result<(), String> {
+    let bits = if addr.is_ipv4() { 32 } else { 128 };
+    if !(1..=bits).contains(&prefix) {
+        return Err(format!("{addr}/{prefix}: expected a prefix length of 1 to {bits}"));
+    }
+    let mapped = matches!(addr, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    let broadcast = matches!(addr, IpAddr::V4(v4) if v4.is_broadcast());
+    if addr.is_unspecified() || addr.is_multicast() || broadcast || mapped {
+        return Err(format!("{addr}: expected the address of one port (IPv4 in its own form)"));
+    }
+    Ok(())
+}
+
+/// The devices of one process must differ in name and GID.
+fn pair(a: &DeviceSpec, b: &DeviceSpec) -> Result<(), Error> {
+    if a.name == b.name {
+        return Err(Error(format!("device {:?}: found that name twice", b.name)));
+    }
+    if let Some((addr, _)) = b.addrs.iter().find(|(addr, _)| a.addrs.iter().any(|(other, _)| other == addr)) {
+        return Err(Error(format!(
+            "device {:?}: the address {addr} is already that of {:?}",
+            b.name, a.name
+        )));
+    }
+    if a.link_layer == LinkLayer::InfiniBand && b.link_layer == a.link_layer && gid::lid(a) == gid::lid(b) {
+        let lid = gid::lid(a);
+        return Err(Error(format!(
+            "device {:?}: the LID {lid} is already that of {:?}; set lid=",
+            b.name, a.name
+        )));
+    }
+    Ok(())
+}

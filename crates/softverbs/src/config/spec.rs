@@ -1,0 +1,127 @@
+//! The description of one device.
+
+use std::net::IpAddr;
+
+use super::{check, parse};
+use crate::error::Error;
+use crate::limits::MAX_INLINE;
+
+/// Link layer of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Ethernet: the port speaks RoCE and has IP addresses.
+    Ethernet,
+    /// InfiniBand: the port has a LID.
+    InfiniBand,
+}
+
+/// A capability that nearly every adapter has. [`DeviceSpec::without`] removes it from a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// The InfiniBand transport. A device without it reports `IBV_TRANSPORT_IWARP`.
+    IbTransport,
+    /// A known link layer. A port without it reports `IBV_LINK_LAYER_UNSPECIFIED`.
+    LinkLayer,
+    /// Shared receive queues. Without them `max_srq` is 0 and `ibv_create_srq` fails.
+    Srq,
+    /// A valid MTU. A port without it reports an `active_mtu` of 0.
+    ActiveMtu,
+}
+
+/// The description of one device and its port.
+///
+/// Start from [`roce`](Self::roce), [`infiniband`](Self::infiniband) or
+/// [`parse_list`](Self::parse_list), change fields, and pass the list to
+/// [`configure`](crate::configure), which validates it.
+///
+/// ```
+/// use softverbs::DeviceSpec;
+///
+/// let mut slow = DeviceSpec::roce("mlx5_0", &[([10, 0, 0, 1].into(), 24)]);
+/// slow.rate = Some(12_500_000_000); // 100 Gb/s
+/// slow.latency_ns = 2_000;
+///
+/// let text = "mlx5_0:addr=10.0.0.1/24,rate=100Gb,latency=2us";
+/// assert_eq!(DeviceSpec::parse_list(text).unwrap(), [slow]);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceSpec {
+    /// Device name: 1 to 63 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// IP addresses of the port with their prefix lengths: 1 to [`MAX_ADDRS`](crate::MAX_ADDRS) for
+    /// Ethernet, none for InfiniBand.
+    pub addrs: Vec<(IpAddr, u8)>,
+    /// Link layer of the port.
+    pub link_layer: LinkLayer,
+    /// LID of the port, 1 to 0xBFFF. Only InfiniBand has one; `None` derives it from the name.
+    pub lid: Option<u16>,
+    /// Rate in bytes per second, for each direction; `None` is unlimited.
+    pub rate: Option<u64>,
+    /// One-way latency in nanoseconds, at most 10 s.
+    pub latency_ns: u64,
+    /// Active MTU of the port in bytes: 256, 512, 1024, 2048 or 4096.
+    pub mtu: u32,
+    /// Largest path MTU of the network behind the port in bytes, as for `mtu`. Longer packets are
+    /// dropped. `None` means `mtu`.
+    pub path_mtu: Option<u32>,
+    /// The cable or switch of the port. Ports on different wires cannot reach each other, whatever
+    /// their addresses are.
+    pub wire: u32,
+    /// P_Key table of the port, 1 to 16 entries.
+    pub pkeys: Vec<u16>,
+    /// Options for enhanced connection establishment (ECE) that the device supports, as bits. With
+    /// `None`, `ibv_query_ece` and `ibv_set_ece` fail with EOPNOTSUPP.
+    pub ece: Option<u32>,
+    /// Whether `ibv_reg_dmabuf_mr` is supported. It accepts any file that can be mapped. It cannot
+    /// reach GPU memory.
+    pub dmabuf: bool,
+    /// Directory that represents the device in sysfs (`ibdev_path`), at most 255 bytes. The caller
+    /// creates it. With `None`, the path does not exist.
+    pub sysfs: Option<String>,
+    /// Capabilities that the device does not have.
+    pub without: Vec<Capability>,
+    /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
+    pub max_inline_data: u32,
+}
+
+impl DeviceSpec {
+    /// Describes a RoCE device with an MTU of 4096, unlimited rate and no latency.
+    pub fn roce(name: &str, addrs: &[(IpAddr, u8)]) -> Self {
+        Self {
+            name: name.to_owned(),
+            addrs: addrs.to_vec(),
+            link_layer: LinkLayer::Ethernet,
+            lid: None,
+            rate: None,
+            latency_ns: 0,
+            mtu: 4096,
+            path_mtu: None,
+            wire: 0,
+            // Full member of the default partition.
+            pkeys: vec![0xffff],
+            ece: None,
+            dmabuf: false,
+            sysfs: None,
+            without: Vec::new(),
+            max_inline_data: MAX_INLINE,
+        }
+    }
+
+    /// Describes an InfiniBand device with the defaults of [`roce`](Self::roce). Its LID is derived
+    /// from the name.
+    pub fn infiniband(name: &str) -> Self {
+        Self { link_layer: LinkLayer::InfiniBand, ..Self::roce(name, &[]) }
+    }
+
+    /// Parses and validates a list in the format of `SOFTVERBS_DEVICES`.
+    ///
+    /// # Errors
+    /// The text is malformed, or [`configure`](crate::configure) would reject the list.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, Error> {
+        let devices = parse::list(text)?;
+        check::list(&devices)?;
+        Ok(devices)
+    }
+}

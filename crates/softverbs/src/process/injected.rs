@@ -1,0 +1,73 @@
+//! Injected failures: verbs calls that must fail although nothing is wrong.
+
+use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::abi::border::Errno;
+
+/// A number of calls that must fail.
+struct Fault {
+    /// The device; `None` for all devices.
+    device: Option<String>,
+    errno: c_int,
+    /// How many calls are left.
+    times: u32,
+}
+
+impl Fault {
+    const NONE: Self = Self { device: None, errno: 0, times: 0 };
+
+    /// Returns the error of a call on this device, if it must fail, and counts it.
+    fn next(&mut self, device: &str) -> Result<(), Errno> {
+        if self.times == 0 || self.device.as_deref().is_some_and(|name| name != device) {
+            return Ok(());
+        }
+        self.times -= 1;
+        Err(Errno(self.errno))
+    }
+}
+
+/// Calls of `ibv_modify_qp` that must fail.
+struct ModifyQp {
+    fault: Fault,
+    /// The requested state.
+    state: u32,
+    /// How long each failing call takes.
+    duration: Duration,
+}
+
+static MODIFY_QP: Mutex<ModifyQp> =
+    Mutex::new(ModifyQp { fault: Fault::NONE, state: 0, duration: Duration::ZERO });
+static REGISTRATION: Mutex<Fault> = Mutex::new(Fault::NONE);
+
+/// See [`crate::fail_modify_qp_of`].
+pub(crate) fn fail_modify_qp(device: Option<&str>, state: u32, errno: c_int, times: u32, duration: Duration) {
+    let fault = Fault { device: device.map(str::to_owned), errno, times };
+    *MODIFY_QP.lock().unwrap_or_else(PoisonError::into_inner) = ModifyQp { fault, state, duration };
+}
+
+/// See [`crate::fail_registration`].
+pub(crate) fn fail_registration(device: &str, errno: c_int, times: u32) {
+    let fault = Fault { device: Some(device.to_owned()), errno, times };
+    *REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+}
+
+/// Returns the injected error of a call of `ibv_modify_qp`, if any.
+pub(crate) fn modify_qp(device: &str, to: u32) -> Result<(), Errno> {
+    let mut next = MODIFY_QP.lock().unwrap_or_else(PoisonError::into_inner);
+    if next.state != to {
+        return Ok(());
+    }
+    let (result, duration) = (next.fault.next(device), next.duration);
+    drop(next);
+    if result.is_err() {
+        std::thread::sleep(duration);
+    }
+    result
+}
+
+/// Returns the injected error of a memory registration, if any.
+pub(crate) fn registration(device: &str) -> Result<(), Errno> {
+    REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner).next(device)
+}

@@ -1,0 +1,332 @@
+//! A completion queue in shared memory: any process pushes, the owner polls.
+//!
+//! Entries are a list in order of the time at which they become visible, entries of equal time in
+//! order of arrival. An entry becomes part of the list, or leaves it, by one store; the rest
+//! (`last`, `count`, the free list) can be worked out again if a process dies inside.
+
+mod entry;
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::shm::layout::{CqEntry, CqShared};
+use crate::shm::mutex::Guard;
+use crate::shm::peer::Peer;
+use entry::{fill, get, read};
+
+pub(crate) use entry::{Completion, Queue};
+
+/// Not armed, armed for solicited completions and errors, armed for any.
+pub(crate) const DISARMED: u32 = 0;
+/// See [`DISARMED`].
+pub(crate) const SOLICITED: u32 = 1;
+/// See [`DISARMED`].
+pub(crate) const ANY: u32 = 2;
+
+/// What became of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// Taken; no event now.
+    Quiet,
+    /// Taken, and the owner must put an event into the channel.
+    Event,
+    /// Taken, and the owner must look again at this time.
+    Later(u64),
+    /// No room: the CQ has just failed.
+    Overrun,
+    /// The CQ had failed before, or is gone.
+    Lost,
+}
+
+/// A CQ seen through a segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Ring<'a> {
+    peer: &'a Peer,
+    cq: &'a CqShared,
+    entries: &'a [CqEntry],
+}
+
+impl<'a> Ring<'a> {
+    /// `None` if there is no such CQ.
+    pub(crate) fn new(peer: &'a Peer, index: u32) -> Option<Self> {
+        let cq = peer.cq(index)?;
+        if get(&cq.id) == 0 {
+            return None;
+        }
+        let offset = usize::try_from(cq.offset.load(Relaxed)).ok()?;
+        Some(Self { peer, cq, entries: peer.slice(offset, get(&cq.depth) as usize)? })
+    }
+
+    /// Empties it. The caller is its owner, and nobody else uses it yet.
+    pub(crate) fn reset(&self) {
+        let cq = self.cq;
+        for field in [&cq.head, &cq.count, &cq.unannounced, &cq.armed, &cq.failed, &cq.events, &cq.ending] {
+            field.store(0, Relaxed);
+        }
+        self.rebuild();
+    }
+
+    /// The entry that a link (index + 1) names.
+    fn entry(&self, link: u32) -> Option<&'a CqEntry> {
+        self.entries.get((link as usize).checked_sub(1)?)
+    }
+
+    /// The lock; what a process was doing that died with it is done, or was never begun.
+    pub(crate) fn lock(&self) -> Guard<'a> {
+        let guard = self.cq.lock.lock();
+        if guard.died {
+            self.rebuild();
+        }
+        guard
+    }
+
+    /// Works out everything from `head` and `next`.
+    fn rebuild(&self) {
+        let cq = self.cq;
+        let mut linked = vec![false; self.entries.len()];
+        let (mut last, mut count, mut unannounced) = (0, 0, 0);
+        let mut link = get(&cq.head);
+        while let Some(entry) = self.entry(link) {
+            // A damaged list could be a ring.
+            if std::mem::replace(&mut linked[link as usize - 1], true) {
+                break;
+            }
+            (last, count) = (link, count + 1);
+            unannounced += u32::from(get(&entry.announced) == 0);
+            link = get(&entry.next);
+        }
+        let mut free = 0;
+        for (link, (entry, used)) in (1..).zip(self.entries.iter().zip(linked)) {
+            if !used {
+                entry.next.store(free, Relaxed);
+                free = link;
+            } else if link == get(&cq.ending_with) {
+                self.finish_ending();
+            }
+        }
+        cq.ending.store(0, Release);
+        cq.last.store(last, Relaxed);
+        cq.unannounced.store(unannounced, Relaxed);
+        cq.free.store(free, Relaxed);
+        cq.count.store(count, Release);
+    }
+
+    /// The receive is completed that the QP `ending` had taken, if there is one.
+    fn finish_ending(&self) {
+        let Some(qp) = get(&self.cq.ending).checked_sub(1) else { return };
+        if let Some(qp) = self.peer.qp(qp) {
+            qp.taken.store(0, Release);
+        }
+        self.cq.ending.store(0, Release);
+    }
+
+    fn fires(&self, status: u32, solicited: bool) -> bool {
+        let armed = get(&self.cq.armed);
+        let fires = armed == ANY || (armed == SOLICITED && (solicited || status != 0));
+        if fires {
+            self.cq.armed.store(DISARMED, Relaxed);
+            self.cq.events.fetch_add(1, Release);
+        }
+        fires
+    }
+
+    /// Adds a completion; `now` is asked only for one that is not visible at once.
+    pub(crate) fn push(&self, c: &Completion, now: impl FnOnce() -> u64) -> Pushed {
+        let cq = self.cq;
+        let _guard = self.lock();
+        if get(&cq.failed) != 0 || get(&cq.id) == 0 {
+            return Pushed::Lost;
+        }
+        let link = get(&cq.free);
+        let Some(entry) = self.entry(link) else {
+            cq.failed.store(1, Relaxed);
+            return Pushed::Overrun;
+        };
+        cq.free.store(get(&entry.next), Relaxed);
+        let ready_at = self.not_before_its_elders(c);
+        let announced = ready_at == 0 || ready_at <= now();
+        fill(entry, c, ready_at);
+        cq.ending_with.store(link, Release);
+        cq.ending.store(c.ends, Release);
+        // Before the entry is in: a poller who sees the number takes the lock, and learns if we
+        // have died.
+        cq.count.store(get(&cq.count) + 1, Release);
+        self.insert(link, entry, ready_at);
+        self.finish_ending();
+        if announced {
+            let fires = self.fires(c.status, c.solicited);
+            // After the event: if we die in between, the entry is announced by whoever looks next.
+            entry.announced.store(1, Release);
+            return if fires { Pushed::Event } else { Pushed::Quiet };
+        }
+        cq.unannounced.store(get(&cq.unannounced) + 1, Relaxed);
+        if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(ready_at) }
+    }
+
+    /// When it becomes visible: completions of one QP stay in order, though a READ takes the other
+    /// direction than a WRITE after it, and a flush none at all.
+    fn not_before_its_elders(&self, c: &Completion) -> u64 {
+        let mut ready_at = c.ready_at;
+        if self.entry(get(&self.cq.last)).is_none_or(|last| last.ready_at.load(Relaxed) <= ready_at) {
+            return ready_at;
+        }
+        let mut link = get(&self.cq.head);
+        while let Some(entry) = self.entry(link) {
+            if get(&entry.qpn) == c.qpn {
+                ready_at = ready_at.max(entry.ready_at.load(Relaxed));
+            }
+            link = get(&entry.next);
+        }
+        ready_at
+    }
+
+    fn insert(&self, link: u32, entry: &CqEntry, ready_at: u64) {
+        let cq = self.cq;
+        let later = |e: &CqEntry| e.ready_at.load(Relaxed) > ready_at;
+        match self.entry(get(&cq.last)) {
+            None => {
+                entry.next.store(0, Relaxed);
+                cq.head.store(link, Release);
+                cq.last.store(link, Relaxed);
+            }
+            Some(last) if !later(last) => {
+                entry.next.store(0, Relaxed);
+                last.next.store(link, Release);
+                cq.last.store(link, Relaxed);
+            }
+            Some(_) => {
+                let mut place = &cq.head;
+                while let Some(next) = self.entry(get(place)).filter(|e| !later(e)) {
+                    place = &next.next;
+                }
+                entry.next.store(get(place), Relaxed);
+                place.store(link, Release);
+            }
+        }
+    }
+
+    /// Takes up to `n` completions that are visible, and tells whether an event is due.
+    pub(crate) fn poll(&self, n: usize, mut take: impl FnMut(Completion)) -> (usize, bool) {
+        let cq = self.cq;
+        if cq.count.load(Acquire) == 0 {
+            return (0, false);
+        }
+        let _guard = self.lock();
+        let (mut taken, mut event, mut time) = (0, false, None);
+        while taken < n {
+            let link = get(&cq.head);
+            let Some(entry) = self.entry(link) else { break };
+            let ready_at = entry.ready_at.load(Relaxed);
+            if ready_at != 0 && ready_at > *time.get_or_insert_with(crate::clock::now) {
+                break;
+            }
+            let completion = read(entry);
+            if get(&entry.announced) == 0 {
+                cq.unannounced.store(get(&cq.unannounced).saturating_sub(1), Relaxed);
+                event |= self.fires(completion.status, completion.solicited);
+            }
+            self.unlink(&cq.head, link, entry, 0);
+            take(completion);
+            taken += 1;
+        }
+        (taken, event)
+    }
+
+    /// Takes `entry` out; `before` is the link of the entry in front of it, 0 for none.
+    fn unlink(&self, place: &std::sync::atomic::AtomicU32, link: u32, entry: &CqEntry, before: u32) {
+        let cq = self.cq;
+        let next = get(&entry.next);
+        place.store(next, Release);
+        if next == 0 {
+            cq.last.store(before, Relaxed);
+        }
+        entry.next.store(get(&cq.free), Relaxed);
+        cq.free.store(link, Relaxed);
+        cq.count.store(get(&cq.count).saturating_sub(1), Release);
+    }
+
+    /// Takes out everything of QP `qpn`, as hardware's driver does when a QP is reset or destroyed.
+    pub(crate) fn purge(&self, qpn: u32, mut gone: impl FnMut(Completion)) {
+        let cq = self.cq;
+        let _guard = self.lock();
+        let (mut place, mut before) = (&cq.head, 0);
+        loop {
+            let link = get(place);
+            let Some(entry) = self.entry(link) else { break };
+            if get(&entry.qpn) != qpn {
+                (place, before) = (&entry.next, link);
+                continue;
+            }
+            if get(&entry.announced) == 0 {
+                cq.unannounced.store(get(&cq.unannounced).saturating_sub(1), Relaxed);
+            }
+            gone(read(entry));
+            self.unlink(place, link, entry, before);
+        }
+    }
+
+    /// Considers entries whose time has come for an event. Gives whether one is due, and when to
+    /// look again.
+    pub(crate) fn announce(&self, now: u64) -> (bool, Option<u64>) {
+        if get(&self.cq.unannounced) == 0 {
+            return (false, None);
+        }
+        let _guard = self.lock();
+        self.announce_locked(now)
+    }
+
+    fn announce_locked(&self, now: u64) -> (bool, Option<u64>) {
+        let cq = self.cq;
+        let mut event = false;
+        let mut link = get(&cq.head);
+        while let Some(entry) = self.entry(link) {
+            let ready_at = entry.ready_at.load(Relaxed);
+            if ready_at > now {
+                let armed = get(&cq.armed) != DISARMED;
+                return (event, armed.then_some(ready_at));
+            }
+            if get(&entry.announced) == 0 {
+                entry.announced.store(1, Relaxed);
+                cq.unannounced.store(get(&cq.unannounced).saturating_sub(1), Relaxed);
+                event |= self.fires(get(&entry.status), get(&entry.solicited) != 0);
+            }
+            link = get(&entry.next);
+        }
+        (event, None)
+    }
+
+    /// Arms it for completions that come from now on. Gives when to look, if some are on their way.
+    pub(crate) fn arm(&self, what: u32, now: impl FnOnce() -> u64) -> Option<u64> {
+        let cq = self.cq;
+        let _guard = self.lock();
+        let on_their_way = get(&cq.unannounced) > 0;
+        let now = if on_their_way { now() } else { 0 };
+        if on_their_way {
+            // What is ready was there before.
+            let armed = cq.armed.swap(DISARMED, Relaxed);
+            self.announce_locked(now);
+            cq.armed.store(armed, Relaxed);
+        }
+        cq.armed.store(what.max(get(&cq.armed)), Relaxed);
+        if on_their_way { self.announce_locked(now).1 } else { None }
+    }
+
+    /// Events that are due, taken.
+    pub(crate) fn take_events(&self) -> u32 {
+        self.cq.events.swap(0, Acquire)
+    }
+
+    /// The times at which the entries become visible, in order.
+    pub(crate) fn completion_times(&self) -> Vec<u64> {
+        let _guard = self.lock();
+        let mut times = Vec::new();
+        let mut link = get(&self.cq.head);
+        while let Some(entry) = self.entry(link) {
+            times.push(entry.ready_at.load(Relaxed));
+            link = get(&entry.next);
+        }
+        times
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! The time model: rate and latency of the two links of a message.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use crate::shm::fabric::Fabric;
+use crate::shm::layout::DeviceShared;
+
+/// Returns the duration of `bytes` at `rate` bytes per second in nanoseconds; 0 for rate 0
+/// (unlimited).
+fn duration(bytes: u64, rate: u64) -> u64 {
+    if rate == 0 {
+        return 0;
+    }
+    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+    u64::try_from(ns).unwrap_or(u64::MAX / 4)
+}
+
+/// Reserves one direction of a link for `busy` nanoseconds, not before `from`. Returns the start
+/// time.
+fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
+    total.fetch_add(busy, Relaxed);
+    let next = |free: u64| Some(free.max(from).saturating_add(busy));
+    free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
+}
+
+/// Returns whether the link of a device is up.
+pub(crate) fn is_up(fabric: &Fabric, device: &DeviceShared) -> bool {
+    fabric.link(device.link.load(Relaxed)).is_none_or(|link| link.down.load(Acquire) == 0)
+}
+
+/// The times of a message on the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Passage {
+    /// Time at which the first byte is sent.
+    pub(crate) begin: u64,
+    /// Time at which the last byte arrives; 0 (immediately) if neither link has a rate or latency.
+    pub(crate) ready_at: u64,
+}
+
+impl Passage {
+    /// Creates a passage without delay.
+    pub(crate) const fn at_once(begin: u64) -> Self {
+        Self { begin, ready_at: 0 }
+    }
+
+    /// Returns the time at which the byte at `offset` of `len` is sent.
+    pub(crate) fn sent_at(&self, offset: u64, len: u64) -> u64 {
+        let whole = u128::from(self.ready_at.saturating_sub(self.begin));
+        let part = whole * u128::from(offset) / u128::from(len.max(1));
+        self.begin.saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+    }
+}
+
+/// Reserves both links for a message of `bytes` that can start at `since`. If it is free, the
+/// receiving link starts together with the sending link (cut-through). `since` may be in the past:
+/// a NIC would have started then.
+pub(crate) fn pass(
+    fabric: &Fabric,
+    from: &DeviceShared,
+    to: &DeviceShared,
+    bytes: u64,
+    since: u64,
+) -> Passage {
+    let (out_rate, in_rate) = (from.rate.load(Relaxed), to.rate.load(Relaxed));
+    let latency = from.latency_ns.load(Relaxed).max(to.latency_ns.load(Relaxed));
+    let links = (fabric.link(from.link.load(Relaxed)), fabric.link(to.link.load(Relaxed)));
+    let (Some(tx), Some(rx)) = links else { return Passage::at_once(since) };
+    if out_rate == 0 && in_rate == 0 && latency == 0 {
+        return Passage::at_once(since);
+    }
+    let (sending, receiving) = (duration(bytes, out_rate), duration(bytes, in_rate));
+    let begin = if out_rate == 0 { since } else { occupy(&tx.tx_free, &tx.tx_busy, since, sending) };
+    let end = if in_rate == 0 {
+        begin
+    } else {
+        occupy(&rx.rx_free, &rx.rx_busy, begin, receiving).saturating_add(receiving)
+    };
+    Passage { begin, ready_at: begin.saturating_add(sending).max(end).saturating_add(latency) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_sent_evenly_over_the_passage() {
+        let passage = Passage { begin: 1_000, ready_at: 2_000 };
+        assert_eq!([0, 1, 5, 10].map(|at| passage.sent_at(at, 10)), [1_000, 1_100, 1_500, 2_000]);
+        // Without delay, all bytes can be sent at the start.
+        assert_eq!(Passage::at_once(7).sent_at(1 << 40, 1 << 41), 7);
+        let long = Passage { begin: u64::MAX / 2, ready_at: u64::MAX };
+        assert_eq!(long.sent_at(1 << 30, 1 << 30), u64::MAX);
+    }
+}

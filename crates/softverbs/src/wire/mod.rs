@@ -1,0 +1,15 @@
+//! Execution of work requests: what moves the data between QPs, and when.
+//!
+//! The requester executes both halves, its own and the responder's: `exec` drives a work request,
+//! `respond` acts on the responder's segment, `copy` and `bounce` move the bytes, `link` models
+//! rate and latency, `reach` finds the responder, and `mover` continues large transfers after the
+//! post.
+
+pub(crate) mod bounce;
+pub(crate) mod copy;
+pub(crate) mod exec;
+pub(crate) mod link;
+pub(crate) mod mover;
+pub(crate) mod reach;
+pub(crate) mod respond;
+pub(crate) mod send_queue;
