@@ -37,10 +37,10 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
-check: setup check-fmt check-clippy check-doc check-deny check-loom ## Format, lints, documentation, dependencies, memory model
+check: setup check-fmt check-clippy check-abi check-doc check-deny check-loom ## Format, lints, documentation, dependencies, memory model
 
-.PHONY: check-fmt check-clippy check-doc check-deny check-loom
-check-fmt check-clippy check-doc check-deny check-loom:
+.PHONY: check-fmt check-clippy check-abi check-doc check-deny check-loom
+check-fmt check-clippy check-abi check-doc check-deny check-loom:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 

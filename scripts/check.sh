@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|clippy|doc|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|clippy|abi|doc|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -18,6 +18,10 @@ cargo_deny() {
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     clippy) cargo clippy --workspace --all-targets -- -D warnings ;;
+    abi)
+        # The types of the C interface against the headers, through the C compiler and libclang.
+        cargo test -p nccl-net-abi
+        ;;
     doc)
         RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
         # The manual of settings has each of them, and every variable of NCCL's InfiniBand transport.
@@ -57,7 +61,7 @@ case ${1:-} in
         cargo +nightly miri test -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
-        echo "usage: $0 fmt|clippy|doc|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|clippy|abi|doc|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac
