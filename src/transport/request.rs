@@ -123,7 +123,7 @@ impl Request {
             state => (state - DONE) as usize,
         };
         for (i, size) in self.sizes.iter().enumerate().take(count) {
-            sizes.tell(i, size.load(Ordering::Relaxed)).map_err(|_| self.too_large())?;
+            sizes.set(i, size.load(Ordering::Relaxed)).map_err(|_| self.too_large())?;
         }
         self.state.store(FREE, Ordering::Release);
         Ok(true)
