@@ -82,11 +82,15 @@ bench: build ## Measure the plugin over softverbs without a rate limit, the part
 bench-peers: build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
-.PHONY: matrix matrix-short matrix-gpu
+.PHONY: matrix matrix-short matrix-example matrix-gpu
 matrix: build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: build ## The same with one release for each table version (3 GB of cache)
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)
+	@$(MAKE) matrix-example
+matrix-example: ## Load the example plugin of crate versions into one NCCL release (RELEASE, else the newest)
+	@cargo build --release -p nccl-net-versions --example loopback
+	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)
 

@@ -165,7 +165,7 @@ impl VDevs {
 /// Memory that NCCL owns.
 ///
 /// An address and a length, not a reference: a NIC and other threads access the memory at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Buffer {
     /// Host or device virtual address. 0 is possible if `len` is 0.
     pub addr: usize,
