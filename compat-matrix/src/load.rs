@@ -71,7 +71,8 @@ pub(crate) fn main(args: &LoadArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the whole environment of a process: the plugin under [`FILE`], and nothing of the user's.
+/// Returns the whole environment of a process: the plugin under [`FILE`], and nothing of the
+/// user's.
 fn environment(scratch: &Scratch, plugin: &Path) -> Result<BTreeMap<String, String>> {
     let folder = scratch.file("plugin");
     fs::create_dir(&folder).cannot(format!("make {}", folder.display()))?;

@@ -1,7 +1,7 @@
 //! The cost of the adapters: `isend` and `test` through each version's table and called directly.
 //!
-//! Run by `cargo bench -p nccl-net-versions`. Each figure is the minimum of many rounds, in nanoseconds per call:
-//! disturbances only ever make a round longer.
+//! Run by `cargo bench -p nccl-net-versions`. Each figure is the minimum of many rounds, in
+//! nanoseconds per call: disturbances only ever make a round longer.
 
 #[path = "../tests/common/least.rs"]
 #[allow(dead_code, unreachable_pub)]

@@ -1,7 +1,7 @@
 //! A whole NCCL network plugin: one device that moves host memory over TCP on 127.0.0.1.
 //!
-//! A message is its length in four bytes, then its data. A connection carries messages in the order of
-//! the calls: only the oldest request moves bytes, the others wait.
+//! A message is its length in four bytes, then its data. A connection carries messages in the order
+//! of the calls: only the oldest request moves bytes, the others wait.
 
 use std::ffi::{CStr, c_int};
 use std::io::{ErrorKind, Read, Result as IoResult, Write};

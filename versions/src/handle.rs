@@ -1,8 +1,9 @@
 //! Conversions between Rust values and the `void*` that C holds.
 //!
-//! Calls off the data path look a handle up in the list of live handles before they read through it, so a
-//! foreign or closed handle is an error. Calls on the data path check only the tag in front of the value, which
-//! costs one load: it catches NULL, a handle of another kind and, very likely, a closed handle.
+//! Calls off the data path look a handle up in the list of live handles before they read through
+//! it, so a foreign or closed handle is an error. Calls on the data path check only the tag in
+//! front of the value, which costs one load: it catches NULL, a handle of another kind and, very
+//! likely, a closed handle.
 
 use core::any::TypeId;
 use core::ffi::c_void;
@@ -53,12 +54,13 @@ pub(crate) unsafe fn borrow<'a, P: NetPlugin, T: HandleType>(
     if kind::<P>(handle) != Some(T::KIND) {
         return Err(wrong::<T>(what));
     }
-    // SAFETY: the list contains the handle with this kind, so `into_raw` made it from a `Tagged<T>`. No other thread
-    // closes it during `'a`, as the caller promises.
+    // SAFETY: the list contains the handle with this kind, so `into_raw` made it from a
+    // `Tagged<T>`. No other thread closes it during `'a`, as the caller promises.
     Ok(unsafe { &*handle.cast::<Tagged<T>>() })
 }
 
-/// Moves the value out of a live handle and invalidates the handle. Of several attempts one succeeds.
+/// Moves the value out of a live handle and invalidates the handle. Of several attempts one
+/// succeeds.
 ///
 /// # Safety
 /// No other thread uses the handle.
@@ -76,8 +78,8 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
         }
         live.remove(&handle.addr());
     }
-    // SAFETY: the list contained the handle with this kind, so `into_raw` made this box, and only one call removes it
-    // from the list. No other thread uses it, as the caller promises.
+    // SAFETY: the list contained the handle with this kind, so `into_raw` made this box, and only
+    // one call removes it from the list. No other thread uses it, as the caller promises.
     let owned = unsafe { Box::from_raw(handle.cast::<Tagged<T>>()) };
     owned.retire();
     Ok(owned.into_value())
@@ -86,8 +88,8 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
 /// Borrows the value of a handle after checking only its tag, for the data path.
 ///
 /// # Safety
-/// `handle` is NULL, unaligned, or readable at its start. If the tag there is that of `kind`, it is a live
-/// `Tagged<T>` that no other thread closes during `'a`.
+/// `handle` is NULL, unaligned, or readable at its start. If the tag there is that of `kind`, it is
+/// a live `Tagged<T>` that no other thread closes during `'a`.
 #[inline]
 pub(crate) unsafe fn borrow_tagged<'a, T>(
     kind: Kind,
@@ -102,8 +104,8 @@ pub(crate) unsafe fn borrow_tagged<'a, T>(
     if !value.is_aligned() {
         return Err(wrong);
     }
-    // SAFETY: the handle is not NULL, aligned, and readable as the caller promises. The tag is the first field of every
-    // `Tagged`.
+    // SAFETY: the handle is not NULL, aligned, and readable as the caller promises. The tag is the
+    // first field of every `Tagged`.
     let tag = unsafe { (*handle.cast::<AtomicU64>()).load(Ordering::Relaxed) };
     if tag != kind.tag() {
         return Err(wrong);

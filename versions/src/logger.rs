@@ -18,7 +18,8 @@ pub enum Level {
 /// A logger in Rust. Arguments: level, flags, file, line, text.
 pub type LogFn = fn(Level, c_ulong, &CStr, c_int, &CStr);
 
-/// A destination of log lines: NCCL's logger (`ncclDebugLogger_t`), or a function of a test or tool.
+/// A destination of log lines: NCCL's logger (`ncclDebugLogger_t`), or a function of a test or
+/// tool.
 #[derive(Debug, Clone, Copy)]
 pub struct Logger(Sink);
 
@@ -39,7 +40,8 @@ impl Logger {
         Self(Sink::Rust(log))
     }
 
-    /// Logs one line. `flags` are `NCCL_INIT`, `NCCL_NET`, …, or-ed. The text is never used as a format.
+    /// Logs one line. `flags` are `NCCL_INIT`, `NCCL_NET`, …, or-ed. The text is never used as a
+    /// format.
     ///
     /// NCCL takes a lock and may write to a file, so the data path must not call it.
     pub fn log(&self, level: Level, flags: c_ulong, file: &CStr, line: c_int, text: &CStr) {
@@ -52,8 +54,8 @@ impl Logger {
                     Level::Info => abi::NCCL_LOG_INFO,
                     Level::Trace => abi::NCCL_LOG_TRACE,
                 };
-                // SAFETY: NCCL's logger is a printf that lives as long as the process and only reads.
-                // All strings end in NUL, and the fixed format takes exactly one string.
+                // SAFETY: NCCL's logger is a printf that lives as long as the process and only
+                // reads. All strings end in NUL, and the fixed format takes exactly one string.
                 unsafe { log(level, flags, file.as_ptr(), line, c"%s".as_ptr(), text.as_ptr()) }
             }
         }

@@ -9,35 +9,35 @@ use crate::{
 
 /// A network plugin, in the shape of v11 and with Rust types.
 ///
-/// The adapters check pointers, handles, tags, sizes and counts before a call. An implementation must
-/// itself check:
+/// The adapters check pointers, handles, tags, sizes and counts before a call. An implementation
+/// must itself check:
 ///
 /// - device indices that are too large (`dev` is any non-negative number);
 /// - the contents of a [`HandleBuf`], which the peer wrote;
 /// - in `test`, that the request is in flight.
 ///
-/// It must accept these calls at the same time: `reg_mr_*` and `dereg_mr` (NCCL's service thread) beside
-/// `isend`, `irecv`, `test` and `iflush` (its progress thread) on one comm; every call on different comms;
-/// `properties` and `set_net_attr` from any thread. NCCL closes a comm only after all other calls on it
-/// have returned.
+/// It must accept these calls at the same time: `reg_mr_*` and `dereg_mr` (NCCL's service thread)
+/// beside `isend`, `irecv`, `test` and `iflush` (its progress thread) on one comm; every call on
+/// different comms; `properties` and `set_net_attr` from any thread. NCCL closes a comm only after
+/// all other calls on it have returned.
 ///
-/// The implementation logs its own failures, for example through [`warn`](crate::warn). A [`Failure`] is
-/// only the code that NCCL receives.
+/// The implementation logs its own failures, for example through [`warn`](crate::warn). A
+/// [`Failure`] is only the code that NCCL receives.
 pub trait NetPlugin: Sized + 'static {
     /// The name in the tables, which `NCCL_NET` selects by.
     const NAME: &'static CStr;
-    /// Whether the tables have `makeVDevice` (v9 and later). If not, the slot is NULL and NCCL uses the
-    /// physical devices.
+    /// Whether the tables have `makeVDevice` (v9 and later). If not, the slot is NULL and NCCL uses
+    /// the physical devices.
     const VDEVICES: bool = false;
     /// Whether the tables have `regMrDmaBuf`. If not, the slot is NULL, the adapters remove
     /// `NCCL_PTR_DMABUF` from `ptr_support`, and NCCL registers GPU memory with `regMr`.
     const DMABUF: bool = false;
-    /// Whether the tables have `setNetAttr` (v11 and later). If not, the slot is NULL and NCCL does not
-    /// describe its traffic.
+    /// Whether the tables have `setNetAttr` (v11 and later). If not, the slot is NULL and NCCL does
+    /// not describe its traffic.
     const NET_ATTR: bool = false;
 
-    /// The result of `init`: one per communicator from v11 on, one per process before. The latter is
-    /// never finalized.
+    /// The result of `init`: one per communicator from v11 on, one per process before. The latter
+    /// is never finalized.
     type Context: Send + Sync;
     /// A listening comm.
     type Listen: Send + Sync;
@@ -51,8 +51,8 @@ pub trait NetPlugin: Sized + 'static {
     /// [`RequestPool`](crate::RequestPool).
     type Request: Send + Sync;
 
-    /// Reports a panic that the adapters caught in `call`. NCCL receives `ncclInternalError`. Logs one
-    /// WARN line by default.
+    /// Reports a panic that the adapters caught in `call`. NCCL receives `ncclInternalError`. Logs
+    /// one WARN line by default.
     fn on_panic(call: &'static str) {
         state::warn::<Self>(call, &"internal error: a panic was caught");
     }
@@ -62,18 +62,18 @@ pub trait NetPlugin: Sized + 'static {
         state::warn::<Self>(call, why);
     }
 
-    /// Receives the logger of an `init`, before [`NetPlugin::init`] and on every later one. It replaces
-    /// earlier loggers, which may belong to an unloaded library.
+    /// Receives the logger of an `init`, before [`NetPlugin::init`] and on every later one. It
+    /// replaces earlier loggers, which may belong to an unloaded library.
     fn logger(_: Logger) {}
     /// `init`. NCCL may call `finalize` after a failure; the adapters absorb that call.
     fn init(args: &Init) -> Result<Self::Context, Failure>;
-    /// A further `init` of v6 to v10, after the process already has its context. The profiler callback
-    /// replaces the earlier one, as the logger does.
+    /// A further `init` of v6 to v10, after the process already has its context. The profiler
+    /// callback replaces the earlier one, as the logger does.
     fn reinit(_: &Self::Context, _: &Init) -> Result<(), Failure> {
         Ok(())
     }
-    /// `finalize` (v11 and later). All comms of the context are closed, except those that NCCL never
-    /// finished connecting. Drops the context by default.
+    /// `finalize` (v11 and later). All comms of the context are closed, except those that NCCL
+    /// never finished connecting. Drops the context by default.
     fn finalize(ctx: Self::Context) -> Result<(), Failure> {
         drop(ctx);
         Ok(())
@@ -82,22 +82,22 @@ pub trait NetPlugin: Sized + 'static {
     fn devices() -> Result<usize, Failure>;
     /// `getProperties`: returns the properties of device `dev`.
     fn properties(dev: usize) -> Result<Properties, Failure>;
-    /// `makeVDevice` (v9 and later): merges devices and returns the index of the new one. Only called if
-    /// [`NetPlugin::VDEVICES`] is set; the default fails with `ncclInternalError`.
+    /// `makeVDevice` (v9 and later): merges devices and returns the index of the new one. Only
+    /// called if [`NetPlugin::VDEVICES`] is set; the default fails with `ncclInternalError`.
     fn make_vdevice(_: &VDevs) -> Result<usize, Failure> {
         Err(Failure::Internal)
     }
-    /// `setNetAttr` (v11 and later). Only called if [`NetPlugin::NET_ATTR`] is set; the default ignores the
-    /// attributes, which are hints.
+    /// `setNetAttr` (v11 and later). Only called if [`NetPlugin::NET_ATTR`] is set; the default
+    /// ignores the attributes, which are hints.
     fn set_net_attr(_: &Self::Context, _: &NetAttr) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// `listen`: creates a listening comm and writes the handle that peers connect to. The handle is all
-    /// zeros on entry.
+    /// `listen`: creates a listening comm and writes the handle that peers connect to. The handle
+    /// is all zeros on entry.
     fn listen(ctx: &Self::Context, dev: usize, handle: &mut HandleBuf) -> Result<Self::Listen, Failure>;
-    /// `connect`: returns a comm, or `None` to be called again with the same buffer. The buffer may keep
-    /// the state of the attempt. Must not block.
+    /// `connect`: returns a comm, or `None` to be called again with the same buffer. The buffer may
+    /// keep the state of the attempt. Must not block.
     fn connect(
         ctx: &Self::Context,
         dev: usize,
@@ -135,24 +135,24 @@ pub trait NetPlugin: Sized + 'static {
         mr: Option<&Self::Mr>,
         profiler: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure>;
-    /// `irecv`: starts a group of 1 to [`MAX_RECVS`](crate::MAX_RECVS) receives, or returns `None` to be
-    /// called again. `optional_completion` is NCCL's hint (v9 and later) that it detects the data without
-    /// the completion.
+    /// `irecv`: starts a group of 1 to [`MAX_RECVS`](crate::MAX_RECVS) receives, or returns `None`
+    /// to be called again. `optional_completion` is NCCL's hint (v9 and later) that it detects the
+    /// data without the completion.
     fn irecv<'a>(
         comm: &'a Self::Recv,
         buffers: &[RecvBuffer<'_, Self>],
         optional_completion: bool,
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure>;
-    /// `iflush`: makes received data visible to the GPU. `None` means that it already is, which is the
-    /// default. A plugin that receives into GPU memory must provide it.
+    /// `iflush`: makes received data visible to the GPU. `None` means that it already is, which is
+    /// the default. A plugin that receives into GPU memory must provide it.
     fn iflush<'a>(
         _: &'a Self::Recv,
         _: &[(Buffer, Option<&Self::Mr>)],
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure> {
         Ok(None)
     }
-    /// `test`: returns `true` once the request is complete, after it has set its sizes. The request is free
-    /// from then on, and NCCL does not use it again.
+    /// `test`: returns `true` once the request is complete, after it has set its sizes. The request
+    /// is free from then on, and NCCL does not use it again.
     fn test(request: &Self::Request, sizes: &mut Sizes) -> Result<bool, Failure>;
 
     /// `closeSend`. Drops the comm by default.

@@ -11,8 +11,8 @@ pub struct Profiler(
     unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> abi::ncclResult_t,
 );
 
-/// NCCL's handle of the operation that a request belongs to. Absent before v10 and in bootstrap traffic.
-/// Valid until `test` reports the request complete.
+/// NCCL's handle of the operation that a request belongs to. Absent before v10 and in bootstrap
+/// traffic. Valid until `test` reports the request complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProfilerHandle(Option<NonNull<c_void>>);
 
@@ -87,8 +87,8 @@ impl Profiler {
         callback.map(Self)
     }
 
-    /// Starts an event of the operation `handle`. Does nothing without a handle: NCCL would read through
-    /// NULL. `slot` is empty afterwards if the profiler did not accept the event.
+    /// Starts an event of the operation `handle`. Does nothing without a handle: NCCL would read
+    /// through NULL. `slot` is empty afterwards if the profiler did not accept the event.
     #[inline]
     pub fn start(&self, slot: &mut ProfilerEvent, handle: ProfilerHandle, event: &QpEvent) {
         // The profiler may leave the slot unchanged, and an old value is not an event.
@@ -104,8 +104,8 @@ impl Profiler {
                 length: event.length,
             },
         };
-        // SAFETY: NCCL's callback. The slot and the descriptor are local, the handle is NCCL's own and valid
-        // until the request is complete.
+        // SAFETY: NCCL's callback. The slot and the descriptor are local, the handle is NCCL's own
+        // and valid until the request is complete.
         let result = unsafe {
             (self.0)(
                 &raw mut slot.0,
@@ -127,8 +127,8 @@ impl Profiler {
         if slot.is_none() {
             return;
         }
-        // SAFETY: NCCL's callback. The slot holds the event of a start. A stop reads no other argument.
-        // The result is ignored: a failing profiler must not stop the transfer.
+        // SAFETY: NCCL's callback. The slot holds the event of a start. A stop reads no other
+        // argument. The result is ignored: a failing profiler must not stop the transfer.
         let _ = unsafe {
             (self.0)(&raw mut slot.0, abi::ncclProfilerNetEventStop, ptr::null_mut(), 0, ptr::null_mut())
         };

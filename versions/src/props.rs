@@ -6,7 +6,8 @@ use nccl_net_abi::{self as abi, ncclNetDeviceType, v9, v12};
 
 use crate::{MAX_RECVS, NetPlugin, Properties, Refusal, VDevs};
 
-/// The largest message size reported to NCCL: `test` returns sizes as `int`, and NCCL splits by powers of two.
+/// The largest message size reported to NCCL: `test` returns sizes as `int`, and NCCL splits by
+/// powers of two.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// A version's `ncclNetProperties`.

@@ -7,13 +7,14 @@ use crate::Tagged;
 
 /// A fixed pool of requests, for a comm to own.
 ///
-/// NCCL holds a request by its address, from `isend`, `irecv` or `iflush` until `test` reports it complete.
-/// The address must therefore stay valid as long as the comm. A pool allocates all requests when it is
-/// created and never moves them; [`acquire`](Self::acquire) and [`release`](Pooled::release) allocate
-/// nothing, take no lock and may be called from any thread.
+/// NCCL holds a request by its address, from `isend`, `irecv` or `iflush` until `test` reports it
+/// complete. The address must therefore stay valid as long as the comm. A pool allocates all
+/// requests when it is created and never moves them; [`acquire`](Self::acquire) and
+/// [`release`](Pooled::release) allocate nothing, take no lock and may be called from any thread.
 ///
-/// NCCL keeps up to `NCCL_NET_MAX_REQUESTS` (32) requests of a comm in flight. A sending comm needs `maxRecvs`
-/// times as many. With an empty pool, `isend` and `irecv` return `Ok(None)` and NCCL calls them again.
+/// NCCL keeps up to `NCCL_NET_MAX_REQUESTS` (32) requests of a comm in flight. A sending comm needs
+/// `maxRecvs` times as many. With an empty pool, `isend` and `irecv` return `Ok(None)` and NCCL
+/// calls them again.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +44,8 @@ use crate::Tagged;
 #[derive(Debug)]
 pub struct RequestPool<T> {
     requests: Box<[Tagged<Pooled<T>>]>,
-    /// Where the next search starts. Requests mostly complete in order, so the first one tried is free.
+    /// Where the next search starts. Requests mostly complete in order, so the first one tried is
+    /// free.
     next: AtomicUsize,
 }
 

@@ -41,8 +41,8 @@ pub(crate) fn context<P: NetPlugin>() -> Option<&'static P::Context> {
     context?.downcast_ref::<ProcessContext<P>>().map(|c| &c.0)
 }
 
-/// Creates the context of the process, or passes the call to [`NetPlugin::reinit`] if there is one. A call
-/// after a failure tries again.
+/// Creates the context of the process, or passes the call to [`NetPlugin::reinit`] if there is one.
+/// A call after a failure tries again.
 pub(crate) fn init_once<P: NetPlugin>(args: &Init) -> Result<(), Failure> {
     let mut context = lock(&state::<P>().context);
     match context.and_then(|context| context.downcast_ref::<ProcessContext<P>>()) {

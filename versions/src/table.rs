@@ -1,6 +1,7 @@
 //! The parts of the version modules: thunks of every signature, and the macro that builds a table.
 
-/// Declares generic `extern "C"` functions. Each is a guarded call of a function in [`crate::calls`].
+/// Declares generic `extern "C"` functions. Each is a guarded call of a function in
+/// [`crate::calls`].
 macro_rules! thunks {
     ($(
         $(#[$meta:meta])*
@@ -17,9 +18,9 @@ macro_rules! thunks {
     )+};
 }
 
-/// Builds the table of a version. `slot: thunk` lists the slots that differ between versions, `optional` those
-/// that are NULL without a feature, `null` those that are always NULL. A missing slot, a duplicate slot and a thunk
-/// of a wrong type do not compile.
+/// Builds the table of a version. `slot: thunk` lists the slots that differ between versions,
+/// `optional` those that are NULL without a feature, `null` those that are always NULL. A missing
+/// slot, a duplicate slot and a thunk of a wrong type do not compile.
 macro_rules! table {
     ($($slot:ident: $thunk:expr,)* $(; optional $($optional:ident: $has:expr, $opt_thunk:expr,)*)?
      $(; null $($null:ident),+)?) => {
@@ -62,8 +63,8 @@ pub(crate) mod thunk {
     /// v6 to v9 have no settings per connection.
     const NO_CONFIG: ContextOf = ContextOf::Process(CommConfig { traffic_class: None });
 
-    // `sendDevComm` and `recvDevComm` are for device-side networking and stay unchanged: NCCL passes NULL, or a
-    // pointer to NULL.
+    // `sendDevComm` and `recvDevComm` are for device-side networking and stay unchanged: NCCL
+    // passes NULL, or a pointer to NULL.
     thunks! {
         init_v6[const V: u32](log: abi::ncclDebugLogger_t) "init"
             => calls::init_process::<P>(V, log, None);

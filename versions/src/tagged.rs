@@ -45,8 +45,8 @@ const CLOSED: u64 = u64::from_ne_bytes(*b"net done");
 
 /// A value behind a tag that identifies its kind, which C holds by its address.
 ///
-/// An implementation keeps its requests in this form, at stable addresses that live as long as the comm: see
-/// [`RequestPool`](crate::RequestPool). The adapters create all other handles.
+/// An implementation keeps its requests in this form, at stable addresses that live as long as the
+/// comm: see [`RequestPool`](crate::RequestPool). The adapters create all other handles.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Tagged<T> {
@@ -65,8 +65,8 @@ impl<T> Tagged<T> {
         Self { tag: AtomicU64::new(kind.tag()), value }
     }
 
-    /// Marks the value as closed, to catch later uses of the handle. The compiler may drop this store before the
-    /// memory is freed; the allocator usually overwrites the tag then.
+    /// Marks the value as closed, to catch later uses of the handle. The compiler may drop this
+    /// store before the memory is freed; the allocator usually overwrites the tag then.
     pub(crate) fn retire(&self) {
         self.tag.store(CLOSED, Ordering::Release);
     }

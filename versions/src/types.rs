@@ -64,8 +64,8 @@ pub struct NetAttr {
 
 /// Properties of a device: every field of the newest version.
 ///
-/// The adapters drop the fields that an older version lacks. NCCL keeps the pointers of the two strings,
-/// hence `'static`.
+/// The adapters drop the fields that an older version lacks. NCCL keeps the pointers of the two
+/// strings, hence `'static`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Properties {
     /// Name, unique per device: NCCL keys its topology by it.
@@ -94,8 +94,8 @@ pub struct Properties {
     pub device_type: c_int,
     /// `netDeviceVersion` (v7 and later).
     pub device_version: c_int,
-    /// Physical devices behind the device (v9 and later); empty means the device itself. Versions up
-    /// to v11 report the first four.
+    /// Physical devices behind the device (v9 and later); empty means the device itself. Versions
+    /// up to v11 report the first four.
     pub vdevs: VDevs,
     /// Maximum size of a point-to-point message in bytes (v9 and later). The adapters report 1 to
     /// 1 GiB: `test` returns sizes as `int`.
@@ -111,8 +111,8 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Returns the properties of a plain device: host memory, one receive per group, messages of up to
-    /// 1 GiB, 10 Gb/s, no PCI path, no rail.
+    /// Returns the properties of a plain device: host memory, one receive per group, messages of up
+    /// to 1 GiB, 10 Gb/s, no PCI path, no rail.
     pub const fn new(name: &'static CStr) -> Self {
         Self {
             name,
@@ -164,7 +164,8 @@ impl VDevs {
 
 /// Memory that NCCL owns.
 ///
-/// An address and a length, not a reference: a NIC and other threads access the memory at the same time.
+/// An address and a length, not a reference: a NIC and other threads access the memory at the same
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Buffer {
     /// Host or device virtual address. 0 is possible if `len` is 0.
@@ -218,7 +219,8 @@ pub struct RecvBuffer<'a, P: NetPlugin> {
 
 /// The sizes that [`NetPlugin::test`] reports for a completed request.
 ///
-/// One size for a send, one per receive of a group, none for a flush. They go directly into NCCL's array.
+/// One size for a send, one per receive of a group, none for a flush. They go directly into NCCL's
+/// array.
 #[derive(Debug)]
 pub struct Sizes(Option<NonNull<c_int>>);
 
@@ -236,8 +238,8 @@ impl Sizes {
     /// Sets the size in bytes of message `index` of the request; a send has index 0.
     ///
     /// # Errors
-    /// `Failure::Internal` if `index` is not below [`MAX_RECVS`] or `bytes` exceeds `INT_MAX`. Both are bugs
-    /// of the implementation: the adapters refuse such sends and receives.
+    /// `Failure::Internal` if `index` is not below [`MAX_RECVS`] or `bytes` exceeds `INT_MAX`. Both
+    /// are bugs of the implementation: the adapters refuse such sends and receives.
     #[inline]
     pub fn set(&mut self, index: usize, bytes: usize) -> Result<(), Failure> {
         if index >= MAX_RECVS || bytes > c_int::MAX as usize {

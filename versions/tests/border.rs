@@ -205,7 +205,7 @@ mod symbols {
                         assert_eq!(unsafe { CStr::from_ptr(table.name) }, c"Fake");
                         assert_eq!(table.closeListen.map(|f| f as usize), made.closeListen.map(|f| f as usize));
                         let mut n: c_int = 0;
-                        let devices = table.devices.expect("always there");
+                        let devices = table.devices.expect("never NULL");
                         // SAFETY: a writable int.
                         assert_eq!(unsafe { devices(&raw mut n) }, ncclSuccess);
                         assert_eq!(n, 2);

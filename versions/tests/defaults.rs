@@ -1,4 +1,5 @@
-//! A plugin with only the required items behaves as NCCL expects from a plugin without the features.
+//! A plugin with only the required items behaves as NCCL expects from a plugin without the
+//! features.
 
 #[macro_use]
 mod common;

@@ -1,5 +1,5 @@
-//! The adapters with a C logger. NCCL's logger is a variadic C function, and so is the one here, compiled by
-//! the system's C compiler.
+//! The adapters with a C logger. NCCL's logger is a variadic C function, and so is the one here,
+//! compiled by the system's C compiler.
 #![cfg(not(miri))] // miri runs no C
 
 #[macro_use]

@@ -1,4 +1,5 @@
-//! `mpib perf` on the example plugin of crate nccl-net-versions, which moves data over TCP between two processes.
+//! `mpib perf` on the example plugin of crate nccl-net-versions, which moves data over TCP between
+//! two processes.
 
 mod loopback_example;
 

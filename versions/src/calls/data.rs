@@ -126,7 +126,8 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
 
     let mut buffers = [const { MaybeUninit::<RecvBuffer<'_, P>>::uninit() }; MAX_RECVS];
     for (i, slot) in buffers.iter_mut().enumerate().take(n) {
-        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed meanwhile.
+        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed
+        // meanwhile.
         let one = unsafe {
             RecvBuffer {
                 buffer: buffer(data.at(i), message_size(sizes.at(i))?)?,
@@ -166,7 +167,8 @@ pub(crate) unsafe fn iflush<P: NetPlugin>(
 
     let mut buffers = [(Buffer { addr: 0, len: 0 }, None); MAX_RECVS];
     for (i, slot) in buffers.iter_mut().enumerate().take(n) {
-        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed meanwhile.
+        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed
+        // meanwhile.
         *slot = unsafe {
             (buffer(data.at(i), sizes.at(i).bytes()?)?, registration::<P>(Array::pointer(mhandles, i))?)
         };

@@ -1,10 +1,11 @@
-//! Each call of the interface once, with the arguments of the newest version. The thunks of a version supply
-//! the arguments that the version lacks.
+//! Each call of the interface once, with the arguments of the newest version. The thunks of a
+//! version supply the arguments that the version lacks.
 //!
 //! # Safety
-//! All calls rely on the same promises of NCCL: a pointer argument is NULL or points to the memory that the header
-//! describes, arrays have `n` entries, and no handle is closed while another call uses it. The calls check NULL,
-//! handles, counts and sizes. They write every result: first NULL or 0, then the value on success.
+//! All calls rely on the same promises of NCCL: a pointer argument is NULL or points to the memory
+//! that the header describes, arrays have `n` entries, and no handle is closed while another call
+//! uses it. The calls check NULL, handles, counts and sizes. They write every result: first NULL or
+//! 0, then the value on success.
 
 mod connection;
 mod data;
@@ -66,7 +67,8 @@ impl Out<*mut c_void> {
         unsafe { Self::holding(what, place, ptr::null_mut()) }
     }
 
-    /// Like [`Out::null`], and returns the address that the place held on entry, or 0 without `has_hint`.
+    /// Like [`Out::null`], and returns the address that the place held on entry, or 0 without
+    /// `has_hint`.
     ///
     /// # Safety
     /// As for [`Out::new`], and readable if `has_hint`.
@@ -158,7 +160,8 @@ impl ContextOf {
     }
 }
 
-/// Copies the settings of a communicator. NCCL passes NULL without settings, else a pointer into its stack.
+/// Copies the settings of a communicator. NCCL passes NULL without settings, else a pointer into
+/// its stack.
 ///
 /// # Safety
 /// `config` is NULL or readable.

@@ -41,7 +41,8 @@ pub(crate) unsafe fn init_comm<P: NetPlugin>(
     let logger = Logger::new(logger);
     state::set_logger::<P>(logger);
     P::logger(logger);
-    // `*ctx` may hold the context of a plugin that NCCL tried before, which must not remain after a failure.
+    // `*ctx` may hold the context of a plugin that NCCL tried before, which must not remain after a
+    // failure.
     // SAFETY: NULL or writable.
     let ctx = unsafe { Out::null("ctx", ctx) }?;
     // SAFETY: NULL or readable.

@@ -1,4 +1,5 @@
-//! A plugin that provides little more than the required items, for speed and for the trait's defaults.
+//! A plugin that provides little more than the required items, for speed and for the trait's
+//! defaults.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};

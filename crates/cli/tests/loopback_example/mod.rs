@@ -1,4 +1,5 @@
-//! The example plugin of crate nccl-net-versions. Cargo builds no example of another package for a test, so this does.
+//! The example plugin of crate nccl-net-versions. Cargo builds no example of another package for a
+//! test, so this does.
 
 use std::{
     env,
@@ -9,8 +10,8 @@ use std::{
 
 use serde_json::Value;
 
-/// Returns the plugin's path and builds it on the first call, next to `program`: target/PROFILE/PROGRAM of this
-/// test run, where its dependencies are built already.
+/// Returns the plugin's path and builds it on the first call, next to `program`:
+/// target/PROFILE/PROGRAM of this test run, where its dependencies are built already.
 pub(crate) fn path(program: &Path) -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
