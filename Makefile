@@ -47,11 +47,11 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test --locked -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
-check: check-fmt check-clippy check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-build check-clippy check-doc check-deny check-loom check-prose
-check-build check-clippy check-doc check-deny check-loom: setup
-check-fmt check-build check-clippy check-doc check-deny check-loom check-prose:
+.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose
+check-build check-clippy check-abi check-doc check-deny check-loom: setup
+check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 
@@ -94,11 +94,15 @@ bench: setup-instructions build ## Measure the plugin over softverbs without a r
 bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
-.PHONY: matrix matrix-short matrix-gpu
+.PHONY: matrix matrix-short matrix-example matrix-gpu
 matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)
+	@$(MAKE) matrix-example
+matrix-example: setup-matrix build ## Load the example plugin of crate versions into one NCCL release (RELEASE, else the newest)
+	@cargo build --locked --release -p nccl-net-versions --example loopback
+	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)
 

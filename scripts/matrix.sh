@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the compatibility matrix on what "make build" left. usage: matrix.sh run|gpu [options of "compat-matrix run", "… gpu"]
+# Runs the compatibility matrix on what "make build" left. usage: matrix.sh run|gpu|load [options of "compat-matrix run", "… gpu", "… load"]
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

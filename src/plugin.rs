@@ -188,6 +188,7 @@ impl NetPlugin for Plugin {
     const NAME: &'static CStr = c"MPIB";
     const VDEVICES: bool = true;
     const DMABUF: bool = true;
+    const NET_ATTR: bool = true;
 
     type Context = Context;
     type Listen = Listening;
@@ -196,7 +197,7 @@ impl NetPlugin for Plugin {
     type Mr = Mr;
     type Request = Request;
 
-    fn panicked(call: &'static str) {
+    fn on_panic(call: &'static str) {
         tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
     }
 
@@ -208,7 +209,7 @@ impl NetPlugin for Plugin {
         here("init", || open(args))
     }
 
-    fn init_again(ctx: &Context, args: &Init) -> Result<(), Failure> {
+    fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
         // Only these tables bring a callback, and handles to go with it.
         if args.version >= 10 {
             let mut settings = ctx.settings.write().unwrap_or_else(PoisonError::into_inner);
@@ -342,7 +343,7 @@ impl NetPlugin for Plugin {
         if fork_guard::check().is_ok()
             && let Some(size) = request.finished()
         {
-            return sizes.tell(0, size).map(|()| true);
+            return sizes.set(0, size).map(|()| true);
         }
         here("test", || request.test(sizes))
     }

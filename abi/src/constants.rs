@@ -1,22 +1,22 @@
-//! The constants of `err.h`, `types.h` and `net_device.h` that a plugin meets.
+//! The constants of `err.h`, `types.h` and `net_device.h` that a plugin needs.
 
 use core::ffi::{c_int, c_ulong};
 
 use crate::{ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t};
 
-/// Makes each constant and the list [`all`] of their C names and values from the same lines.
+/// Declares the constants, and [`all`] with their C names and values.
 macro_rules! constants {
     ($($(#[$doc:meta])+ $name:ident: $ty:ident = $value:expr;)*) => {
         $($(#[$doc])+ pub const $name: $ty = $value;)*
 
-        /// C name and value of each.
+        /// Returns the C name and the value of each constant.
         pub(crate) const fn all() -> &'static [(&'static str, i64)] {
             &[$((stringify!($name), number!($ty, $name))),*]
         }
     };
 }
 
-/// The value of a constant, whether it is an integer or a newtype around one.
+/// The value of a constant, which is an integer or a newtype around one.
 macro_rules! number {
     (ncclResult_t, $name:ident) => {
         $name.0 as i64
@@ -33,35 +33,35 @@ macro_rules! number {
 }
 
 constants! {
-    /// Done.
+    /// Result: the call succeeded.
     ncclSuccess: ncclResult_t = ncclResult_t(0);
-    /// A CUDA call failed.
+    /// Result: a CUDA call failed.
     ncclUnhandledCudaError: ncclResult_t = ncclResult_t(1);
-    /// A call to the system or a library failed: the usual error of a network.
+    /// Result: a system or library call failed. The usual error of a network.
     ncclSystemError: ncclResult_t = ncclResult_t(2);
-    /// A bug, in the plugin or in the way it was called.
+    /// Result: a bug in the plugin or in its caller.
     ncclInternalError: ncclResult_t = ncclResult_t(3);
-    /// An argument that no caller may give.
+    /// Result: an argument has an invalid value.
     ncclInvalidArgument: ncclResult_t = ncclResult_t(4);
-    /// The user's mistake, or a request for what is not offered.
+    /// Result: the user made a mistake or requested an unsupported feature.
     ncclInvalidUsage: ncclResult_t = ncclResult_t(5);
-    /// The peer is gone or broke the protocol.
+    /// Result: the peer died or broke the protocol.
     ncclRemoteError: ncclResult_t = ncclResult_t(6);
-    /// Not an error to NCCL: a plugin must never answer it.
+    /// Result: NCCL does not treat it as an error. A plugin must never return it.
     ncclInProgress: ncclResult_t = ncclResult_t(7);
-    /// 2.30.4 and later.
+    /// Result: a timeout. Known to NCCL 2.30.4 and later.
     ncclTimeout: ncclResult_t = ncclResult_t(8);
-    /// Nothing is logged.
+    /// Log level: no line is logged.
     NCCL_LOG_NONE: ncclDebugLogLevel = ncclDebugLogLevel(0);
-    /// The version line.
+    /// Log level: the version line.
     NCCL_LOG_VERSION: ncclDebugLogLevel = ncclDebugLogLevel(1);
-    /// A failure; NCCL keeps it as its last error.
+    /// Log level: a failure. NCCL keeps the line as its last error.
     NCCL_LOG_WARN: ncclDebugLogLevel = ncclDebugLogLevel(2);
-    /// Chosen by subsystem.
+    /// Log level: information, selected by subsystem.
     NCCL_LOG_INFO: ncclDebugLogLevel = ncclDebugLogLevel(3);
-    /// Reserved by NCCL.
+    /// Log level: reserved by NCCL.
     NCCL_LOG_ABORT: ncclDebugLogLevel = ncclDebugLogLevel(4);
-    /// Only in builds with tracing.
+    /// Log level: only in builds with tracing.
     NCCL_LOG_TRACE: ncclDebugLogLevel = ncclDebugLogLevel(5);
     /// Subsystem flag of `NCCL_DEBUG_SUBSYS=INIT`.
     NCCL_INIT: c_ulong = 1 << 0;
@@ -97,64 +97,65 @@ constants! {
     NCCL_RAS: c_ulong = 1 << 15;
     /// Subsystem flag of `NCCL_DEBUG_SUBSYS=DESTROY`.
     NCCL_DESTROY: c_ulong = 1 << 16;
-    /// Subsystem flag of host allocations.
+    /// Subsystem flag: host memory allocations.
     NCCL_ALLOC_HOST: c_ulong = 1 << 17;
-    /// Every subsystem.
+    /// Subsystem flag: all subsystems.
     NCCL_ALL: c_ulong = !0;
-    /// Host memory.
+    /// Memory type and `ptrSupport` bit: host memory.
     NCCL_PTR_HOST: c_int = 1;
-    /// GPU memory.
+    /// Memory type and `ptrSupport` bit: GPU memory.
     NCCL_PTR_CUDA: c_int = 2;
-    /// GPU memory through a DMA-BUF.
+    /// Memory type and `ptrSupport` bit: GPU memory through a DMA-BUF.
     NCCL_PTR_DMABUF: c_int = 4;
-    /// Bytes of the handle that goes from listener to connector.
+    /// Size in bytes of the handle that `listen` writes and `connect` reads.
     NCCL_NET_HANDLE_MAXSIZE: usize = 128;
-    /// Requests in flight per comm that v6 promised.
+    /// Maximum number of requests in flight per comm, v6.
     NCCL_NET_MAX_REQUESTS_V6: c_int = 8;
-    /// Requests in flight per comm, times `maxRecvs` on the sending side (v7 and later).
+    /// Maximum number of requests in flight per comm, v7 and later. A sending comm carries
+    /// `maxRecvs` times as many.
     NCCL_NET_MAX_REQUESTS: c_int = 32;
-    /// Physical devices in a virtual one, v9 to v11.
+    /// Maximum number of physical devices in a virtual device, v9 to v11.
     NCCL_NET_MAX_DEVS_PER_NIC_V9: c_int = 4;
-    /// Physical devices in a virtual one, v12.
+    /// Maximum number of physical devices in a virtual device, v12.
     NCCL_NET_MAX_DEVS_PER_NIC_V12: c_int = 8;
-    /// Upper bound of `maxP2pBytes` and `maxCollBytes`; 0 is refused too.
+    /// Upper bound in bytes of `maxP2pBytes` and `maxCollBytes`. NCCL rejects 0 too.
     NCCL_MAX_NET_SIZE_BYTES: usize = 1 << 40;
-    /// `*request` on entry to `irecv` where NCCL does not need the completion (v9 and later).
+    /// Value of `*request` on entry to `irecv` if NCCL does not need the completion (v9 and later).
     NCCL_NET_OPTIONAL_RECV_COMPLETION: usize = 0x1;
-    /// Reserved (v11 and later); no release sends it.
+    /// Value of `*request` reserved from v11 on; no release up to 2.32 uses it.
     NCCL_NET_MULTI_REQUEST: usize = 0x2;
-    /// `trafficClass` that nobody set.
+    /// Value of `trafficClass` if it is not set.
     NCCL_NET_TRAFFIC_CLASS_UNDEF: c_int = -1;
-    /// An undefined member of `ncclNetAttr`.
+    /// Value of an unknown member of `ncclNetAttr`.
     NCCL_NET_ATTR_UNDEF: c_int = -1;
-    /// Undefined `railId` or `planeId`.
+    /// Value of an unknown `railId` or `planeId`.
     NCCL_NET_ID_UNDEF: i16 = -1;
-    /// The host drives the network: the ordinary case.
+    /// Device type: the host drives the network. The usual case.
     NCCL_NET_DEVICE_HOST: ncclNetDeviceType = ncclNetDeviceType(0);
-    /// Device-side unpacking.
+    /// Device type: the GPU unpacks received data.
     NCCL_NET_DEVICE_UNPACK: ncclNetDeviceType = ncclNetDeviceType(1);
-    /// `netDeviceVersion` of a host device.
+    /// `netDeviceVersion` of `NCCL_NET_DEVICE_HOST`.
     NCCL_NET_DEVICE_INVALID_VERSION: c_int = 0;
-    /// The one `netDeviceVersion` that NCCL takes for unpacking.
+    /// `netDeviceVersion` of `NCCL_NET_DEVICE_UNPACK`; NCCL accepts no other value.
     NCCL_NET_DEVICE_UNPACK_VERSION: c_int = 7;
-    /// An event begins.
+    /// Profiler callback type: an event starts.
     ncclProfilerNetEventStart: c_int = 0;
-    /// An event ends.
+    /// Profiler callback type: an event stops.
     ncclProfilerNetEventStop: c_int = 1;
-    /// 2.27 and later: 2.26 takes it for a stop.
+    /// Profiler callback type: an event is updated. NCCL 2.26 treats it as a stop.
     ncclProfilerNetEventUpdate: c_int = 2;
-    /// 2.27 and later.
+    /// Profiler callback type: an event is updated and stops. NCCL 2.26 treats it as a stop.
     ncclProfilerNetEventUpdateAndStop: c_int = 3;
-    /// Bits of a plugin id that hold the version of its descriptor.
+    /// Number of low bits of a plugin id that hold the descriptor's version.
     NCCL_PROFILER_NET_VER_BITS: c_int = 16;
-    /// Plugin id of InfiniBand descriptors, version aside.
+    /// Plugin id of InfiniBand descriptors, without the version.
     NCCL_PROFILER_NET_TYPE_IB: i64 = 1 << 16;
-    /// Plugin id of socket descriptors, version aside.
+    /// Plugin id of socket descriptors, without the version.
     NCCL_PROFILER_NET_TYPE_SOCK: i64 = 2 << 16;
     /// Version of `ncclProfilerNetIbDescr_v1_t`.
     NCCL_PROFILER_NET_IB_VER: c_int = 1;
     /// Version of the socket descriptor.
     NCCL_PROFILER_NET_SOCKET_VER: c_int = 1;
-    /// `type` of a descriptor about one work request of a queue pair.
+    /// `type` of a descriptor of one work request on a queue pair.
     ncclProfileQp: u8 = 1;
 }

@@ -1,37 +1,39 @@
-//! What the Rust types look like in C, for checkers that a Rust compiler cannot be: a C compiler reading the
-//! headers, or the debug information inside a released library.
+//! Descriptions of the Rust types in C's terms.
+//!
+//! For checkers outside the Rust compiler: a C compiler that reads the headers, or a reader of the
+//! debug information in a released library.
 
 use core::ffi::{c_char, c_int, c_ulong, c_void};
 
 use crate::{ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t, v6, v7, v8, v9, v10, v11, v12};
 
-/// One structure.
+/// The layout of one structure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Struct {
-    /// Name in C.
+    /// Name of the type in C.
     pub c_name: &'static str,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// Bytes.
+    /// Alignment in bytes.
     pub align: usize,
-    /// In memory order.
+    /// Fields in memory order.
     pub fields: Vec<Field>,
 }
 
-/// One field of a structure.
+/// The layout of one field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// Name, the same in C and Rust.
+    /// Name in C.
     pub name: &'static str,
-    /// Bytes from the start.
+    /// Offset in bytes from the start of the structure.
     pub offset: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// Type as C writes it, without a name: `int`, `void *`, `ncclResult_t (*)(void *, int *)`.
+    /// Type in C's notation, without a name: `int`, `void *`, `ncclResult_t (*)(void *, int *)`.
     pub c_type: String,
 }
 
-/// Every structure that has a layout of its own; versions that only rename another's are left out.
+/// Returns every structure and table. An alias of an earlier version's structure is not repeated.
 pub fn structs() -> Vec<Struct> {
     vec![
         crate::ncclProfilerNetIbQpDescr_v1_t::describe(),
@@ -59,7 +61,7 @@ pub fn structs() -> Vec<Struct> {
     ]
 }
 
-/// C name and C type of each function type that has a name.
+/// Returns the C name and the C type of each named function type.
 pub fn callbacks() -> [(&'static str, String); 2] {
     [
         ("ncclDebugLogger_t", crate::ncclDebugLogger_t::c_type()),
@@ -67,19 +69,14 @@ pub fn callbacks() -> [(&'static str, String); 2] {
     ]
 }
 
-/// C name and value of each constant.
+/// Returns the C name and the value of each constant.
 pub fn constants() -> &'static [(&'static str, i64)] {
     crate::constants::all()
 }
 
-/// Size of the field that `field` points to.
-pub(crate) const fn size_of_field<S, F>(_field: fn(&S) -> *const F) -> usize {
-    size_of::<F>()
-}
-
-/// A Rust type that C can write down.
+/// A Rust type with an equivalent in C.
 pub(crate) trait CType {
-    /// The type in C, without a name.
+    /// Returns the type in C's notation, without a name.
     fn c_type() -> String;
 }
 
@@ -103,7 +100,7 @@ plain! {
     u32 => "uint32_t",
     u64 => "uint64_t",
     usize => "size_t",
-    // By itself `c_char` is a signed or an unsigned byte, whichever the machine has; only strings occur.
+    // `c_char` alone has no entry: its sign depends on the machine, and only strings occur.
     *const c_char => "const char *",
     *mut c_char => "char *",
     ncclResult_t => "ncclResult_t",
@@ -111,10 +108,10 @@ plain! {
     ncclNetDeviceType => "ncclNetDeviceType",
 }
 
-// On Linux `c_ulong` is `u64` or `usize` wide but never `u32`, and C takes the two for the same type.
+// `unsigned long` and `uint64_t` are the same type only on an LP64 platform.
 const _: () = assert!(size_of::<c_ulong>() == size_of::<u64>(), "an LP64 platform");
 
-/// What a pointer may point to; not every type, since pointers to `c_char` are named above.
+/// A type with a pointer type in C. `c_char` is not one: its pointers have entries above.
 pub(crate) trait Pointee: CType {}
 impl Pointee for c_int {}
 impl Pointee for c_void {}

@@ -1,61 +1,67 @@
-//! One list of fields makes a structure, its layout assertions and its description.
+//! Macros that turn one list of fields into a structure, its layout check and its description.
 
-/// A `repr(C)` structure and the proof that its layout is the header's.
+/// Declares a `repr(C)` structure.
 macro_rules! c_struct {
     ($(#[$meta:meta])+ $c:ident as $name:ident { $($field:ident: $ty:ty,)+ }) => {
         $(#[$meta])+
-        #[doc = concat!("\n\n`", stringify!($c), "`; what each field means stands in the header.")]
+        #[doc = concat!("\n\n`", stringify!($c), "` in C.")]
         #[repr(C)]
         #[derive(Debug, Clone, Copy)]
         pub struct $name {
-            $(#[doc = concat!("`", stringify!($field), "`")] pub $field: $ty,)+
+            $(#[doc = field_meaning!($field)] pub $field: $ty,)+
         }
 
-        same_layout!($c as $name { $($field,)+ });
+        same_layout!(structs::$c as $name { $($field,)+ });
         described!($c as $name { $($field: $ty,)+ });
     };
 }
 
-/// A table of functions: `slot(argument types);` after the name, in the header's order.
+/// Declares a table of functions: `slot(arguments);` in the header's order, after the name.
 macro_rules! c_table {
-    ($(#[$meta:meta])+ $c:ident as $name:ident { $($slot:ident($($arg:ty),+);)+ }) => {
+    (
+        $(#[$meta:meta])+
+        $c:ident as $name:ident { $($slot:ident($($arg:ident: $ty:ty),+ $(,)?);)+ }
+    ) => {
         $(#[$meta])+
-        #[doc = concat!("\n\n`", stringify!($c), "`; what each call means stands in the header.")]
+        #[doc = concat!("\n\n`", stringify!($c), "` in C.")]
         #[repr(C)]
         #[derive(Debug, Clone, Copy)]
         pub struct $name {
-            /// What `NCCL_NET` selects by. A NUL-terminated string that lives as long as the table.
+            /// The network's name, which `NCCL_NET` selects by. NUL-terminated; lives as long as
+            /// the table.
             pub name: *const core::ffi::c_char,
             $(
-                #[doc = concat!("`", stringify!($slot), "`")]
-                pub $slot: Option<unsafe extern "C" fn($($arg),+) -> $crate::ncclResult_t>,
+                #[doc = slot_meaning!($slot)]
+                pub $slot: Option<unsafe extern "C" fn($($arg: $ty),+) -> $crate::ncclResult_t>,
             )+
         }
 
-        // SAFETY: a table is never written once it exists, and its string is as constant as the table.
+        // SAFETY: a table is never written after its creation, and its string is as constant.
         unsafe impl Sync for $name {}
-        // SAFETY: as above.
+        // SAFETY: as for `Sync`.
         unsafe impl Send for $name {}
 
-        same_layout!($c as $name { name, $($slot,)+ });
+        same_layout!(tables::$c as $name { name, $($slot,)+ });
         described!($c as $name {
             name: *const core::ffi::c_char,
-            $($slot: Option<unsafe extern "C" fn($($arg),+) -> $crate::ncclResult_t>,)+
+            $($slot: Option<unsafe extern "C" fn($($ty),+) -> $crate::ncclResult_t>,)+
         });
 
-        // Sizes prove little for tables (v9 and v10, v11 and v12 are equally large), so every slot's type must
-        // be the header's: this does not compile otherwise.
+        // Sizes prove little for tables: v9 and v10 are equally large, and v11 and v12 are. This
+        // function compiles only if the type of every slot is the header's.
+        #[cfg(test)]
         const _: fn($crate::header::tables::$c) -> $name =
             |c| $name { name: c.name, $($slot: c.$slot,)+ };
     };
 }
 
-/// Fails the build unless size, alignment and every field's offset and size are the header's, and the header
-/// has no field that the list lacks.
+/// Compiles only if the size, the alignment and the offset and size of every field are the
+/// header's, and if the header has no field that the list lacks.
 macro_rules! same_layout {
-    ($c:ident as $name:ident { $($field:ident,)+ }) => {
+    ($module:ident::$c:ident as $name:ident { $($field:ident,)+ }) => {
+        #[cfg(test)]
         const _: () = {
-            use $crate::header::structs::$c as Header;
+            use $crate::header::$module::$c as Header;
             static_assertions::const_assert_eq!(size_of::<$name>(), size_of::<Header>());
             static_assertions::const_assert_eq!(align_of::<$name>(), align_of::<Header>());
             $(
@@ -64,8 +70,8 @@ macro_rules! same_layout {
                     memoffset::offset_of!(Header, $field)
                 );
                 static_assertions::const_assert_eq!(
-                    $crate::describe::size_of_field(|s: &$name| &raw const s.$field),
-                    $crate::describe::size_of_field(|s: &Header| &raw const s.$field)
+                    $crate::header::size_of_field(|s: &$name| &raw const s.$field),
+                    $crate::header::size_of_field(|s: &Header| &raw const s.$field)
                 );
             )+
             let _: fn(Header) = |Header { $($field: _,)+ }| {};
@@ -73,7 +79,7 @@ macro_rules! same_layout {
     };
 }
 
-/// Makes the description that checkers outside the compiler use.
+/// Implements the description that checkers outside the Rust compiler use.
 macro_rules! described {
     ($c:ident as $name:ident { $($field:ident: $ty:ty,)+ }) => {
         impl $crate::describe::CType for $name {
@@ -85,7 +91,7 @@ macro_rules! described {
         impl $crate::describe::Pointee for $name {}
 
         impl $name {
-            /// Name, size, offsets and C types, as Rust sees them.
+            /// Returns the C name, the size, the alignment and every field, as Rust lays them out.
             pub fn describe() -> $crate::describe::Struct {
                 $crate::describe::Struct {
                     c_name: stringify!($c),

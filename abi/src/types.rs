@@ -1,24 +1,33 @@
-//! `err.h`, `types.h`, `net_device.h`: what every version shares.
+//! Types that all versions share: `err.h`, `types.h`, `net_device.h`.
 
 use core::ffi::{c_char, c_int, c_ulong, c_void};
 
-/// What every call of the interface returns. A number and not an enum: another release may know other values.
+/// Result of every call. A number, not an enum: other releases may define other values.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct ncclResult_t(pub c_int);
+pub struct ncclResult_t(
+    /// The C value.
+    pub c_int,
+);
 
-/// Severity of a log line. A number and not an enum: 2.32 knows one more than earlier releases.
+/// Severity of a log line. A number, not an enum: NCCL 2.32 defines one more than earlier releases.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ncclDebugLogLevel(pub c_int);
+pub struct ncclDebugLogLevel(
+    /// The C value.
+    pub c_int,
+);
 
-/// Which kind of device-side networking a device offers; grows with releases.
+/// Kind of device-side networking. A number, not an enum: later releases define more.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ncclNetDeviceType(pub c_int);
+pub struct ncclNetDeviceType(
+    /// The C value.
+    pub c_int,
+);
 
-/// NCCL's logger: a printf, so `fmt` must never hold foreign text.
+/// NCCL's logger, a printf: `fmt` must never contain text from outside the plugin.
 pub type ncclDebugLogger_t = Option<
     unsafe extern "C" fn(
         level: ncclDebugLogLevel,
@@ -30,7 +39,10 @@ pub type ncclDebugLogger_t = Option<
     ),
 >;
 
-/// NCCL's callback for a plugin's own profiler events (v10 and later). On a start `pHandle` must not be NULL.
+/// NCCL's callback for a plugin's profiler events (v10 and later).
+///
+/// `pHandle` must not be NULL on a start. A start may leave `*eHandle` unchanged; a stop uses
+/// `*eHandle` unchecked.
 pub type ncclProfilerCallback_t = Option<
     unsafe extern "C" fn(
         eHandle: *mut *mut c_void,
@@ -42,7 +54,7 @@ pub type ncclProfilerCallback_t = Option<
 >;
 
 c_struct! {
-    /// One work request, inside [`ncclProfilerNetIbDescr_v1_t`].
+    /// One work request of a queue pair, part of [`ncclProfilerNetIbDescr_v1_t`].
     ncclProfilerNetIbQpDescr_v1_t as ncclProfilerNetIbQpDescr_v1_t {
         device: c_int,
         wr_id: u64,
@@ -53,7 +65,7 @@ c_struct! {
 }
 
 c_struct! {
-    /// `extData` of an event whose plugin id is InfiniBand, version 1. The field `type_` is `type` in C.
+    /// Event descriptor (`extData`) for the plugin id of InfiniBand, version 1.
     ncclProfilerNetIbDescr_v1_t as ncclProfilerNetIbDescr_v1_t {
         type_: u8,
         qp: ncclProfilerNetIbQpDescr_v1_t,

@@ -1,24 +1,24 @@
-//! `net_v10.h` (NCCL 2.26 and later): the profiler's callback, a traffic class for each connection.
+//! `net_v10.h` (NCCL 2.26 and later): the profiler callback, a traffic class per connection.
 
 use core::ffi::{c_char, c_int, c_void};
 
 use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t};
 
-/// `ncclNetDeviceHandle_v10_t`
+/// `ncclNetDeviceHandle_v10_t` in C: unchanged since v9.
 pub type DeviceHandle = crate::v9::DeviceHandle;
 
-/// `ncclNetVDeviceProps_v10_t`
+/// `ncclNetVDeviceProps_v10_t` in C: unchanged since v9.
 pub type VDeviceProps = crate::v9::VDeviceProps;
 
 c_struct! {
-    /// A communicator's settings.
+    /// Settings of a communicator.
     ncclNetCommConfig_v10_t as CommConfig {
         trafficClass: c_int,
     }
 }
 
 c_struct! {
-    /// A device's properties.
+    /// Properties of a device.
     ncclNetProperties_v10_t as Props {
         name: *mut c_char,
         pciPath: *mut c_char,
@@ -40,26 +40,48 @@ c_struct! {
 }
 
 c_table! {
-    /// The table behind `ncclNetPlugin_v10`.
+    /// The table of functions behind the symbol `ncclNetPlugin_v10`.
     ncclNet_v10_t as Net {
-        init(ncclDebugLogger_t, ncclProfilerCallback_t);
-        devices(*mut c_int);
-        getProperties(c_int, *mut Props);
-        listen(c_int, *mut c_void, *mut *mut c_void);
-        connect(c_int, *mut CommConfig, *mut c_void, *mut *mut c_void, *mut *mut DeviceHandle);
-        accept(*mut c_void, *mut *mut c_void, *mut *mut DeviceHandle);
-        regMr(*mut c_void, *mut c_void, usize, c_int, *mut *mut c_void);
-        regMrDmaBuf(*mut c_void, *mut c_void, usize, c_int, u64, c_int, *mut *mut c_void);
-        deregMr(*mut c_void, *mut c_void);
-        isend(*mut c_void, *mut c_void, usize, c_int, *mut c_void, *mut c_void, *mut *mut c_void);
-        irecv(*mut c_void, c_int, *mut *mut c_void, *mut usize, *mut c_int, *mut *mut c_void, *mut *mut c_void, *mut *mut c_void);
-        iflush(*mut c_void, c_int, *mut *mut c_void, *mut c_int, *mut *mut c_void, *mut *mut c_void);
-        test(*mut c_void, *mut c_int, *mut c_int);
-        closeSend(*mut c_void);
-        closeRecv(*mut c_void);
-        closeListen(*mut c_void);
-        getDeviceMr(*mut c_void, *mut c_void, *mut *mut c_void);
-        irecvConsumed(*mut c_void, c_int, *mut c_void);
-        makeVDevice(*mut c_int, *mut VDeviceProps);
+        init(logFunction: ncclDebugLogger_t, profFunction: ncclProfilerCallback_t);
+        devices(ndev: *mut c_int);
+        getProperties(dev: c_int, props: *mut Props);
+        listen(dev: c_int, handle: *mut c_void, listenComm: *mut *mut c_void);
+        connect(
+            dev: c_int, config: *mut CommConfig, handle: *mut c_void, sendComm: *mut *mut c_void,
+            sendDevComm: *mut *mut DeviceHandle,
+        );
+        accept(
+            listenComm: *mut c_void, recvComm: *mut *mut c_void,
+            recvDevComm: *mut *mut DeviceHandle,
+        );
+        regMr(
+            comm: *mut c_void, data: *mut c_void, size: usize, r#type: c_int,
+            mhandle: *mut *mut c_void,
+        );
+        regMrDmaBuf(
+            comm: *mut c_void, data: *mut c_void, size: usize, r#type: c_int, offset: u64, fd: c_int,
+            mhandle: *mut *mut c_void,
+        );
+        deregMr(comm: *mut c_void, mhandle: *mut c_void);
+        isend(
+            sendComm: *mut c_void, data: *mut c_void, size: usize, tag: c_int,
+            mhandle: *mut c_void, phandle: *mut c_void, request: *mut *mut c_void,
+        );
+        irecv(
+            recvComm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize,
+            tags: *mut c_int, mhandles: *mut *mut c_void, phandles: *mut *mut c_void,
+            request: *mut *mut c_void,
+        );
+        iflush(
+            recvComm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut c_int,
+            mhandles: *mut *mut c_void, request: *mut *mut c_void,
+        );
+        test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int);
+        closeSend(sendComm: *mut c_void);
+        closeRecv(recvComm: *mut c_void);
+        closeListen(listenComm: *mut c_void);
+        getDeviceMr(comm: *mut c_void, mhandle: *mut c_void, dptr_mhandle: *mut *mut c_void);
+        irecvConsumed(recvComm: *mut c_void, n: c_int, request: *mut c_void);
+        makeVDevice(d: *mut c_int, props: *mut VDeviceProps);
     }
 }

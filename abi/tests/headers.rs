@@ -1,5 +1,7 @@
-//! The system's C compiler holds the headers against the Rust types: sizes, offsets, and every field's and
-//! function slot's type. Headers with a seeded fault show that the check can fail.
+//! Compares the headers with the Rust types through the system's C compiler.
+//!
+//! Compared are sizes, alignments, offsets, the type of every field and slot, and every constant.
+//! Headers with a seeded fault show that the comparison can fail.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -26,7 +28,7 @@ fn include() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
 }
 
-/// Runs the C compiler on `source`, which sees `include`, without making an object.
+/// Runs the C compiler on `source` with `include` as include path. Produces no object file.
 fn compile(source: &str, include: &Path, flags: &[&str]) -> Output {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let file = dir.path().join("check.c");
@@ -42,7 +44,8 @@ fn compile(source: &str, include: &Path, flags: &[&str]) -> Output {
         .unwrap_or_else(|e| panic!("{}: {e}; the tests need a C compiler", cc.display()))
 }
 
-/// C source that compiles only where the headers say what the Rust types say. Each message names the place.
+/// Returns C source that compiles only if the headers agree with the Rust types. Each message names
+/// the place.
 fn assertions() -> String {
     let mut c = String::from("#include <stddef.h>\n");
     for version in 6..=12 {
@@ -78,14 +81,15 @@ fn assertions() -> String {
     c
 }
 
-/// Compiles [`assertions`] against the headers under `include`; the compiler's complaints where it fails.
+/// Compiles [`assertions`] against the headers under `include`. Returns the compiler's messages on
+/// failure.
 fn check(include: &Path) -> Result<(), String> {
     let out = compile(&assertions(), include, &["-std=gnu11", "-Wall", "-Werror"]);
     if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
 }
 
 #[test]
-fn headers_say_what_the_rust_types_say() {
+fn headers_agree_with_the_rust_types() {
     let result = check(&include());
     assert!(result.is_ok(), "{}", result.unwrap_err());
 }
@@ -119,13 +123,14 @@ fn headers_compile_together_in_any_order() {
     }
 }
 
-/// A header's fault: in which file, what is replaced, by what, and what the check must then say.
+/// A fault seeded in a header: the file, the text to replace, its replacement and the message
+/// expected.
 struct Fault {
     what: &'static str,
     file: &'static str,
     from: &'static str,
     to: &'static str,
-    says: &'static str,
+    message: &'static str,
 }
 
 const FAULTS: [Fault; 12] = [
@@ -134,78 +139,84 @@ const FAULTS: [Fault; 12] = [
         file: "net_v9.h",
         from: "(*isend)(void* sendComm, void* data, size_t size",
         to: "(*isend)(void* sendComm, void* data, int size",
-        says: "type of ncclNet_v9_t.isend",
+        message: "type of ncclNet_v9_t.isend",
     },
     Fault {
         what: "an array's element type, the same number of arguments",
         file: "net_v8.h",
         from: "int n, void** data, int* sizes, int* tags, void** mhandles, void** request",
         to: "int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request",
-        says: "type of ncclNet_v8_t.irecv",
+        message: "type of ncclNet_v8_t.irecv",
     },
     Fault {
         what: "an argument too few",
         file: "net_v10.h",
         from: "void** mhandles,\n                        void** phandles, void** request",
         to: "void** mhandles,\n                        void** request",
-        says: "type of ncclNet_v10_t.irecv",
+        message: "type of ncclNet_v10_t.irecv",
     },
     Fault {
         what: "the order of two arguments",
         file: "net_v11.h",
         from: "(*listen)(void* ctx, int dev, void* handle",
         to: "(*listen)(int dev, void* ctx, void* handle",
-        says: "type of ncclNet_v11_t.listen",
+        message: "type of ncclNet_v11_t.listen",
     },
     Fault {
         what: "a structure behind a pointer",
         file: "net_v12.h",
         from: "(*getProperties)(int dev, ncclNetProperties_v12_t* props)",
         to: "(*getProperties)(int dev, ncclNetProperties_v11_t* props)",
-        says: "type of ncclNet_v12_t.getProperties",
+        message: "type of ncclNet_v12_t.getProperties",
     },
     Fault {
         what: "a pointer more",
         file: "net_v7.h",
         from: "(*accept)(void* listenComm, void** recvComm, ncclNetDeviceHandle_v7_t** recvDevComm)",
         to: "(*accept)(void* listenComm, void** recvComm, ncclNetDeviceHandle_v7_t* recvDevComm)",
-        says: "type of ncclNet_v7_t.accept",
+        message: "type of ncclNet_v7_t.accept",
     },
     Fault {
         what: "the order of two slots of one type",
         file: "net_v12.h",
         from: "(*closeSend)(void* sendComm);\n  ncclResult_t (*closeRecv)(void* recvComm);",
         to: "(*closeRecv)(void* recvComm);\n  ncclResult_t (*closeSend)(void* sendComm);",
-        says: "offset of ncclNet_v12_t.closeSend",
+        message: "offset of ncclNet_v12_t.closeSend",
     },
     Fault {
         what: "a slot removed",
         file: "net_v11.h",
         from: "ncclResult_t (*finalize)(void* ctx);",
         to: "",
-        says: "finalize",
+        message: "finalize",
     },
-    Fault { what: "a field removed", file: "net_v12.h", from: "int16_t planeId;", to: "", says: "planeId" },
+    Fault {
+        what: "a field removed",
+        file: "net_v12.h",
+        from: "int16_t planeId;",
+        to: "",
+        message: "planeId",
+    },
     Fault {
         what: "a field's type, its size the same",
         file: "net_v6.h",
         from: "int speed;",
         to: "float speed;",
-        says: "type of ncclNetProperties_v6_t.speed",
+        message: "type of ncclNetProperties_v6_t.speed",
     },
     Fault {
         what: "the order of two fields of one type",
         file: "net_v9.h",
         from: "size_t maxP2pBytes;  /* 1 to NCCL_MAX_NET_SIZE_BYTES */\n  size_t maxCollBytes;",
         to: "size_t maxCollBytes;  /* 1 to NCCL_MAX_NET_SIZE_BYTES */\n  size_t maxP2pBytes;",
-        says: "offset of ncclNetProperties_v9_t.maxP2pBytes",
+        message: "offset of ncclNetProperties_v9_t.maxP2pBytes",
     },
     Fault {
         what: "a constant's value",
         file: "types.h",
         from: "NCCL_NET_MAX_DEVS_PER_NIC_V12 8",
         to: "NCCL_NET_MAX_DEVS_PER_NIC_V12 4",
-        says: "value of NCCL_NET_MAX_DEVS_PER_NIC_V12",
+        message: "value of NCCL_NET_MAX_DEVS_PER_NIC_V12",
     },
 ];
 
@@ -230,6 +241,6 @@ fn a_fault_in_a_header_is_found_and_named() {
             fs::write(copy.join(header), text).expect("the folder is writable");
         }
         let complaint = check(dir.path()).expect_err(fault.what);
-        assert!(complaint.contains(fault.says), "{}: {complaint}", fault.what);
+        assert!(complaint.contains(fault.message), "{}: {complaint}", fault.what);
     }
 }

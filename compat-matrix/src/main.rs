@@ -12,6 +12,7 @@ mod facts;
 mod failure;
 mod fetch;
 mod gpu;
+mod load;
 mod matrix;
 mod report;
 mod run;
@@ -44,6 +45,8 @@ enum Command {
     },
     /// Run real collectives on a GPU, where there is one.
     Gpu(gpu::GpuArgs),
+    /// Load another plugin into one release's core and move data between two processes through it.
+    Load(load::LoadArgs),
     /// Fetch a library where it is not there yet, write what "end" needs to know of it, and print its path.
     Facts {
         /// The file to write.
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Gpu(args) => gpu::main(&args),
+        Command::Load(args) => load::main(&args),
         Command::Facts { file, release } => end::facts(&file, release.as_ref()),
         Command::End(args) => end::main(&args),
         Command::Worker { job, account } => worker::main(&job, &account).map(|()| ExitCode::SUCCESS),

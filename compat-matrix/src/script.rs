@@ -51,9 +51,16 @@ pub(crate) struct Plan {
 impl Plan {
     /// Every kind of size, alone and in the largest group.
     pub(crate) fn whole() -> Self {
-        let alone = [1, 127, 128, 129, 4096, 65_537, 1 << 20, 8 << 20].map(|size| (size, 1));
         let groups = [1, 129, 4097, 65_536, 1 << 20].map(|size| (size, 8));
-        Self { device: 0, sizes: alone.into_iter().chain(groups).collect(), depth: 4 }
+        let mut plan = Self::alone();
+        plan.sizes.extend(groups);
+        plan
+    }
+
+    /// Every kind of size, one receive per group.
+    pub(crate) fn alone() -> Self {
+        let alone = [1, 127, 128, 129, 4096, 65_537, 1 << 20, 8 << 20].map(|size| (size, 1));
+        Self { device: 0, sizes: alone.into(), depth: 4 }
     }
 
     /// Enough to see that a connection works on both rails.

@@ -1,6 +1,9 @@
 //! `compat-matrix` as a user starts it, on a core that this project did not write for itself: `fake-core/fake.c`, which is right
 //! or wrong in one thing.
 
+#[path = "../../crates/cli/tests/loopback_example/mod.rs"]
+mod loopback_example;
+
 use std::{
     env, fs,
     path::Path,
@@ -256,4 +259,33 @@ fn facts_of_a_library_that_cannot_be_had_are_told_by_the_exit_code() {
     let Output { status, stderr, .. } = place.facts();
     let said = String::from_utf8_lossy(&stderr);
     assert_eq!((status.code(), said.contains("NCCL 2.18.3")), (Some(3), true), "{said}");
+}
+
+/// Loads the example plugin of crate nccl-net-versions into the fake core.
+fn load(fault: &str) -> (i32, String) {
+    let place = Place::new(fault);
+    let program = Path::new(env!("CARGO_BIN_EXE_compat-matrix"));
+    let mut command = Command::new(program);
+    command.arg("load").arg(loopback_example::path(program)).arg(RELEASE);
+    command.env("XDG_CACHE_HOME", place.dir.path().join("cache")).stdin(Stdio::null());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (status.code().unwrap(), text)
+}
+
+#[test]
+fn another_plugin_moves_data_through_a_core() {
+    let (code, said) = load("NONE");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("NCCL 2.18.3: Loopback: v6, called in place; 32 messages, "), "{said}");
+}
+
+#[test]
+fn a_wrong_byte_and_a_wrong_table_of_another_plugin_are_found() {
+    let (code, said) = load("CORRUPT");
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("receiver: message") && said.contains("arrived at byte 0"), "{said}");
+    let (code, said) = load("COPY");
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("took v6, but calls another table in its place"), "{said}");
 }

@@ -1,7 +1,7 @@
-//! What an adapter costs: `isend` and `test` through each version's table beside a direct call on the plugin.
+//! The cost of the adapters: `isend` and `test` through each version's table and called directly.
 //!
-//! `cargo bench -p nccl-net-versions`. Each figure is the least of many rounds, in nanoseconds per call, since what
-//! disturbs a round only ever makes it longer.
+//! Run by `cargo bench -p nccl-net-versions`. Each figure is the minimum of many rounds, in
+//! nanoseconds per call: disturbances only ever make a round longer.
 
 #[path = "../tests/common/least.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -37,14 +37,14 @@ type Ptr = *mut c_void;
 macro_rules! connected {
     ($t:ident, ($($init:expr),*), ($($before:expr),*), ($($after:expr),*)) => {{
         let (mut handle, mut comm, mut mr) = ([0u8; 128], ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the calls of a table in their order, with pointers that are ours.
+        // SAFETY: the calls of a table in their order, with pointers to local variables.
         unsafe {
-            let init = $t.init.expect("always there")($($init),*);
+            let init = $t.init.expect("never NULL")($($init),*);
             assert_eq!(init, ncclSuccess);
             let handle = handle.as_mut_ptr().cast();
-            let connect = $t.connect.expect("always there");
+            let connect = $t.connect.expect("never NULL");
             assert_eq!(connect($($before,)* handle, &raw mut comm $(, $after)*), ncclSuccess);
-            let reg = $t.regMr.expect("always there");
+            let reg = $t.regMr.expect("never NULL");
             assert_eq!(reg(comm, ptr::without_provenance_mut(64), 64, NCCL_PTR_HOST, &raw mut mr), ncclSuccess);
         }
         (comm, mr)
@@ -58,14 +58,14 @@ macro_rules! measure {
         let (comm, mr): (Ptr, Ptr) = $connected;
         let data: Ptr = ptr::without_provenance_mut(64);
         let mut request: Ptr = ptr::null_mut();
-        let isend = $t.isend.expect("always there");
+        let isend = $t.isend.expect("never NULL");
         let isend = time(|| {
             // SAFETY: a live comm and registration.
             let rc = unsafe { isend(comm, data, black_box(64), 1, mr, $($phandle,)? &raw mut request) };
             assert_eq!(rc, ncclSuccess);
         });
         let (mut done, mut size) = (0, 0);
-        let test = $t.test.expect("always there");
+        let test = $t.test.expect("never NULL");
         let test = time(|| {
             // SAFETY: a live request.
             let rc = unsafe { test(black_box(request), &raw mut done, &raw mut size) };
@@ -78,7 +78,7 @@ macro_rules! measure {
 
 fn main() {
     let comm = comm();
-    // What an adapter gives back is kept here as well, so that both sides do the same with an answer.
+    // The direct calls store their results too, as the adapters do.
     let (mut request, mut done): (Ptr, c_int) = (ptr::null_mut(), 0);
     let direct_isend = time(|| {
         let buffer = Buffer { addr: 64, len: black_box(64) };
@@ -88,7 +88,7 @@ fn main() {
         }
         black_box(request);
     });
-    let mut sizes = Sizes::UNWANTED;
+    let mut sizes = Sizes::IGNORED;
     let direct_test = time(|| {
         match Least::test(black_box(&comm.0), &mut sizes) {
             Ok(true) => done = 1,

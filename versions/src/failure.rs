@@ -1,19 +1,19 @@
-//! What a failed call tells NCCL.
+//! The result codes of failed calls.
 
 use nccl_net_abi as abi;
 
-/// The code a failed call gives to NCCL. There is no success among them.
+/// The code that a failed call returns to NCCL. Success is not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// `ncclSystemError`: a call to the system or to verbs failed.
+    /// `ncclSystemError`: a system or library call failed.
     System,
-    /// `ncclInternalError`: our own bug, a caught panic, or a broken protocol on our side.
+    /// `ncclInternalError`: a bug of the plugin, for example a panic.
     Internal,
-    /// `ncclInvalidArgument`
+    /// `ncclInvalidArgument`: an argument has an invalid value.
     InvalidArgument,
-    /// `ncclInvalidUsage`: NCCL or the user asks for what this plugin does not do.
+    /// `ncclInvalidUsage`: NCCL or the user requested something that the plugin does not support.
     InvalidUsage,
-    /// `ncclRemoteError`: the peer is gone, or speaks nonsense.
+    /// `ncclRemoteError`: the peer died or broke the protocol.
     Remote,
 }
 

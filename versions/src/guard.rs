@@ -1,4 +1,4 @@
-//! The border: nothing unwinds past it, every fault becomes a code.
+//! The border to C: stops panics and turns every fault into a result code.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,12 +6,12 @@ use nccl_net_abi::{ncclResult_t, ncclSuccess};
 
 use crate::{Failure, NetPlugin, Refusal};
 
-/// Why a call did not succeed.
+/// Why a call failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fault {
-    /// The implementation says so, and has logged why.
+    /// The implementation failed, and has logged why.
     Plugin(Failure),
-    /// The adapters say so; nobody has logged it yet.
+    /// The adapters refused the call. This is not logged yet.
     Refused(Refusal),
 }
 
@@ -27,13 +27,13 @@ impl From<Refusal> for Fault {
     }
 }
 
-/// What a call of the interface comes to.
+/// The result of one call of the interface.
 pub(crate) type Outcome = Result<(), Fault>;
 
 /// Runs one call of the C interface.
 #[inline]
 pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
-    // What has to cross the catch is a number: anything larger would go through memory, in each call.
+    // Only a number crosses `catch`: a larger value would be passed through memory in each call.
     let code = catch(|| match body() {
         Ok(()) => ncclSuccess,
         Err(fault) => failed::<P>(call, fault),
@@ -44,15 +44,15 @@ pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Out
     }
 }
 
-/// Runs `body`; `None` if it panicked. The one place that stops a panic.
+/// Runs `body`. Returns `None` if it panicked.
 #[inline]
 fn catch<T>(body: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => Some(value),
         Err(payload) => {
-            // A payload may panic again when it is dropped; the second one is leaked rather than tried.
-            if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
-                core::mem::forget(again);
+            // Dropping the payload may panic too. The second payload is leaked, not dropped.
+            if let Err(second) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
+                core::mem::forget(second);
             }
             None
         }
@@ -65,8 +65,8 @@ fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
     match fault {
         Fault::Plugin(failure) => failure.into(),
         Fault::Refused(refusal) => {
-            // A panic in a report changes nothing about the answer.
-            let _ = catch(|| P::refused(call, &refusal));
+            // A panic in the report does not change the result.
+            let _ = catch(|| P::on_refused(call, &refusal));
             refusal.failure().into()
         }
     }
@@ -75,7 +75,7 @@ fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
 #[cold]
 #[inline(never)]
 fn panicked<P: NetPlugin>(call: &'static str) -> ncclResult_t {
-    // As above.
-    let _ = catch(|| P::panicked(call));
+    // A panic in the report does not change the result.
+    let _ = catch(|| P::on_panic(call));
     Failure::Internal.into()
 }

@@ -1,16 +1,155 @@
-//! One implementation of a NCCL network plugin behind every `ncclNetPlugin_vN` table from v6 to v12.
+//! One implementation of a NCCL network plugin behind every `ncclNetPlugin_vN` table from v6 to
+//! v12.
 //!
-//! An implementation fills in the trait [`NetPlugin`], which is shaped like v11 and speaks Rust types. One line
-//! then makes all the symbols that NCCL looks for:
+//! NCCL loads a network plugin as a shared library, looks up a table of C functions in it and moves
+//! all inter-node traffic through that table. The table has seven versions in NCCL 2.18 to 2.32,
+//! and a release loads only some of them. With this crate a plugin implements one safe trait,
+//! [`NetPlugin`], and [`export!`] produces all seven tables:
 //!
 //! ```text
-//! nccl_net_versions::export!(MyPlugin);
+//!               ncclNetPlugin_v6 ┐
+//!   NCCL  ───>  ...              ├─ adapters ───> impl NetPlugin for MyPlugin
+//!               ncclNetPlugin_v12┘
 //! ```
 //!
-//! The adapters between the two judge what comes from C (NULL, handles of the wrong kind or closed ones, counts,
-//! sizes), stop panics, write every result in every case, and bridge what the versions do differently: the
-//! modules [`v6`] to [`v12`] say what that is. They cost a few nanoseconds and allocate nothing on the data path.
-//! What the implementation must see to itself, device indices that are too large for example, its trait says.
+//! The adapters check what comes from C (NULL, handles of a wrong kind, closed handles, counts,
+//! sizes), stop panics, write every result in every case, and bridge the differences between the
+//! versions. They cost a few nanoseconds per call and allocate nothing on the data path.
+//!
+//! # Should I use this crate?
+//!
+//! Yes, to write a network plugin (`libnccl-net.so`) that loads in every NCCL from 2.18 on, over
+//! any transport.
+//!
+//! No, to call an existing plugin: `nccl-net-abi` has the C types alone. No, if the plugin needs
+//! one of NCCL's other tables: collNet, GIN, RMA, tuner, profiler or environment plugins are not
+//! covered, nor is device-side networking (`getDeviceMr`, `irecvConsumed`).
+//!
+//! # Life cycle
+//!
+//! 1. **Load.** NCCL opens the library, reads the name in the newest table that it knows, and calls
+//!    [`init`](NetPlugin::init). v6 to v10: once per load; a further call becomes
+//!    [`reinit`](NetPlugin::reinit). v11 and v12: once per communicator. *Init thread.*
+//! 2. **Devices.** [`devices`](NetPlugin::devices), then [`properties`](NetPlugin::properties) of
+//!    each. A plugin with no device is disabled. *Init thread; `properties` from any thread.*
+//! 3. **Virtual devices** (v9 and later, optional). [`make_vdevice`](NetPlugin::make_vdevice)
+//!    merges devices; NCCL reads the devices again. *Init thread.*
+//! 4. **Connect.** The receiver calls [`listen`](NetPlugin::listen), NCCL carries the handle to the
+//!    sender. The sender polls [`connect`](NetPlugin::connect), the receiver polls
+//!    [`accept`](NetPlugin::accept), until both return a comm. Neither may block. Then the receiver
+//!    calls [`close_listen`](NetPlugin::close_listen). *Service thread.*
+//! 5. **Register.** [`reg_mr_send`](NetPlugin::reg_mr_send),
+//!    [`reg_mr_recv`](NetPlugin::reg_mr_recv) and [`dereg_mr`](NetPlugin::dereg_mr), also while
+//!    data moves on the same comm. *Service thread; NCCL 2.20 to 2.23 also use the init and
+//!    progress threads if `reg_is_global` is set.*
+//! 6. **Move data.** [`isend`](NetPlugin::isend) and [`irecv`](NetPlugin::irecv) start a request,
+//!    [`test`](NetPlugin::test) polls it until it is complete. After a receive into GPU memory,
+//!    [`iflush`](NetPlugin::iflush) starts a request of its own. Up to 32 requests per comm are in
+//!    flight. [`set_net_attr`](NetPlugin::set_net_attr) (v11 and later, optional) announces the
+//!    traffic. *Progress thread; `set_net_attr` from the service thread too.*
+//! 7. **Close.** [`close_send`](NetPlugin::close_send) and [`close_recv`](NetPlugin::close_recv),
+//!    after the progress thread has ended. NCCL forgets a comm whose setup never completed.
+//!    *Service thread.*
+//! 8. **Finalize** (v11 and later). [`finalize`](NetPlugin::finalize), once per `init`. *Init
+//!    thread.*
+//!
+//! NCCL has one service thread and one progress thread per GPU, so steps 4 to 7 run in parallel for
+//! several comms.
+//!
+//! ## What the older versions never call
+//!
+//! | | v6 | v7 | v8 | v9 | v10 |
+//! |---|---|---|---|---|---|
+//! | [`finalize`](NetPlugin::finalize) | never | never | never | never | never |
+//! | [`set_net_attr`](NetPlugin::set_net_attr) | never | never | never | never | never |
+//! | [`make_vdevice`](NetPlugin::make_vdevice) | never | never | never | yes | yes |
+//! | profiler in [`Init`], profiler handles | none | none | none | none | yes |
+//! | traffic class | none | none | none | none | in `connect` |
+//! | `optional_completion` in [`irecv`](NetPlugin::irecv) | never | never | never | yes | yes |
+//!
+//! # Example
+//!
+//! A plugin whose messages vanish, and the table that NCCL would load. `examples/loopback.rs` is a
+//! whole plugin that moves data over TCP.
+//!
+//! ```
+//! use std::ffi::{CStr, c_int};
+//! use nccl_net_versions::*;
+//!
+//! struct Null;
+//!
+//! /// A comm owns its requests. NCCL keeps up to 32 of them in flight.
+//! struct Comm(RequestPool<usize>);
+//!
+//! impl NetPlugin for Null {
+//!     const NAME: &'static CStr = c"Null";
+//!     type Context = ();
+//!     type Listen = ();
+//!     type Send = Comm;
+//!     type Recv = Comm;
+//!     type Mr = ();
+//!     type Request = Pooled<usize>;
+//!
+//!     fn init(_: &Init) -> Result<(), Failure> {
+//!         Ok(())
+//!     }
+//!     fn devices() -> Result<usize, Failure> {
+//!         Ok(1)
+//!     }
+//!     fn properties(dev: usize) -> Result<Properties, Failure> {
+//!         if dev == 0 { Ok(Properties::new(c"null0")) } else { Err(Failure::InvalidArgument) }
+//!     }
+//!     fn listen(_: &(), _: usize, _: &mut HandleBuf) -> Result<(), Failure> {
+//!         Ok(())
+//!     }
+//!     fn connect(
+//!         _: &(),
+//!         _: usize,
+//!         _: &CommConfig,
+//!         _: &mut HandleBuf,
+//!     ) -> Result<Option<Comm>, Failure> {
+//!         Ok(Some(Comm(RequestPool::new(32, |index| index))))
+//!     }
+//!     fn accept(_: &()) -> Result<Option<Comm>, Failure> {
+//!         Ok(Some(Comm(RequestPool::new(32, |index| index))))
+//!     }
+//!     fn reg_mr_send(_: &Comm, _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
+//!         Ok(())
+//!     }
+//!     fn reg_mr_recv(_: &Comm, _: Buffer, _: MemKind, _: Option<DmaBuf>) -> Result<(), Failure> {
+//!         Ok(())
+//!     }
+//!     fn isend<'a>(
+//!         comm: &'a Comm,
+//!         _: Buffer,
+//!         _: c_int,
+//!         _: Option<&()>,
+//!         _: ProfilerHandle,
+//!     ) -> Result<Option<&'a Tagged<Pooled<usize>>>, Failure> {
+//!         Ok(comm.0.acquire())
+//!     }
+//!     fn irecv<'a>(
+//!         comm: &'a Comm,
+//!         _: &[RecvBuffer<'_, Self>],
+//!         _: bool,
+//!     ) -> Result<Option<&'a Tagged<Pooled<usize>>>, Failure> {
+//!         Ok(comm.0.acquire())
+//!     }
+//!     fn test(request: &Pooled<usize>, sizes: &mut Sizes) -> Result<bool, Failure> {
+//!         sizes.set(0, 0)?;
+//!         request.release();
+//!         Ok(true)
+//!     }
+//! }
+//!
+//! nccl_net_versions::export!(Null);
+//!
+//! let mut ndev = 0;
+//! // SAFETY: a writable int, as NCCL passes.
+//! let result = unsafe { ncclNetPlugin_v12.devices.expect("never NULL")(&raw mut ndev) };
+//! assert_eq!((result, ndev), (abi::ncclSuccess, 1));
+//! assert!(ncclNetPlugin_v12.makeVDevice.is_none(), "an optional call that Null does not provide");
+//! ```
 
 #[macro_use]
 mod props;
@@ -25,8 +164,10 @@ mod logger;
 mod plugin;
 mod profiler;
 mod refusal;
+mod request_pool;
 mod state;
 mod tagged;
+mod types;
 
 pub mod v10;
 pub mod v11;
@@ -41,16 +182,22 @@ pub use logger::{Level, LogFn, Logger};
 pub use nccl_net_abi as abi;
 #[doc(hidden)]
 pub use paste;
-pub use plugin::*;
+pub use plugin::NetPlugin;
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
+pub use request_pool::{Pooled, RequestPool};
+pub use state::warn;
 pub use tagged::Tagged;
+pub use types::*;
 
-/// `NCCL_NET_HANDLE_MAXSIZE` bytes that NCCL carries from listener to connector.
+/// The handle that NCCL carries from the listener to the connector: `NCCL_NET_HANDLE_MAXSIZE`
+/// bytes.
 pub type HandleBuf = [u8; nccl_net_abi::NCCL_NET_HANDLE_MAXSIZE];
 
-/// Makes `ncclNetPlugin_v6` to `ncclNetPlugin_v12`, which NCCL looks for, and `ncclNet_vN`, the name in NCCL's
-/// documentation, for one implementation. For the root of a `cdylib`.
+/// Exports the tables of an implementation, for the root of a `cdylib`.
+///
+/// Defines `ncclNetPlugin_v6` to `ncclNetPlugin_v12`, which NCCL looks up, and `ncclNet_v6` to
+/// `ncclNet_v12`, the names in NCCL's documentation.
 #[macro_export]
 macro_rules! export {
     ($plugin:ty) => {

@@ -1,4 +1,4 @@
-//! NCCL's profiler callback (v10 and later) without its traps.
+//! NCCL's profiler callback (v10 and later), behind a safe interface.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, NonNull};
@@ -11,18 +11,18 @@ pub struct Profiler(
     unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> abi::ncclResult_t,
 );
 
-/// NCCL's handle of the operation that a request belongs to; absent before v10 and in bootstrap traffic.
-/// Valid until NCCL is told that the request is done.
+/// NCCL's handle of the operation that a request belongs to. Absent before v10 and in bootstrap
+/// traffic. Valid until `test` reports the request complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProfilerHandle(Option<NonNull<c_void>>);
 
-// SAFETY: the handle is a token that only NCCL looks behind; NCCL takes it from any thread.
+// SAFETY: only NCCL reads through the handle, and NCCL accepts it from any thread.
 unsafe impl Send for ProfilerHandle {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for ProfilerHandle {}
 
 impl ProfilerHandle {
-    /// No handle: no event is ever recorded for it.
+    /// No handle. No event is recorded for it.
     pub const NONE: Self = Self(None);
 
     /// Wraps `pHandle`.
@@ -30,27 +30,27 @@ impl ProfilerHandle {
         Self(NonNull::new(handle))
     }
 
-    /// Whether there is no operation to record events for.
+    /// Returns whether there is no operation to record events for.
     #[inline]
     pub const fn is_none(&self) -> bool {
         self.0.is_none()
     }
 }
 
-/// A profiler event under way (`eHandle`); empty until a start that the profiler took.
+/// A profiler event in progress (`eHandle`). Empty unless the profiler accepted a start.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProfilerEvent(*mut c_void);
 
-// SAFETY: a token that only the profiler looks behind; it takes it from any thread.
+// SAFETY: only the profiler reads through the event, and it accepts it from any thread.
 unsafe impl Send for ProfilerEvent {}
-// SAFETY: shared references give no access to what is behind it.
+// SAFETY: a shared reference gives no access to the event.
 unsafe impl Sync for ProfilerEvent {}
 
 impl ProfilerEvent {
     /// No event.
     pub const NONE: Self = Self(ptr::null_mut());
 
-    /// Whether no event is under way.
+    /// Returns whether no event is in progress.
     #[inline]
     pub fn is_none(&self) -> bool {
         self.0.is_null()
@@ -63,35 +63,35 @@ impl Default for ProfilerEvent {
     }
 }
 
-/// One work request on one queue pair, as the profiler shows it (`ncclProfilerNetIbDescr_v1_t`).
+/// One work request on one queue pair (`ncclProfilerNetIbDescr_v1_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QpEvent {
     /// Device index.
     pub device: c_int,
     /// Work request id.
     pub wr_id: u64,
-    /// `ibv_wr_opcode`
+    /// Opcode, a value of `enum ibv_wr_opcode`.
     pub opcode: c_int,
     /// Queue pair number.
     pub qp_num: c_int,
-    /// Bytes.
+    /// Length of the data in bytes.
     pub length: usize,
 }
 
-/// Plugin id of the descriptor that [`Profiler::start`] gives.
+/// Plugin id of the descriptor that [`Profiler::start`] passes.
 const IB_V1: i64 = abi::NCCL_PROFILER_NET_TYPE_IB | abi::NCCL_PROFILER_NET_IB_VER as i64;
 
 impl Profiler {
-    /// Wraps what NCCL hands to `init`.
+    /// Wraps the callback that NCCL passes to `init`.
     pub(crate) fn new(callback: abi::ncclProfilerCallback_t) -> Option<Self> {
         callback.map(Self)
     }
 
-    /// Begins an event of the operation `handle`. Without a handle nothing is called: NCCL would read
-    /// through NULL. `slot` is empty afterwards where the profiler did not take the event.
+    /// Starts an event of the operation `handle`. Does nothing without a handle: NCCL would read
+    /// through NULL. `slot` is empty afterwards if the profiler did not accept the event.
     #[inline]
     pub fn start(&self, slot: &mut ProfilerEvent, handle: ProfilerHandle, event: &QpEvent) {
-        // The profiler may leave the slot as it is, so what it held before must not be taken for an event.
+        // The profiler may leave the slot unchanged, and an old value is not an event.
         *slot = ProfilerEvent::NONE;
         let Some(handle) = handle.0 else { return };
         let mut descr = abi::ncclProfilerNetIbDescr_v1_t {
@@ -104,8 +104,8 @@ impl Profiler {
                 length: event.length,
             },
         };
-        // SAFETY: NCCL's callback; the slot and the descriptor are ours for the call, the handle is NCCL's own
-        // and valid until the request is done.
+        // SAFETY: NCCL's callback. The slot and the descriptor are local, the handle is NCCL's own
+        // and valid until the request is complete.
         let result = unsafe {
             (self.0)(
                 &raw mut slot.0,
@@ -115,20 +115,20 @@ impl Profiler {
                 (&raw mut descr).cast(),
             )
         };
-        // A profiler that fails must not stop the data: there is no event then.
+        // A failing profiler must not stop the transfer.
         if result != abi::ncclSuccess {
             *slot = ProfilerEvent::NONE;
         }
     }
 
-    /// Ends the event in `slot`, if there is one, and empties the slot.
+    /// Stops the event in `slot`, if there is one, and empties the slot.
     #[inline]
     pub fn stop(&self, slot: &mut ProfilerEvent) {
         if slot.is_none() {
             return;
         }
-        // SAFETY: NCCL's callback; the slot holds what a start left there. A stop reads no other argument.
-        // What a failed stop means for the data is nothing, so its result is not used.
+        // SAFETY: NCCL's callback. The slot holds the event of a start. A stop reads no other
+        // argument. The result is ignored: a failing profiler must not stop the transfer.
         let _ = unsafe {
             (self.0)(&raw mut slot.0, abi::ncclProfilerNetEventStop, ptr::null_mut(), 0, ptr::null_mut())
         };

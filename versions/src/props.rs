@@ -1,4 +1,4 @@
-//! Device properties, and the virtual devices in them, from one form to each version's.
+//! Conversions of device properties and virtual devices into each version's structures.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -6,17 +6,18 @@ use nccl_net_abi::{self as abi, ncclNetDeviceType, v9, v12};
 
 use crate::{MAX_RECVS, NetPlugin, Properties, Refusal, VDevs};
 
-/// The largest message of which NCCL is told: `test` gives sizes as `int`, and NCCL cuts by powers of two.
+/// The largest message size reported to NCCL: `test` returns sizes as `int`, and NCCL splits by
+/// powers of two.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// A version's `ncclNetProperties`.
 pub(crate) trait FromProperties {
-    /// Every field; what the version has no place for is left out.
+    /// Converts every field that the version has.
     fn from_properties(p: &Properties) -> Self;
 }
 
-/// Makes an implementation's answer one that NCCL may trust: `dev` is the index it asked for.
-pub(crate) fn presentable<P: NetPlugin>(mut p: Properties, dev: c_int) -> Properties {
+/// Brings the properties of device `dev` into the ranges that NCCL relies on.
+pub(crate) fn in_range<P: NetPlugin>(mut p: Properties, dev: c_int) -> Properties {
     if !P::DMABUF {
         p.ptr_support &= !abi::NCCL_PTR_DMABUF;
     }
@@ -31,9 +32,9 @@ pub(crate) fn presentable<P: NetPlugin>(mut p: Properties, dev: c_int) -> Proper
 
 /// `ncclNetVDeviceProps` of a version.
 pub(crate) trait VirtualDevice: Copy {
-    /// Takes as many as there is room for.
+    /// Copies as many devices as the version has room for.
     fn of(devs: &VDevs) -> Self;
-    /// Copies them out.
+    /// Checks and returns the devices.
     fn devices(&self) -> Result<VDevs, Refusal>;
 }
 
@@ -66,12 +67,12 @@ virtual_device! {
     v12::VDeviceProps: abi::NCCL_NET_MAX_DEVS_PER_NIC_V12
 }
 
-/// A string that NCCL keeps and never writes to, whatever its type says.
+/// Returns a string for NCCL, which keeps it and never writes to it although its type is `char*`.
 pub(crate) const fn string(text: &'static CStr) -> *mut c_char {
     text.as_ptr().cast_mut()
 }
 
-/// Each field that not every version has, under its C name.
+/// The fields that only some versions have, under their C names.
 #[allow(non_snake_case)]
 pub(crate) mod field {
     use super::*;
@@ -99,7 +100,7 @@ pub(crate) mod field {
     }
 }
 
-/// Converts into `Props`: the fields that all versions have, and those that are listed.
+/// Implements the conversion into `Props`: the fields of all versions and the listed ones.
 macro_rules! properties {
     ($($field:ident),* $(,)?) => {
         impl $crate::props::FromProperties for Props {

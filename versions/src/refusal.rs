@@ -1,56 +1,56 @@
-//! What the adapters themselves refuse, and in which words.
+//! The calls that the adapters refuse.
 
 use core::ffi::c_int;
 
 use crate::{Failure, MAX_RECVS};
 
-/// A call that the adapters refuse before the implementation sees it.
+/// Why the adapters refused a call before the implementation saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A pointer that must lead somewhere.
+    /// A required pointer is NULL.
     #[error("{0} is NULL")]
     Null(&'static str),
-    /// A handle that this plugin did not make, or closed already, or made for other calls.
+    /// A handle is closed, of another kind, or of another plugin.
     #[error("{what} is not a live {expected} of this plugin: it was closed, or is a handle of another kind")]
     WrongHandle {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// What it must be.
+        /// Kind of handle expected.
         expected: &'static str,
     },
-    /// A size, index or descriptor below zero.
+    /// A size, index or file descriptor is negative.
     #[error("{what} is {value}, expected 0 or more")]
     Negative {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// What was found.
+        /// The value found.
         value: c_int,
     },
-    /// A message whose size `test` could not tell.
-    #[error("size is {0} bytes, expected at most {max}: test gives sizes as int", max = c_int::MAX)]
+    /// A message is larger than `test` can report.
+    #[error("size is {0} bytes, expected at most {max}: test returns sizes as int", max = c_int::MAX)]
     TooLarge(usize),
-    /// A group of no receives, or of more than there may be.
+    /// A group has no receive, or too many.
     #[error("n is {0}, expected 1 to {MAX_RECVS}")]
     Group(c_int),
-    /// A virtual device of no physical ones, or of more than the version has room for.
+    /// A virtual device has no physical device, or more than the version has room for.
     #[error("ndevs is {found}, expected 1 to {max}")]
     Devices {
-        /// What was found.
+        /// The value found.
         found: c_int,
-        /// What the version has room for.
+        /// The version's maximum.
         max: usize,
     },
-    /// Memory of a kind that the interface does not have.
+    /// A memory type does not exist.
     #[error("type is {0}, expected NCCL_PTR_HOST (1), NCCL_PTR_CUDA (2) or NCCL_PTR_DMABUF (4)")]
     MemKind(c_int),
-    /// A call that needs a context before any `init` succeeded (v6 to v10).
+    /// A call needs a context, and no `init` has succeeded yet (v6 to v10).
     #[error("no init of this plugin has succeeded yet")]
     NoContext,
 }
 
 impl Refusal {
-    /// The code that NCCL gets.
+    /// Returns the code that NCCL receives.
     pub const fn failure(&self) -> Failure {
         match self {
             Self::Null(_)

@@ -1,28 +1,30 @@
-//! What the modules of the versions are made of: thunks of every signature, and the macro that puts them in a table.
+//! The parts of the version modules: thunks of every signature, and the macro that builds a table.
 
-/// Generic `extern "C"` functions, each a guarded call of one of [`crate::calls`].
+/// Declares generic `extern "C"` functions. Each is a guarded call of a function in
+/// [`crate::calls`].
 macro_rules! thunks {
     ($(
         $(#[$meta:meta])*
         $thunk:ident $([$($generic:tt)+])? ($($arg:ident: $ty:ty),* $(,)?) $name:literal => $call:expr;
     )+) => {$(
         $(#[$meta])*
-        #[allow(unused_unsafe, reason = "the init of v6 to v10 takes nothing that could be wrong")]
+        #[allow(unused_unsafe, reason = "the init of v6 to v10 is safe")]
         pub(crate) unsafe extern "C" fn $thunk<P: NetPlugin $(, $($generic)+)?>($($arg: $ty),*) -> ncclResult_t {
             guard::<P>($name, || {
-                // SAFETY: NCCL keeps the promises that `calls` lists.
+                // SAFETY: NCCL keeps the promises listed in `calls`.
                 unsafe { $call }
             })
         }
     )+};
 }
 
-/// The table of a version: `slot: thunk` for the slots that differ between versions, then the slots that are NULL
-/// whatever the implementation. A slot missing or listed twice does not compile, nor does a thunk of a wrong type.
+/// Builds the table of a version. `slot: thunk` lists the slots that differ between versions,
+/// `optional` those that are NULL without a feature, `null` those that are always NULL. A missing
+/// slot, a duplicate slot and a thunk of a wrong type do not compile.
 macro_rules! table {
     ($($slot:ident: $thunk:expr,)* $(; optional $($optional:ident: $has:expr, $opt_thunk:expr,)*)?
      $(; null $($null:ident),+)?) => {
-        /// The table of an implementation, for the symbol that NCCL looks up.
+        /// Returns the table of an implementation, for the symbol that NCCL looks up.
         pub const fn table<P: $crate::NetPlugin>() -> Net {
             use $crate::table::thunk;
             Net {
@@ -44,7 +46,7 @@ macro_rules! table {
     };
 }
 
-/// Named after the call, and after the version that brought the signature where there are several.
+/// Thunks, named after the call and the first version with the signature if there are several.
 pub(crate) mod thunk {
     use core::ffi::{c_int, c_void};
 
@@ -58,11 +60,11 @@ pub(crate) mod thunk {
     type Ptr = *mut c_void;
     type DevComm = *mut *mut abi::v7::DeviceHandle;
 
-    /// v6 to v9 have no settings of a connection.
+    /// v6 to v9 have no settings per connection.
     const NO_CONFIG: ContextOf = ContextOf::Process(CommConfig { traffic_class: None });
 
-    // `sendDevComm` and `recvDevComm` are for device-side networking. A device that the host drives leaves them
-    // as they are: NCCL passes NULL, or a place that holds NULL.
+    // `sendDevComm` and `recvDevComm` are for device-side networking and stay unchanged: NCCL
+    // passes NULL, or a pointer to NULL.
     thunks! {
         init_v6[const V: u32](log: abi::ncclDebugLogger_t) "init"
             => calls::init_process::<P>(V, log, None);

@@ -1,9 +1,9 @@
-//! Values that C holds by address.
+//! Values that C holds by their address.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What a handle is.
+/// The kind of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Context,
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The number in front of a value. It reads as text in a memory dump.
+    /// Returns the number in front of a value. It is readable text in a memory dump.
     pub(crate) const fn tag(self) -> u64 {
         u64::from_ne_bytes(match self {
             Self::Context => *b"net ctx ",
@@ -27,7 +27,7 @@ impl Kind {
         })
     }
 
-    /// The name in messages.
+    /// Returns the name for messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Context => "context",
@@ -40,21 +40,23 @@ impl Kind {
     }
 }
 
-/// What a tag becomes when its value goes.
-const GONE: u64 = u64::from_ne_bytes(*b"net gone");
+/// The tag of a value that was closed.
+const CLOSED: u64 = u64::from_ne_bytes(*b"net done");
 
-/// A value that C holds by address: a tag in front tells what it is. An implementation keeps its requests
-/// in this shape, in a pool that lives as long as the comm; the adapters make all others.
+/// A value behind a tag that identifies its kind, which C holds by its address.
+///
+/// An implementation keeps its requests in this form, at stable addresses that live as long as the
+/// comm: see [`RequestPool`](crate::RequestPool). The adapters create all other handles.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Tagged<T> {
-    /// Atomic, since a caller in error may look while another thread frees.
+    /// Atomic: a faulty caller may read it while another thread closes the handle.
     tag: AtomicU64,
     value: T,
 }
 
 impl<T> Tagged<T> {
-    /// A request for a pool. It must stay where it is while NCCL holds it.
+    /// Wraps a request. It must not move while NCCL holds it.
     pub const fn new(value: T) -> Self {
         Self::of(Kind::Request, value)
     }
@@ -63,10 +65,10 @@ impl<T> Tagged<T> {
         Self { tag: AtomicU64::new(kind.tag()), value }
     }
 
-    /// Marks the value as gone, so that a handle kept too long is likely caught. Where the compiler drops this
-    /// store to memory that is freed next, the allocator's own bookkeeping does the same.
+    /// Marks the value as closed, to catch later uses of the handle. The compiler may drop this
+    /// store before the memory is freed; the allocator usually overwrites the tag then.
     pub(crate) fn retire(&self) {
-        self.tag.store(GONE, Ordering::Release);
+        self.tag.store(CLOSED, Ordering::Release);
     }
 
     pub(crate) fn into_value(self) -> T {

@@ -1,4 +1,4 @@
-//! v10 (NCCL 2.26 and later): the profiler's callback, a traffic class for each connection.
+//! v10 (NCCL 2.26 and later): the profiler callback, a traffic class per connection.
 
 use nccl_net_abi::v10::{Net, Props, VDeviceProps};
 

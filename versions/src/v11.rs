@@ -1,4 +1,4 @@
-//! v11 (NCCL 2.28 and later): a context for each communicator, `finalize`, `setNetAttr`.
+//! v11 (NCCL 2.28 and later): a context per communicator, `finalize`, `setNetAttr`.
 
 use nccl_net_abi::v11::{Net, Props, VDeviceProps};
 
@@ -11,8 +11,9 @@ table! {
     isend: thunk::isend_v10::<P>,
     irecv: thunk::irecv_v10::<P>,
     finalize: thunk::finalize::<P>,
-    setNetAttr: thunk::set_net_attr::<P>,
-    ; optional makeVDevice: P::VDEVICES, thunk::make_vdevice::<P, VDeviceProps>,
+    ; optional
+    makeVDevice: P::VDEVICES, thunk::make_vdevice::<P, VDeviceProps>,
+    setNetAttr: P::NET_ATTR, thunk::set_net_attr::<P>,
     ; null getDeviceMr, irecvConsumed
 }
 

@@ -1,4 +1,4 @@
-//! v12 (NCCL 2.30 and later): eight physical devices in a virtual one, rail and plane ids.
+//! v12 (NCCL 2.30 and later): eight physical devices in a virtual device, rail and plane ids.
 
 use nccl_net_abi::v12::{Net, Props, VDeviceProps};
 
@@ -11,8 +11,9 @@ table! {
     isend: thunk::isend_v10::<P>,
     irecv: thunk::irecv_v10::<P>,
     finalize: thunk::finalize::<P>,
-    setNetAttr: thunk::set_net_attr::<P>,
-    ; optional makeVDevice: P::VDEVICES, thunk::make_vdevice::<P, VDeviceProps>,
+    ; optional
+    makeVDevice: P::VDEVICES, thunk::make_vdevice::<P, VDeviceProps>,
+    setNetAttr: P::NET_ATTR, thunk::set_net_attr::<P>,
     ; null getDeviceMr, irecvConsumed
 }
 

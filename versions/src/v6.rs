@@ -1,4 +1,4 @@
-//! v6 (NCCL 2.18 and later): sizes are `int`, no device handles, one context for the process.
+//! v6 (NCCL 2.18 and later): sizes are `int`, no device handles, one context per process.
 
 use core::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! v7 (NCCL 2.19 and later): device-side networking, which is left to others: its slots are NULL.
+//! v7 (NCCL 2.19 and later): device-side networking, which is not supported: its slots are NULL.
 
 use core::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! v8 (NCCL 2.20 and later): `regMr` takes a `size_t`, a registration may be global.
+//! v8 (NCCL 2.20 and later): `regMr` takes a `size_t`, registrations may be global.
 
 use core::ffi::c_int;
 

@@ -13,23 +13,23 @@ use common::least::Least;
 use common::net::{DATA, STALE};
 use nccl_net_versions::abi::{self, ncclSuccess};
 
-/// Counts what the thread asks for.
+/// Counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: passes every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -59,13 +59,13 @@ macro_rules! count {
             assert_eq!(net.reg_mr(send, DATA, 64, abi::NCCL_PTR_HOST, &raw mut mr), ncclSuccess);
 
             let table = nccl_net_versions::$version::table::<Least>();
-            let (isend, irecv) = (table.isend.expect("there"), table.irecv.expect("there"));
-            let (iflush, test) = (table.iflush.expect("there"), table.test.expect("there"));
+            let (isend, irecv) = (table.isend.expect("never NULL"), table.irecv.expect("never NULL"));
+            let (iflush, test) = (table.iflush.expect("never NULL"), table.test.expect("never NULL"));
             let (mut data, mut tags, mut mrs) = ([DATA; 8], [0; 8], [mr; 8]);
             let (mut lengths, mut flushed) = ([64 as $size; 8], [64 as c_int; 8]);
             let (mut a, mut b, mut c, mut done) = (STALE, STALE, STALE, 0);
             let n = allocations(|| {
-                // SAFETY: live handles, arrays of eight, places that are ours.
+                // SAFETY: live handles, arrays of eight, results in local variables.
                 unsafe {
                     for _ in 0..100 {
                         assert_eq!(isend(send, DATA, 64, 1, mr, $($phandle,)? &raw mut a), ncclSuccess);

@@ -1,4 +1,4 @@
-//! What goes over the border besides the calls: panics, profiler events, log lines, symbols.
+//! Panics, profiler events, log lines and symbols.
 
 #[macro_use]
 mod common;
@@ -28,10 +28,10 @@ every_version! {
         ] {
             rig.record.act(call, Act::Panic);
         }
-        // The report of a panic may panic as well.
-        for once_more in [false, true] {
-            if once_more {
-                rig.record.act("panicked", Act::Panic);
+        // The report of a panic may panic too.
+        for report_panics in [false, true] {
+            if report_panics {
+                rig.record.act("on_panic", Act::Panic);
             }
             let mut n = -9;
             assert_eq!(net.devices(&raw mut n), ncclInternalError);
@@ -60,7 +60,7 @@ every_version! {
             ]);
             lock(&rig.record.panics).clear();
         }
-        // What a panicking close took is gone.
+        // A panicking close has closed its handle.
         for rc in [ncclInternalError, ncclInvalidArgument] {
             assert_eq!(net.dereg_mr(send, mr), rc);
         }
@@ -81,7 +81,7 @@ every_version! {
 }
 
 #[test]
-fn a_panic_in_the_first_init_leaves_room_for_a_second() {
+fn init_succeeds_after_a_panic_in_the_first_init() {
     let rig = Rig::<1>::new(8);
     rig.record.act("init", Act::Panic);
     assert_eq!(rig.net.init(ptr::null_mut(), 0, None, None, None), ncclInternalError);
@@ -91,12 +91,12 @@ fn a_panic_in_the_first_init_leaves_room_for_a_second() {
     assert_eq!(rig.net.close_listen(comm), ncclSuccess);
 }
 
-/// One call of the profiler: type, handle, plugin id, what the slot held, and the descriptor of a start.
+/// One call of the profiler: type, handle, plugin id, content of the slot, descriptor of a start.
 type Event = (c_int, usize, i64, usize, Option<(u8, c_int, u64, c_int, c_int, usize)>);
 
 static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 
-/// Takes events whose handle is even; leaves the slot alone else, as with its event mask off.
+/// Accepts events with an even handle. Leaves the slot unchanged otherwise, as with an event mask.
 unsafe extern "C" fn profiler(
     event: *mut *mut c_void,
     kind: c_int,
@@ -104,7 +104,7 @@ unsafe extern "C" fn profiler(
     plugin: i64,
     data: *mut c_void,
 ) -> ncclResult_t {
-    // SAFETY: the adapters pass a slot, and with a start a descriptor.
+    // SAFETY: the adapters pass a slot, and a descriptor with a start.
     unsafe {
         let descr = data
             .cast::<ncclProfilerNetIbDescr_v1_t>()
@@ -119,7 +119,7 @@ unsafe extern "C" fn profiler(
 }
 
 #[test]
-fn profiler_events_start_and_stop_without_the_callbacks_traps() {
+fn profiler_events_start_and_stop_safely() {
     let rig = Rig::<2>::new(12);
     let mut ctx = STALE;
     assert_eq!(rig.net.init(&raw mut ctx, 0, None, None, Some(profiler)), ncclSuccess);
@@ -134,7 +134,7 @@ fn profiler_events_start_and_stop_without_the_callbacks_traps() {
     let qp = QpEvent { device: 1, wr_id: 2, opcode: 3, qp_num: 4, length: 5 };
     let mut slot = ProfilerEvent::default();
 
-    // No handle, no call: NCCL would read through it.
+    // Without a handle there is no call: NCCL would read through NULL.
     assert_eq!(handle_of(0), ProfilerHandle::NONE);
     given.start(&mut slot, handle_of(0), &qp);
     given.stop(&mut slot);
@@ -143,10 +143,10 @@ fn profiler_events_start_and_stop_without_the_callbacks_traps() {
     given.start(&mut slot, handle_of(0x40), &qp);
     assert!(!slot.is_none());
     assert_eq!(lock(&EVENTS).pop(), Some((0, 0x40, 0x10001, 0, Some((1, 1, 2, 3, 4, 5)))));
-    // A new start does not show the profiler the old event.
+    // A new start clears the old event from the slot.
     given.start(&mut slot, handle_of(0x41), &qp);
     assert_eq!(lock(&EVENTS).pop(), Some((0, 0x41, 0x10001, 0, Some((1, 1, 2, 3, 4, 5)))));
-    // Not taken, so there is nothing to stop.
+    // The profiler did not accept the event, so there is nothing to stop.
     assert!(slot.is_none());
     given.stop(&mut slot);
     assert!(lock(&EVENTS).is_empty());
@@ -173,7 +173,7 @@ fn only_v10_and_later_have_a_profiler() {
 }
 
 #[test]
-fn a_logger_in_rust_gets_what_is_logged() {
+fn a_logger_in_rust_receives_every_argument() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     fn log(level: Level, flags: c_ulong, file: &CStr, line: c_int, text: &CStr) {
         lock(&LINES).push(format!("{level:?} {flags} {file:?} {line} {text:?}"));
@@ -186,7 +186,7 @@ mod symbols {
     use super::*;
     nccl_net_versions::export!(Fake<3>);
 
-    /// By name, as the linker sees them.
+    /// The tables by their symbols, as the linker sees them.
     mod by_name {
         use super::*;
         macro_rules! names {
@@ -197,7 +197,7 @@ mod symbols {
                     $(pub(super) safe static $alias: $version::Net;)+
                 }
                 #[test]
-                #[cfg_attr(miri, ignore = "miri knows no extern statics")]
+                #[cfg_attr(miri, ignore = "miri has no extern statics")]
                 fn every_version_is_exported_under_both_names() {
                     $(for table in [&$plugin, &$alias] {
                         let made = nccl_net_versions::$version::table::<Fake<3>>();
@@ -205,7 +205,7 @@ mod symbols {
                         assert_eq!(unsafe { CStr::from_ptr(table.name) }, c"Fake");
                         assert_eq!(table.closeListen.map(|f| f as usize), made.closeListen.map(|f| f as usize));
                         let mut n: c_int = 0;
-                        let devices = table.devices.expect("always there");
+                        let devices = table.devices.expect("never NULL");
                         // SAFETY: a writable int.
                         assert_eq!(unsafe { devices(&raw mut n) }, ncclSuccess);
                         assert_eq!(n, 2);

@@ -1,4 +1,4 @@
-//! listen, connect, accept and the closes: every table against a recording fake.
+//! listen, connect, accept and the closes: every table with a recording fake.
 
 #[macro_use]
 mod common;
@@ -35,7 +35,7 @@ every_version! {
         let mut connect = |class, comm: &mut Ptr| {
             rig.net.connect(ctx, 1, class, handle.as_mut_ptr().cast(), comm, ptr::null_mut())
         };
-        // NULL settings, as in NCCL's probes; then the undefined class; then one.
+        // Without settings, as in NCCL's probes; with the undefined class; with a class.
         assert_eq!(connect(None, &mut comm), ncclSuccess);
         assert!(comm.is_null());
         assert_eq!(connect(Some(-1), &mut comm), ncclSuccess);
@@ -83,7 +83,7 @@ every_version! {
         assert_eq!(rig.net.accept(listener, &raw mut comm, ptr::null_mut()), ncclSuccess);
         assert!(!comm.is_null());
         assert_eq!(rig.record.calls_of("accept"), ["accept listen=2"; 2]);
-        // NCCL closes the listener right after.
+        // As NCCL does right after accept.
         assert_eq!(rig.net.close_listen(listener), ncclSuccess);
         assert_eq!(rig.net.close_recv(comm), ncclSuccess);
         assert_eq!(rig.record.calls_of("close_recv"), ["close_recv comm=4"]);
@@ -91,7 +91,7 @@ every_version! {
 }
 
 every_version! {
-    fn device_handles_are_left_alone(rig) {
+    fn device_handles_stay_unchanged(rig) {
         let ctx = rig.init();
         let listener = rig.listen(ctx);
         let mut handle = [0u8; 128];
@@ -171,7 +171,7 @@ every_version! {
 }
 
 every_version! {
-    fn a_close_takes_its_own_kind_once(rig) {
+    fn a_close_accepts_its_own_kind_once(rig) {
         let ctx = rig.init();
         let (listener, send, recv) = (rig.listen(ctx), rig.send(ctx), rig.recv(ctx));
         let mr = rig.mr(send);
@@ -193,7 +193,7 @@ every_version! {
         }
         assert_eq!(rig.record.calls().len(), before, "the plugin sees none of these");
         assert_eq!(net.dereg_mr(send, mr), ncclSuccess);
-        // All of them are still there, once.
+        // All handles are still open, and close once.
         for rc in [ncclSuccess, ncclInvalidArgument] {
             assert_eq!(net.close_send(send), rc);
             assert_eq!(net.close_recv(recv), rc);

@@ -1,4 +1,4 @@
-//! isend, irecv, iflush, test: every table against a recording fake.
+//! isend, irecv, iflush, test: every table with a recording fake.
 
 #[macro_use]
 mod common;
@@ -12,13 +12,13 @@ use common::net::{DATA, Ptr, STALE};
 use nccl_net_versions::abi::*;
 use nccl_net_versions::{Failure, MAX_RECVS, Refusal};
 
-/// The hint that v9 and later give on entry to `irecv`.
+/// The hint of v9 and later on entry to `irecv`.
 const HINT: Ptr = ptr::without_provenance_mut(NCCL_NET_OPTIONAL_RECV_COMPLETION);
-/// A profiler handle that nobody looks behind.
+/// A profiler handle that is never dereferenced.
 const PHANDLE: Ptr = ptr::without_provenance_mut(0x9000);
 
 every_version! {
-    fn isend_passes_everything_on(rig) {
+    fn isend_passes_every_argument(rig) {
         let send = rig.send(rig.init());
         let mr = rig.mr(send);
         let mut request = STALE;
@@ -29,7 +29,7 @@ every_version! {
             rig.record.calls_of("isend"),
             [format!("isend comm=2 addr=4096 len=1000 tag=-7 mr=3 profiled={profiled}")]
         );
-        // No registration, no bytes, no address, no profiler: all of that is allowed.
+        // Registration, bytes, address and profiler are all optional.
         let nil = ptr::null_mut();
         assert_eq!(rig.net.isend(send, nil, 0, 0, nil, nil, &raw mut request), ncclSuccess);
         assert_eq!(rig.record.calls_of("isend")[1], "isend comm=2 addr=0 len=0 tag=0 mr=- profiled=false");
@@ -68,7 +68,7 @@ every_version! {
 }
 
 every_version! {
-    fn irecv_passes_every_receive_of_a_group_on(rig) {
+    fn irecv_passes_every_receive_of_a_group(rig) {
         let recv = rig.recv(rig.init());
         let mr = rig.mr(recv);
         let profiled = rig.version >= 10;
@@ -155,13 +155,14 @@ every_version! {
 }
 
 every_version! {
-    fn sizes_that_test_could_not_tell_are_refused(rig) {
+    fn sizes_that_test_cannot_report_are_refused(rig) {
         let ctx = rig.init();
         let (send, recv) = (rig.send(ctx), rig.recv(ctx));
         let nil = ptr::null_mut();
         let (mut data, mut tags) = ([DATA; 2], [0; 2]);
         let max = c_int::MAX as isize;
-        // An older version cannot say more than INT_MAX, but less than 0; from v9 on that is a huge size_t.
+        // An int cannot exceed INT_MAX but may be negative. As a size_t, from v9 on, that is a huge
+        // size.
         let wrong = if rig.version < 9 {
             [(-1, Refusal::Negative { what: "size", value: -1 }),
              (c_int::MIN as isize, Refusal::Negative { what: "size", value: c_int::MIN })]
@@ -196,7 +197,7 @@ every_version! {
 }
 
 every_version! {
-    fn iflush_passes_every_buffer_on(rig) {
+    fn iflush_passes_every_buffer(rig) {
         let recv = rig.recv(rig.init());
         let mr = rig.mr(recv);
         let mut data = [DATA, ptr::null_mut(), DATA];
@@ -215,7 +216,7 @@ every_version! {
 }
 
 every_version! {
-    fn test_writes_done_in_any_case_and_sizes_when_done(rig) {
+    fn test_always_writes_done_and_sizes_when_complete(rig) {
         let recv = rig.recv(rig.init());
         let (mut data, mut tag, mut request) = (DATA, 0, STALE);
         let rc = rig.net.irecv(
@@ -234,15 +235,15 @@ every_version! {
 
         rig.record.normal("test");
         for n in [0, 1, 3, MAX_RECVS] {
-            let told: Vec<usize> = (1..=n).map(|i| i * 100).collect();
-            lock(&rig.record.sizes).clone_from(&told);
+            let reported: Vec<usize> = (1..=n).map(|i| i * 100).collect();
+            lock(&rig.record.sizes).clone_from(&reported);
             (done, sizes) = (-9, [-9; MAX_RECVS + 1]);
             assert_eq!(rig.net.test(request, &raw mut done, sizes.as_mut_ptr()), ncclSuccess);
             assert_eq!(done, 1);
             for (i, size) in sizes.into_iter().enumerate() {
                 assert_eq!(size, if i < n { (i as c_int + 1) * 100 } else { -9 });
             }
-            // As for a flush.
+            // As NCCL does for a flush.
             done = -9;
             assert_eq!(rig.net.test(request, &raw mut done, ptr::null_mut()), ncclSuccess);
             assert_eq!(done, 1);

@@ -1,4 +1,5 @@
-//! NCCL's logger is a variadic C function, so this one is as well: compiled by the system's C compiler.
+//! The adapters with a C logger. NCCL's logger is a variadic C function, and so is the one here,
+//! compiled by the system's C compiler.
 #![cfg(not(miri))] // miri runs no C
 
 #[macro_use]
@@ -16,7 +17,7 @@ use common::{Net, Rig};
 use nccl_net_versions::Level;
 use nccl_net_versions::abi::*;
 
-/// Formats like NCCL's and hands the line on.
+/// A logger that formats like NCCL's and passes the line on.
 const C: &str = r#"
 #include <stdarg.h>
 #include <stdio.h>
@@ -69,7 +70,7 @@ fn c_logger() -> ncclDebugLogger_t {
         .output()
         .unwrap_or_else(|e| panic!("{}: {e}; the test needs a C compiler", cc.display()));
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    // SAFETY: the library has no initialisers; it stays loaded, and both symbols have these types.
+    // SAFETY: the library has no initialisers and stays loaded, and both symbols have these types.
     unsafe {
         let library = Box::leak(Box::new(libloading::Library::new(&object).expect("just built")));
         let place = library.get::<*mut Option<Sink>>(b"sink").expect("defined");
@@ -79,7 +80,7 @@ fn c_logger() -> ncclDebugLogger_t {
 }
 
 #[test]
-fn lines_reach_a_c_logger_whole_and_never_as_a_format() {
+fn lines_reach_a_c_logger_and_are_never_a_format() {
     let lines = || std::mem::take(&mut *LINES.lock().expect("one test"));
     let line = |level, flags, file: &str, number, text: &str| {
         (level, flags, file.to_owned(), number, "%s".to_owned(), text.to_owned())
@@ -100,18 +101,24 @@ fn lines_reach_a_c_logger_whole_and_never_as_a_format() {
         ]
     );
 
-    // What the adapters refuse is by default one WARN that names plugin, call and fault.
+    // A refusal is by default one WARN that names the plugin, the call and the fault.
     let net = Net::of::<Least>(8);
     let nil = ptr::null_mut();
     let mut request = nil;
-    // Before init there is nowhere to log to.
+    // Before init there is no logger.
     assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
     assert_eq!(lines(), []);
     assert_eq!(net.init(nil.cast(), 0, None, nccl, None), ncclSuccess);
     assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
     assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : isend: sendComm is NULL")]);
-    // What the plugin refuses is the plugin's to log.
+    // The plugin logs its own failures, through `warn` if it likes.
     let mut n = 0;
     assert_eq!(net.devices(&raw mut n), ncclInvalidUsage);
     assert_eq!(lines(), []);
+    nccl_net_versions::warn::<Least>("devices", &"100% of none");
+    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : devices: 100% of none")]);
+    // A panic is by default one WARN too.
+    assert_eq!(net.get_properties(0, false), ncclInternalError);
+    let text = "NET/Least : getProperties: internal error: a panic was caught";
+    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, text)]);
 }

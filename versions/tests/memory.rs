@@ -1,4 +1,4 @@
-//! regMr, regMrDmaBuf, deregMr: every table against a recording fake.
+//! regMr, regMrDmaBuf, deregMr: every table with a recording fake.
 
 #[macro_use]
 mod common;
@@ -12,7 +12,7 @@ use nccl_net_versions::abi::*;
 use nccl_net_versions::{Failure, Refusal};
 
 every_version! {
-    fn a_registration_says_on_which_comm_and_of_what(rig) {
+    fn a_registration_passes_its_comm_and_memory(rig) {
         let ctx = rig.init();
         let (send, recv) = (rig.send(ctx), rig.recv(ctx));
         for (comm, end) in [(send, "reg_mr_send comm=2"), (recv, "reg_mr_recv comm=4")] {
@@ -115,7 +115,7 @@ every_version! {
 }
 
 every_version! {
-    fn a_registration_is_taken_back_once(rig) {
+    fn a_registration_is_deregistered_once(rig) {
         let ctx = rig.init();
         let (send, recv) = (rig.send(ctx), rig.recv(ctx));
         let mr = rig.mr(send);
@@ -124,7 +124,7 @@ every_version! {
             assert_eq!(rig.net.dereg_mr(send, wrong), ncclInvalidArgument);
         }
         assert!(rig.record.calls_of("dereg_mr").is_empty());
-        // Another comm of the device will do: a registration may be global.
+        // Any comm of the device is accepted: a registration may be global.
         assert_eq!(rig.net.dereg_mr(recv, mr), ncclSuccess);
         assert_eq!(rig.net.dereg_mr(recv, mr), ncclInvalidArgument);
         let wrong = Refusal::WrongHandle { what: "mhandle", expected: "mhandle" };
@@ -132,7 +132,7 @@ every_version! {
         assert_eq!(rig.record.calls_of("dereg_mr"), ["dereg_mr mr=6"]);
         assert_eq!(rig.net.close_send(send), ncclSuccess);
         assert_eq!(rig.net.close_recv(recv), ncclSuccess);
-        // A closed comm registers nothing.
+        // A closed comm is refused.
         let mut out = STALE;
         let rc = rig.net.reg_mr(send, DATA, 1, NCCL_PTR_HOST, &raw mut out);
         assert_eq!(rc, ncclInvalidArgument);
@@ -154,11 +154,11 @@ every_version! {
 }
 
 every_version! {
-    fn of_threads_that_take_one_registration_back_one_succeeds(rig) {
-        /// A pointer that threads may share for this test.
+    fn one_of_several_threads_deregisters_a_registration(rig) {
+        /// A pointer that the threads share.
         #[derive(Clone, Copy)]
         struct Shared(Ptr);
-        // SAFETY: only its number is used, by calls that are made for this.
+        // SAFETY: only its address is used, by calls that accept it from any thread.
         unsafe impl Send for Shared {}
         impl Shared {
             fn get(self) -> Ptr {
@@ -167,12 +167,12 @@ every_version! {
         }
         let send = Shared(rig.send(rig.init()));
         let mr = Shared(rig.mr(send.get()));
-        let taken = std::thread::scope(|scope| {
+        let succeeded = std::thread::scope(|scope| {
             let tries: Vec<_> =
                 (0..4).map(|_| scope.spawn(move || rig.net.dereg_mr(send.get(), mr.get()))).collect();
             tries.into_iter().filter_map(|t| t.join().ok()).filter(|&rc| rc == ncclSuccess).count()
         });
-        assert_eq!(taken, 1);
+        assert_eq!(succeeded, 1);
         assert_eq!(rig.record.calls_of("dereg_mr").len(), 1);
         assert_eq!(rig.net.close_send(send.get()), ncclSuccess);
     }

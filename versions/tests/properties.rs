@@ -1,4 +1,5 @@
-//! getProperties of every version: each field has the plugin's value, and what NCCL would trip over is put right.
+//! getProperties of every version: each field has the plugin's value, within the ranges that NCCL
+//! accepts.
 
 #[macro_use]
 mod common;
@@ -12,12 +13,12 @@ use common::{Fake, record};
 use nccl_net_versions::abi::*;
 use nccl_net_versions::{Properties, Refusal, VDevs};
 
-/// Asks a version's table, with memory that is full of ones, as NCCL's may be.
-macro_rules! ask {
+/// Calls a version's table with memory that is not zero, as NCCL's may be.
+macro_rules! get {
     ($version:ident, $id:expr, $dev:expr, $fake:ty) => {{
-        let get = nccl_net_versions::$version::table::<$fake>().getProperties.expect("always there");
+        let get = nccl_net_versions::$version::table::<$fake>().getProperties.expect("never NULL");
         let mut props = MaybeUninit::<$version::Props>::uninit();
-        // SAFETY: bytes of our own.
+        // SAFETY: a local variable.
         unsafe { ptr::write_bytes(props.as_mut_ptr(), 0xFF, 1) };
         // SAFETY: writable properties of this version.
         let rc = unsafe { get($dev, props.as_mut_ptr()) };
@@ -26,19 +27,19 @@ macro_rules! ask {
     }};
 }
 
-/// A version's list of fields, all compared with the fake's values.
+/// Compares every field of a version with the fake's values.
 macro_rules! fields {
     ($($test:ident: $version:ident, $id:literal, { $($extra:ident: $value:expr),* $(,)? };)+) => {$(
         #[test]
         fn $test() {
             lock(&record($id).properties).vdevs = VDevs::new(&[1, 0]).expect("two");
-            let (rc, got) = ask!($version, $id, 1, Fake<$id>);
+            let (rc, got) = get!($version, $id, 1, Fake<$id>);
             assert_eq!(rc, ncclSuccess);
             // A pattern without `..`: a field that is not compared does not compile.
             let $version::Props {
                 name, pciPath, guid, ptrSupport, speed, port, latency, maxComms, maxRecvs, $($extra,)*
             } = got;
-            // SAFETY: NCCL keeps these two, so they live as long as the program.
+            // SAFETY: both strings are static.
             unsafe {
                 assert_eq!(CStr::from_ptr(name), c"fake0");
                 assert_eq!(CStr::from_ptr(pciPath), c"/sys/devices/fake0");
@@ -52,7 +53,7 @@ macro_rules! fields {
     )+};
 }
 
-/// `vProps` in a form that can be compared.
+/// `vProps` in a comparable form.
 #[derive(Debug, PartialEq)]
 struct V(Vec<c_int>);
 
@@ -91,17 +92,17 @@ fields! {
     };
 }
 
-/// Runs `$check` on the answer of every version that has the fields it names.
+/// Runs `$check` on the properties of every listed version.
 macro_rules! on {
     ($($version:ident)+, $fake:ty, $got:ident => $check:expr) => {$(
-        let (rc, $got) = ask!($version, 0, 1, $fake);
+        let (rc, $got) = get!($version, 0, 1, $fake);
         assert_eq!(rc, ncclSuccess);
         assert!($check, "{}: {:?}", stringify!($version), $got);
     )+};
 }
 
 #[test]
-fn a_virtual_device_is_cut_to_what_the_version_has_room_for() {
+fn a_virtual_device_is_cut_to_the_room_of_the_version() {
     type P = Fake<20>;
     lock(&record(20).properties).vdevs = VDevs::new(&[0, 1, 2, 3, 4, 5, 6, 7]).expect("eight");
     on!(v9 v10 v11, P, p => p.vProps.ndevs == 4 && p.vProps.devs == [0, 1, 2, 3]);
@@ -116,22 +117,23 @@ fn a_physical_device_consists_of_itself() {
 }
 
 #[test]
-fn sizes_stay_within_what_test_can_tell_and_nccl_takes() {
+fn sizes_are_limited_to_what_test_reports() {
     type P = Fake<22>;
-    for (said, told) in [(0, 1), (1, 1), (1 << 30, 1 << 30), ((1 << 30) + 1, 1 << 30), (usize::MAX, 1 << 30)]
+    for (size, limited) in
+        [(0, 1), (1, 1), (1 << 30, 1 << 30), ((1 << 30) + 1, 1 << 30), (usize::MAX, 1 << 30)]
     {
         *lock(&record(22).properties) =
-            Properties { max_p2p_bytes: said, max_coll_bytes: said, ..properties() };
-        on!(v9 v10 v11 v12, P, p => p.maxP2pBytes == told && p.maxCollBytes == told);
+            Properties { max_p2p_bytes: size, max_coll_bytes: size, ..properties() };
+        on!(v9 v10 v11 v12, P, p => p.maxP2pBytes == limited && p.maxCollBytes == limited);
     }
 }
 
 #[test]
-fn groups_stay_within_what_irecv_takes() {
+fn groups_are_limited_to_what_irecv_accepts() {
     type P = Fake<23>;
-    for (said, told) in [(-1, 1), (0, 1), (8, 8), (9, 8), (c_int::MAX, 8)] {
-        lock(&record(23).properties).max_recvs = said;
-        on!(v6 v7 v8 v9 v10 v11 v12, P, p => p.maxRecvs == told);
+    for (number, limited) in [(-1, 1), (0, 1), (8, 8), (9, 8), (c_int::MAX, 8)] {
+        lock(&record(23).properties).max_recvs = number;
+        on!(v6 v7 v8 v9 v10 v11 v12, P, p => p.maxRecvs == limited);
     }
 }
 
@@ -142,7 +144,7 @@ fn no_dma_buf_without_its_call() {
 }
 
 #[test]
-fn what_is_off_or_absent_is_said() {
+fn absent_values_are_reported_as_absent() {
     type P = Fake<25>;
     *lock(&record(25).properties) =
         Properties { pci_path: None, reg_is_global: false, force_flush: false, ..properties() };
@@ -155,18 +157,18 @@ fn what_is_off_or_absent_is_said() {
 fn unknown_devices_are_errors() {
     macro_rules! unknown {
         ($($version:ident)+) => {$(
-            assert_eq!(ask!($version, 26, 2, Fake<26>).0, ncclInvalidArgument);
-            assert_eq!(ask!($version, 26, c_int::MAX, Fake<26>).0, ncclInvalidArgument);
-            let asked = record(26).calls().len();
+            assert_eq!(get!($version, 26, 2, Fake<26>).0, ncclInvalidArgument);
+            assert_eq!(get!($version, 26, c_int::MAX, Fake<26>).0, ncclInvalidArgument);
+            let before = record(26).calls().len();
             for dev in [-1, c_int::MIN] {
-                assert_eq!(ask!($version, 26, dev, Fake<26>).0, ncclInvalidArgument);
+                assert_eq!(get!($version, 26, dev, Fake<26>).0, ncclInvalidArgument);
                 let refusal = Refusal::Negative { what: "dev", value: dev };
                 assert_eq!(record(26).refusal(), Some(("getProperties", refusal)));
             }
-            let get = nccl_net_versions::$version::table::<Fake<26>>().getProperties.expect("always there");
+            let get = nccl_net_versions::$version::table::<Fake<26>>().getProperties.expect("never NULL");
             // SAFETY: NULL is refused.
             assert_eq!(unsafe { get(0, ptr::null_mut()) }, ncclInvalidArgument);
-            assert_eq!(record(26).calls().len(), asked, "the plugin is not asked");
+            assert_eq!(record(26).calls().len(), before, "the plugin sees none of these");
         )+};
     }
     unknown!(v6 v7 v8 v9 v10 v11 v12);

@@ -1,4 +1,4 @@
-//! init, finalize, devices, virtual devices, attributes: every table against a recording fake.
+//! init, finalize, devices, virtual devices, attributes: every table with a recording fake.
 
 #[macro_use]
 mod common;
@@ -13,11 +13,11 @@ use nccl_net_versions::abi::*;
 use nccl_net_versions::{Failure, Refusal};
 
 every_version! {
-    fn init_tells_the_plugin_what_the_version_says(rig) {
+    fn init_passes_the_arguments_of_the_version(rig) {
         let mut ctx = STALE;
         assert_eq!(rig.net.init(&raw mut ctx, 7, Some(3), None, None), ncclSuccess);
-        let said = if rig.version < 11 { "id=0 class=None" } else { "id=7 class=Some(3)" };
-        assert_eq!(rig.record.calls(), [format!("init v{} {said}", rig.version)]);
+        let rest = if rig.version < 11 { "id=0 class=None" } else { "id=7 class=Some(3)" };
+        assert_eq!(rig.record.calls(), [format!("init v{} {rest}", rig.version)]);
         let comm = rig.listen(ctx);
         assert_eq!(rig.record.calls()[1], "listen ctx=1 dev=0 dirt=0");
         assert_eq!(rig.net.close_listen(comm), ncclSuccess);
@@ -48,13 +48,13 @@ every_version! {
 every_version! {
     fn init_that_failed_is_tried_again(rig) {
         rig.record.act("init", Act::Fail(Failure::System));
-        // NCCL may leave another plugin's context there.
+        // NCCL may pass another plugin's context.
         let mut ctx = STALE;
         assert_eq!(rig.net.init(&raw mut ctx, 7, None, None, None), ncclSystemError);
         if rig.version >= 11 {
             assert!(ctx.is_null());
         }
-        // As 2.28.3 to 2.29.3 do.
+        // As NCCL 2.28.3 to 2.29.3 do.
         assert_eq!(rig.net.finalize(ptr::null_mut()), ncclSuccess);
         rig.record.normal("init");
         let ctx = rig.init();
@@ -124,7 +124,7 @@ fn two_plugins_in_one_process_have_a_context_each() {
     two.record.act("init", Act::Fail(Failure::System));
     assert_eq!(two.net.init(ptr::null_mut(), 0, None, None, None), ncclSystemError);
     let comm = one.listen(ptr::null_mut());
-    // A handle of one is not the other's.
+    // A handle of one plugin is invalid for the other.
     assert_eq!(two.net.close_listen(comm), ncclInvalidArgument);
     assert_eq!(one.net.close_listen(comm), ncclSuccess);
 }
@@ -142,11 +142,11 @@ fn threads_that_init_at_once_make_one_context() {
     assert_eq!(record(ID).calls_of("init").len(), 1);
 }
 
-/// The tests of what only v11 and v12 have.
+/// The tests of contexts, for v11 and v12.
 fn of_communicators<const ID: u32>(version: u32) {
     let rig = Rig::<ID>::new(version);
     let net = rig.net;
-    // NULL config: nothing is defined; -1 is NCCL's word for undefined.
+    // Both a NULL config and -1 mean undefined.
     for class in [None, Some(-1)] {
         let mut ctx = STALE;
         assert_eq!(net.init(&raw mut ctx, 1, class, None, None), ncclSuccess);
@@ -157,7 +157,7 @@ fn of_communicators<const ID: u32>(version: u32) {
     assert_eq!(rig.record.refusal(), Some(("init", Refusal::Null("ctx"))));
     assert_eq!(rig.record.calls_of("init").len(), 2);
 
-    // Each context is finalized once, and nothing but a context is.
+    // finalize accepts each context once, and no other handle.
     let (first, second) = (rig.init(), rig.init());
     let comm = rig.listen(second);
     assert_eq!(net.finalize(first), ncclSuccess);
@@ -170,7 +170,7 @@ fn of_communicators<const ID: u32>(version: u32) {
     assert_eq!(net.close_listen(comm), ncclSuccess);
     rig.record.act("finalize", Act::Fail(Failure::Remote));
     assert_eq!(net.finalize(second), ncclRemoteError);
-    // Gone all the same.
+    // The context is closed nevertheless.
     assert_eq!(net.finalize(second), ncclInvalidArgument);
 }
 
@@ -199,7 +199,7 @@ fn attributes_arrive_whole() {
     let rig = Rig::<5>::new(12);
     let ctx = rig.init();
     for set in [set11, set12] {
-        // SAFETY: a live context and attributes that are ours.
+        // SAFETY: a live context and local attributes.
         assert_eq!(unsafe { set(ctx, &raw mut attr) }, ncclSuccess);
         let call = rig.record.calls().last().cloned().unwrap_or_default();
         assert!(call.starts_with("set_net_attr ctx=1 "), "{call}");
@@ -212,21 +212,21 @@ fn attributes_arrive_whole() {
         }
         // SAFETY: NULL is refused.
         assert_eq!(unsafe { set(ctx, ptr::null_mut()) }, ncclInvalidArgument);
-        // SAFETY: as above.
+        // SAFETY: NULL is refused.
         assert_eq!(unsafe { set(ptr::null_mut(), &raw mut attr) }, ncclInvalidArgument);
     }
     assert_eq!(rig.net.finalize(ctx), ncclSuccess);
 }
 
-/// Joins devices through the slot of one version, which has room for `max`.
+/// Merges devices through the slot of one version, which has room for `max`.
 macro_rules! vdevices {
     ($($test:ident: $version:ident, $id:literal, $max:literal;)+) => {$(
         #[test]
         fn $test() {
-            let make = nccl_net_versions::$version::table::<Fake<$id>>().makeVDevice.expect("offered");
+            let make = nccl_net_versions::$version::table::<Fake<$id>>().makeVDevice.expect("offered by Fake");
             let mut props = $version::VDeviceProps { ndevs: $max, devs: core::array::from_fn(|i| i as c_int) };
             let mut d: c_int = -9;
-            // SAFETY: both are ours.
+            // SAFETY: both are local variables.
             assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
             assert_eq!(d, 2);
             let all: Vec<c_int> = (0..$max).collect();
@@ -235,18 +235,18 @@ macro_rules! vdevices {
                 props.ndevs = ndevs;
                 props.devs[0] = dev;
                 d = 5;
-                // SAFETY: both are ours.
+                // SAFETY: both are local variables.
                 assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclInvalidArgument, "{ndevs}");
                 assert_eq!(d, -1);
             }
             props = $version::VDeviceProps { ndevs: 1, ..props };
             props.devs[0] = 1;
-            // 2.24 to 2.26 do this for every physical device.
-            // SAFETY: both are ours.
+            // NCCL 2.24 to 2.26 do this for every physical device.
+            // SAFETY: both are local variables.
             assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
             // SAFETY: NULL is refused.
             assert_eq!(unsafe { make(ptr::null_mut(), &raw mut props) }, ncclInvalidArgument);
-            // SAFETY: as above.
+            // SAFETY: NULL is refused.
             assert_eq!(unsafe { make(&raw mut d, ptr::null_mut()) }, ncclInvalidArgument);
             assert_eq!(record($id).calls().len(), 2);
         }

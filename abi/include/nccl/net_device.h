@@ -1,12 +1,12 @@
-/* Device-side networking: what a device offers (v7 and later), and the handle a connection may give for it. */
+/* Device-side networking (v7 and later): device types and the state of a connection. */
 #ifndef NCCL_NET_ABI_NET_DEVICE_H
 #define NCCL_NET_ABI_NET_DEVICE_H
 
 #include <stddef.h>
 
-/* NCCL takes host and unpacking devices from a net plugin. Higher values belong to other plugin kinds. */
+/* NCCL accepts these two from a net plugin. Higher values belong to other kinds of plugins. */
 typedef enum {
-  NCCL_NET_DEVICE_HOST = 0, /* the host drives the network: the ordinary case */
+  NCCL_NET_DEVICE_HOST = 0, /* the host drives the network: the usual case */
   NCCL_NET_DEVICE_UNPACK = 1
 } ncclNetDeviceType;
 
@@ -18,7 +18,7 @@ typedef struct {
   ncclNetDeviceType netDeviceType;
   int netDeviceVersion;
   void* handle;
-  size_t size; /* bytes behind handle */
+  size_t size; /* of the memory behind handle, in bytes */
   int needsProxyProgress;
 } ncclNetDeviceHandle_v7_t;
 

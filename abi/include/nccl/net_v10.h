@@ -1,5 +1,5 @@
 /* Network plugin interface, version 10 (NCCL 2.26 and later).
- * New: the profiler's callback, a traffic class for each connection. */
+ * New: the profiler callback, a traffic class per connection. */
 #ifndef NCCL_NET_ABI_NET_V10_H
 #define NCCL_NET_ABI_NET_V10_H
 
@@ -12,24 +12,24 @@
 
 typedef ncclNetVDeviceProps_v9_t ncclNetVDeviceProps_v10_t;
 
-/* A communicator's settings. */
+/* Settings of a communicator. */
 typedef struct {
-  int trafficClass; /* NCCL_NET_TRAFFIC_CLASS_UNDEF where nobody set it */
+  int trafficClass; /* NCCL_NET_TRAFFIC_CLASS_UNDEF if not set */
 } ncclNetCommConfig_v10_t;
 
-/* The caller hands over uninitialised memory: every field must be written. NCCL keeps both strings. */
+/* The memory is uninitialised: the plugin must write every field. NCCL keeps both strings. */
 typedef struct {
   char* name;       /* unique per device */
-  char* pciPath;    /* in sysfs; NULL for a virtual device */
-  uint64_t guid;    /* equal for ports of one adapter */
-  int ptrSupport;   /* NCCL_PTR_* joined */
+  char* pciPath;    /* sysfs path; NULL for a virtual device */
+  uint64_t guid;    /* equal for all ports of an adapter */
+  int ptrSupport;   /* NCCL_PTR_*, or-ed */
   int regIsGlobal;  /* a registration on one comm serves all comms of the device */
   int forceFlush;   /* flush after every receive into GPU memory */
-  int speed;        /* Mb/s */
+  int speed;        /* in Mb/s */
   int port;         /* from 1 */
-  float latency;    /* microseconds */
+  float latency;    /* in microseconds */
   int maxComms;
-  int maxRecvs;     /* most receives in one irecv */
+  int maxRecvs;     /* maximum number of receives in one irecv */
   ncclNetDeviceType netDeviceType;
   int netDeviceVersion;
   ncclNetVDeviceProps_v10_t vProps;
@@ -39,39 +39,39 @@ typedef struct {
 
 /* The table behind the symbol ncclNetPlugin_v10. */
 typedef struct {
-  const char* name; /* what NCCL_NET selects by */
-  /* Once for each load of the file, not for each communicator. */
+  const char* name; /* NCCL_NET selects by it */
+  /* Called once per load of the file, not per communicator. */
   ncclResult_t (*init)(ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction);
   ncclResult_t (*devices)(int* ndev);
   ncclResult_t (*getProperties)(int dev, ncclNetProperties_v10_t* props);
   /* handle has NCCL_NET_HANDLE_MAXSIZE bytes here and in connect. */
   ncclResult_t (*listen)(int dev, void* handle, void** listenComm);
-  /* connect and accept must not block: they answer NULL until the comm is there, and are called again. */
+  /* connect and accept must not block. NCCL calls them again while they return a NULL comm. */
   ncclResult_t (*connect)(int dev, ncclNetCommConfig_v10_t* config, void* handle, void** sendComm,
                           ncclNetDeviceHandle_v10_t** sendDevComm);
   ncclResult_t (*accept)(void* listenComm, void** recvComm, ncclNetDeviceHandle_v10_t** recvDevComm);
-  /* comm is a sending or a receiving one. */
+  /* comm is a sendComm or a recvComm. */
   ncclResult_t (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  /* May be NULL. The caller closes fd after the call. */
+  /* May be NULL. NCCL closes fd after the call. */
   ncclResult_t (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
   ncclResult_t (*deregMr)(void* comm, void* mhandle);
-  /* isend and irecv answer a NULL request where they must be called again. */
+  /* NCCL calls isend and irecv again while they return a NULL request. */
   ncclResult_t (*isend)(void* sendComm, void* data, size_t size, int tag, void* mhandle, void* phandle,
                         void** request);
   ncclResult_t (*irecv)(void* recvComm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
                         void** phandles, void** request);
-  /* A NULL request means that there is nothing to wait for. */
+  /* A NULL request means that the flush is complete. */
   ncclResult_t (*iflush)(void* recvComm, int n, void** data, int* sizes, void** mhandles, void** request);
-  /* sizes may be NULL; once *done is 1 the request is never tested again. */
+  /* sizes may be NULL. After *done is 1, NCCL does not use the request again. */
   ncclResult_t (*test)(void* request, int* done, int* sizes);
   ncclResult_t (*closeSend)(void* sendComm);
   ncclResult_t (*closeRecv)(void* recvComm);
   ncclResult_t (*closeListen)(void* listenComm);
-  /* For device-side networking; may be NULL. */
+  /* For device-side networking. May be NULL. */
   ncclResult_t (*getDeviceMr)(void* comm, void* mhandle, void** dptr_mhandle);
   /* May be NULL. */
   ncclResult_t (*irecvConsumed)(void* recvComm, int n, void* request);
-  /* Joins devices into one, which devices counts from then on; may be NULL. */
+  /* Merges devices into a virtual device, which devices counts from then on. May be NULL. */
   ncclResult_t (*makeVDevice)(int* d, ncclNetVDeviceProps_v10_t* props);
 } ncclNet_v10_t;
 

@@ -1,5 +1,5 @@
 /* Network plugin interface, version 6 (NCCL 2.18 and later).
- * New: this is the oldest version that every release from 2.18 on loads. */
+ * The oldest version that every release from 2.18 on loads. */
 #ifndef NCCL_NET_ABI_NET_V6_H
 #define NCCL_NET_ABI_NET_V6_H
 
@@ -8,42 +8,42 @@
 
 #include "types.h"
 
-/* The caller hands over uninitialised memory: every field must be written. NCCL keeps both strings. */
+/* The memory is uninitialised: the plugin must write every field. NCCL keeps both strings. */
 typedef struct {
   char* name;       /* unique per device */
-  char* pciPath;    /* in sysfs; NULL for a virtual device */
-  uint64_t guid;    /* equal for ports of one adapter */
-  int ptrSupport;   /* NCCL_PTR_* joined */
-  int speed;        /* Mb/s */
+  char* pciPath;    /* sysfs path; NULL for a virtual device */
+  uint64_t guid;    /* equal for all ports of an adapter */
+  int ptrSupport;   /* NCCL_PTR_*, or-ed */
+  int speed;        /* in Mb/s */
   int port;         /* from 1 */
-  float latency;    /* microseconds */
+  float latency;    /* in microseconds */
   int maxComms;
-  int maxRecvs;     /* most receives in one irecv */
+  int maxRecvs;     /* maximum number of receives in one irecv */
 } ncclNetProperties_v6_t;
 
 /* The table behind the symbol ncclNetPlugin_v6. */
 typedef struct {
-  const char* name; /* what NCCL_NET selects by */
-  /* Once for each load of the file, not for each communicator. */
+  const char* name; /* NCCL_NET selects by it */
+  /* Called once per load of the file, not per communicator. */
   ncclResult_t (*init)(ncclDebugLogger_t logFunction);
   ncclResult_t (*devices)(int* ndev);
   ncclResult_t (*getProperties)(int dev, ncclNetProperties_v6_t* props);
   /* handle has NCCL_NET_HANDLE_MAXSIZE bytes here and in connect. */
   ncclResult_t (*listen)(int dev, void* handle, void** listenComm);
-  /* connect and accept must not block: they answer NULL until the comm is there, and are called again. */
+  /* connect and accept must not block. NCCL calls them again while they return a NULL comm. */
   ncclResult_t (*connect)(int dev, void* handle, void** sendComm);
   ncclResult_t (*accept)(void* listenComm, void** recvComm);
-  /* comm is a sending or a receiving one. */
+  /* comm is a sendComm or a recvComm. */
   ncclResult_t (*regMr)(void* comm, void* data, int size, int type, void** mhandle);
-  /* May be NULL. The caller closes fd after the call. */
+  /* May be NULL. NCCL closes fd after the call. */
   ncclResult_t (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
   ncclResult_t (*deregMr)(void* comm, void* mhandle);
-  /* isend and irecv answer a NULL request where they must be called again. */
+  /* NCCL calls isend and irecv again while they return a NULL request. */
   ncclResult_t (*isend)(void* sendComm, void* data, int size, int tag, void* mhandle, void** request);
   ncclResult_t (*irecv)(void* recvComm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
-  /* A NULL request means that there is nothing to wait for. */
+  /* A NULL request means that the flush is complete. */
   ncclResult_t (*iflush)(void* recvComm, int n, void** data, int* sizes, void** mhandles, void** request);
-  /* sizes may be NULL; once *done is 1 the request is never tested again. */
+  /* sizes may be NULL. After *done is 1, NCCL does not use the request again. */
   ncclResult_t (*test)(void* request, int* done, int* sizes);
   ncclResult_t (*closeSend)(void* sendComm);
   ncclResult_t (*closeRecv)(void* recvComm);

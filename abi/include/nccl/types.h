@@ -1,4 +1,4 @@
-/* Callbacks, descriptors and constants that do not change with the table's version. */
+/* Callbacks, descriptors and constants that all versions share. */
 #ifndef NCCL_NET_ABI_TYPES_H
 #define NCCL_NET_ABI_TYPES_H
 
@@ -7,17 +7,17 @@
 
 #include "err.h"
 
-/* Logging. NCCL 2.32 adds a level 6, which earlier releases do not know. */
+/* Log levels. NCCL 2.32 adds level 6, which earlier releases do not know. */
 typedef enum {
   NCCL_LOG_NONE = 0,
   NCCL_LOG_VERSION = 1,
-  NCCL_LOG_WARN = 2, /* kept by NCCL as its last error */
-  NCCL_LOG_INFO = 3, /* shown by subsystem */
+  NCCL_LOG_WARN = 2, /* NCCL keeps the line as its last error */
+  NCCL_LOG_INFO = 3, /* selected by subsystem */
   NCCL_LOG_ABORT = 4,
   NCCL_LOG_TRACE = 5
 } ncclDebugLogLevel;
 
-/* Subsystems, joined by "or" in the logger's flags. */
+/* Subsystems, or-ed in the logger's flags. */
 #define NCCL_INIT (1UL << 0)
 #define NCCL_COLL (1UL << 1)
 #define NCCL_P2P (1UL << 2)
@@ -38,53 +38,53 @@ typedef enum {
 #define NCCL_ALLOC_HOST (1UL << 17)
 #define NCCL_ALL (~0UL)
 
-/* A printf: foreign text belongs behind "%s", never into fmt. */
+/* A printf: fmt must never contain text from outside the plugin. */
 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, const char* file, int line,
                                   const char* fmt, ...);
 
-/* Where memory lives: the type of regMr, and bits of ptrSupport. */
+/* Memory types: type in regMr, and bits of ptrSupport. */
 #define NCCL_PTR_HOST 0x1
 #define NCCL_PTR_CUDA 0x2
 #define NCCL_PTR_DMABUF 0x4
 
-/* Bytes of the handle that goes from listener to connector. */
+/* Size in bytes of the handle that listen writes and connect reads. */
 #define NCCL_NET_HANDLE_MAXSIZE 128
-/* Requests in flight per comm; a sending comm carries maxRecvs times as many. v6 promised fewer. */
+/* Maximum number of requests in flight per comm; a sending comm carries maxRecvs times as many. */
 #define NCCL_NET_MAX_REQUESTS_V6 8
 #define NCCL_NET_MAX_REQUESTS 32
-/* Physical devices in a virtual one. */
+/* Maximum number of physical devices in a virtual device. */
 #define NCCL_NET_MAX_DEVS_PER_NIC_V9 4
 #define NCCL_NET_MAX_DEVS_PER_NIC_V12 8
-/* Upper bound of maxP2pBytes and maxCollBytes (v9 and later); 0 is refused too. */
+/* Upper bound in bytes of maxP2pBytes and maxCollBytes (v9 and later). NCCL rejects 0 too. */
 #define NCCL_MAX_NET_SIZE_BYTES (1LL << 40)
-/* *request on entry to irecv: the caller does not need the completion to know of the data (v9 and later). */
+/* *request on entry to irecv if NCCL does not need the completion (v9 and later). */
 #define NCCL_NET_OPTIONAL_RECV_COMPLETION 0x1
-/* Reserved (v11 and later); no release sends it. */
+/* Reserved (v11 and later); no release up to 2.32 uses it. */
 #define NCCL_NET_MULTI_REQUEST 0x2
 
 #define NCCL_NET_TRAFFIC_CLASS_UNDEF (-1)
 #define NCCL_NET_ATTR_UNDEF (-1)
 #define NCCL_NET_ID_UNDEF (-1)
 
-/* The profiler's callback (v10 and later). A start reads through pHandle, which must not be NULL then, and may leave
- * *eHandle as it was; a stop uses whatever *eHandle holds. */
+/* The profiler callback (v10 and later). A start reads through pHandle, which must not be NULL, and
+ * may leave *eHandle unchanged. A stop uses *eHandle unchecked. */
 typedef ncclResult_t (*ncclProfilerCallback_t)(void** eHandle, int type, void* pHandle, int64_t pluginId,
                                                void* extData);
 
-/* The callback's type. NCCL 2.26 takes everything but a start for a stop. */
+/* type in the callback. NCCL 2.26 treats every type but a start as a stop. */
 #define ncclProfilerNetEventStart 0
 #define ncclProfilerNetEventStop 1
 #define ncclProfilerNetEventUpdate 2
 #define ncclProfilerNetEventUpdateAndStop 3
 
-/* The callback's pluginId: what extData is, and which version of it. */
+/* pluginId in the callback: the kind and the version of extData. */
 #define NCCL_PROFILER_NET_VER_BITS 16
 #define NCCL_PROFILER_NET_TYPE_IB (1LL << NCCL_PROFILER_NET_VER_BITS)
 #define NCCL_PROFILER_NET_TYPE_SOCK (2LL << NCCL_PROFILER_NET_VER_BITS)
 #define NCCL_PROFILER_NET_IB_VER 1
 #define NCCL_PROFILER_NET_SOCKET_VER 1
 
-/* type of an InfiniBand descriptor: one work request of one queue pair. */
+/* type in an InfiniBand descriptor of one work request on a queue pair. */
 #define ncclProfileQp 1
 
 typedef struct {
@@ -92,10 +92,10 @@ typedef struct {
   uint64_t wr_id;
   int opcode; /* enum ibv_wr_opcode */
   int qpNum;
-  size_t length; /* bytes */
+  size_t length; /* in bytes */
 } ncclProfilerNetIbQpDescr_v1_t;
 
-/* extData of an event whose pluginId is InfiniBand, version 1. */
+/* Event descriptor (extData) for the pluginId of InfiniBand, version 1. */
 typedef struct {
   uint8_t type; /* ncclProfileQp */
   ncclProfilerNetIbQpDescr_v1_t qp;

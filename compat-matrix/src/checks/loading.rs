@@ -1,6 +1,6 @@
 //! Which table a release takes, and what it reads through it.
 
-use super::{Bench, OURS, all_ours, versions};
+use super::{Bench, OURS, all_given, all_ours, versions};
 use crate::{
     failure::{Failure, Result},
     matrix::Release,
@@ -37,7 +37,12 @@ pub(super) fn table(bench: &Bench<'_>) -> Result<String> {
 
 /// Whether the core took the newest table that it knows, and calls that one and no wrapper.
 pub(crate) fn in_place(release: &Release, account: &Account) -> Result<String> {
-    all_ours(account)?;
+    in_place_of(release, account, OURS)
+}
+
+/// Like [`in_place`], for a plugin of any name.
+pub(crate) fn in_place_of(release: &Release, account: &Account, name: &str) -> Result<String> {
+    all_given(account, name)?;
     let tables = account.tables();
     let Some((version, address)) = tables.iter().find(|(_, address)| *address != 0) else {
         return Err(Failure::wrong("found no table of the plugin"));

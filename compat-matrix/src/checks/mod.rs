@@ -111,11 +111,16 @@ impl<'a> Bench<'a> {
 
 /// Whether every communicator was given this plugin.
 fn all_ours(account: &Account) -> Result<()> {
+    all_given(account, OURS)
+}
+
+/// Whether every communicator was given the plugin of this name.
+fn all_given(account: &Account, name: &str) -> Result<()> {
     for (index, (called, net)) in account.opened().into_iter().enumerate() {
         if let Some((function, code)) = called.iter().find(|(_, code)| *code != 0) {
             return Err(Failure::wrong(format!("communicator {index}: {function} returned {code}")));
         }
-        if net != Some(OURS) {
+        if net != Some(name) {
             return Err(Failure::wrong(format!(
                 "communicator {index} was given {}",
                 net.unwrap_or("nothing")

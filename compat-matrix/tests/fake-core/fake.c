@@ -3,6 +3,7 @@
  * what is wrong with a core. FAULT says which one thing is.
  */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -75,7 +76,11 @@ ncclResult_t envConfigOverride(struct ncclComm* comm) {
 ncclResult_t pluginInit(void) __asm__("_Z17ncclNetPluginInitv");
 ncclResult_t pluginInit(void) {
   static const char* const symbols[] = {"ncclNetPlugin_v6", "ncclNetPlugin_v5", "ncclNetPlugin_v4"};
-  void* library = dlopen("libnccl-net-mpib.so", RTLD_NOW | RTLD_LOCAL);
+  const char* name = getenv("NCCL_NET_PLUGIN");
+  char file[64];
+  if (name == NULL) return ncclSuccess;
+  snprintf(file, sizeof(file), "libnccl-net-%s.so", name);
+  void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) return ncclSuccess;
   for (int i = 0; i < 3 && found == NULL; i++) {
     found = dlsym(library, symbols[FAULT == ORDER ? 2 - i : i]);

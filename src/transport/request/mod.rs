@@ -108,7 +108,7 @@ impl Request {
             Found::Done(count) => count,
         };
         for message in 0..count {
-            sizes.tell(message, self.cell.size(message)).map_err(|_| too_large(self.index))?;
+            sizes.set(message, self.cell.size(message)).map_err(|_| too_large(self.index))?;
         }
         self.cell.free();
         Ok(true)

@@ -1,15 +1,15 @@
-//! listen, connect, accept and the end of each.
+//! listen, connect, accept, closeSend, closeRecv, closeListen.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
 use super::{ContextOf, Out, device};
 use crate::guard::Outcome;
-use crate::handle::{self, Held};
+use crate::handle::{self, HandleType};
 use crate::tagged::Kind;
 use crate::{HandleBuf, NetPlugin, Refusal};
 
-/// A listening end, as C holds it.
+/// A listening comm, as C holds it.
 #[repr(transparent)]
 struct Listener<P: NetPlugin>(P::Listen);
 /// A sending comm, as C holds it.
@@ -19,21 +19,21 @@ pub(super) struct Sender<P: NetPlugin>(pub(super) P::Send);
 #[repr(transparent)]
 pub(super) struct Receiver<P: NetPlugin>(pub(super) P::Recv);
 
-impl<P: NetPlugin> Held for Listener<P> {
+impl<P: NetPlugin> HandleType for Listener<P> {
     const KIND: Kind = Kind::Listen;
 }
-impl<P: NetPlugin> Held for Sender<P> {
+impl<P: NetPlugin> HandleType for Sender<P> {
     const KIND: Kind = Kind::Send;
 }
-impl<P: NetPlugin> Held for Receiver<P> {
+impl<P: NetPlugin> HandleType for Receiver<P> {
     const KIND: Kind = Kind::Recv;
 }
 
 /// # Safety
-/// `handle` is NULL or leads to the bytes of a handle that nobody else uses during `'a`.
+/// `handle` is NULL, or points to the bytes of a handle that no other thread uses during `'a`.
 unsafe fn handle_buf<'a>(handle: *mut c_void) -> Result<&'a mut HandleBuf, Refusal> {
     let handle = NonNull::new(handle).ok_or(Refusal::Null("handle"))?;
-    // SAFETY: not NULL, and the caller's promise; bytes need no alignment.
+    // SAFETY: not NULL, and valid as the caller promises. Bytes need no alignment.
     Ok(unsafe { handle.cast::<HandleBuf>().as_mut() })
 }
 
@@ -47,12 +47,12 @@ pub(crate) unsafe fn listen<P: NetPlugin>(
     let listen_comm = unsafe { Out::null("listenComm", listen_comm) }?;
     // SAFETY: NULL, or NCCL's buffer for the handle.
     let handle = unsafe { handle_buf(handle) }?;
-    // What the implementation leaves out must not be what lay in NCCL's memory: the peer gets all of it.
+    // The peer receives the whole buffer, so no byte of NCCL's memory may remain in it.
     handle.fill(0);
     // SAFETY: the context is not finalized meanwhile.
     let (context, _) = unsafe { ctx.find::<P>() }?;
     let listener = P::listen(context, device(dev)?, handle)?;
-    listen_comm.put(handle::give::<P, _>(Listener::<P>(listener)));
+    listen_comm.put(handle::into_raw::<P, _>(Listener::<P>(listener)));
     Ok(())
 }
 
@@ -69,7 +69,7 @@ pub(crate) unsafe fn connect<P: NetPlugin>(
     // SAFETY: the context is not finalized meanwhile.
     let (context, config) = unsafe { ctx.find::<P>() }?;
     if let Some(sender) = P::connect(context, device(dev)?, &config, handle)? {
-        send_comm.put(handle::give::<P, _>(Sender::<P>(sender)));
+        send_comm.put(handle::into_raw::<P, _>(Sender::<P>(sender)));
     }
     Ok(())
 }
@@ -80,28 +80,28 @@ pub(crate) unsafe fn accept<P: NetPlugin>(listen_comm: *mut c_void, recv_comm: *
     // SAFETY: the listener is not closed meanwhile.
     let listener = unsafe { handle::borrow::<P, Listener<P>>("listenComm", listen_comm) }?;
     if let Some(receiver) = P::accept(&listener.0)? {
-        recv_comm.put(handle::give::<P, _>(Receiver::<P>(receiver)));
+        recv_comm.put(handle::into_raw::<P, _>(Receiver::<P>(receiver)));
     }
     Ok(())
 }
 
-/// Whatever the implementation answers to a close, the handle is gone.
+/// Closes the handle even if the implementation fails.
 pub(crate) unsafe fn close_send<P: NetPlugin>(comm: *mut c_void) -> Outcome {
     // SAFETY: no other call uses the comm.
-    P::close_send(unsafe { handle::take::<P, Sender<P>>("sendComm", comm) }?.0)?;
+    P::close_send(unsafe { handle::from_raw::<P, Sender<P>>("sendComm", comm) }?.0)?;
     Ok(())
 }
 
-/// As [`close_send`].
+/// Like [`close_send`].
 pub(crate) unsafe fn close_recv<P: NetPlugin>(comm: *mut c_void) -> Outcome {
     // SAFETY: no other call uses the comm.
-    P::close_recv(unsafe { handle::take::<P, Receiver<P>>("recvComm", comm) }?.0)?;
+    P::close_recv(unsafe { handle::from_raw::<P, Receiver<P>>("recvComm", comm) }?.0)?;
     Ok(())
 }
 
-/// As [`close_send`].
+/// Like [`close_send`].
 pub(crate) unsafe fn close_listen<P: NetPlugin>(comm: *mut c_void) -> Outcome {
     // SAFETY: no other call uses the listener.
-    P::close_listen(unsafe { handle::take::<P, Listener<P>>("listenComm", comm) }?.0)?;
+    P::close_listen(unsafe { handle::from_raw::<P, Listener<P>>("listenComm", comm) }?.0)?;
     Ok(())
 }

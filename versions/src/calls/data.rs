@@ -1,4 +1,4 @@
-//! isend, irecv, iflush, test: the data path. Nothing here allocates or locks.
+//! isend, irecv, iflush, test: the data path, which neither allocates nor locks.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -14,20 +14,20 @@ use crate::handle;
 use crate::tagged::{Kind, Tagged};
 use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal, Sizes};
 
-/// Bytes of a message: as many as `test` can tell.
+/// Checks the size of a message in bytes: `test` must be able to report it.
 #[inline]
-fn message<S: Length>(size: S) -> Result<usize, Refusal> {
+fn message_size<S: Length>(size: S) -> Result<usize, Refusal> {
     let bytes = size.bytes()?;
     if bytes > c_int::MAX as usize { Err(Refusal::TooLarge(bytes)) } else { Ok(bytes) }
 }
 
-/// Receives in a group.
+/// Checks the number of receives in a group.
 #[inline]
-fn group(n: c_int) -> Result<usize, Refusal> {
+fn group_size(n: c_int) -> Result<usize, Refusal> {
     if n >= 1 && n <= MAX_RECVS as c_int { Ok(n as usize) } else { Err(Refusal::Group(n)) }
 }
 
-/// A request as C holds it.
+/// Returns the address of a request, which C holds.
 #[inline]
 fn raw<T>(request: &Tagged<T>) -> *mut c_void {
     ptr::from_ref(request).cast_mut().cast()
@@ -40,42 +40,42 @@ unsafe fn registration<'a, P: NetPlugin>(mhandle: *mut c_void) -> Result<Option<
     if mhandle.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
-    let mr: &Registration<P> = unsafe { handle::tagged(Kind::Mr, "mhandle", mhandle) }?;
+    // SAFETY: not closed meanwhile, as the caller promises.
+    let mr: &Registration<P> = unsafe { handle::borrow_tagged(Kind::Mr, "mhandle", mhandle) }?;
     Ok(Some(&mr.0))
 }
 
-/// An array that NCCL gives with a call.
+/// An array argument.
 struct Array<T>(*const T);
 
 impl<T: Copy> Array<T> {
     /// # Safety
-    /// `place` is NULL or leads to as many entries as are read, while this value lives.
+    /// While this value lives, `place` is NULL or has as many entries as are read.
     #[inline]
     unsafe fn new(what: &'static str, place: *const T) -> Result<Self, Refusal> {
         if place.is_null() { Err(Refusal::Null(what)) } else { Ok(Self(place)) }
     }
 
     /// # Safety
-    /// There are more than `i` entries.
+    /// The array has more than `i` entries.
     #[inline]
     unsafe fn at(&self, i: usize) -> T {
-        // SAFETY: the caller's promise, and that of `new`.
+        // SAFETY: entry `i` exists, as promised to this function and to `new`.
         unsafe { *self.0.add(i) }
     }
 }
 
 impl Array<*mut c_void> {
-    /// An array of pointers that NCCL may leave out as a whole: all NULL then.
+    /// Returns entry `i` of an optional array of pointers: NULL if there is no array.
     ///
     /// # Safety
-    /// `place` is NULL or leads to more than `i` entries.
+    /// `place` is NULL or has more than `i` entries.
     #[inline]
     unsafe fn pointer(place: *const *mut c_void, i: usize) -> *mut c_void {
         if place.is_null() {
             return ptr::null_mut();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: entry `i` exists, as the caller promises.
         unsafe { *place.add(i) }
     }
 }
@@ -93,10 +93,10 @@ pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
     // SAFETY: NULL or writable.
     let request = unsafe { Out::null("request", request) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Sender<P> = unsafe { handle::tagged(Kind::Send, "sendComm", comm) }?;
+    let comm: &Sender<P> = unsafe { handle::borrow_tagged(Kind::Send, "sendComm", comm) }?;
     // SAFETY: the registration is not closed meanwhile.
     let mr = unsafe { registration::<P>(mhandle) }?;
-    let buffer = buffer(data, message(size)?)?;
+    let buffer = buffer(data, message_size(size)?)?;
     if let Some(posted) = P::isend(&comm.0, buffer, tag, mr, ProfilerHandle::new(phandle))? {
         request.put(raw(posted));
     }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
 }
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the interface's")]
+#[expect(clippy::too_many_arguments, reason = "the arguments of irecv")]
 pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     comm: *mut c_void,
     n: c_int,
@@ -115,21 +115,22 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     phandles: *const *mut c_void,
     request: *mut *mut c_void,
 ) -> Outcome {
-    // SAFETY: NULL or writable, and readable where the version gives `*request` a meaning.
-    let (request, entry) = unsafe { Out::nulled("request", request, S::RECV_HINT) }?;
+    // SAFETY: NULL or writable, and readable if the version defines `*request` on entry.
+    let (request, hint) = unsafe { Out::null_with_hint("request", request, S::RECV_HINT) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Receiver<P> = unsafe { handle::tagged(Kind::Recv, "recvComm", comm) }?;
-    let n = group(n)?;
-    // SAFETY: NULL or `n` entries, all three.
+    let comm: &Receiver<P> = unsafe { handle::borrow_tagged(Kind::Recv, "recvComm", comm) }?;
+    let n = group_size(n)?;
+    // SAFETY: each is NULL or has `n` entries.
     let (data, sizes, tags) =
         unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?, Array::new("tags", tags)?) };
 
     let mut buffers = [const { MaybeUninit::<RecvBuffer<'_, P>>::uninit() }; MAX_RECVS];
     for (i, slot) in buffers.iter_mut().enumerate().take(n) {
-        // SAFETY: `i` is below `n`, which is the length of each array, and registrations are not closed meanwhile.
+        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed
+        // meanwhile.
         let one = unsafe {
             RecvBuffer {
-                buffer: buffer(data.at(i), message(sizes.at(i))?)?,
+                buffer: buffer(data.at(i), message_size(sizes.at(i))?)?,
                 tag: tags.at(i),
                 mr: registration::<P>(Array::pointer(mhandles, i))?,
                 profiler: ProfilerHandle::new(Array::pointer(phandles, i)),
@@ -137,10 +138,10 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
         };
         slot.write(one);
     }
-    // SAFETY: the first `n` were written above.
+    // SAFETY: the loop wrote the first `n` entries.
     let buffers = unsafe { slice::from_raw_parts(buffers.as_ptr().cast::<RecvBuffer<'_, P>>(), n) };
 
-    let optional = entry == abi::NCCL_NET_OPTIONAL_RECV_COMPLETION;
+    let optional = hint == abi::NCCL_NET_OPTIONAL_RECV_COMPLETION;
     if let Some(posted) = P::irecv(&comm.0, buffers, optional)? {
         request.put(raw(posted));
     }
@@ -159,14 +160,15 @@ pub(crate) unsafe fn iflush<P: NetPlugin>(
     // SAFETY: NULL or writable.
     let request = unsafe { Out::null("request", request) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Receiver<P> = unsafe { handle::tagged(Kind::Recv, "recvComm", comm) }?;
-    let n = group(n)?;
-    // SAFETY: NULL or `n` entries, both.
+    let comm: &Receiver<P> = unsafe { handle::borrow_tagged(Kind::Recv, "recvComm", comm) }?;
+    let n = group_size(n)?;
+    // SAFETY: each is NULL or has `n` entries.
     let (data, sizes) = unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?) };
 
     let mut buffers = [(Buffer { addr: 0, len: 0 }, None); MAX_RECVS];
     for (i, slot) in buffers.iter_mut().enumerate().take(n) {
-        // SAFETY: `i` is below `n`, which is the length of each array, and registrations are not closed meanwhile.
+        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed
+        // meanwhile.
         *slot = unsafe {
             (buffer(data.at(i), sizes.at(i).bytes()?)?, registration::<P>(Array::pointer(mhandles, i))?)
         };
@@ -185,9 +187,9 @@ pub(crate) unsafe fn test<P: NetPlugin>(
 ) -> Outcome {
     // SAFETY: NULL or writable.
     let done = unsafe { Out::holding("done", done, 0) }?;
-    // SAFETY: a request lives as long as its comm, which is not closed meanwhile.
-    let request: &P::Request = unsafe { handle::tagged(Kind::Request, "request", request) }?;
-    // SAFETY: NULL, or NCCL has room for one size per receive of the group.
+    // SAFETY: a request lives as long as its comm, and the comm is not closed meanwhile.
+    let request: &P::Request = unsafe { handle::borrow_tagged(Kind::Request, "request", request) }?;
+    // SAFETY: NULL, or room for one size per receive of the group.
     let mut sizes = unsafe { Sizes::new(sizes) };
     if P::test(request, &mut sizes)? {
         done.put(1);

@@ -7,7 +7,7 @@ use nccl_net_abi as abi;
 use super::connection::{Receiver, Sender};
 use super::{Length, Out, buffer};
 use crate::guard::Outcome;
-use crate::handle::{self, Held};
+use crate::handle::{self, HandleType};
 use crate::tagged::Kind;
 use crate::{Buffer, DmaBuf, MemKind, NetPlugin, Refusal};
 
@@ -15,7 +15,7 @@ use crate::{Buffer, DmaBuf, MemKind, NetPlugin, Refusal};
 #[repr(transparent)]
 pub(super) struct Registration<P: NetPlugin>(pub(super) P::Mr);
 
-impl<P: NetPlugin> Held for Registration<P> {
+impl<P: NetPlugin> HandleType for Registration<P> {
     const KIND: Kind = Kind::Mr;
 }
 
@@ -69,21 +69,21 @@ unsafe fn register<P: NetPlugin>(
     };
     let mr = match comm_kind::<P>(comm)? {
         CommKind::Send => {
-            // SAFETY: the caller's promise.
+            // SAFETY: not closed meanwhile, as the caller promises.
             let comm = unsafe { handle::borrow::<P, Sender<P>>("comm", comm) }?;
             P::reg_mr_send(&comm.0, buffer, mem, dmabuf)?
         }
         CommKind::Recv => {
-            // SAFETY: the caller's promise.
+            // SAFETY: not closed meanwhile, as the caller promises.
             let comm = unsafe { handle::borrow::<P, Receiver<P>>("comm", comm) }?;
             P::reg_mr_recv(&comm.0, buffer, mem, dmabuf)?
         }
     };
-    mhandle.put(handle::give::<P, _>(Registration::<P>(mr)));
+    mhandle.put(handle::into_raw::<P, _>(Registration::<P>(mr)));
     Ok(())
 }
 
-/// Which of the two a comm is.
+/// The kind of a comm.
 enum CommKind {
     Send,
     Recv,
@@ -100,10 +100,10 @@ fn comm_kind<P: NetPlugin>(comm: *mut c_void) -> Result<CommKind, Refusal> {
     }
 }
 
-/// The comm need not be the one that registered: a global registration serves all comms of a device.
+/// Accepts any comm: a global registration serves all comms of a device.
 pub(crate) unsafe fn dereg_mr<P: NetPlugin>(comm: *mut c_void, mhandle: *mut c_void) -> Outcome {
     comm_kind::<P>(comm)?;
     // SAFETY: no other call uses the registration.
-    P::dereg_mr(unsafe { handle::take::<P, Registration<P>>("mhandle", mhandle) }?.0)?;
+    P::dereg_mr(unsafe { handle::from_raw::<P, Registration<P>>("mhandle", mhandle) }?.0)?;
     Ok(())
 }

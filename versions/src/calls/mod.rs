@@ -1,10 +1,11 @@
-//! Each call of the interface once, in the widest form any version has. The thunks of a version fill in what
-//! that version lacks.
+//! Each call of the interface once, with the arguments of the newest version. The thunks of a
+//! version supply the arguments that the version lacks.
 //!
-//! All of these are unsafe for one reason, and NCCL is trusted for it: a pointer argument is NULL or leads where
-//! the header says, arrays have `n` entries, and a handle is not closed while another call uses it. NULL, wrong
-//! handles, counts and sizes are checked here. Results are written in every case: first to NULL or 0, then to
-//! what the call gives.
+//! # Safety
+//! All calls rely on the same promises of NCCL: a pointer argument is NULL or points to the memory
+//! that the header describes, arrays have `n` entries, and no handle is closed while another call
+//! uses it. The calls check NULL, handles, counts and sizes. They write every result: first NULL or
+//! 0, then the value on success.
 
 mod connection;
 mod data;
@@ -25,24 +26,24 @@ use nccl_net_abi as abi;
 
 use crate::{Buffer, CommConfig, NetPlugin, Refusal, handle, state};
 
-/// Where a result goes.
+/// The place of a result.
 struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
     /// # Safety
-    /// `place` is NULL, or writable while this value lives.
+    /// While this value lives, `place` is NULL or writable.
     #[inline]
     unsafe fn new(what: &'static str, place: *mut T) -> Result<Self, Refusal> {
         NonNull::new(place).map(Self).ok_or(Refusal::Null(what))
     }
 
-    /// As [`Out::new`], and holds `first` from now on.
+    /// Like [`Out::new`], and writes `first`.
     ///
     /// # Safety
-    /// As [`Out::new`].
+    /// As for [`Out::new`].
     #[inline]
     unsafe fn holding(what: &'static str, place: *mut T, first: T) -> Result<Self, Refusal> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let out = unsafe { Self::new(what, place) }?;
         out.put(first);
         Ok(out)
@@ -50,47 +51,48 @@ impl<T> Out<T> {
 
     #[inline]
     fn put(&self, value: T) {
-        // SAFETY: writable while this value lives, as promised to `new`.
+        // SAFETY: writable, as promised to `new`.
         unsafe { self.0.write(value) }
     }
 }
 
 impl Out<*mut c_void> {
-    /// As [`Out::holding`] NULL.
+    /// Like [`Out::new`], and writes NULL.
     ///
     /// # Safety
-    /// As [`Out::new`].
+    /// As for [`Out::new`].
     #[inline]
     unsafe fn null(what: &'static str, place: *mut *mut c_void) -> Result<Self, Refusal> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { Self::holding(what, place, ptr::null_mut()) }
     }
 
-    /// As [`Out::null`], with the address that stood there, where that is `told`.
+    /// Like [`Out::null`], and returns the address that the place held on entry, or 0 without
+    /// `has_hint`.
     ///
     /// # Safety
-    /// As [`Out::new`], and readable where `told`.
+    /// As for [`Out::new`], and readable if `has_hint`.
     #[inline]
-    unsafe fn nulled(
+    unsafe fn null_with_hint(
         what: &'static str,
         place: *mut *mut c_void,
-        told: bool,
+        has_hint: bool,
     ) -> Result<(Self, usize), Refusal> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let out = unsafe { Self::new(what, place) }?;
-        // SAFETY: the caller's promise.
-        let entry = if told { unsafe { out.0.read() }.addr() } else { 0 };
+        // SAFETY: as the caller promises.
+        let hint = if has_hint { unsafe { out.0.read() }.addr() } else { 0 };
         out.put(ptr::null_mut());
-        Ok((out, entry))
+        Ok((out, hint))
     }
 }
 
-/// A size as a version gives it. v9 widened messages to `size_t` and brought the hint in irecv's `*request`.
+/// A size argument. v9 widened message sizes to `size_t` and added the hint in `*request` of irecv.
 pub(crate) trait Length: Copy {
-    /// Whether `*request` means something on entry to an `irecv` with sizes of this type.
+    /// Whether an `irecv` with sizes of this type defines `*request` on entry.
     const RECV_HINT: bool;
 
-    /// Bytes.
+    /// Returns the size in bytes.
     fn bytes(self) -> Result<usize, Refusal>;
 }
 
@@ -112,12 +114,12 @@ impl Length for usize {
     }
 }
 
-/// A device index.
+/// Checks a device index.
 fn device(dev: c_int) -> Result<usize, Refusal> {
     usize::try_from(dev).map_err(|_| Refusal::Negative { what: "dev", value: dev })
 }
 
-/// Memory of NCCL's. Zero bytes may lie nowhere.
+/// Checks a buffer of NCCL's. An empty one may have the address NULL.
 #[inline]
 fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, Refusal> {
     if data.is_null() && len > 0 {
@@ -126,18 +128,18 @@ fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, Refusal> {
     Ok(Buffer { addr: data.expose_provenance(), len })
 }
 
-/// A context as C holds it (v11 and later): with the settings that its connections take.
+/// A context as C holds it (v11 and later), with the settings of its connections.
 pub(crate) struct CommContext<P: NetPlugin> {
     context: P::Context,
     config: CommConfig,
 }
 
-/// Where `listen` and `connect` have their context from.
+/// The source of the context in `listen` and `connect`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ContextOf {
-    /// From the one init of the process, with the settings of this connection (v6 to v10).
+    /// The context of the process, and the settings of this connection (v6 to v10).
     Process(CommConfig),
-    /// From the caller (v11 and later).
+    /// The context that the caller passes (v11 and later).
     Caller(*mut c_void),
 }
 
@@ -150,7 +152,7 @@ impl ContextOf {
                 state::context::<P>().map(|context| (context, config)).ok_or(Refusal::NoContext)
             }
             Self::Caller(ctx) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: as the caller promises.
                 let held = unsafe { handle::borrow::<P, CommContext<P>>("ctx", ctx) }?;
                 Ok((&held.context, held.config))
             }
@@ -158,12 +160,13 @@ impl ContextOf {
     }
 }
 
-/// Copies a communicator's settings; NCCL gives NULL where it has none, and keeps them on its stack.
+/// Copies the settings of a communicator. NCCL passes NULL without settings, else a pointer into
+/// its stack.
 ///
 /// # Safety
 /// `config` is NULL or readable.
 pub(crate) unsafe fn comm_config(config: *const abi::v10::CommConfig) -> CommConfig {
-    // SAFETY: the caller's promise.
+    // SAFETY: NULL or readable, as the caller promises.
     let class = unsafe { config.as_ref() }.map(|c| c.trafficClass);
     CommConfig { traffic_class: class.filter(|&class| class != abi::NCCL_NET_TRAFFIC_CLASS_UNDEF) }
 }

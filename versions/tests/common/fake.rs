@@ -1,4 +1,4 @@
-//! A plugin without a network: it writes down what it is asked and answers what a test told it to.
+//! A plugin without a network. It records its calls and returns what a test requested.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
@@ -7,16 +7,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nccl_net_versions::*;
 
-/// How a call ends that does not end as usual.
+/// An unusual result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Fail(Failure),
     Panic,
-    /// `connect`, `accept`, `isend`, `irecv`, `iflush`, `test` answer that it is too early.
+    /// `connect`, `accept`, `isend`, `irecv`, `iflush` and `test` return "call again".
     NotNow,
 }
 
-/// What happened to one fake, and what it is to do.
+/// The calls of one fake, and the results that a test requested.
 #[derive(Debug)]
 pub struct Record {
     calls: Mutex<Vec<String>>,
@@ -25,12 +25,12 @@ pub struct Record {
     pub properties: Mutex<Properties>,
     pub sizes: Mutex<Vec<usize>>,
     pub init: Mutex<Option<Init>>,
-    /// Loggers that came with an `init`.
+    /// Number of loggers received.
     pub loggers: AtomicU32,
     pub profiler: Mutex<ProfilerHandle>,
     pub refusals: Mutex<Vec<(&'static str, Refusal)>>,
     pub panics: Mutex<Vec<&'static str>>,
-    /// Contexts to finalize when a test is through.
+    /// Contexts to finalize at the end of a test.
     pub contexts: Mutex<Vec<AtomicPtr<c_void>>>,
 }
 
@@ -38,7 +38,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The record of the fake `id`.
+/// Returns the record of the fake `id`.
 pub fn record(id: u32) -> &'static Record {
     static RECORDS: Mutex<BTreeMap<u32, &'static Record>> = Mutex::new(BTreeMap::new());
     lock(&RECORDS).entry(id).or_insert_with(|| {
@@ -58,7 +58,7 @@ pub fn record(id: u32) -> &'static Record {
     })
 }
 
-/// Every field has a value of its own, none of them 0.
+/// Returns properties in which every field has a different value, none of them 0.
 pub fn properties() -> Properties {
     Properties {
         name: c"fake0",
@@ -84,32 +84,32 @@ pub fn properties() -> Properties {
 }
 
 impl Record {
-    /// Calls so far.
+    /// Returns all calls.
     pub fn calls(&self) -> Vec<String> {
         lock(&self.calls).clone()
     }
 
-    /// Calls that begin with `name` and a space.
+    /// Returns the calls whose first word is `name`.
     pub fn calls_of(&self, name: &str) -> Vec<String> {
         self.calls().into_iter().filter(|c| c.split(' ').next() == Some(name)).collect()
     }
 
-    /// What `call` is to do from now on.
+    /// Sets the result of `call` from now on.
     pub fn act(&self, call: &'static str, act: Act) {
         lock(&self.acts).insert(call, act);
     }
 
-    /// `call` does as usual again.
+    /// Restores the usual result of `call`.
     pub fn normal(&self, call: &'static str) {
         lock(&self.acts).remove(call);
     }
 
-    /// The last refusal, with the call.
+    /// Returns the last refusal with its call.
     pub fn refusal(&self) -> Option<(&'static str, Refusal)> {
         lock(&self.refusals).last().copied()
     }
 
-    /// Writes down a call and gives its number; `false` with it where it is too early.
+    /// Records a call and returns its number, with `false` for "call again".
     fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.calls).push(format!("{call} {args}"));
@@ -118,29 +118,29 @@ impl Record {
             None => Ok((number, true)),
             Some(Act::NotNow) => Ok((number, false)),
             Some(Act::Fail(failure)) => Err(failure),
-            Some(Act::Panic) => panic!("told to"),
+            Some(Act::Panic) => panic!("requested by the test"),
         }
     }
 }
 
-/// The plugin. `FULL` says whether it has what is optional.
+/// The plugin, with its optional slots if `FULL`.
 #[derive(Debug)]
 pub struct Fake<const ID: u32, const FULL: bool = true>;
 
-/// Whatever is handed out carries the number of the call that made it.
+/// The type of every handle: the number of the call that created it.
 #[derive(Debug)]
 pub struct Thing(pub u32);
 
-/// A comm with a pool of one request.
+/// A comm and its requests.
 #[derive(Debug)]
 pub struct Comm {
     number: u32,
-    request: Box<Tagged<Thing>>,
+    requests: RequestPool<Thing>,
 }
 
 impl Comm {
     fn new(number: u32) -> Self {
-        Self { number, request: Box::new(Tagged::new(Thing(number))) }
+        Self { number, requests: RequestPool::new(64, |_| Thing(number)) }
     }
 }
 
@@ -152,22 +152,23 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
     const NAME: &'static CStr = c"Fake";
     const VDEVICES: bool = FULL;
     const DMABUF: bool = FULL;
+    const NET_ATTR: bool = FULL;
 
     type Context = Thing;
     type Listen = Thing;
     type Send = Comm;
     type Recv = Comm;
     type Mr = Thing;
-    type Request = Thing;
+    type Request = Pooled<Thing>;
 
-    fn panicked(call: &'static str) {
+    fn on_panic(call: &'static str) {
         lock(&record(ID).panics).push(call);
-        if lock(&record(ID).acts).contains_key("panicked") {
-            panic!("once more");
+        if lock(&record(ID).acts).contains_key("on_panic") {
+            panic!("requested by the test");
         }
     }
 
-    fn refused(call: &'static str, why: &Refusal) {
+    fn on_refused(call: &'static str, why: &Refusal) {
         lock(&record(ID).refusals).push((call, *why));
     }
 
@@ -216,7 +217,7 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
         config: &CommConfig,
         handle: &mut HandleBuf,
     ) -> Result<Option<Comm>, Failure> {
-        // State between polls lives in the handle.
+        // The handle keeps the state between polls.
         handle[127] += 1;
         let class = config.traffic_class;
         let args =
@@ -260,7 +261,7 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
         tag: c_int,
         m: Option<&Thing>,
         profiler: ProfilerHandle,
-    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+    ) -> Result<Option<&'a Tagged<Pooled<Thing>>>, Failure> {
         *lock(&record(ID).profiler) = profiler;
         let args = format!(
             "comm={} addr={} len={} tag={tag} mr={} profiled={}",
@@ -270,14 +271,14 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
             mr(m),
             !profiler.is_none()
         );
-        Ok(record(ID).enter("isend", args)?.1.then_some(&*comm.request))
+        Ok(record(ID).enter("isend", args)?.1.then(|| comm.requests.acquire()).flatten())
     }
 
     fn irecv<'a>(
         comm: &'a Comm,
         buffers: &[RecvBuffer<'_, Self>],
         optional_completion: bool,
-    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+    ) -> Result<Option<&'a Tagged<Pooled<Thing>>>, Failure> {
         let parts: Vec<String> = buffers
             .iter()
             .map(|b| {
@@ -286,24 +287,25 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
             })
             .collect();
         let args = format!("comm={} optional={optional_completion} [{}]", comm.number, parts.join("; "));
-        Ok(record(ID).enter("irecv", args)?.1.then_some(&*comm.request))
+        Ok(record(ID).enter("irecv", args)?.1.then(|| comm.requests.acquire()).flatten())
     }
 
     fn iflush<'a>(
         comm: &'a Comm,
         buffers: &[(Buffer, Option<&Thing>)],
-    ) -> Result<Option<&'a Tagged<Thing>>, Failure> {
+    ) -> Result<Option<&'a Tagged<Pooled<Thing>>>, Failure> {
         let parts: Vec<String> =
             buffers.iter().map(|(b, m)| format!("{}+{} mr={}", b.addr, b.len, mr(*m))).collect();
         let args = format!("comm={} [{}]", comm.number, parts.join("; "));
-        Ok(record(ID).enter("iflush", args)?.1.then_some(&*comm.request))
+        Ok(record(ID).enter("iflush", args)?.1.then(|| comm.requests.acquire()).flatten())
     }
 
-    fn test(request: &Thing, sizes: &mut Sizes) -> Result<bool, Failure> {
+    fn test(request: &Pooled<Thing>, sizes: &mut Sizes) -> Result<bool, Failure> {
         let (_, now) = record(ID).enter("test", format!("request={}", request.0))?;
         if now {
-            let told = lock(&record(ID).sizes);
-            told.iter().enumerate().try_for_each(|(i, size)| sizes.tell(i, *size))?;
+            let reported = lock(&record(ID).sizes);
+            reported.iter().enumerate().try_for_each(|(i, size)| sizes.set(i, *size))?;
+            request.release();
         }
         Ok(now)
     }

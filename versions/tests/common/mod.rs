@@ -1,4 +1,4 @@
-//! What the tests share: a plugin that records its calls, and one way to call all seven tables.
+//! Shared by the tests: a plugin that records its calls, and one interface to all seven tables.
 #![allow(dead_code, unreachable_pub, unused_macros, unused_imports, missing_docs)]
 
 pub mod fake;
@@ -10,7 +10,7 @@ pub use fake::{Act, Fake, Record, record};
 pub use net::Net;
 pub use rig::Rig;
 
-/// Makes a test for each version from one body. The body gets a [`Rig`] with a plugin of its own.
+/// Makes a test for each version from one body. Each one receives a [`Rig`] with a separate plugin.
 macro_rules! every_version {
     ($(#[$meta:meta])* fn $name:ident($rig:ident) $body:block) => {
         mod $name {

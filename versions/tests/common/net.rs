@@ -1,4 +1,4 @@
-//! The seven tables behind one set of calls, in the widest form; what a version lacks is left out.
+//! One interface to the seven tables, with the arguments of the newest one.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ pub enum Net {
 }
 use Net::*;
 
-/// The same expression for every version, where the slots have one type but in name.
+/// Expands one expression for every version.
 macro_rules! any {
     ($net:expr, $t:ident => $value:expr) => {
         match $net {
@@ -40,8 +40,8 @@ macro_rules! any {
 /// `slot(arguments)` of a table.
 macro_rules! call {
     ($t:ident.$slot:ident($($arg:expr),*)) => {
-        // SAFETY: a test passes what the header asks for, or what the adapters promise to refuse.
-        unsafe { ($t.$slot.expect("a slot that is never NULL"))($($arg),*) }
+        // SAFETY: the tests pass valid arguments, or arguments that the adapters promise to refuse.
+        unsafe { ($t.$slot.expect("never NULL"))($($arg),*) }
     };
 }
 
@@ -59,7 +59,7 @@ impl Net {
         }
     }
 
-    /// `class`: the settings' traffic class; `None` passes NULL for the settings.
+    /// `class` is the traffic class of the settings; `None` passes NULL for the settings.
     pub fn init(
         &self,
         ctx: *mut Ptr,
@@ -85,7 +85,7 @@ impl Net {
         any!(self, t => call!(t.devices(n)))
     }
 
-    /// Into a struct of the version's own, or NULL; what was written is dropped.
+    /// Reads the properties into a local variable, or into NULL, and drops them.
     pub fn get_properties(&self, dev: c_int, into_null: bool) -> ncclResult_t {
         any!(self, t => {
             let mut props = MaybeUninit::uninit();
@@ -93,7 +93,7 @@ impl Net {
         })
     }
 
-    /// `None` where the version has no `setNetAttr`.
+    /// Returns `None` if the version has no `setNetAttr`.
     pub fn set_net_attr(&self, ctx: Ptr, attr: *mut abi::v11::NetAttr) -> Option<ncclResult_t> {
         match self {
             V11(t) => Some(call!(t.setNetAttr(ctx, attr))),
@@ -102,7 +102,7 @@ impl Net {
         }
     }
 
-    /// Success without a call where the version has no `finalize`.
+    /// Returns success without a call if the version has no `finalize`.
     pub fn finalize(&self, ctx: Ptr) -> ncclResult_t {
         match self {
             V11(t) => call!(t.finalize(ctx)),
@@ -123,7 +123,7 @@ impl Net {
         }
     }
 
-    /// `class` as in [`Net::init`], for v10.
+    /// `class` is that of [`Net::init`], for v10.
     pub fn connect(
         &self,
         ctx: Ptr,
@@ -163,7 +163,7 @@ impl Net {
         }
     }
 
-    /// A size that the version cannot say is cut to its width, as a C caller would.
+    /// Truncates `size` to the width of the version's argument, as a C caller does.
     pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: isize, mem: c_int, mhandle: *mut Ptr) -> ncclResult_t {
         match self {
             V6(t) => call!(t.regMr(comm, data, size as c_int, mem, mhandle)),
@@ -194,7 +194,7 @@ impl Net {
         any!(self, t => call!(t.deregMr(comm, mhandle)))
     }
 
-    /// As [`Net::reg_mr`] for the size.
+    /// Truncates `size` like [`Net::reg_mr`].
     #[allow(clippy::too_many_arguments)]
     pub fn isend(
         &self,
@@ -217,7 +217,7 @@ impl Net {
         }
     }
 
-    /// As [`Net::reg_mr`] for the sizes; `None` passes NULL.
+    /// Truncates `sizes` like [`Net::reg_mr`]; `None` passes NULL.
     #[allow(clippy::too_many_arguments)]
     pub fn irecv(
         &self,
@@ -282,8 +282,8 @@ impl Net {
     }
 }
 
-/// Something else than NULL, to see whether it is overwritten.
+/// A pointer that is not NULL, to see whether it is overwritten.
 pub const STALE: Ptr = ptr::without_provenance_mut(0x5115);
 
-/// An address that nothing reads from.
+/// An address that is never dereferenced.
 pub const DATA: Ptr = ptr::without_provenance_mut(4096);

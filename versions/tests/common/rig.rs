@@ -1,4 +1,4 @@
-//! One version's table of a fake of its own, and what a test needs of it again and again.
+//! One version's table of a separate fake, and calls that many tests need.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
@@ -8,7 +8,7 @@ use nccl_net_versions::abi::{self, ncclSuccess};
 use super::fake::{Fake, Record, lock, record};
 use super::net::{DATA, Net, Ptr, STALE};
 
-/// One version's table of a fake of its own.
+/// One version's table of a separate fake.
 #[derive(Debug, Clone, Copy)]
 pub struct Rig<const ID: u32> {
     pub version: u32,
@@ -21,7 +21,7 @@ impl<const ID: u32> Rig<ID> {
         Self { version, net: Net::of::<Fake<ID>>(version), record: record(ID) }
     }
 
-    /// Runs a test, then finalizes the contexts that [`Rig::init`] made and the test did not: miri tells leaks.
+    /// Runs a test, then finalizes the remaining contexts of [`Rig::init`]: miri reports leaks.
     pub fn run(self, test: impl FnOnce(Self)) {
         test(self);
         for ctx in std::mem::take(&mut *lock(&self.record.contexts)) {
@@ -29,7 +29,7 @@ impl<const ID: u32> Rig<ID> {
         }
     }
 
-    /// A context; NULL, since there is no such argument, before v11.
+    /// Returns a context, or NULL before v11.
     pub fn init(&self) -> Ptr {
         let mut ctx = ptr::null_mut();
         assert_eq!(self.net.init(&raw mut ctx, 7, None, None, None), ncclSuccess);

@@ -1,0 +1,210 @@
+//! The documentation of fields and slots, once for all versions.
+
+/// The meaning of a structure's field. A field without an entry does not compile.
+macro_rules! field_meaning {
+    (name) => {
+        "Name of the device, unique per device: NCCL keys its topology by it. NCCL keeps the \
+         pointer."
+    };
+    (pciPath) => {
+        "sysfs path of the PCI device; NULL for a virtual device. NCCL keeps the pointer."
+    };
+    (guid) => {
+        "Hardware identity of the adapter; equal for all ports of one adapter."
+    };
+    (ptrSupport) => {
+        "Memory that `regMr` accepts: `NCCL_PTR_HOST`, `NCCL_PTR_CUDA` and `NCCL_PTR_DMABUF`, \
+         or-ed."
+    };
+    (regIsGlobal) => {
+        "1 if a registration on one comm serves all comms of the device, else 0."
+    };
+    (forceFlush) => {
+        "1 if NCCL must flush after every receive into GPU memory, else 0."
+    };
+    (speed) => {
+        "Link speed in Mb/s."
+    };
+    (port) => {
+        "Port number, from 1."
+    };
+    (latency) => {
+        "Network latency in microseconds."
+    };
+    (maxComms) => {
+        "Maximum number of comms that the device can create."
+    };
+    (maxRecvs) => {
+        "Maximum number of receives in one `irecv`, at least 1."
+    };
+    (netDeviceType) => {
+        "Kind of device-side networking: `NCCL_NET_DEVICE_HOST` if there is none."
+    };
+    (netDeviceVersion) => {
+        "Version of the device-side interface: `NCCL_NET_DEVICE_INVALID_VERSION` if there is none."
+    };
+    (vProps) => {
+        "Physical devices behind the device; a physical device lists its own index."
+    };
+    (maxP2pBytes) => {
+        "Maximum size of a point-to-point message in bytes, 1 to `NCCL_MAX_NET_SIZE_BYTES`."
+    };
+    (maxCollBytes) => {
+        "Maximum size of a collective message in bytes, 1 to `NCCL_MAX_NET_SIZE_BYTES`."
+    };
+    (maxMultiRequestSize) => {
+        "Reserved for multi-requests; no release up to 2.32 reads it."
+    };
+    (railId) => {
+        "Rail of the device, from 0; `NCCL_NET_ID_UNDEF` if unknown."
+    };
+    (planeId) => {
+        "Network plane of the device, from 0; `NCCL_NET_ID_UNDEF` if unknown."
+    };
+    (ndevs) => {
+        "Number of valid entries in `devs`, from 1 to the length of `devs`."
+    };
+    (devs) => {
+        "Indices of the physical devices, from 0."
+    };
+    (trafficClass) => {
+        "Traffic class of the communicator's packets; `NCCL_NET_TRAFFIC_CLASS_UNDEF` if not set."
+    };
+    (maxConcurrentPeers) => {
+        "Maximum number of peers used at the same time; `NCCL_NET_ATTR_UNDEF` if unknown."
+    };
+    (minConcurrentPeers) => {
+        "Minimum number of peers used at the same time; `NCCL_NET_ATTR_UNDEF` if unknown."
+    };
+    (maxFlowsPerPeer) => {
+        "Maximum number of flows per peer; `NCCL_NET_ATTR_UNDEF` if unknown."
+    };
+    (minFlowsPerPeer) => {
+        "Minimum number of flows per peer; `NCCL_NET_ATTR_UNDEF` if unknown."
+    };
+    (sendCommAttr) => {
+        "Attributes of the sending direction."
+    };
+    (recvCommAttr) => {
+        "Attributes of the receiving direction."
+    };
+    (op) => {
+        "Operations: one bit for each value of `ncclFunc_t`; all ones if unknown."
+    };
+    (algo) => {
+        "Algorithms: one bit for each of NCCL's algorithms; all ones if unknown."
+    };
+    (proto) => {
+        "Protocols: one bit for each of NCCL's protocols; all ones if unknown."
+    };
+    (handle) => {
+        "Device-side state, defined by `netDeviceType` and `netDeviceVersion`."
+    };
+    (size) => {
+        "Size of the memory behind `handle` in bytes."
+    };
+    (needsProxyProgress) => {
+        "1 if NCCL's proxy thread must progress the connection, else 0."
+    };
+    (device) => {
+        "Index of the device, from 0."
+    };
+    (wr_id) => {
+        "Work request id, `wr_id` in verbs."
+    };
+    (opcode) => {
+        "Opcode of the work request, a value of `enum ibv_wr_opcode`."
+    };
+    (qpNum) => {
+        "Number of the queue pair."
+    };
+    (length) => {
+        "Length of the data in bytes."
+    };
+    (type_) => {
+        "Kind of descriptor: `ncclProfileQp`. The field is called `type` in C."
+    };
+    (qp) => {
+        "The work request."
+    };
+}
+
+/// The meaning of a table's slot. A slot without an entry does not compile.
+macro_rules! slot_meaning {
+    (init) => {
+        "Initialises the plugin: once per load of the file up to v10, once per communicator from v11 \
+         on. From v11 on `*ctx` must be written even on failure. `config` is valid during the call."
+    };
+    (devices) => {
+        "Writes the number of devices, virtual devices included. NCCL disables a plugin with none."
+    };
+    (getProperties) => {
+        "Writes the properties of device `dev`. `props` is uninitialised: every field must be \
+         written."
+    };
+    (listen) => {
+        "Creates a listening comm on device `dev` and writes its address into `handle`, \
+         `NCCL_NET_HANDLE_MAXSIZE` bytes that NCCL carries to the peer."
+    };
+    (connect) => {
+        "Connects to a listening comm. Must not block: while `*sendComm` is NULL, NCCL calls it again \
+         with the same `handle` buffer, which may hold the state of the attempt."
+    };
+    (accept) => {
+        "Accepts a connection. Must not block: while `*recvComm` is NULL, NCCL calls it again."
+    };
+    (regMr) => {
+        "Registers `size` bytes at `data` on a sending or a receiving comm. `type` is one \
+         `NCCL_PTR_*`."
+    };
+    (regMrDmaBuf) => {
+        "Registers GPU memory through a DMA-BUF. NCCL closes `fd` after the call. May be NULL."
+    };
+    (deregMr) => {
+        "Deregisters memory that `regMr` or `regMrDmaBuf` registered."
+    };
+    (isend) => {
+        "Starts a send of `size` bytes, 0 included. NULL in `*request`: not now, NCCL calls it \
+         again."
+    };
+    (irecv) => {
+        "Starts a group of `n` receives, 1 to `maxRecvs`; `sizes` are the buffers' lengths in bytes. \
+         NULL in `*request`: not now, NCCL calls it again. From v9 on `*request` may hold \
+         `NCCL_NET_OPTIONAL_RECV_COMPLETION` on entry."
+    };
+    (iflush) => {
+        "Makes received data visible to the GPU; `sizes` are bytes. NULL in `*request`: already \
+         done."
+    };
+    (test) => {
+        "Writes 1 to `*done` if the request is complete, else 0, and the completed sizes in bytes. \
+         `sizes` may be NULL. After `*done` is 1, NCCL does not use the request again."
+    };
+    (closeSend) => {
+        "Closes a sending comm."
+    };
+    (closeRecv) => {
+        "Closes a receiving comm."
+    };
+    (closeListen) => {
+        "Closes a listening comm; NCCL does so right after `accept` succeeded."
+    };
+    (getDeviceMr) => {
+        "Returns the device-side registration of `mhandle`, for device-side networking. May be \
+         NULL."
+    };
+    (irecvConsumed) => {
+        "Reports that the device consumed a completed receive. May be NULL."
+    };
+    (makeVDevice) => {
+        "Merges devices into a virtual device, which `devices` counts from then on. May be NULL."
+    };
+    (finalize) => {
+        "Releases the context of `init`. Must not be NULL. NCCL 2.28.3 to 2.29.3 call it even if \
+         `init` failed."
+    };
+    (setNetAttr) => {
+        "Describes the traffic that NCCL is about to send on the context's connections. May be \
+         NULL."
+    };
+}
