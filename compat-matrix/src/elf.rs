@@ -80,7 +80,7 @@ fn name_of(bytes: &[u8], symbol: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use mpib::plugin::exported_versions;
+    use nccl_net_host::exported_versions;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
-use mpib::plugin::Device;
+use mpib::device::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{facts::Facts, failure::Failure, seen::Seen};

@@ -4,10 +4,10 @@ use std::{
     fs,
     os::fd::{FromRawFd, OwnedFd},
     path::Path,
-    rc::Rc,
 };
 
-use mpib::plugin::{self, Net, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::{Error, Net, Settings, Table};
 
 use crate::{
     core::{Comm, Core},
@@ -76,7 +76,7 @@ impl Worker<'_> {
             Step::Describe(comm) => {
                 let net = self.net(*comm)?;
                 let count = net.devices().map_err(foreign)?;
-                let devices = (0..count).map(|dev| net.properties(dev).map_err(foreign));
+                let devices = (0..count).map(|dev| net.properties(dev).map(Device::from).map_err(foreign));
                 Ok(Told::Described(devices.collect::<Result<_>>()?))
             }
             Step::Fuse(comm, devices) => {
@@ -86,7 +86,7 @@ impl Worker<'_> {
                 let net = self.net(*comm)?;
                 let (role, peer) =
                     self.peer.as_mut().ok_or_else(|| Failure::tool("an exchange without a peer"))?;
-                exchange::run(&*net, peer, *role, plan).map(Told::Exchanged)
+                exchange::run(&net, peer, *role, plan).map(Told::Exchanged)
             }
             Step::Collectives(sizes) => {
                 let (role, peer) =
@@ -115,17 +115,19 @@ impl Worker<'_> {
     }
 
     /// The table that the core would call for this communicator.
-    fn net(&self, comm: usize) -> Result<Box<dyn Net>> {
+    fn net(&self, comm: usize) -> Result<Net> {
         let comm = self.comm(comm)?;
         let table = comm.net().ok_or_else(|| Failure::wrong("the core gave the communicator no network"))?;
-        let watch = Rc::new(Watch::new().map_err(foreign)?);
         // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file is linked to stay.
-        let net = unsafe { plugin::net(self.job.table, table, comm.context(), watch) };
-        net.ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))
+        let table = unsafe { Table::from_ptr(self.job.table, table) };
+        let table = table
+            .ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))?;
+        // SAFETY: the core has called this table's init, and keeps the context in the communicator.
+        Ok(unsafe { Net::adopt(table, comm.context(), &Settings::default()) })
     }
 }
 
 /// A failure of the driver's, which is one of the plugin's or the core's.
-pub(crate) fn foreign(failure: mpib::failure::Failure) -> Failure {
-    Failure::wrong(failure.message)
+pub(crate) fn foreign(error: Error) -> Failure {
+    Failure::wrong(error.to_string())
 }

@@ -2,6 +2,7 @@
 
 use std::{fmt, process::ExitCode};
 
+use nccl_net_host::Error;
 use serde::{Deserialize, Serialize};
 
 /// The kinds, each with its own exit code, so that a script can tell them apart.
@@ -101,6 +102,42 @@ impl Failure {
     }
 }
 
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::File { .. } | Error::Load { .. } | Error::NoFunction(_) => Kind::Load,
+            Error::Unsupported(_) => Kind::Usage,
+            Error::Misuse(_) => Kind::Tool,
+            Error::TimedOut { .. } => Kind::Timeout,
+            _ => Kind::Call,
+        };
+        let advice = match &error {
+            Error::Load { reason, .. } => missing_library(reason),
+            _ => None,
+        };
+        let advice = advice.map_or(String::new(), |advice| format!("; {advice}"));
+        Self::new(kind, format!("{error}{advice}"))
+    }
+}
+
+/// Returns what to do if the dynamic linker did not find a library that the plugin needs.
+fn missing_library(reason: &str) -> Option<String> {
+    let (before, _) = reason.split_once(": cannot open shared object file")?;
+    // The plugin's own file exists: its path was resolved before.
+    let name = before.rsplit(": ").next()?;
+    let package = match name.split_once(".so")?.0 {
+        "libibverbs" => {
+            "install libibverbs (package libibverbs1 on Debian and Ubuntu, libibverbs on RHEL), or use build/softverbs \
+             if there is no RDMA hardware"
+        }
+        _ => "install the package that has it",
+    };
+    Some(format!(
+        "the plugin needs {name}, which is not on this system: {package}; to search another folder, add it to \
+         LD_LIBRARY_PATH"
+    ))
+}
+
 /// For I/O of the tool's own: adds what was being done.
 pub trait Context<T> {
     /// A [`Kind::Tool`] failure that says `what` could not be done.
@@ -110,5 +147,24 @@ pub trait Context<T> {
 impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     fn tool(self, what: impl fmt::Display) -> Result<T, Failure> {
         self.map_err(|e| Failure::new(Kind::Tool, format!("cannot {what}: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_named_with_what_to_do() {
+        let reason = "libibverbs.so.1: cannot open shared object file: No such file or directory";
+        let load = |reason: String| Failure::from(Error::Load { path: "/x.so".into(), reason });
+        let failure = load(reason.into());
+        assert_eq!(failure.kind, Kind::Load);
+        let text = failure.message;
+        assert!(text.contains("needs libibverbs.so.1") && text.contains("libibverbs1 on Debian"), "{text}");
+        let text = load(format!("dlopen: {}", reason.replace("ibverbs", "foo"))).message;
+        assert!(text.contains("needs libfoo.so.1") && text.contains("the package that has it"), "{text}");
+        let text = load("/x.so: undefined symbol: ibv_foo".into()).message;
+        assert_eq!(text, "/x.so: dlopen failed: /x.so: undefined symbol: ibv_foo");
     }
 }

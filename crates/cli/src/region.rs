@@ -78,11 +78,15 @@ impl Region {
         unsafe { self.mapping.as_ptr().add(OFFSET) }
     }
 
-    /// Where a slot's message begins.
-    pub fn slot_addr(&self, slot: usize) -> *mut u8 {
+    /// Returns how far behind [`addr`](Self::addr) a slot's message begins.
+    pub fn slot_offset(&self, slot: usize) -> usize {
         assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
+        slot * self.layout.stride()
+    }
+
+    fn slot_addr(&self, slot: usize) -> *mut u8 {
         // SAFETY: the slot is within the mapping.
-        unsafe { self.addr().add(slot * self.layout.stride()) }
+        unsafe { self.addr().add(self.slot_offset(slot)) }
     }
 
     /// A slot's memory. Only while no request that uses it is under way: the plugin, its device or the peer would

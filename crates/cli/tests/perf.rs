@@ -190,7 +190,7 @@ fn a_table_that_is_not_exported_is_found_by_its_symbol() {
 fn a_symbol_that_is_no_table_of_the_version_is_refused() {
     fails("", &["--table", "fakeTransport"], 2, &["--table fakeTransport needs --abi with the one version"]);
     fails("", &["--table", "fakeTransport", "--abi", "v11,v8"], 2, &["the one version"]);
-    let words = ["fakeTransport has 176 bytes, a table of v10 has 160; so many has a table of v12 or v11"];
+    let words = ["fakeTransport has 176 bytes, a table of v10 has 160; a table of v12 or v11 has this size"];
     fails("", &["--table", "fakeTransport", "--abi", "v10"], 3, &words);
     fails("", &["--table", "absent", "--abi", "v11"], 3, &["its symbol table has no data symbol absent"]);
     // A function is no table.
@@ -214,7 +214,7 @@ fn devices_can_be_merged() {
     assert_eq!(json(&merged)["tables"][0]["device"]["name"], "fake0+fake1", "{}", text(&merged.stderr));
     fails("", &[HIDDEN, &["--merge", "0,2"]].concat(), 3, &["--merge 2: the plugin has 2, numbered from 0"]);
     fails("", &["--merge", "0,1"], 3, &["the table has no makeVDevice (NULL)"]);
-    fails("", &["--merge", "0,1", "--abi", "v8"], 2, &["v8 has no makeVDevice; take a table of v9 or later"]);
+    fails("", &["--merge", "0,1", "--abi", "v8"], 2, &["v8 has no makeVDevice; use a table of v9 or later"]);
     fails("", &[HIDDEN, &["--merge", "0,1,0,1,0"]].concat(), 2, &["v11 takes at most 4"]);
 }
 

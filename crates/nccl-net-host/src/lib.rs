@@ -39,14 +39,14 @@
 //!     let to = recv.register(vec![0; 5])?;
 //!     let from = send.register(b"hello".to_vec())?;
 //!     let (group, tag) = ([Recv { mr: to.mr(), offset: 0, len: 5, tag: 7 }], 7);
-//!     let receive = recv.irecv(&group)?.expect("a new connection has room");
-//!     let sent = loop {
+//!     let mut receive = recv.irecv(&group)?.expect("a new connection has room");
+//!     let mut sent = loop {
 //!         if let Some(request) = send.isend(from.mr(), 0, 5, tag)? {
 //!             break request;
 //!         }
 //!     };
-//!     send.wait(sent, LIMIT)?;
-//!     assert_eq!(recv.wait(receive, LIMIT)?[0], 5);
+//!     send.wait(&mut sent, LIMIT)?;
+//!     assert_eq!(recv.wait(&mut receive, LIMIT)?[0], 5);
 //!     assert_eq!(recv.release(to)?, b"hello");
 //!
 //!     send.release(from)?;
@@ -95,3 +95,8 @@ pub use raw::{MAX_RAW_GROUP, Ptr, Raw};
 pub use settings::Settings;
 pub use table::{Net as NetTable, Table, VERSIONS, size, symbol};
 pub use watch::{Call, Watch};
+
+/// The examples of README.md compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -46,9 +46,9 @@ impl Net {
 
 impl<End> Comm<End> {
     /// Polls a request until it is done; returns the sizes of its messages.
-    pub fn wait(&self, mut request: Request, limit: Duration) -> Result<Sizes> {
+    pub fn wait(&self, request: &mut Request, limit: Duration) -> Result<Sizes> {
         let mut sizes = NO_SIZES;
-        until("test", limit, || Ok(self.test(&mut request, &mut sizes)?.then_some(())))?;
+        until("test", limit, || Ok(self.test(request, &mut sizes)?.then_some(())))?;
         Ok(sizes)
     }
 }

@@ -56,7 +56,6 @@ calls! {
     CloseRecv = "closeRecv",
     CloseListen = "closeListen",
     Finalize = "finalize",
-    Extension = "a function outside of NCCL's tables",
     Exit = "exit (the plugin's destructors)",
 }
 

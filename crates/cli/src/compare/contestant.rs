@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::plugin;
+use nccl_net_host::{check_hidden_table, exported_versions};
 
 /// A file, and which table of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -30,10 +30,11 @@ impl Contestant {
     pub(super) fn check(&self) -> Result<u32, Failure> {
         match (&self.table, self.abi) {
             (Some(table), Some(version)) => {
-                plugin::hidden_table(&self.plugin, table, version).map(|()| version)
+                check_hidden_table(&self.plugin, table, version)?;
+                Ok(version)
             }
             _ => {
-                let exported = plugin::exported_versions(&self.plugin)?;
+                let exported = exported_versions(&self.plugin)?;
                 let chosen = self
                     .abi
                     .map_or_else(|| exported.first().copied(), |v| exported.contains(&v).then_some(v));

@@ -4,6 +4,7 @@
 //! `loader`, `system` and `agent` look at what is not the plugin's. `text` prints for people; `--json` is [`Document`].
 
 mod agent;
+mod ask;
 mod inspect;
 mod listen;
 mod loader;

@@ -78,7 +78,7 @@ pub(super) struct Summary {
 impl Summary {
     pub(super) fn new(document: &Document) -> Self {
         let report = document.report.as_ref();
-        let tables = document.plugin.as_ref().and_then(|path| crate::plugin::exported_versions(path).ok());
+        let tables = document.plugin.as_ref().and_then(|path| nccl_net_host::exported_versions(path).ok());
         Self {
             host: report.map_or_else(|| "?".into(), |r| r.host.clone()),
             mpib: env!("CARGO_PKG_VERSION").into(),

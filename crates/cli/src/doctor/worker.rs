@@ -3,7 +3,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    rc::Rc,
 };
 
 use clap::Args;
@@ -11,8 +10,11 @@ use nccl_net_mpib_agent_iface::doctor::{FORMAT, Level, Report, Routes};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::failure::{Context, Failure, Kind};
-use crate::plugin::{self, Told, watch::Watch};
+use crate::plugin;
 use mpib::rails;
+use nccl_net_host::{Net, Settings};
+
+use super::ask;
 
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "doctor-worker";
@@ -45,30 +47,24 @@ pub(super) struct Findings {
 
 /// The worker's main.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
-    let watch = Rc::new(Watch::new()?);
     if let [ours, theirs] = &args.hosts[..] {
-        return routes(args, &watch, ours, theirs);
+        return routes(args, ours, theirs);
     }
-    let report = match plugin::doctor(&args.plugin, &watch)? {
-        Told::Nothing => None,
-        Told::Document(text) => Some(parse::<Report>(&text)?),
-    };
+    let report = ask::report(&args.plugin)?.map(|text| parse::<Report>(&text)).transpose()?;
     let fails = |report: &Report| report.checks.iter().any(|check| check.level == Level::Fail);
-    let init = (!report.as_ref().is_some_and(fails)).then(|| init(args, watch));
+    let init = (!report.as_ref().is_some_and(fails)).then(|| init(args));
     let findings = Findings { report, softverbs: rails::is_softverbs(), init };
     let text = serde_json::to_string(&findings).tool("encode the findings")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-fn routes(args: &WorkerArgs, watch: &Watch, ours: &Path, theirs: &Path) -> Result<(), Failure> {
+fn routes(args: &WorkerArgs, ours: &Path, theirs: &Path) -> Result<(), Failure> {
     let read = |path: &Path| fs::read_to_string(path).tool(format!("read {}", path.display()));
-    let routes = match plugin::routes(&args.plugin, watch, &read(ours)?, &read(theirs)?)? {
-        Told::Nothing => {
-            let text = "the plugin does not export mpib_doctor_routes_v1: another plugin, or an older one";
-            return Err(Failure::new(Kind::Load, text));
-        }
-        Told::Document(text) => parse::<Routes>(&text)?,
+    let Some(text) = ask::routes(&args.plugin, &read(ours)?, &read(theirs)?)? else {
+        let text = "the plugin does not export mpib_doctor_routes_v1: another plugin, or an older one";
+        return Err(Failure::new(Kind::Load, text));
     };
+    let routes = parse::<Routes>(&text)?;
     let text = serde_json::to_string(&routes).tool("encode the routes")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
@@ -93,10 +89,11 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
 }
 
 /// As NCCL begins.
-fn init(args: &WorkerArgs, watch: Rc<Watch>) -> Result<Vec<String>, Failure> {
-    let mut net = plugin::open(&args.plugin, args.table, None, watch)?;
-    net.init()?;
-    let names = (0..net.devices()?).map(|dev| Ok(net.properties(dev)?.name)).collect();
+fn init(args: &WorkerArgs) -> Result<Vec<String>, Failure> {
+    let table = plugin::open_table(&args.plugin, args.table, None, None)?;
+    let net = Net::init(table, &Settings::default())?;
+    let name = |dev| Ok(net.properties(dev)?.name.unwrap_or_default());
+    let names = (0..net.devices()?).map(name).collect();
     net.finalize()?;
     names
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sizes::{Sizes, bytes};
 use crate::failure::{EXIT_CODES, Failure, Kind};
-use crate::plugin::MAX_GROUP;
+use nccl_net_host::MAX_GROUP;
 
 /// Where `--listen` listens and `--connect` connects, unless told.
 pub(crate) const PORT: u16 = 18518;

@@ -17,7 +17,7 @@ use super::{
     worker::{COMMAND, Event, Job},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::watch::{Call, Watch};
+use nccl_net_host::{Call, Watch};
 
 /// A worker that was started. Dropping it kills it.
 pub(super) struct Worker {
@@ -38,7 +38,7 @@ impl Worker {
     ) -> Result<Self, Failure> {
         let (ours, theirs) = Channel::pair().tool("make a socket pair")?;
         let mut control = Channel::new(ours, "the worker")?;
-        let watch = Watch::new()?;
+        let watch = Watch::new().tool("make a memory file for the current call")?;
         let child = spawn(&job.env, &theirs, &peer, watch.fd()).tool("start a worker process")?;
         drop((theirs, peer)); // else the worker's end would never be seen to close
         let worker = Self { child, watch, seen: (0, Instant::now()) };

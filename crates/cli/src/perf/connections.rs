@@ -10,7 +10,7 @@ use super::{
 use crate::failure::{Context, Failure};
 
 /// Makes and closes as many as the plan says. Both ends return the same.
-pub(super) fn make(session: &mut Session) -> Result<Connections, Failure> {
+pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     let count = session.plan.connections;
     let mut made = Vec::with_capacity(count);
     let before = Memory::now()?;
@@ -34,7 +34,7 @@ pub(super) fn make(session: &mut Session) -> Result<Connections, Failure> {
         }
     };
     for comms in made {
-        session.close_comms(comms)?;
+        comms.close()?;
     }
     Ok(result)
 }

@@ -1,9 +1,6 @@
 //! What the two workers of a run say to each other.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +11,8 @@ use super::{
     report::{Connections, PerConnection, SizeResult},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::{Device, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::Watch;
 
 /// Which end. A leads: it decides the rounds, and in one direction only it is the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,13 +92,13 @@ pub(super) struct Link {
     channel: Channel,
     /// Read while looking for a failure, not yet asked for.
     early: Option<Say>,
-    watch: Rc<Watch>,
+    watch: &'static Watch,
     limit: Duration,
     peer: &'static str,
 }
 
 impl Link {
-    pub(super) fn new(channel: Channel, watch: Rc<Watch>, plan: &Plan, role: Role) -> Self {
+    pub(super) fn new(channel: Channel, watch: &'static Watch, plan: &Plan, role: Role) -> Self {
         let other = if role == Role::A { Role::B } else { Role::A };
         // The other end may be filling or checking all its memory, and has its own limit for what the plugin does.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
@@ -124,7 +122,7 @@ impl Link {
     }
 
     fn hear_raw(&mut self) -> Result<Say, Failure> {
-        let watch = &self.watch;
+        let watch = self.watch;
         self.channel.recv(self.limit, || {
             watch.beat();
             Ok(())

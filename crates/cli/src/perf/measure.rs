@@ -1,9 +1,6 @@
 //! Measures one size: rounds of messages, between which buffers are filled and checked outside of the measured time.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
@@ -12,12 +9,11 @@ use super::{
     flow::{self, End, Receiving, Round, Sending},
     link::{Role, Say, hear_one},
     pingpong, rails,
-    region::{Layout, Region},
     report::{SizeResult, Times},
     session::{Comms, Patience, Session},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::Comm;
+use nccl_net_host::{Receiver, Sender};
 
 /// Distinguishes the messages from B to A from those from A to B.
 const BACKWARD: u64 = 1 << 63;
@@ -26,20 +22,20 @@ const BACKWARD: u64 = 1 << 63;
 const SLOWEST: u64 = 3_600_000_000_000;
 
 /// Both directions of one end, and what was measured so far.
-struct Measurement {
-    send: Option<End>,
-    recv: Option<End>,
+struct Measurement<'a> {
+    send: Option<End<'a, Sender>>,
+    recv: Option<End<'a, Receiver>>,
     times: Histogram<u64>,
     messages: u64,
     busy: Duration,
 }
 
 /// Measures `size`. Both ends return the same result.
-pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<SizeResult, Failure> {
+pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Result<SizeResult, Failure> {
     let (layout, depth) = session.layout(size);
     let mut this = Measurement {
-        send: comms.send.map(|comm| register(session, comm, layout)).transpose()?,
-        recv: comms.recv.map(|comm| register(session, comm, layout)).transpose()?,
+        send: comms.send.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
+        recv: comms.recv.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
         times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
         messages: 0,
         busy: Duration::ZERO,
@@ -53,24 +49,17 @@ pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<S
     };
     let rails = before.as_ref().and_then(rails::since);
     let result = this.tally(session, size, depth, rails)?;
-    for end in [this.send, this.recv].into_iter().flatten() {
-        session.net.dereg_mr(end.comm, end.mr)?;
-    }
+    this.send.map_or(Ok(()), End::close)?;
+    this.recv.map_or(Ok(()), End::close)?;
     Ok(result)
 }
 
-fn register(session: &Session, comm: Comm, layout: Layout) -> Result<End, Failure> {
-    let region = Region::new(layout)?;
-    let mr = session.net.reg_mr(comm, region.addr(), layout.len())?;
-    Ok(End { comm, mr, region })
-}
-
-impl Measurement {
+impl Measurement<'_> {
     /// End A: a short round that is not counted, then as many as the plan asks for. Gives the rails' counters as they
     /// were after the first.
     fn lead(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         mut round: Round,
         most: usize,
     ) -> Result<Option<rails::Counters>, Failure> {
@@ -92,7 +81,7 @@ impl Measurement {
     /// How many groups are still to be measured, `None` when it is enough. `each`: what one took in all.
     fn next_groups(
         &self,
-        session: &Session,
+        session: &Session<'_>,
         round: &Round,
         started: Instant,
         each: Duration,
@@ -110,7 +99,7 @@ impl Measurement {
         Some(usize::try_from(fitting).unwrap_or(usize::MAX).max(round.depth))
     }
 
-    fn lead_round(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+    fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         session.link.say(&Say::Round { first: round.first, groups: round.groups })?;
         self.prepare(session, round);
         hear_one!(session.link, Say::Ready => ());
@@ -121,7 +110,7 @@ impl Measurement {
     /// End B: what A says.
     fn follow(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         mut round: Round,
         most: usize,
     ) -> Result<Option<rails::Counters>, Failure> {
@@ -151,7 +140,7 @@ impl Measurement {
         rails::read()
     }
 
-    fn prepare(&mut self, session: &Session, round: &Round) {
+    fn prepare(&mut self, session: &Session<'_>, round: &Round) {
         let (out, back) = salts(session.role);
         if !session.plan.check {
             return;
@@ -166,7 +155,7 @@ impl Measurement {
 
     /// The measured part: everything posted and completed, in both directions; then the check. By then both ends have said that they
     /// are through, and no send is done before its data is there, so that it is also there for optional receives.
-    fn transfer(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+    fn transfer(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
         if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {
             pingpong::run(session, send, recv, round, &mut self.times)?;
@@ -177,17 +166,17 @@ impl Measurement {
     }
 
     /// Each direction by itself, as much in flight as the round says.
-    fn stream(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+    fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
         let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
         let mut patience = Patience::new(session.plan.timeout);
         loop {
             let mut moved = false;
             if let Some(sending) = &mut sending {
-                moved |= sending.step(&*session.net, &mut self.times)?;
+                moved |= sending.step(&mut self.times)?;
             }
             if let Some(receiving) = &mut receiving {
-                moved |= receiving.step(&*session.net)?;
+                moved |= receiving.step()?;
             }
             if sending.as_ref().is_none_or(Sending::finished)
                 && receiving.as_ref().is_none_or(Receiving::finished)
@@ -198,7 +187,7 @@ impl Measurement {
                 patience.moved();
                 continue;
             }
-            patience.idle(&mut session.link, || {
+            patience.idle(session.link, || {
                 let parts =
                     [sending.as_ref().map(ToString::to_string), receiving.as_ref().map(ToString::to_string)];
                 parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -207,21 +196,21 @@ impl Measurement {
     }
 
     /// Agrees with the other end on the time that the round took, and checks what arrived.
-    fn settle(&mut self, session: &mut Session, round: &Round, took: Duration) -> Result<(), Failure> {
+    fn settle(&mut self, session: &mut Session<'_>, round: &Round, took: Duration) -> Result<(), Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         session.link.say(&Say::Finished { nanos })?;
         let theirs = hear_one!(session.link, Say::Finished { nanos } => nanos);
         self.busy += Duration::from_nanos(nanos.max(theirs));
         self.messages += round.messages() as u64;
         let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
-        let watch = Rc::clone(&session.watch);
+        let watch = session.watch;
         flow::check(end, round, salts(session.role).1, || watch.beat())
     }
 
     /// Joins what the two ends measured.
     fn tally(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         size: usize,
         depth: usize,
         rails: Option<Vec<rails::RailBytes>>,

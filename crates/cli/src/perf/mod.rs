@@ -44,6 +44,7 @@ use worker::Job;
 
 use crate::failure::{Context, Failure};
 use crate::plugin;
+use nccl_net_host::{check_hidden_table, exported_versions};
 
 /// What the parts of a run need to know.
 struct Setting {
@@ -57,12 +58,12 @@ impl Setting {
     fn new(args: PerfArgs) -> Result<Self, Failure> {
         let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
         let exported = match &args.table {
-            Some(symbol) => vec![
-                args.abi
-                    .single(symbol)
-                    .and_then(|version| plugin::hidden_table(&plugin, symbol, version).map(|()| version))?,
-            ],
-            None => plugin::exported_versions(&plugin)?,
+            Some(symbol) => {
+                let version = args.abi.single(symbol)?;
+                check_hidden_table(&plugin, symbol, version)?;
+                vec![version]
+            }
+            None => exported_versions(&plugin)?,
         };
         let ui = Ui::new(args.json);
         Ok(Self { args, plugin, exported, ui })

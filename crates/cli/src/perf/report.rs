@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{args::Plan, rails::RailBytes, sizes::human};
 use crate::failure::Failure;
-use crate::plugin::Device;
+use mpib::device::Device;
 
 /// From an accepted isend to its completion, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use super::{
     worker::{Event, Job},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::watch::Call;
+use nccl_net_host::Call;
 
 const TICK: Duration = Duration::from_millis(50);
 /// A failure at one end shows at the other a little later, and the other's may be the cause.

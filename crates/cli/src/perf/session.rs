@@ -1,9 +1,6 @@
 //! A worker's run: from `init` to `finalize`, in the order in which NCCL's core calls.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::{
     args::Plan,
@@ -14,7 +11,8 @@ use super::{
     report::{Connections, SizeResult},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::{Comm, Device, HANDLE_BYTES, Handle, Net, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::{Handle, Net, RecvComm, SendComm, Watch};
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
@@ -22,10 +20,10 @@ const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
 const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
 
 /// What a worker works with.
-pub(super) struct Session {
-    pub(super) net: Box<dyn Net>,
-    pub(super) link: Link,
-    pub(super) watch: Rc<Watch>,
+pub(super) struct Session<'a> {
+    pub(super) net: Net,
+    pub(super) link: &'a mut Link,
+    pub(super) watch: &'static Watch,
     pub(super) role: Role,
     pub(super) version: u32,
     pub(super) device: i32,
@@ -34,10 +32,18 @@ pub(super) struct Session {
 }
 
 /// The comms of one end.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Comms {
-    pub(super) send: Option<Comm>,
-    pub(super) recv: Option<Comm>,
+    pub(super) send: Option<SendComm>,
+    pub(super) recv: Option<RecvComm>,
+}
+
+impl Comms {
+    pub(super) fn close(self) -> Result<(), Failure> {
+        self.send.map_or(Ok(()), SendComm::close)?;
+        self.recv.map_or(Ok(()), RecvComm::close)?;
+        Ok(())
+    }
 }
 
 /// What a session tells as it goes.
@@ -47,10 +53,9 @@ pub(super) trait Listener {
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
 }
 
-impl Session {
-    /// All of it. A failure leaves everything as it is: the process ends.
+impl Session<'_> {
+    /// Everything between `init` and `finalize`. A failure leaves everything as it is: the process ends.
     pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
-        self.net.init()?;
         let device = self.choose_device()?;
         listener.device(&self.net.name(), &device)?;
         self.link.say(&Say::Device(device))?;
@@ -61,10 +66,10 @@ impl Session {
             listener.connections(&connections::make(self)?)?;
         }
         for size in self.plan.sizes.clone() {
-            let result = measure::size(self, comms, size)?;
+            let result = measure::size(self, &comms, size)?;
             listener.result(&result)?;
         }
-        self.close(comms)
+        comms.close()
     }
 
     fn choose_device(&mut self) -> Result<Device, Failure> {
@@ -83,7 +88,7 @@ impl Session {
         if !self.merge.is_empty() {
             self.device = self.net.make_vdevice(&self.merge)?;
         }
-        let device = self.net.properties(self.device)?;
+        let device = Device::from(self.net.properties(self.device)?);
         self.fits(&device, &format!("device {}", self.device))?;
         Ok(device)
     }
@@ -121,9 +126,9 @@ impl Session {
         let (sends, receives) = self.directions();
         let mut listening = None;
         if receives {
-            let mut handle = Handle([0; HANDLE_BYTES]);
-            listening = Some(self.net.listen(self.device, &mut handle)?);
-            self.link.say(&Say::Handle(handle.0.to_vec()))?;
+            let listener = self.net.listen(self.device)?;
+            self.link.say(&Say::Handle(listener.handle().0.to_vec()))?;
+            listening = Some(listener);
         }
         let mut handle = None;
         if sends {
@@ -136,45 +141,30 @@ impl Session {
         let mut comms = Comms { send: None, recv: None };
         let mut patience = Patience::new(self.plan.timeout);
         while (sends && comms.send.is_none()) || (receives && comms.recv.is_none()) {
-            if let (None, Some(handle)) = (comms.send, &mut handle) {
+            if let (None, Some(handle)) = (&comms.send, &mut handle) {
                 comms.send = self.net.connect(self.device, handle)?;
             }
-            if let (None, Some(listening)) = (comms.recv, listening) {
-                comms.recv = self.net.accept(listening)?;
+            if let Some(listener) = listening.take() {
+                comms.recv = listener.accept()?;
                 if comms.recv.is_some() {
-                    self.net.close_listen(listening)?;
+                    listener.close()?;
+                } else {
+                    listening = Some(listener);
                 }
             }
-            patience.idle(&mut self.link, || {
-                let waits = |wanted: bool, comm: Option<Comm>, call: &str| match (wanted, comm) {
-                    (true, None) => format!("; {call} still gives no comm"),
-                    _ => String::new(),
+            patience.idle(self.link, || {
+                let waits = |waits: bool, call: &str| match waits {
+                    true => format!("; {call} still gives no comm"),
+                    false => String::new(),
                 };
-                let (c, a) = (waits(sends, comms.send, "connect"), waits(receives, comms.recv, "accept"));
+                let c = waits(sends && comms.send.is_none(), "connect");
+                let a = waits(receives && comms.recv.is_none(), "accept");
                 format!("the connection is not made{c}{a}")
             })?;
         }
         self.link.say(&Say::Connected)?;
         hear_one!(self.link, Say::Connected => ());
         Ok(comms)
-    }
-
-    pub(super) fn close_comms(&self, comms: Comms) -> Result<(), Failure> {
-        if let Some(comm) = comms.send {
-            self.net.close_send(comm)?;
-        }
-        if let Some(comm) = comms.recv {
-            self.net.close_recv(comm)?;
-        }
-        Ok(())
-    }
-
-    fn close(&mut self, comms: Comms) -> Result<(), Failure> {
-        self.close_comms(comms)?;
-        self.net.finalize()?;
-        self.link.say(&Say::Closed)?;
-        hear_one!(self.link, Say::Closed => ());
-        Ok(())
     }
 
     /// How many slots a region of this size has, and how many groups may be in flight.

@@ -12,7 +12,8 @@ use super::{
     report::{self, Connections, SizeResult},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::{Device, logger};
+use mpib::device::Device;
+use nccl_net_host::logger;
 
 /// The terminal, or what stands in its place.
 pub(super) struct Ui {
@@ -55,8 +56,8 @@ impl Ui {
     pub(super) fn log(&self, who: &str, level: i32, text: &str) {
         let level = match level {
             logger::WARN => "WARN".into(),
-            3 => "INFO".into(),
-            5 => "TRACE".into(),
+            logger::INFO => "INFO".into(),
+            logger::TRACE => "TRACE".into(),
             other => format!("level {other}"),
         };
         self.note(&format!("{who}: plugin {level}: {text}"));

@@ -3,7 +3,6 @@
 use std::{
     os::fd::{FromRawFd, OwnedFd, RawFd},
     path::PathBuf,
-    rc::Rc,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,15 +13,14 @@ use serde::{Deserialize, Serialize};
 use super::{
     args::Plan,
     control::Channel,
-    link::{Link, Role, Say},
+    link::{Link, Role, Say, hear_one},
     report::{Connections, SizeResult},
     session::{Listener, Session},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::{
-    self, Device, logger,
-    watch::{Call, Watch},
-};
+use crate::plugin;
+use mpib::device::Device;
+use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
 
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-worker";
@@ -116,31 +114,47 @@ fn take(fd: RawFd) -> Result<OwnedFd, Failure> {
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     let mut control = Channel::new(take(args.control)?, "mpib")?;
     let peer = Channel::new(take(args.peer)?, "the other end")?;
-    let watch = Rc::new(Watch::open(take(args.watch)?)?);
+    let watch = Watch::open(take(args.watch)?).tool("map the memory file of the current call")?.leak();
     let job: Job = control.recv(Duration::from_secs(60), || Ok(()))?;
     let mut parent = Parent(Arc::new(Mutex::new(control)));
 
     let (sink, verbose) = (parent.clone(), job.verbose);
-    logger::install(move |level, text| {
-        if level == logger::WARN || verbose {
-            // A lost parent is found by the run itself.
-            let _ = sink.tell(&Event::Log { level, text: text.to_owned() });
+    logger::install(move |line| {
+        if line.level == logger::WARN || verbose {
+            // The run itself notices a lost parent.
+            let _ = sink.tell(&Event::Log { level: line.level, text: line.text.clone() });
         }
     });
 
-    let mut link = Link::new(peer, Rc::clone(&watch), &job.plan, job.role);
-    let net = match plugin::open(&job.plugin, job.version, job.table.as_deref(), Rc::clone(&watch)) {
-        Ok(net) => net,
+    let mut link = Link::new(peer, watch, &job.plan, job.role);
+    let table = match plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)) {
+        Ok(table) => table,
         Err(failure) => give_up(&mut link, &parent, failure),
     };
-    let Job { version, device, merge, role, plan, .. } = job;
-    let mut session = Session { net, link, watch: Rc::clone(&watch), role, version, device, merge, plan };
-    if let Err(failure) = session.run(&mut parent) {
-        let failure = session.link.blame(failure);
-        give_up(&mut session.link, &parent, failure);
+    if let Err(failure) = run(table, &mut link, watch, job, &mut parent) {
+        let failure = link.blame(failure);
+        give_up(&mut link, &parent, failure);
     }
     watch.set(Call::Exit);
     parent.tell(&Event::Done)
+}
+
+/// Does the job, from `init` to `finalize`.
+fn run(
+    table: Table,
+    link: &mut Link,
+    watch: &'static Watch,
+    job: Job,
+    parent: &mut Parent,
+) -> Result<(), Failure> {
+    let Job { version, device, merge, role, plan, .. } = job;
+    let net = Net::init(table, &Settings::default())?;
+    let mut session = Session { net, link, watch, role, version, device, merge, plan };
+    session.run(parent)?;
+    session.net.finalize()?;
+    link.say(&Say::Closed)?;
+    hear_one!(link, Say::Closed => ());
+    Ok(())
 }
 
 /// Tells both sides, and ends the process at once.
