@@ -1,5 +1,5 @@
-//! Starts processes that load a core, and ends them: whatever such a process does, what comes of it is an account or a
-//! sentence.
+//! Starts processes that load a core, and ends them: whatever such a process does, what comes of it
+//! is an account or a sentence.
 
 use std::{
     collections::BTreeMap,
@@ -130,8 +130,8 @@ impl Runner<'_> {
         }
         command.stdin(Stdio::null()).stdout(file.try_clone().cannot("share a file")?).stderr(file);
         let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl. No memory is
-        // allocated; the error values hold numbers.
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid,
+        // fcntl. No memory is allocated; the error values hold numbers.
         unsafe {
             command.pre_exec(move || {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
@@ -162,7 +162,8 @@ struct Running {
     errors: PathBuf,
 }
 
-/// Waits until all have ended, or the time is up. One that failed leaves the other a moment to end by itself.
+/// Waits until all have ended, or the time is up. One that failed leaves the other a moment to end
+/// by itself.
 fn wait<const N: usize>(running: &mut [Running; N], deadline: Duration) {
     const MOMENT: Duration = Duration::from_secs(2);
     let mut end = Instant::now() + deadline;

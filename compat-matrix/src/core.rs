@@ -1,5 +1,5 @@
-//! A loaded libnccl.so.2: its inner functions called by their place, communicators that consist of zeros, and what it asks
-//! the dynamic linker for.
+//! A loaded libnccl.so.2: its inner functions called by their place, communicators that consist of
+//! zeros, and what it asks the dynamic linker for.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -44,7 +44,8 @@ impl Core {
         let core = Self { base, handle: opened, facts };
         for (name, function) in seen::hooks() {
             for place in core.facts.places.imports.get(name).into_iter().flatten() {
-                // SAFETY: a slot of the loaded library that holds the address of `name`; the hook has its signature.
+                // SAFETY: a slot of the loaded library that holds the address of `name`; the hook
+                // has its signature.
                 unsafe { overwrite(base + *place as usize, function)? };
             }
         }
@@ -67,7 +68,8 @@ impl Core {
     pub(crate) fn call(&self, symbol: &str, comm: &Comm) -> Result<c_int> {
         let place = self.place(symbol)?;
         if symbol.ends_with("P8ncclComm") {
-            // SAFETY: the mangled name says that it takes one pointer to a communicator; all return ncclResult_t.
+            // SAFETY: the mangled name says that it takes one pointer to a communicator; all return
+            // ncclResult_t.
             let function: extern "C" fn(*mut u8) -> c_int = unsafe { std::mem::transmute(place) };
             Ok(function(comm.memory.as_ptr()))
         } else if symbol.ends_with('v') {
@@ -113,7 +115,8 @@ struct LinkMap {
 }
 
 fn last_error() -> String {
-    // SAFETY: called after a failure of the same thread; NULL or a C string that stays until the next call.
+    // SAFETY: called after a failure of the same thread; NULL or a C string that stays until the
+    // next call.
     let text: *const c_char = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".into();
@@ -133,7 +136,8 @@ unsafe fn overwrite(place: usize, value: *const c_void) -> Result<()> {
     if unsafe { libc::mprotect(page as *mut c_void, PAGE, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
         return Err(Failure::tool(format!("mprotect: {}", std::io::Error::last_os_error())));
     }
-    // SAFETY: writable now, aligned as the linker wants it, and no other thread runs the library yet.
+    // SAFETY: writable now, aligned as the linker wants it, and no other thread runs the library
+    // yet.
     unsafe { *(place as *mut *const c_void) = value };
     Ok(())
 }

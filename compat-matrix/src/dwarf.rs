@@ -1,5 +1,5 @@
-//! A release's structures, signatures and enumerators as the debug information in its library tells them, in the words of
-//! `nccl_net_abi::describe`.
+//! A release's structures, signatures and enumerators as the debug information in its library tells
+//! them, in the words of `nccl_net_abi::describe`.
 
 use std::collections::BTreeMap;
 
@@ -78,8 +78,9 @@ impl Types {
         Ok(types)
     }
 
-    /// A type with each structure named after the oldest version that has the same fields at the same places: some releases
-    /// define such a structure again, others give the old one a new name.
+    /// A type with each structure named after the oldest version that has the same fields at the
+    /// same places: some releases define such a structure again, others give the old one a new
+    /// name.
     pub(crate) fn oldest(&self, c_type: &str) -> String {
         let old = |word: &str| {
             let Some((stem, version)) = versioned(word) else { return word.to_owned() };
@@ -238,7 +239,8 @@ impl<'a> Unit<'a> {
             gimli::DW_TAG_typedef => {
                 let name = self.name(entry)?.unwrap_or_default();
                 let target = target()?;
-                // A name of another name, of a pointer or of an integer of an agreed width is no type of its own.
+                // A name of another name, of a pointer or of an integer of an agreed width is no
+                // type of its own.
                 match target.as_ref().map(|t| t.tag) {
                     Some(gimli::DW_TAG_typedef) if of_interest(&name) || is_alias(&name) => {
                         self.c_type(target.as_ref())?
@@ -287,7 +289,8 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Names that C's library gives to integers and that the interface's description does not tell apart.
+/// Names that C's library gives to integers and that the interface's description does not tell
+/// apart.
 fn is_alias(name: &str) -> bool {
     ["int32_t", "__int32_t", "__uint64_t", "__uint32_t", "__uint8_t", "__int64_t", "__int16_t"]
         .contains(&name)

@@ -1,5 +1,5 @@
-//! What is read of, and changed in, ELF files: symbols that are not exported, the slots of imported functions, and copies
-//! of the plugin that lack some of its tables.
+//! What is read of, and changed in, ELF files: symbols that are not exported, the slots of imported
+//! functions, and copies of the plugin that lack some of its tables.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -18,7 +18,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// The named symbols, and the slots of the named imports. Fails where one of either is not there.
+    /// The named symbols, and the slots of the named imports. Fails where one of either is not
+    /// there.
     pub(crate) fn read(file: &object::File<'_>, symbols: &[String], imports: &[&str]) -> Result<Self> {
         let mut places = Self::default();
         for symbol in file.symbols() {
@@ -57,8 +58,8 @@ fn is_slot(flags: RelocationFlags) -> bool {
         .contains(&r_type)
 }
 
-/// Copies the plugin's file, without the tables of these versions: their names are changed in the copy's string table, so
-/// that no look-up finds them.
+/// Copies the plugin's file, without the tables of these versions: their names are changed in the
+/// copy's string table, so that no look-up finds them.
 pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result<()> {
     let mut bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
     for version in versions {

@@ -1,5 +1,6 @@
-//! One end of an exchange between two machines, each with the release's core: what `tests/vm` runs in its guests. Reading a
-//! library needs more memory and time than such a guest has, so that is done before.
+//! One end of an exchange between two machines, each with the release's core: what `tests/vm` runs
+//! in its guests. Reading a library needs more memory and time than such a guest has, so that is
+//! done before.
 
 use std::{
     env, fs,
@@ -61,7 +62,8 @@ pub(crate) fn facts(file: &Path, release: Option<&String>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints which table the core took and what was moved. The other end must be started within the deadline.
+/// Prints which table the core took and what was moved. The other end must be started within the
+/// deadline.
 pub(crate) fn main(args: &EndArgs) -> Result<ExitCode> {
     let text = fs::read(&args.facts).cannot(format!("read {}", args.facts.display()))?;
     let Known { release, facts } = serde_json::from_slice(&text).cannot("understand the facts")?;

@@ -1,4 +1,5 @@
-//! Data from one process to another through a core's table, from listen to the last close, every byte checked.
+//! Data from one process to another through a core's table, from listen to the last close, every
+//! byte checked.
 
 use std::{
     fs::File,
@@ -217,8 +218,8 @@ impl Slots {
     }
 }
 
-/// The bytes of a message, eight at a time, which depend on the message and the place in it. The product's highest byte
-/// comes first, as it alone depends on everything.
+/// The bytes of a message, eight at a time, which depend on the message and the place in it. The
+/// product's highest byte comes first, as it alone depends on everything.
 fn word(slot: usize, at: usize) -> [u8; 8] {
     ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
 }

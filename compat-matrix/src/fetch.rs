@@ -1,4 +1,5 @@
-//! Gets a release's libnccl.so.2: from the cache, else out of its wheel, which pip downloads. Only the library is kept.
+//! Gets a release's libnccl.so.2: from the cache, else out of its wheel, which pip downloads. Only
+//! the library is kept.
 
 use std::{
     env, fs, io,
@@ -46,7 +47,8 @@ impl Cache {
         Some(self.folder(release).join(LIBRARY)).filter(|path| path.is_file())
     }
 
-    /// The library, fetched where it is not there. Fails with [`Kind::Missing`](crate::failure::Kind::Missing).
+    /// The library, fetched where it is not there. Fails with
+    /// [`Kind::Missing`](crate::failure::Kind::Missing).
     pub(crate) fn fetch(&self, release: &Release) -> Result<PathBuf> {
         if let Some(path) = self.has(release) {
             return Ok(path);
@@ -64,7 +66,8 @@ impl Cache {
             release.library_mb,
             folder.display()
         );
-        // On the cache's own disk: the temporary directory may be small. Removed when it is dropped.
+        // On the cache's own disk: the temporary directory may be small. Removed when it is
+        // dropped.
         let work = tempfile::tempdir_in(folder).cannot(format!("make a folder in {}", folder.display()))?;
         self.download(release, work.path())?;
         let unpacked = work.path().join(LIBRARY);

@@ -35,7 +35,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the checks, and compare with RESULTS.md; in the root of the repository, after "make build".
+    /// Run the checks, and compare with RESULTS.md; in the root of the repository, after "make
+    /// build".
     Run(run::RunArgs),
     /// Fetch libraries where they are not there yet, and print a path for each.
     Fetch {
@@ -44,14 +45,16 @@ enum Command {
     },
     /// Run real collectives on a GPU, where there is one.
     Gpu(gpu::GpuArgs),
-    /// Fetch a library where it is not there yet, write what "end" needs to know of it, and print its path.
+    /// Fetch a library where it is not there yet, write what "end" needs to know of it, and print
+    /// its path.
     Facts {
         /// The file to write.
         file: PathBuf,
         /// A release of matrix.toml; the newest if none is named.
         release: Option<String>,
     },
-    /// One end of an exchange between two machines, each with the release's core, as in check "traffic"; the environment is passed on.
+    /// One end of an exchange between two machines, each with the release's core, as in check
+    /// "traffic"; the environment is passed on.
     End(end::EndArgs),
     /// Loads one core; started by "run".
     #[command(name = child::COMMAND, hide = true)]

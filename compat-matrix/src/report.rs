@@ -154,7 +154,8 @@ impl Report {
         }
     }
 
-    /// What a run saw otherwise than this report has it; only of releases and checks that ran. Dates do not count.
+    /// What a run saw otherwise than this report has it; only of releases and checks that ran.
+    /// Dates do not count.
     pub(crate) fn differences(&self, run: &Self) -> Vec<String> {
         let mut said = Vec::new();
         for (version, section) in &run.sections {

@@ -16,7 +16,8 @@ pub(crate) enum Step {
     Describe(usize),
     /// Makes one device of several through the communicator's table.
     Fuse(usize, Vec<i32>),
-    /// Moves data to or from the other process through the communicator's table, from listen to the last close.
+    /// Moves data to or from the other process through the communicator's table, from listen to the
+    /// last close.
     Exchange(usize, Plan),
     /// Moves data of the GPU with the other process by NCCL's own calls; so many bytes each.
     Collectives(Vec<usize>),
@@ -159,7 +160,8 @@ impl Account {
         .collect()
     }
 
-    /// The plugin's tables that the core looked for: version and address (0 where it is not there), in order.
+    /// The plugin's tables that the core looked for: version and address (0 where it is not there),
+    /// in order.
     pub(crate) fn tables(&self) -> Vec<(u32, usize)> {
         let version = |symbol: &str| symbol.strip_prefix("ncclNetPlugin_v")?.parse().ok();
         let looked = |seen: &Seen| match seen {

@@ -1,5 +1,5 @@
-//! What the core asks of the dynamic linker, in order. The core's own imports of dlopen, dlsym and dlclose lead here, so
-//! that nobody else's calls are seen.
+//! What the core asks of the dynamic linker, in order. The core's own imports of dlopen, dlsym and
+//! dlclose lead here, so that nobody else's calls are seen.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Seen {
-    /// `dlopen`; the name is empty for the program itself, the handle 0 where the file was not found.
+    /// `dlopen`; the name is empty for the program itself, the handle 0 where the file was not
+    /// found.
     Opened { name: String, handle: usize },
     /// `dlsym`; the address is 0 where the symbol is not there.
     LookedUp { symbol: String, address: usize },
@@ -50,8 +51,8 @@ fn text(name: *const c_char) -> String {
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
-/// The call comes from this program now and no longer from the library: that matters for a search path in the library's
-/// file, of which NCCL has none.
+/// The call comes from this program now and no longer from the library: that matters for a search
+/// path in the library's file, of which NCCL has none.
 extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
     // SAFETY: the core's own arguments.
     let handle = unsafe { libc::dlopen(name, flags) };

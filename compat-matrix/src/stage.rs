@@ -1,5 +1,5 @@
-//! Where the cores run: folders with the plugin in each form that a check needs, the environment, and a fabric of software
-//! for each run.
+//! Where the cores run: folders with the plugin in each form that a check needs, the environment,
+//! and a fabric of software for each run.
 
 use std::{
     collections::BTreeMap,
@@ -109,7 +109,8 @@ impl Stage {
         Ok(self.folder(folder)?.join(OURS))
     }
 
-    /// The whole environment of a process, or of two that share a fabric: two rails of software, and nothing of the user's.
+    /// The whole environment of a process, or of two that share a fabric: two rails of software,
+    /// and nothing of the user's.
     pub(crate) fn environment(&self, folder: &Folder) -> Result<BTreeMap<String, String>> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let fabric = format!("matrix-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
@@ -125,8 +126,9 @@ impl Stage {
             ("NCCL_DEBUG", "INFO".into()),
             ("NCCL_DEBUG_FILE", path(&log)),
             ("NCCL_NET_PLUGIN", "mpib".into()),
-            // The core's own InfiniBand transport would find the rails of software too, and those of 2.20 to 2.23 and 2.28.9 crash where
-            // a device has no folder in sysfs. The next transport is the sockets then.
+            // The core's own InfiniBand transport would find the rails of software too, and those
+            // of 2.20 to 2.23 and 2.28.9 crash where a device has no folder in sysfs. The next
+            // transport is the sockets then.
             ("NCCL_IB_DISABLE", "1".into()),
             ("SOFTVERBS_FABRIC", fabric),
             ("SOFTVERBS_DEVICES", devices),

@@ -18,7 +18,8 @@ use crate::{
     seen::{self, Seen},
 };
 
-/// Reads the job, does it, and writes the account. What goes wrong with the core or the plugin stands in the account.
+/// Reads the job, does it, and writes the account. What goes wrong with the core or the plugin
+/// stands in the account.
 pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     let text = fs::read(job).cannot(format!("read {}", job.display()))?;
     let job: Job = serde_json::from_slice(&text).cannot("understand the job")?;
@@ -118,7 +119,8 @@ impl Worker<'_> {
     fn net(&self, comm: usize) -> Result<Net> {
         let comm = self.comm(comm)?;
         let table = comm.net().ok_or_else(|| Failure::wrong("the core gave the communicator no network"))?;
-        // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file is linked to stay.
+        // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file
+        // is linked to stay.
         let table = unsafe { Table::from_ptr(self.job.table, table) };
         let table = table
             .ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))?;

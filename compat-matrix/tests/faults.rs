@@ -1,5 +1,5 @@
-//! `compat-matrix` as a user starts it, on a core that this project did not write for itself: `fake-core/fake.c`, which is right
-//! or wrong in one thing.
+//! `compat-matrix` as a user starts it, on a core that this project did not write for itself:
+//! `fake-core/fake.c`, which is right or wrong in one thing.
 
 use std::{
     env, fs,
@@ -200,7 +200,8 @@ impl Place {
         command.env("PIP_CONFIG_FILE", "/dev/null").stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Both ends, on two rails of one softverbs fabric: exit code and what was printed, the sender's first.
+    /// Both ends, on two rails of one softverbs fabric: exit code and what was printed, the
+    /// sender's first.
     fn ends(&self, host: u8) -> [(i32, String); 2] {
         let Output { status, stdout, stderr } = self.facts();
         assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));

@@ -41,7 +41,8 @@ fn closed_as_known(bench: &Bench<'_>, account: &Account, when: &[Unloads]) -> Re
     }
 }
 
-/// Two communicators at once, the first one's end while the second is in use, and a third after both.
+/// Two communicators at once, the first one's end while the second is in use, and a third after
+/// both.
 pub(super) fn two(bench: &Bench<'_>) -> Result<String> {
     let exchange = |comm| Step::Exchange(comm, Plan::brief());
     let steps = vec![
@@ -73,7 +74,8 @@ pub(super) fn reload(bench: &Bench<'_>) -> Result<String> {
     Ok(format!("data before and after; {closed}{without}"))
 }
 
-/// One communicator after another where there is no libnccl-net.so: does the release still know the name it was told?
+/// One communicator after another where there is no libnccl-net.so: does the release still know the
+/// name it was told?
 pub(super) fn lost_name(bench: &Bench<'_>) -> Result<String> {
     let steps = vec![Step::Open, Step::Close(0), Step::Open];
     let account = bench.account(&Folder::OneName, &[], steps)?;

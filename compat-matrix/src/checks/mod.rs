@@ -144,7 +144,8 @@ fn layout(bench: &Bench<'_>) -> Result<String> {
     if let Some(first) = compared.differences.first() {
         return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
     }
-    // The tables that the release looks up and this project has must all have been there to compare.
+    // The tables that the release looks up and this project has must all have been there to
+    // compare.
     let tables = bench.release.looks_up.iter().filter(|v| crate::stage::VERSIONS.contains(*v));
     for version in tables {
         let name = format!("ncclNet_v{version}_t");

@@ -1,4 +1,5 @@
-//! Virtual devices: made, read and used through the core's own table, as the core makes them for its topology.
+//! Virtual devices: made, read and used through the core's own table, as the core makes them for
+//! its topology.
 
 use super::{Bench, OURS, all_ours, versions};
 use crate::{
@@ -22,7 +23,8 @@ const PLAIN: &[(&str, Option<&str>)] = &[
     ("SOFTVERBS_DEVICES", Some(DEVICES)),
 ];
 
-/// By the newest table, and by each older one that has them, which the core calls through a wrapper of its own.
+/// By the newest table, and by each older one that has them, which the core calls through a wrapper
+/// of its own.
 pub(super) fn fused(bench: &Bench<'_>) -> Result<String> {
     let has = |v: &&u32| **v >= FIRST && VERSIONS.contains(*v);
     let tables: Vec<u32> = bench.release.looks_up.iter().filter(has).copied().collect();
@@ -66,7 +68,8 @@ fn one(bench: &Bench<'_>, version: u32) -> Result<()> {
     }
 }
 
-/// What the core was told: the indices, the same one for the same request, and the devices behind the physical ones.
+/// What the core was told: the indices, the same one for the same request, and the devices behind
+/// the physical ones.
 fn described(account: &Account, made: i32) -> Result<()> {
     let indices = account.told.iter().filter_map(|told| match told {
         Told::Fused(index) => Some(*index),

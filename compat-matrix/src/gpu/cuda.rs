@@ -1,4 +1,5 @@
-//! The few calls of CUDA's driver library that two ranks need. It is opened at run time: nothing of CUDA is needed to build.
+//! The few calls of CUDA's driver library that two ranks need. It is opened at run time: nothing of
+//! CUDA is needed to build.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -150,7 +151,8 @@ impl Memory<'_> {
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated by this library, and freed once; all work on it was waited for. What it returns changes nothing.
+        // SAFETY: allocated by this library, and freed once; all work on it was waited for. What it
+        // returns changes nothing.
         let _ = unsafe { (self.cuda.free)(self.address) };
     }
 }

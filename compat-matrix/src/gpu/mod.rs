@@ -1,5 +1,5 @@
-//! Real collectives on a GPU: two ranks on one device, which take each other for other hosts, through the plugin and through
-//! NCCL's sockets.
+//! Real collectives on a GPU: two ranks on one device, which take each other for other hosts,
+//! through the plugin and through NCCL's sockets.
 
 mod cuda;
 mod rank;

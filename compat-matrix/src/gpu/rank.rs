@@ -1,4 +1,5 @@
-//! One rank: a communicator of two, and all-reduce, all-gather and send/recv on it, every value checked.
+//! One rank: a communicator of two, and all-reduce, all-gather and send/recv on it, every value
+//! checked.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -49,7 +50,8 @@ impl Nccl {
     fn of(core: &Core) -> Result<Self> {
         macro_rules! function {
             ($name:literal) => {
-                // SAFETY: the exported function of nccl.h, whose field has its signature; it stays as the library does.
+                // SAFETY: the exported function of nccl.h, whose field has its signature; it stays
+                // as the library does.
                 unsafe { core.exported($name)? }
             };
         }
@@ -203,8 +205,8 @@ impl Rank<'_> {
         let other = 1 - self.rank as c_int;
         let code = match operation {
             Operation::AllReduce => {
-                // SAFETY: device memory of the size that is read and written, which stays until the stream was waited for; this
-                // process's communicator and stream.
+                // SAFETY: device memory of the size that is read and written, which stays until the
+                // stream was waited for; this process's communicator and stream.
                 unsafe { (nccl.all_reduce)(from, to, values, FLOAT32, SUM, comm, stream) }
             }
             Operation::AllGather => {

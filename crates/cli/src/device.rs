@@ -3,7 +3,7 @@
 use nccl_net_host::Properties;
 use serde::{Deserialize, Serialize};
 
-/// The properties that a driver needs.
+/// The properties that `mpib` reports and checks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     /// `name`

@@ -1,4 +1,4 @@
-//! Plugin files: where the one of this project is, and how tools open any of them.
+//! Plugin files: finds this project's plugin, and opens any plugin.
 
 use std::{
     env,
@@ -9,11 +9,11 @@ use nccl_net_host::{Plugin, Table, Watch};
 
 use crate::failure::{Failure, Kind};
 
-/// The file's name.
+/// The file name of this project's plugin.
 const NAME: &str = "libnccl-net-mpib.so";
 
-/// Finds the plugin next to the executable, in `../lib` from there, or in `build/` of the working
-/// directory.
+/// Finds this project's plugin next to the executable, in `../lib` from there, or in `build/` of
+/// the working directory.
 pub fn default_path() -> Result<PathBuf, Failure> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let mut places: Vec<PathBuf> = Vec::new();
@@ -41,7 +41,7 @@ pub fn open(path: &Path, watch: Option<&'static Watch>) -> Result<Plugin, Failur
     })
 }
 
-/// Opens a plugin and takes one table: the exported one of that version, or the one under the
+/// Opens a plugin and returns one table: the exported one of that version, or the one under the
 /// `hidden` symbol.
 pub fn open_table(
     path: &Path,

@@ -1,5 +1,5 @@
-//! `mpib doctor` as an operator starts it, with the plugin that "make build" leaves, on hosts made of softverbs: each thing that
-//! is wrong is named, and the exit code says how bad it is.
+//! `mpib doctor` as an operator starts it, with the plugin that "make build" leaves, on hosts made
+//! of softverbs: each thing that is wrong is named, and the exit code says how bad it is.
 
 mod doctor_util;
 
@@ -239,7 +239,8 @@ fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
     unsafe {
         command.pre_exec(|| {
             const CAP_IPC_LOCK: libc::c_ulong = 14;
-            // Root keeps no more over exec than this leaves it; who is not root has no such capability to begin with.
+            // Root keeps no more over exec than this leaves it; who is not root has no such
+            // capability to begin with.
             if libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) != 0 && libc::geteuid() == 0 {
                 return Err(io::Error::last_os_error());
             }

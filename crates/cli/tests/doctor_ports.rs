@@ -1,5 +1,5 @@
-//! `mpib doctor` where links are down or addresses gone. A process with softverbs linked in takes them down: the one of
-//! `mpib` takes its libibverbs from the file.
+//! `mpib doctor` where links are down or addresses gone. A process with softverbs linked in takes
+//! them down: the one of `mpib` takes its libibverbs from the file.
 
 extern crate softverbs as _;
 
@@ -12,8 +12,8 @@ use std::{
 
 use doctor_util::{Doctor, TWO, artifact, fabric, mpib};
 
-/// Not a test: the process that changes a fabric, as long as its stdin is open. `DOCTOR_TEST_FAULT` is `down DEVICE`, or
-/// `bare DEVICE` for one without an address.
+/// Not a test: the process that changes a fabric, as long as its stdin is open. `DOCTOR_TEST_FAULT`
+/// is `down DEVICE`, or `bare DEVICE` for one without an address.
 #[test]
 #[ignore = "the process of the tests here that changes a fabric"]
 fn other_process() {

@@ -1,5 +1,5 @@
-//! The plugin of this project and softverbs, both as "make build" leaves them, driven by `mpib perf` between real
-//! processes: every table, every byte, and the bytes of each rail.
+//! The plugin of this project and softverbs, both as "make build" leaves them, driven by `mpib
+//! perf` between real processes: every table, every byte, and the bytes of each rail.
 
 use std::{
     io::{BufRead, BufReader},

@@ -1,5 +1,5 @@
-//! `mpib perf` as a user starts it, on a plugin that this project did not write for itself: a small C one over TCP
-//! (`fake-plugin/fake.c`), which can be told to do one thing wrong.
+//! `mpib perf` as a user starts it, on a plugin that this project did not write for itself: a small
+//! C one over TCP (`fake-plugin/fake.c`), which can be told to do one thing wrong.
 
 use std::{
     env,
@@ -416,8 +416,8 @@ fn killed_itself_it_leaves_no_worker_behind() {
     }
 }
 
-/// Whether a process is gone, or has SIGKILL pending, which no process survives. The kernel sends the parent's death
-/// signal before anybody can wait for the parent, so this needs no patience.
+/// Whether a process is gone, or has SIGKILL pending, which no process survives. The kernel sends
+/// the parent's death signal before anybody can wait for the parent, so this needs no patience.
 fn dead_or_dying(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

@@ -1,4 +1,5 @@
-//! `mpib stats` beside real processes: those of `mpib perf` with the plugin that "make build" leaves, and others.
+//! `mpib stats` beside real processes: those of `mpib perf` with the plugin that "make build"
+//! leaves, and others.
 
 use std::{
     ffi::CString,

@@ -28,7 +28,8 @@ pub enum Code {
     Timeout,
     /// A number that is no value of `ncclResult_t`.
     Unknown(c_int),
-    /// Nothing was called: this version of the table has no such function, or the table has NULL in its place.
+    /// Nothing was called: this version of the table has no such function, or the table has NULL in
+    /// its place.
     NoFunction,
 }
 

@@ -272,9 +272,9 @@ impl RecvComm {
         self.post(recvs, 0)
     }
 
-    /// Calls `irecv` with the hint of v9 and later that its completion is optional, as NCCL does for
-    /// single receives of its protocols LL and LL128, whose data itself shows that it is there. The
-    /// request may be done before, with another size. Older tables get no hint.
+    /// Calls `irecv` with the hint of v9 and later that its completion is optional, as NCCL does
+    /// for single receives of its protocols LL and LL128, whose data itself shows that it is there.
+    /// The request may be done before, with another size. Older tables get no hint.
     ///
     /// The memory must be registered with [`reg_mr`](Self::reg_mr): this crate cannot know when it
     /// may free a [`Buffer`].
@@ -307,8 +307,8 @@ impl RecvComm {
         Ok(self.request(request, recvs.len()))
     }
 
-    /// Calls `iflush`, which makes what finished receives brought visible to a GPU. Each `len` is the
-    /// size that arrived. `None`: there is nothing to wait for.
+    /// Calls `iflush`, which makes what finished receives brought visible to a GPU. Each `len` is
+    /// the size that arrived. `None`: there is nothing to wait for.
     pub fn iflush(&self, recvs: &[Recv<'_>]) -> Result<Option<Request>> {
         let mut group = self.group(Call::Iflush, recvs, c_int::MAX as usize)?;
         let mut sizes = group.sizes.map(|size| size as c_int);

@@ -34,7 +34,8 @@ pub enum Error {
         call: Call,
         /// Its result.
         code: Code,
-        /// The last line that any thread of the plugin logged at WARN. NCCL would show it as its last error.
+        /// The last line that any thread of the plugin logged at WARN. NCCL would show it as its
+        /// last error.
         warning: Option<String>,
     },
     /// A call succeeded but left NULL where NCCL needs a pointer.

@@ -9,13 +9,14 @@
 //! # Life cycle
 //!
 //! 1. [`Plugin::open`] loads the file; [`Plugin::table`] takes one version's table.
-//! 2. [`Net::init`] calls `init` with [`Settings`]; [`Net::devices`] and [`Net::properties`] describe
-//!    the devices.
+//! 2. [`Net::init`] calls `init` with [`Settings`]; [`Net::devices`] and [`Net::properties`]
+//! describe the devices.
 //! 3. [`Net::listen`] gives a [`Listener`]. Its [`Handle`] goes to the peer, over any channel.
 //! 4. The peer polls [`Net::connect`] for a [`SendComm`]; here [`Listener::accept`] is polled for a
 //!    [`RecvComm`]. Both ends can be in one process: [`Net::connect_to_itself`].
 //! 5. [`Comm::register`] registers bytes, [`Comm::reg_mr`] memory of the caller.
-//! 6. [`SendComm::isend`] and [`RecvComm::irecv`] give a [`Request`], or `None`: not now, call again.
+//! 6. [`SendComm::isend`] and [`RecvComm::irecv`] give a [`Request`], or `None`: not now, call
+//! again.
 //! 7. [`Comm::test`] is polled until the request is done, and gives the sizes.
 //!    [`RecvComm::irecv_consumed`] and [`RecvComm::iflush`] follow where the plugin wants them.
 //! 8. [`Comm::release`] or [`Comm::dereg_mr`], then `close` of both comms and of the listener.
@@ -58,14 +59,14 @@
 //!
 //! # Wrong calls
 //!
-//! Tests call a plugin in ways that NCCL never would. [`Raw`] has every function with any pointer and
-//! any size, and returns the result [`Code`]. [`Table::raw`] makes one; the `as_ptr` methods of the
-//! typed handles give the pointers for it.
+//! Tests call a plugin in ways that NCCL never would. [`Raw`] has every function with any pointer
+//! and any size, and returns the result [`Code`]. [`Table::raw`] makes one; the `as_ptr` methods of
+//! the typed handles give the pointers for it.
 //!
 //! # Logs and hanging calls
 //!
-//! [`logger`] receives what plugins log. A [`Watch`] shows another process which [`Call`] a plugin is
-//! in, which names a call that does not return.
+//! [`logger`] receives what plugins log. A [`Watch`] shows another process which [`Call`] a plugin
+//! is in, which names a call that does not return.
 
 mod code;
 mod comm;

@@ -162,8 +162,8 @@ impl Net {
         Ok(Listener { raw: self.raw, ptr, handle, settings, open })
     }
 
-    /// Calls `connect` with a copy of a listener's handle. `None`: not yet; call again with the same
-    /// handle.
+    /// Calls `connect` with a copy of a listener's handle. `None`: not yet; call again with the
+    /// same handle.
     pub fn connect(&self, dev: c_int, handle: &mut Handle) -> Result<Option<SendComm>> {
         let class = self.settings.traffic_class;
         let mut config = class.map(|class| v10::CommConfig { trafficClass: class });
@@ -183,8 +183,8 @@ impl Net {
         }
     }
 
-    /// Calls `finalize`, which tables have from v11 on; nothing happens before v11. All listeners and
-    /// comms must be closed.
+    /// Calls `finalize`, which tables have from v11 on; nothing happens before v11. All listeners
+    /// and comms must be closed.
     pub fn finalize(self) -> Result<()> {
         if Arc::strong_count(&self.open) > 1 {
             return Err(Error::Misuse("finalize while listeners or comms are open; close them first"));

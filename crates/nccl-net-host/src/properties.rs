@@ -51,7 +51,8 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Returns the largest message that NCCL sends: `maxP2pBytes`, or 1 GiB before v9 (NCCL's `MAX_NET_SIZE`).
+    /// Returns the largest message that NCCL sends: `maxP2pBytes`, or 1 GiB before v9 (NCCL's
+    /// `MAX_NET_SIZE`).
     pub fn max_bytes(&self) -> usize {
         self.max_p2p_bytes.unwrap_or(1 << 30)
     }

@@ -15,11 +15,12 @@ pub type Ptr = *mut c_void;
 /// Most receives of one [`Raw::irecv`]: twice what any plugin may offer.
 pub const MAX_RAW_GROUP: usize = 16;
 
-/// The functions of a table with the newest version's arguments, for tests that call a plugin in ways that NCCL never
-/// would: NULL pointers, wrong sizes, closed comms.
+/// The functions of a table with the newest version's arguments, for tests that call a plugin in
+/// ways that NCCL never would: NULL pointers, wrong sizes, closed comms.
 ///
-/// An argument that the table's version does not have is ignored. A size is cut to the width of the version's type, as a
-/// C compiler does it. Every method returns the plugin's result code, or [`Code::NoFunction`] if there is no function.
+/// An argument that the table's version does not have is ignored. A size is cut to the width of the
+/// version's type, as a C compiler does it. Every method returns the plugin's result code, or
+/// [`Code::NoFunction`] if there is no function.
 ///
 /// A `Raw` comes from [`Table::raw`], whose safety contract covers the pointers of all later calls.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +43,8 @@ macro_rules! call {
     (@slot $raw:ident $table:ident.$slot:ident, $call:ident, ($($arg:expr),*)) => {
         match $table.$slot {
             Some(function) => {
-                // SAFETY: the function has this version's signature, and the maker of the `Raw` answers for the pointers.
+                // SAFETY: the function has this version's signature, and the maker of the `Raw`
+                // answers for the pointers.
                 Code::from($raw.table.during(Call::$call, || unsafe { function($($arg),*) }))
             }
             None => Code::NoFunction,
@@ -86,12 +88,14 @@ impl Raw {
         call!(self.devices as Devices(count))
     }
 
-    /// Calls `getProperties`. `props` is NULL or points to the structure of the table's own version.
+    /// Calls `getProperties`. `props` is NULL or points to the structure of the table's own
+    /// version.
     pub fn get_properties(&self, dev: c_int, props: Ptr) -> Code {
         call!(self.getProperties as GetProperties (dev, props.cast()))
     }
 
-    /// Calls `getProperties` with a structure of the table's version, and reads it if the call succeeded.
+    /// Calls `getProperties` with a structure of the table's version, and reads it if the call
+    /// succeeded.
     pub fn properties(&self, dev: c_int) -> (Code, Option<Properties>) {
         match self.table.slots {
             Slots::V6(_) => self.properties_as::<v6::Props>(dev),
@@ -107,8 +111,8 @@ impl Raw {
     fn properties_as<P: FromProps>(&self, dev: c_int) -> (Code, Option<Properties>) {
         let mut props = MaybeUninit::<P>::zeroed();
         let code = self.get_properties(dev, props.as_mut_ptr().cast());
-        // SAFETY: zeroed, and perhaps written by the plugin; every bit pattern of the integers and pointers in it is
-        // valid.
+        // SAFETY: zeroed, and perhaps written by the plugin; every bit pattern of the integers and
+        // pointers in it is valid.
         let props = unsafe { props.assume_init() };
         // SAFETY: after success, the strings are NULL or C strings that the plugin keeps for NCCL.
         (code, code.is_success().then(|| unsafe { props.read() }))
@@ -193,8 +197,8 @@ impl Raw {
         })
     }
 
-    /// Calls `irecv`. `n` need not be the number of sizes; `None` passes NULL. The sizes are `int` before v9;
-    /// `operations`, the profiler's handles, are v10's.
+    /// Calls `irecv`. `n` need not be the number of sizes; `None` passes NULL. The sizes are `int`
+    /// before v9; `operations`, the profiler's handles, are v10's.
     ///
     /// # Panics
     /// If there are more than [`MAX_RAW_GROUP`] sizes.
@@ -269,7 +273,8 @@ impl Raw {
         call!(self.irecvConsumed as IrecvConsumed { V7 V8 V9 V10 V11 V12 => (comm, n, request); })
     }
 
-    /// Calls `makeVDevice`, which came with v9. `props` is NULL or points to the structure of the table's own version.
+    /// Calls `makeVDevice`, which came with v9. `props` is NULL or points to the structure of the
+    /// table's own version.
     pub fn make_vdevice(&self, dev: *mut c_int, props: Ptr) -> Code {
         call!(self.makeVDevice as MakeVDevice { V9 V10 V11 V12 => (dev, props.cast()); })
     }

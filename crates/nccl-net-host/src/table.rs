@@ -21,7 +21,8 @@ pub(crate) enum Slots {
     V12(&'static v12::Net),
 }
 
-/// A table of functions that a plugin exports as `ncclNetPlugin_vN`, or that a plugin in this process has in a static.
+/// A table of functions that a plugin exports as `ncclNetPlugin_vN`, or that a plugin in this
+/// process has in a static.
 ///
 /// A `Table` is a pointer and a version. [`Net::init`](crate::Net::init) begins its use.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +48,8 @@ macro_rules! versions {
         /// Every version that this crate can drive, newest first.
         pub const VERSIONS: &[u32] = &[$($version),+];
 
-        /// Returns the symbol under which plugins export the table of a version, such as `ncclNetPlugin_v12`.
+        /// Returns the symbol under which plugins export the table of a version, such as
+        /// `ncclNetPlugin_v12`.
         pub const fn symbol(version: u32) -> Option<&'static str> {
             match version {
                 $($version => Some(concat!("ncclNetPlugin_v", $version)),)+
@@ -74,11 +76,12 @@ macro_rules! versions {
         )+
 
         impl Table {
-            /// Returns the table of a version that lies at `table`; `None` if this crate does not know the version.
+            /// Returns the table of a version that lies at `table`; `None` if this crate does not
+            /// know the version.
             ///
             /// # Safety
-            /// `table` points to a table of that version, which stays until the process ends and whose functions do
-            /// what `net_vN.h` asks of them.
+            /// `table` points to a table of that version, which stays until the process ends and
+            /// whose functions do what `net_vN.h` asks of them.
             pub unsafe fn from_ptr(version: u32, table: NonNull<c_void>) -> Option<Self> {
                 match version {
                     // SAFETY: a table of this version that is never freed (the caller's promise).
@@ -114,7 +117,8 @@ impl Table {
         table.table()
     }
 
-    /// Marks every call in `watch` from now on, which lets another process name a call that does not return.
+    /// Marks every call in `watch` from now on, which lets another process name a call that does
+    /// not return.
     #[must_use]
     pub const fn watched(mut self, watch: &'static Watch) -> Self {
         self.watch = Some(watch);
@@ -127,11 +131,13 @@ impl Table {
         unsafe { string(self.raw_name()) }
     }
 
-    /// Returns the functions as C has them: any pointer, any size, result codes. [`Net`](crate::Net) is the typed way.
+    /// Returns the functions as C has them: any pointer, any size, result codes.
+    /// [`Net`](crate::Net) is the typed way.
     ///
     /// # Safety
-    /// Each pointer that is passed to a method of the result is what `net_vN.h` asks of that argument at that time,
-    /// or one that this plugin promises to refuse. The promise covers every later call.
+    /// Each pointer that is passed to a method of the result is what `net_vN.h` asks of that
+    /// argument at that time, or one that this plugin promises to refuse. The promise covers every
+    /// later call.
     pub const unsafe fn raw(self) -> Raw {
         Raw::new(self)
     }

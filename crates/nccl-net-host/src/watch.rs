@@ -125,8 +125,8 @@ impl Watch {
     }
 
     const fn page(&self) -> &Page {
-        // SAFETY: mapped as long as `self` lives, page-aligned, and every bit pattern of the atomics
-        // is valid.
+        // SAFETY: mapped as long as `self` lives, page-aligned, and every bit pattern of the
+        // atomics is valid.
         unsafe { self.page.as_ref() }
     }
 

@@ -1,4 +1,4 @@
-//! The agent of MPIB_MODE=1: does it listen, and is its hint file one?
+//! Checks the agent of MPIB_MODE=1: whether it listens, and whether its hint file is valid.
 
 use std::{fs, io::Read, os::unix::net::UnixStream};
 
@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::{
     doctor::{Check, Level, Report},
 };
 
-/// None where no connection asks an agent.
+/// Returns no checks if no connection would use an agent.
 pub(super) fn checks(report: &Report) -> Vec<Check> {
     let value = |name: &str| report.settings.iter().find(|s| s.name == name).map_or("", |s| s.value.as_str());
     if value("MPIB_MODE") != "1" || value("MPIB_SUP_SHARE") != "unset" {

@@ -1,4 +1,4 @@
-//! The end that waits: serves one run after the other, and turns strangers away without being held up by them.
+//! The listening end: serves one run after another, and refuses strangers without waiting for them.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -19,26 +19,26 @@ use super::{DoctorArgs, Document, Verdict, look, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel};
 
-/// A stranger says who it is within this.
+/// A new connection must identify itself within this time.
 const OPENING: Duration = Duration::from_secs(10);
-/// Connections that have not yet said who they are.
+/// Most connections that have not identified themselves yet.
 const STRANGERS: usize = 64;
-/// Runs that wait for the present one.
+/// Most runs that wait for the current one.
 const WAITING: usize = 16;
 
-/// A connection that has said what it is.
+/// A connection that has identified itself.
 enum Come {
     Run(Channel, SocketAddr),
     Join(TcpStream, String),
 }
 
-/// What waits for its turn.
+/// The connections that wait to be served.
 struct Door {
     come: Receiver<Come>,
     waiting: VecDeque<(Channel, SocketAddr)>,
 }
 
-/// Until the process is ended, or the listening socket fails.
+/// Serves until the process is ended or the listening socket fails.
 pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failure> {
     let (host, port) = perf::split(address)?;
     let listener = perf::bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
@@ -55,7 +55,7 @@ pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failur
             Some(next) => next,
             None => match door.come.recv() {
                 Ok(Come::Run(channel, from)) => (channel, from),
-                // Of a run that is over.
+                // It belongs to a run that has ended.
                 Ok(Come::Join(..)) => continue,
                 Err(_) => return Err(Failure::new(Kind::Tool, "the listening socket failed")),
             },
@@ -67,12 +67,12 @@ pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failur
     }
 }
 
-/// Takes connections, each in a thread of its own until it has said what it is.
+/// Accepts connections. Each has a thread until it has identified itself.
 fn admit(listener: &TcpListener, tell: &Sender<Come>, busy: &Arc<AtomicBool>) {
     let strangers = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, from)) = listener.accept() else {
-            // No descriptor left, or the peer is gone already; either passes.
+            // No free descriptor, or the peer has closed already; both are temporary.
             thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -83,7 +83,7 @@ fn admit(listener: &TcpListener, tell: &Sender<Come>, busy: &Arc<AtomicBool>) {
         let (tell, busy, strangers) = (tell.clone(), Arc::clone(busy), Arc::clone(&strangers));
         thread::spawn(move || {
             match opening(stream, from, &busy) {
-                // Nobody listens any more only when the process ends.
+                // The receiver ends with the process only.
                 Ok(come) => drop(tell.send(come)),
                 Err(failure) => eprintln!("mpib: turned away {from}: {failure}; still listening"),
             }
@@ -97,7 +97,7 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Com
     let lent = stream.try_clone().tool("share a connection")?;
     let mut channel = Channel::new(lent.into(), "it")?;
     let refuse = |channel: &mut Channel, text: String| {
-        // It may be gone already.
+        // The peer may have closed already.
         let _ = channel.send(&reply(Some(text.clone()), false, String::new()));
         Err(Failure::new(Kind::Peer, text))
     };
@@ -125,9 +125,9 @@ fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
     Reply { magic: MAGIC.into(), protocol: PROTOCOL, refused, wait, token }
 }
 
-/// A word that nobody else has.
+/// Makes a random token.
 fn token() -> String {
-    // Keyed at random for each value.
+    // Each value has a new random key.
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())
 }
@@ -136,7 +136,7 @@ fn serve(args: &DoctorArgs, mut channel: Channel, from: SocketAddr, door: &mut D
     let token = token();
     channel.send(&reply(None, false, token.clone()))?;
     let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
-    // Anew for each: what was wrong may have been corrected.
+    // Reads the host again for each run: a fault may have been corrected.
     let mut document = look(args)?;
     channel.send(&Summary::new(&document))?;
     say(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
@@ -162,7 +162,7 @@ fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bo
     let plugin =
         document.plugin.as_deref().filter(|_| document.report.iter().any(|r| r.ports.iter().any(known)));
     let plugin = plugin.ok_or_else(|| Failure::new(Kind::Peer, "it asks for a port that is not here"))?;
-    // Out is from there.
+    // `out` is the peer's direction.
     measure(plugin, version, port, !out, stream)
 }
 
@@ -170,7 +170,7 @@ fn say(text: &str) -> Result<(), Failure> {
     writeln!(io::stdout().lock(), "{text}").tool("write to stdout")
 }
 
-/// The leading end's table, as this end sees it.
+/// Returns the leading end's table from this end's point of view.
 fn mirrored(mut document: Document) -> Document {
     for row in &mut document.routes {
         std::mem::swap(&mut row.pair.ours, &mut row.pair.theirs);
@@ -180,7 +180,7 @@ fn mirrored(mut document: Document) -> Document {
 }
 
 impl Door {
-    /// The connection of this run's next measurement. Runs that come meanwhile wait.
+    /// Returns the connection of this run's next measurement. Runs that arrive meanwhile wait.
     fn joined(&mut self, token: &str) -> Result<TcpStream, Failure> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -189,7 +189,7 @@ impl Door {
                 Ok(Come::Join(stream, word)) if word == token => return Ok(stream),
                 Ok(Come::Join(..)) => {}
                 Ok(Come::Run(mut channel, from)) if self.waiting.len() >= WAITING => {
-                    // It may be gone already.
+                    // The peer may have closed already.
                     let _ = channel.send(&reply(Some("too many machines wait".into()), false, String::new()));
                     eprintln!("mpib: turned away {from}: too many wait");
                 }

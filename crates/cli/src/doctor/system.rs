@@ -1,4 +1,5 @@
-//! The kernel's side: modules, adapters, device files. Below a root, so that tests bring their own.
+//! Checks the kernel's side: modules, adapters, device files. All paths are below a root, which
+//! tests replace.
 
 use std::{
     fs,
@@ -8,7 +9,7 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
-/// What programs reach adapters through, whatever the adapter.
+/// Modules that every adapter needs.
 const CORE: [&str; 2] = ["ib_core", "ib_uverbs"];
 /// Drivers of adapters, hardware first.
 const DRIVERS: [&str; 13] = [
@@ -26,10 +27,11 @@ const DRIVERS: [&str; 13] = [
     "rdma_rxe",
     "siw",
 ];
-/// GPU memory for adapters.
+/// Modules that make GPU memory available to adapters.
 const GPU: [&str; 3] = ["nvidia", "nvidia_peermem", "nv_peer_mem"];
 
-/// Whether programs of this user can open the kernel's adapters. `softverbs`: the libibverbs of this process is that.
+/// Checks whether this user's programs can open the kernel's adapters. `softverbs`: it is this
+/// process's libibverbs.
 pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> Vec<Check> {
     if softverbs {
         let text = "softverbs plays libibverbs: no kernel module and no device file is needed, and no adapter is used";
@@ -51,14 +53,14 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Loaded, or part of the kernel.
+/// Returns whether a module is loaded or built into the kernel.
 fn loaded(root: &Path, name: &str) -> bool {
     let list = fs::read_to_string(root.join("proc/modules")).unwrap_or_default();
     list.lines().any(|line| line.split(' ').next() == Some(name))
         || root.join("sys/module").join(name).is_dir()
 }
 
-/// `seen`: the plugin has found ports, so that what is missing here is not missed.
+/// Checks the modules. `seen`: the plugin has found ports, and missing modules do not matter.
 fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
     let id = "modules";
     let there =
@@ -83,7 +85,7 @@ fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
     Check::new(id, Level::Fail, text).remedy("modprobe ib_uverbs")
 }
 
-/// Device files of the adapters: there, and open to this user.
+/// Checks that the adapters' device files exist and that this user can open them.
 fn files(root: &Path, adapters: &[String]) -> Check {
     let id = "uverbs";
     let folder = root.join("dev/infiniband");
@@ -124,7 +126,7 @@ fn files(root: &Path, adapters: &[String]) -> Check {
 mod tests {
     use super::*;
 
-    /// Files below a root, and what is found there.
+    /// Checks a root with these files.
     fn look(files: &[(&str, &str)], softverbs: bool) -> Vec<(String, Level, String)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {

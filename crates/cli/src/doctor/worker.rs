@@ -1,4 +1,5 @@
-//! The process that loads the plugin and asks it. It is started by this same program, writes what it was told into a file, and ends.
+//! The process that loads the plugin and calls it. This program starts it; it writes its findings
+//! to a file.
 
 use std::{
     fs,
@@ -26,26 +27,28 @@ pub(crate) struct WorkerArgs {
     /// The version of the table to try.
     #[arg(long)]
     pub(super) table: u32,
-    /// Where the findings go; the plugin may print on stdout.
+    /// Where to write the findings; the plugin may print on stdout.
     #[arg(long)]
     pub(super) output: PathBuf,
-    /// Two files with what hosts say of their ports: asks for the routes between them instead.
+    /// Two files with the hosts' descriptions of their ports: computes the routes between them
+    /// instead.
     #[arg(long, num_args = 2)]
     pub(super) hosts: Vec<PathBuf>,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Findings {
     /// `None`: the plugin does not export the function.
     pub(super) report: Option<Report>,
-    /// Whether softverbs plays libibverbs.
+    /// Whether softverbs is this process's libibverbs.
     pub(super) softverbs: bool,
-    /// What init and the questions after it came to: devices by name; absent where the report says that init fails.
+    /// Result of init and of the calls after it: device names. Absent if the report already says
+    /// that init fails.
     pub(super) init: Option<Result<Vec<String>, Failure>>,
 }
 
-/// The worker's main.
+/// Runs the worker.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     if let [ours, theirs] = &args.hosts[..] {
         return routes(args, ours, theirs);
@@ -69,7 +72,7 @@ fn routes(args: &WorkerArgs, ours: &Path, theirs: &Path) -> Result<(), Failure> 
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-/// A document of the plugin.
+/// Parses a document of the plugin.
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     #[derive(Deserialize)]
     struct Head {
@@ -88,7 +91,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|e| bad(e.to_string()))
 }
 
-/// As NCCL begins.
+/// Calls init and reads the devices, as NCCL does first.
 fn init(args: &WorkerArgs) -> Result<Vec<String>, Failure> {
     let table = plugin::open_table(&args.plugin, args.table, None, None)?;
     let net = Net::init(table, &Settings::default())?;

@@ -1,4 +1,4 @@
-//! Further connections, one after the other: how fast they are made, and the memory that each takes.
+//! Further connections, one after another: their rate, and the memory of each.
 
 use std::{fs, time::Instant};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::failure::{Context, Failure};
 
-/// Makes and closes as many as the plan says. Both ends return the same.
+/// Makes and closes as many connections as the plan has. Both ends return the same result.
 pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     let count = session.plan.connections;
     let mut made = Vec::with_capacity(count);
@@ -39,7 +39,7 @@ pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     Ok(result)
 }
 
-/// What this process has in memory, in bytes.
+/// Memory of this process in bytes.
 struct Memory {
     resident: u64,
     shared: u64,
@@ -53,9 +53,9 @@ impl Memory {
             .tool("understand /proc/self/statm")
     }
 
-    /// The second and third number are resident and shared pages (proc(5)).
+    /// Parses resident and shared pages, the second and third number (proc(5)).
     fn parse(statm: &str) -> Option<Self> {
-        // SAFETY: asks for a constant of the system.
+        // SAFETY: reads a constant of the system.
         let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
         let mut pages = statm.split_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
         Some(Self { resident: pages.next()?? * page, shared: pages.next()?? * page })

@@ -1,4 +1,5 @@
-//! One direction of a connection at one end, polled: sends or receives of one round, and what is outstanding.
+//! One direction of a connection at one end: the sends or receives of one round, and the requests
+//! in flight.
 
 use std::{collections::VecDeque, fmt, mem::ManuallyDrop, time::Instant};
 
@@ -12,7 +13,7 @@ use super::{
 use crate::failure::{Failure, Kind};
 use nccl_net_host::{Comm, MAX_GROUP, Mr, NO_SIZES, Receiver, Recv, Request, Sender};
 
-/// Tags of a group are consecutive from here.
+/// The first tag of a group; the others follow.
 pub(super) const FIRST_TAG: i32 = 0x6d70;
 
 /// A comm with its registered memory.
@@ -26,8 +27,8 @@ pub(super) struct End<'a, Way> {
 impl<'a, Way> End<'a, Way> {
     pub(super) fn new(comm: &'a Comm<Way>, layout: Layout) -> Result<Self, Failure> {
         let region = ManuallyDrop::new(Region::new(layout)?);
-        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does. Slots are filled and checked
-        // while no request is in flight.
+        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does. Slots are filled
+        // and checked while no request is in flight.
         let mr = unsafe { comm.reg_mr(region.addr(), layout.len()) }?;
         Ok(Self { comm, mr, region })
     }
@@ -39,7 +40,7 @@ impl<'a, Way> End<'a, Way> {
     }
 }
 
-/// A stretch of messages: `groups` times `receives`, numbered from `first`.
+/// A sequence of messages: `groups` times `receives`, numbered from `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) first: u64,
@@ -50,7 +51,8 @@ pub(super) struct Round {
     pub(super) depth: usize,
     /// Bytes of each message.
     pub(super) size: usize,
-    /// Whether receives are optional: their requests may be done before the data is here, and tell no size.
+    /// Whether receives are optional: a request may complete before the data has arrived, and with
+    /// another size.
     pub(super) optional: bool,
 }
 
@@ -59,13 +61,13 @@ impl Round {
         self.groups * self.receives
     }
 
-    /// The number of the message in a slot, as `salt`ed for its direction.
+    /// Returns the number of the message in a slot, `salt`ed for its direction.
     const fn number(&self, slot: usize, salt: u64) -> u64 {
         (self.first + slot as u64) ^ salt
     }
 }
 
-/// Fills what will be sent.
+/// Fills the slots to send.
 pub(super) fn prepare_send(end: &mut End<'_, Sender>, round: &Round, salt: u64, alive: impl Fn()) {
     for slot in 0..round.messages() {
         pattern::fill(end.region.slot(slot), round.number(slot, salt));
@@ -73,7 +75,7 @@ pub(super) fn prepare_send(end: &mut End<'_, Sender>, round: &Round, salt: u64, 
     }
 }
 
-/// Overwrites what will be received, so that nothing old passes.
+/// Fills the slots to receive into with other bytes than the expected ones.
 pub(super) fn prepare_recv(end: &mut End<'_, Receiver>, round: &Round, salt: u64, alive: impl Fn()) {
     for slot in 0..round.messages() {
         pattern::poison(end.region.slot(slot), round.number(slot, salt));
@@ -81,7 +83,7 @@ pub(super) fn prepare_recv(end: &mut End<'_, Receiver>, round: &Round, salt: u64
     }
 }
 
-/// Checks every byte of what was received, and that none was written behind it.
+/// Checks every received byte, and that the bytes behind each message did not change.
 pub(super) fn check(
     end: &mut End<'_, Receiver>,
     round: &Round,
@@ -108,7 +110,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Sends of one round.
+/// The sends of one round.
 pub(super) struct Sending<'a> {
     end: &'a End<'a, Sender>,
     round: Round,
@@ -122,7 +124,7 @@ impl<'a> Sending<'a> {
         Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth * round.receives) }
     }
 
-    /// Tests and posts what it can. Whether anything moved.
+    /// Tests requests and posts new ones; returns whether any call made progress.
     pub(super) fn step(&mut self, times: &mut Histogram<u64>) -> Result<bool, Failure> {
         let mut moved = false;
         for _ in 0..self.flight.len() {
@@ -151,8 +153,8 @@ impl<'a> Sending<'a> {
         Ok(moved)
     }
 
-    /// The slot and tag of the n-th send. The order within a group differs from group to group: tags, not order, say
-    /// which receive is meant.
+    /// Returns the slot and tag of the n-th send. The order within a group differs between groups:
+    /// the tag, not the order, selects the receive.
     fn place(&self, n: usize) -> (usize, i32) {
         let (group, within) = (n / self.round.receives, n % self.round.receives);
         let member = (within + group) % self.round.receives;
@@ -185,7 +187,7 @@ impl fmt::Display for Sending<'_> {
     }
 }
 
-/// Receives of one round.
+/// The receives of one round.
 pub(super) struct Receiving<'a> {
     end: &'a End<'a, Receiver>,
     round: Round,
@@ -199,7 +201,7 @@ impl<'a> Receiving<'a> {
         Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth) }
     }
 
-    /// Tests and posts what it can. Whether anything moved.
+    /// Tests requests and posts new ones; returns whether any call made progress.
     pub(super) fn step(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for _ in 0..self.flight.len() {

@@ -1,4 +1,4 @@
-//! What the two workers of a run say to each other.
+//! The messages between the two workers of a run.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ use crate::failure::{Failure, Kind};
 use mpib::device::Device;
 use nccl_net_host::Watch;
 
-/// Which end. A leads: it decides the rounds, and in one direction only it is the sender.
+/// The two ends. A leads: it chooses the rounds, and it is the sender if there is only one
+/// direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     A,
@@ -22,7 +23,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// What to call it.
+    /// Returns the end's name.
     pub(super) const fn name(self, bidirectional: bool) -> &'static str {
         match (self, bidirectional) {
             (Self::A, false) => "sender",
@@ -33,36 +34,36 @@ impl Role {
     }
 }
 
-/// One message. The two ends go through the same sequence.
+/// A message. Both ends follow the same sequence.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Say {
     /// After getProperties.
     Device(Device),
-    /// What `listen` wrote.
+    /// The handle that `listen` wrote.
     Handle(Vec<u8>),
-    /// The comms are there and memory is registered.
+    /// The comms exist and memory is registered.
     Connected,
-    /// B to A: what each further connection took of B's memory.
+    /// B to A: the memory of B for each further connection.
     Memory(PerConnection),
-    /// A to B: what the further connections cost.
+    /// A to B: the result for the further connections.
     Connections(Connections),
     /// A to B: the next round of this size.
     Round { first: u64, groups: usize },
-    /// B to A: buffers are prepared.
+    /// B to A: the buffers are prepared.
     Ready,
-    /// A to B: begin.
+    /// A to B: start.
     Go,
-    /// All requests of the round are done, after so many nanoseconds.
+    /// All requests of the round are done, after this many nanoseconds.
     Finished { nanos: u64 },
     /// A to B: no more rounds of this size.
     EndOfSize,
-    /// B to A: B's times of its own sends (nanoseconds, how often), and what its rails carried.
+    /// B to A: the times of B's sends (nanoseconds and count), and the bytes of its rails.
     Tally { times: Vec<(u64, u64)>, rails: Option<Vec<RailBytes>> },
-    /// A to B: the size is measured.
+    /// A to B: the size's result.
     Result(Box<SizeResult>),
     /// Everything is closed.
     Closed,
-    /// The sender of this gives up.
+    /// The sending worker has failed.
     Failed(Failure),
 }
 
@@ -90,7 +91,7 @@ impl Say {
 /// The connection to the other worker.
 pub(super) struct Link {
     channel: Channel,
-    /// Read while looking for a failure, not yet asked for.
+    /// A message that was read by `check_peer` and not yet returned by `hear`.
     early: Option<Say>,
     watch: &'static Watch,
     limit: Duration,
@@ -100,7 +101,8 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(channel: Channel, watch: &'static Watch, plan: &Plan, role: Role) -> Self {
         let other = if role == Role::A { Role::B } else { Role::A };
-        // The other end may be filling or checking all its memory, and has its own limit for what the plugin does.
+        // The other end may be filling or checking all its memory, and has its own limit for the
+        // plugin.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
         Self { channel, early: None, watch, limit, peer: other.name(plan.both_ways()) }
     }
@@ -109,7 +111,7 @@ impl Link {
         self.channel.send(what)
     }
 
-    /// The next message, unless it is a failure.
+    /// Returns the next message; a failure of the other end is an error.
     pub(super) fn hear(&mut self) -> Result<Say, Failure> {
         let said = match self.early.take() {
             Some(said) => said,
@@ -129,8 +131,8 @@ impl Link {
         })
     }
 
-    /// Looks, without waiting, whether the other end has failed or gone. Where it only waited too long itself, what is
-    /// outstanding `here` belongs to the story.
+    /// Checks, without waiting, whether the other end has failed or closed. If it has timed out,
+    /// the error includes this end's state (`here`), since this end may be the cause.
     pub(super) fn glance(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.early.is_none() && self.channel.readable() {
             self.early = Some(self.hear_raw()?);
@@ -148,8 +150,8 @@ impl Link {
         }
     }
 
-    /// Whose fault a failed call is: a process that gives up says so here before it ends, and only then may its end show
-    /// as an error of the plugin at this end.
+    /// Finds the end that failed first. A process that gives up sends its failure before it ends;
+    /// only then can its end cause an error of the plugin here.
     pub(super) fn blame(&mut self, failure: Failure) -> Failure {
         const PATIENCE: Duration = Duration::from_secs(1);
         if failure.kind != Kind::Call {
@@ -170,7 +172,7 @@ impl Link {
         Failure::new(Kind::Peer, format!("the {} failed: {failure}", self.peer))
     }
 
-    /// For a message that the sequence does not have here.
+    /// Makes the error for a message that is out of sequence.
     pub(super) fn unexpected<T>(&self, said: &Say, wanted: &str) -> Result<T, Failure> {
         let text = format!(
             "the {} said {} where {wanted} was expected; are both ends the same release?",
@@ -181,7 +183,7 @@ impl Link {
     }
 }
 
-/// Hears one message of a kind, or fails.
+/// Receives one message of a kind, or fails.
 macro_rules! hear_one {
     ($link:expr, $pattern:pat => $value:expr) => {
         match $link.hear()? {

@@ -1,4 +1,5 @@
-//! Measures one size: rounds of messages, between which buffers are filled and checked outside of the measured time.
+//! Measures one size in rounds. Between rounds, buffers are filled and checked outside of the
+//! measured time.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,13 @@ use super::{
 use crate::failure::{Context, Failure};
 use nccl_net_host::{Receiver, Sender};
 
-/// Distinguishes the messages from B to A from those from A to B.
+/// Distinguishes messages from B to A from those in the other direction.
 const BACKWARD: u64 = 1 << 63;
 
-/// Longer times count as this, an hour in nanoseconds.
+/// The longest time that is recorded: an hour in nanoseconds.
 const SLOWEST: u64 = 3_600_000_000_000;
 
-/// Both directions of one end, and what was measured so far.
+/// Both directions of one end, and the results so far.
 struct Measurement<'a> {
     send: Option<End<'a, Sender>>,
     recv: Option<End<'a, Receiver>>,
@@ -55,8 +56,8 @@ pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Res
 }
 
 impl Measurement<'_> {
-    /// End A: a short round that is not counted, then as many as the plan asks for. Gives the rails' counters as they
-    /// were after the first.
+    /// Leads as end A: a short warm-up round, then as many rounds as the plan needs. Returns the
+    /// rails' counters after the warm-up.
     fn lead(
         &mut self,
         session: &mut Session<'_>,
@@ -78,7 +79,8 @@ impl Measurement<'_> {
         Ok(before)
     }
 
-    /// How many groups are still to be measured, `None` when it is enough. `each`: what one took in all.
+    /// Returns how many groups to measure next; `None` if the plan is fulfilled. `each`: the time
+    /// of one group with all overhead.
     fn next_groups(
         &self,
         session: &Session<'_>,
@@ -107,7 +109,7 @@ impl Measurement<'_> {
         self.transfer(session, round)
     }
 
-    /// End B: what A says.
+    /// Follows A's messages as end B.
     fn follow(
         &mut self,
         session: &mut Session<'_>,
@@ -132,7 +134,7 @@ impl Measurement<'_> {
         }
     }
 
-    /// Forgets the warm-up.
+    /// Discards the warm-up's results.
     fn reset(&mut self) -> Option<rails::Counters> {
         self.times.reset();
         self.messages = 0;
@@ -153,8 +155,9 @@ impl Measurement<'_> {
         }
     }
 
-    /// The measured part: everything posted and completed, in both directions; then the check. By then both ends have said that they
-    /// are through, and no send is done before its data is there, so that it is also there for optional receives.
+    /// Moves a round's messages in both directions (the measured part), and checks them. Both ends
+    /// report completion before the check. A send completes only after its data has arrived; the
+    /// data of optional receives is then there as well.
     fn transfer(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
         if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {
@@ -165,7 +168,7 @@ impl Measurement<'_> {
         self.settle(session, round, started.elapsed())
     }
 
-    /// Each direction by itself, as much in flight as the round says.
+    /// Moves each direction independently, with as many groups in flight as the round has.
     fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
         let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
@@ -195,7 +198,7 @@ impl Measurement<'_> {
         }
     }
 
-    /// Agrees with the other end on the time that the round took, and checks what arrived.
+    /// Exchanges the round's duration with the other end, and checks the received messages.
     fn settle(&mut self, session: &mut Session<'_>, round: &Round, took: Duration) -> Result<(), Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         session.link.say(&Say::Finished { nanos })?;
@@ -207,7 +210,7 @@ impl Measurement<'_> {
         flow::check(end, round, salts(session.role).1, || watch.beat())
     }
 
-    /// Joins what the two ends measured.
+    /// Merges the results of both ends.
     fn tally(
         &mut self,
         session: &mut Session<'_>,
@@ -246,7 +249,7 @@ impl Measurement<'_> {
     }
 }
 
-/// The salts of what this end sends and of what it receives.
+/// Returns the salts of this end's sends and receives.
 const fn salts(role: Role) -> (u64, u64) {
     match role {
         Role::A => (0, BACKWARD),

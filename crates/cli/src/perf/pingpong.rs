@@ -1,5 +1,5 @@
-//! One message at a time, there and back. The receives are posted ahead, as NCCL posts them, so what is timed is the way
-//! of the data alone.
+//! One message at a time, there and back. Receives are posted in advance, as NCCL posts them: the
+//! times contain the data's path alone.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::{
 use crate::failure::Failure;
 use nccl_net_host::{Comm, NO_SIZES, Receiver, Request, Sender};
 
-/// All messages of the round. End A records half of each round trip.
+/// Moves all messages of the round. End A records half of each round trip.
 pub(super) fn run(
     session: &mut Session<'_>,
     send: &End<'_, Sender>,
@@ -51,8 +51,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Waits for the n-th message of the other end, and goes on with a send meanwhile: plugins may need its `test` to move it.
-/// Gives the send if it is not done by then.
+/// Waits for the n-th message of the other end. Also tests a pending send, since a plugin may need
+/// `test` to make progress. Returns the send if it is not done.
 fn arrive(
     session: &mut Session<'_>,
     receiving: &Receiving<'_>,
@@ -82,7 +82,7 @@ fn done<Way>(comm: &Comm<Way>, request: &mut Request) -> Result<Option<()>, Fail
     Ok(comm.test(request, &mut sizes)?.then_some(()))
 }
 
-/// Polls until there is something.
+/// Polls until there is a value.
 fn until<T>(
     session: &mut Session<'_>,
     state: &str,

@@ -1,4 +1,5 @@
-//! Two machines: each watches its own worker; the TCP connection between them is lent to the workers for each table.
+//! Runs between two machines. Each supervises its own worker; the workers use the machines' TCP
+//! connection while a table runs.
 
 use std::{
     io,
@@ -18,14 +19,14 @@ use super::{
 };
 use crate::failure::{Context, Failure, Kind};
 
-/// First word of a connection, so that others are told apart.
+/// First word of a connection, which tells other clients apart.
 const MAGIC: &str = "mpib perf";
-/// Changes when the messages of `link` or of this file do.
+/// Changes with the messages of `link` and of this file.
 const PROTOCOL: u32 = 2;
-/// A peer answers within this.
+/// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// From the connecting end.
+/// A message of the connecting end.
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Hello {
@@ -33,19 +34,19 @@ enum Ask {
         protocol: u32,
         plan: Plan,
     },
-    /// Run through this table; the workers have the connection until they end.
+    /// Run through this table; the workers own the connection until they end.
     Table(u32),
     Bye,
 }
 
-/// From the listening end.
+/// A message of the listening end.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Welcome { magic: String, protocol: u32, exported: Vec<u32> },
     Refused(Failure),
 }
 
-/// `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
+/// Splits `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
 pub(crate) fn split(address: &str) -> Result<(&str, u16), Failure> {
     let bad = || {
         let text = format!(
@@ -82,7 +83,7 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
     loop {
         let (stream, from) = listener.accept().tool("accept a connection")?;
         let mut channel = channel(stream)?;
-        // Whoever is not an mpib costs a line, not the run.
+        // A client that is not mpib costs a log line, not the run.
         match welcome(setting, &mut channel) {
             Ok(plan) => {
                 setting.ui.note(&format!("{from} decides what is measured"));
@@ -91,7 +92,7 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
             }
             Err(failure) => {
                 setting.ui.note(&format!("turned away {from}: {failure}; still listening"));
-                // It may be gone already.
+                // The peer may have closed already.
                 let _ = channel.send(&Answer::Refused(failure));
             }
         }
@@ -100,7 +101,7 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
 
 pub(crate) fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     if host.is_empty() {
-        // One socket for both families, or IPv4 alone where IPv6 is switched off.
+        // One socket for both families, or IPv4 alone if IPv6 is disabled.
         return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     }
     TcpListener::bind((host, port))
@@ -141,7 +142,7 @@ fn serve(setting: &Setting, mut channel: Channel, plan: &Plan, report: &mut Repo
     }
 }
 
-/// Decides the run and leads it.
+/// Sends the plan and leads the run.
 pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> Result<(), Failure> {
     let plan = setting.args.plan()?;
     report.plan = Some(plan.clone());

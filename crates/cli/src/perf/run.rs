@@ -1,4 +1,4 @@
-//! Watches the workers of one run until all have ended, and finds out what went wrong.
+//! Supervises the workers of one run until all have ended, and finds the cause of a failure.
 
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
@@ -17,26 +17,26 @@ use crate::failure::{Failure, Kind};
 use nccl_net_host::Call;
 
 const TICK: Duration = Duration::from_millis(50);
-/// A failure at one end shows at the other a little later, and the other's may be the cause.
+/// How long to wait for the other end after a failure: the other end's failure may be the cause.
 const GRACE: Duration = Duration::from_millis(1500);
-/// From a process's end to the end of what it told.
+/// How long to read a process's events after its end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// One worker's place in the run.
+/// One worker's state.
 struct Slot {
     worker: Worker,
     role: Role,
-    /// Finished its run.
+    /// Completed its run.
     done: bool,
-    /// Said why it failed, or was found dead or stuck.
+    /// Reported a failure, or was found dead or stuck.
     failed: bool,
-    /// Will tell no more.
+    /// Sends no more events.
     silent: bool,
-    /// Since when the process is gone.
+    /// How the process ended, whether successfully, and when.
     gone: Option<(String, bool, Instant)>,
 }
 
-/// The workers that run on this machine: both, or one.
+/// The workers of a run on this machine: both, or one.
 pub(super) struct Run<'a> {
     slots: Vec<Slot>,
     events: Receiver<(usize, Option<Event>)>,
@@ -72,10 +72,10 @@ impl<'a> Run<'a> {
         Ok(Self { slots, events, failures: Vec::new(), report, plan, ui })
     }
 
-    /// Until all workers have ended. What was measured comes back even if it failed.
+    /// Waits until all workers have ended. Returns what was measured, even if the run failed.
     pub(super) fn finish(mut self) -> (AbiReport, Result<(), Failure>) {
         let outcome = self.watch();
-        // Dropping the slots kills what is left.
+        // Dropping the slots kills the remaining workers.
         (self.report, outcome)
     }
 
@@ -85,7 +85,7 @@ impl<'a> Run<'a> {
             match self.events.recv_timeout(TICK) {
                 Ok((index, event)) => self.take(index, event)?,
                 Err(RecvTimeoutError::Timeout) => {}
-                // The readers ended; what is left to wait for are the processes.
+                // The readers have ended; only the processes remain.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
             self.look()?;
@@ -108,7 +108,7 @@ impl<'a> Run<'a> {
     }
 
     fn take(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
-        // Of two workers, the first one's results are taken; the second's are the same.
+        // The workers send the same results; the first one's are used.
         let first = index == 0;
         match event {
             Some(Event::Log { level, text }) => self.ui.log(self.name(index), level, &text),
@@ -135,7 +135,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Looks for workers that ended or are stuck.
+    /// Checks for workers that have ended or are stuck.
     fn look(&mut self) -> Result<(), Failure> {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
@@ -167,7 +167,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Of all failures, the one that most likely caused the others; those that do not just follow from it are added.
+    /// Returns the failure that most likely caused the others, followed by those that do not merely
+    /// follow from it.
     fn verdict(&mut self) -> Result<(), Failure> {
         self.failures.sort_by_key(|f| f.kind.rank());
         let mut failures = std::mem::take(&mut self.failures).into_iter();
@@ -185,7 +186,7 @@ impl Slot {
     }
 }
 
-/// Where the process was when it ended.
+/// Describes where the process was when it ended.
 fn whereabouts(call: Call) -> String {
     match call {
         Call::Outside => "outside of any call of the plugin on the main thread".into(),
@@ -194,10 +195,10 @@ fn whereabouts(call: Call) -> String {
     }
 }
 
-/// Whether a worker without a sign of life has had its time.
+/// Returns a failure if a worker has shown no progress for too long.
 fn overdue(call: Call, quiet: Duration, plan: &Plan) -> Option<Failure> {
     let limit = match call {
-        // No call of the plugin, and nothing else takes so long.
+        // Outside of the plugin, nothing takes longer.
         Call::Outside => plan.timeout * 2 + Duration::from_secs(60),
         _ => plan.timeout,
     };

@@ -1,4 +1,4 @@
-//! A worker's run: from `init` to `finalize`, in the order in which NCCL's core calls.
+//! A worker's run after `init`: devices, connections and sizes, in the order of NCCL's calls.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use nccl_net_host::{Handle, Net, RecvComm, SendComm, Watch};
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
-/// Requests in flight that a v6 table promises.
+/// Requests in flight that a v6 table guarantees.
 const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
 
-/// What a worker works with.
+/// A worker's state.
 pub(super) struct Session<'a> {
     pub(super) net: Net,
     pub(super) link: &'a mut Link,
@@ -46,7 +46,7 @@ impl Comms {
     }
 }
 
-/// What a session tells as it goes.
+/// Receives results as they are made.
 pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;
@@ -54,7 +54,8 @@ pub(super) trait Listener {
 }
 
 impl Session<'_> {
-    /// Everything between `init` and `finalize`. A failure leaves everything as it is: the process ends.
+    /// Runs everything between `init` and `finalize`. A failure leaves all objects open: the
+    /// process ends.
     pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
         let device = self.choose_device()?;
         listener.device(&self.net.name(), &device)?;
@@ -93,7 +94,7 @@ impl Session<'_> {
         Ok(device)
     }
 
-    /// Whether a device can do what the plan asks.
+    /// Checks that a device can do what the plan needs.
     fn fits(&self, device: &Device, which: &str) -> Result<(), Failure> {
         let Device { name, ptr_support, max_recvs, max_bytes, .. } = device;
         let refuse = |text: String| Err(Failure::new(Kind::Usage, format!("{which} ({name:?}) {text}")));
@@ -116,12 +117,12 @@ impl Session<'_> {
         }
     }
 
-    /// Which directions this end has: sends, receives.
+    /// Returns this end's directions: sends, receives.
     pub(super) fn directions(&self) -> (bool, bool) {
         (self.role == Role::A || self.plan.both_ways(), self.role == Role::B || self.plan.both_ways())
     }
 
-    /// Listen, exchange handles, and poll connect and accept until both gave a comm.
+    /// Listens, exchanges handles, and polls connect and accept until both return a comm.
     pub(super) fn connect(&mut self) -> Result<Comms, Failure> {
         let (sends, receives) = self.directions();
         let mut listening = None;
@@ -167,12 +168,12 @@ impl Session<'_> {
         Ok(comms)
     }
 
-    /// How many slots a region of this size has, and how many groups may be in flight.
+    /// Returns the layout of a region for this size, and how many groups may be in flight.
     pub(super) fn layout(&self, size: usize) -> (Layout, usize) {
         const MOST_GROUPS: usize = 4096;
         let receives = self.plan.receives;
         let counted = self.plan.iterations.map_or(MOST_GROUPS, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        // Enough for one round, and for the warm-up.
+        // Enough for one round and for the warm-up.
         let wanted = counted.div_ceil(receives).max(2 * self.plan.depth).min(MOST_GROUPS);
         let groups = (self.plan.memory / (size.max(1) * receives)).clamp(1, wanted);
         let promised = if self.version == 6 { V6_REQUESTS } else { usize::MAX };
@@ -180,7 +181,7 @@ impl Session<'_> {
     }
 }
 
-/// Waits politely between polls, and not for ever.
+/// Yields between polls, up to a limit.
 pub(super) struct Patience {
     limit: Duration,
     since: Option<Instant>,
@@ -188,20 +189,20 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Polls between looks at the clock and at the other end.
+    /// Polls between checks of the clock and of the other end.
     const STRIDE: u32 = 256;
 
     pub(super) const fn new(limit: Duration) -> Self {
         Self { limit, since: None, polls: 0 }
     }
 
-    /// Something moved.
+    /// Restarts the limit after progress.
     pub(super) const fn moved(&mut self) {
         self.since = None;
         self.polls = 0;
     }
 
-    /// Nothing moved in this poll; `state` says what is outstanding.
+    /// Waits after a poll without progress; `state` describes the requests in flight.
     pub(super) fn idle(&mut self, link: &mut Link, state: impl Fn() -> String) -> Result<(), Failure> {
         std::thread::yield_now();
         self.polls = self.polls.wrapping_add(1);

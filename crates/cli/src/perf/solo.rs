@@ -1,5 +1,5 @@
-//! Both ends of a connection in one process and one thread, a message at a time or several: no waiting for another
-//! process, so what is counted (work requests, completions, instructions) is the same in every run.
+//! Both ends of a connection in one process and one thread. Nothing waits for another process: the
+//! counts (work requests, completions, instructions) are the same in every run.
 
 use std::{fs, mem::ManuallyDrop, path::PathBuf, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
 use nccl_net_host::{Mr, Net, Recv, RecvComm, SendComm, Settings, until};
 
-/// The function in which messages move, as callgrind knows it.
+/// The function that moves messages, by the name that callgrind uses.
 pub(crate) const MOVES: &str = "mpib::perf::solo::Solo::group";
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-solo";
 
-/// Longest that a step may take. A run under an instruction counter is some fifty times slower than without.
+/// How long a step may take. An instruction counter makes a run some fifty times slower.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to run.
+/// Options of the run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SoloArgs {
     #[arg(long)]
@@ -43,12 +43,12 @@ pub(crate) struct SoloArgs {
     /// Receives are optional.
     #[arg(long)]
     pub(crate) optional: bool,
-    /// Where the counts go; the plugin may print on stdout.
+    /// Where to write the counts; the plugin may print on stdout.
     #[arg(long)]
     pub(crate) output: PathBuf,
 }
 
-/// What the verbs were asked for while the messages moved, at both ends together.
+/// Verbs calls of both ends while the messages moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) messages: u64,
@@ -56,13 +56,13 @@ pub(crate) struct Counts {
     pub(crate) work_requests: u64,
     /// Work requests of receive queues.
     pub(crate) receives: u64,
-    /// Calls that posted to a send queue.
+    /// Calls that post to a send queue.
     pub(crate) doorbells: u64,
-    /// Completions taken.
+    /// Polled completions.
     pub(crate) completions: u64,
 }
 
-/// The command.
+/// Runs the command.
 pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
     let table = plugin::open_table(&args.plugin, args.version, args.table.as_deref(), None)?;
     let net = Net::init(table, &Settings::default())?;
@@ -77,7 +77,7 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
         [] => 0,
         several => net.make_vdevice(several)?,
     };
-    // As NCCL does before it uses a device.
+    // NCCL reads the properties before it uses a device.
     net.properties(device)?;
     let solo = Solo::connect(&net, device, args)?;
     let before = rails::verbs();
@@ -117,14 +117,15 @@ impl Solo {
         let (send, recv) = net.connect_to_itself(device, LIMIT)?;
         let layout = Layout { size: args.size, slots: args.depth };
         let regions = [Region::new(layout)?, Region::new(layout)?].map(ManuallyDrop::new);
-        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does; nothing here accesses it.
+        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does; nothing here
+        // accesses it.
         let from = unsafe { send.reg_mr(regions[0].addr(), layout.len()) }?;
         // SAFETY: as above.
         let to = unsafe { recv.reg_mr(regions[1].addr(), layout.len()) }?;
         Ok(Self { send, recv, from, to, size: args.size, regions })
     }
 
-    /// `depth` messages at once. What is counted happens in here, so it keeps its name.
+    /// Moves `depth` messages at once. callgrind counts inside this function, by its name.
     #[inline(never)]
     fn group(&self, depth: usize, optional: bool) -> Result<(), Failure> {
         let mut receives = Vec::with_capacity(depth);

@@ -1,4 +1,4 @@
-//! The process that loads the plugin. It is started by this same program, does one run through one table, and ends.
+//! The process that loads the plugin. This program starts it for one run through one table.
 
 use std::{
     os::fd::{FromRawFd, OwnedFd, RawFd},
@@ -25,7 +25,7 @@ use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-worker";
 
-/// Descriptors that the parent left open.
+/// Descriptors that the process inherits.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// To the parent.
@@ -34,47 +34,47 @@ pub(crate) struct WorkerArgs {
     /// To the other worker.
     #[arg(long)]
     pub(super) peer: RawFd,
-    /// The page that the parent watches.
+    /// The page with the current call.
     #[arg(long)]
     pub(super) watch: RawFd,
 }
 
-/// What a worker is to do: the parent's only message.
+/// The job: the parent's only message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) plugin: PathBuf,
     pub(super) version: u32,
-    /// The table's symbol, where it is not the exported one of its version.
+    /// The table's symbol, if it is not the exported one of its version.
     pub(super) table: Option<String>,
     pub(super) device: i32,
-    /// Devices to make one of, instead of `device`.
+    /// Devices to merge, instead of `device`.
     pub(super) merge: Vec<i32>,
     pub(super) role: Role,
     pub(super) plan: Plan,
-    /// Log lines of this level or more severe ones: WARN is 2, INFO 3.
+    /// Whether to pass on log lines below WARN.
     pub(super) verbose: bool,
-    /// Variables of the process: set, or taken away. Applied when it starts.
+    /// Variables of the process: set, or unset if `None`. Applied when it starts.
     pub(super) env: Vec<(String, Option<String>)>,
 }
 
-/// What a worker tells its parent.
+/// An event for the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Event {
-    /// A line of the plugin.
+    /// A line that the plugin logged.
     Log { level: i32, text: String },
-    /// `init` is done and the device is there.
+    /// `init` succeeded and the device exists.
     Device { net: String, device: Device },
-    /// The further connections were made.
+    /// The result for further connections.
     Connections(Connections),
-    /// A size is measured.
+    /// The result of a size.
     Result(Box<SizeResult>),
-    /// The run ended with a failure.
+    /// The run failed.
     Failed(Failure),
-    /// The run ended well; only the process's exit is to come.
+    /// The run succeeded; the process is about to exit.
     Done,
 }
 
-/// The way to the parent, for the run and for the plugin's threads that log.
+/// The channel to the parent, shared by the run and the plugin's logging threads.
 #[derive(Clone)]
 struct Parent(Arc<Mutex<Channel>>);
 
@@ -98,19 +98,19 @@ impl Listener for Parent {
     }
 }
 
-/// Takes a descriptor that the parent passed, and keeps it from programs that the plugin may start.
+/// Takes an inherited descriptor, and closes it for programs that the plugin may start.
 fn take(fd: RawFd) -> Result<OwnedFd, Failure> {
-    // SAFETY: fcntl on any number is defined; it fails where nothing is open.
+    // SAFETY: fcntl is defined for any number; it fails if nothing is open.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         let error = std::io::Error::last_os_error();
         return Err(error).tool(format!("use descriptor {fd}; only \"mpib perf\" starts this command"));
     }
-    // SAFETY: open, and the parent made it for this process's sole use.
+    // SAFETY: open, and this process is the only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The worker's main. It does not return after a failure, as the plugin's destructors must not run in a state that
-/// nobody knows.
+/// Runs the worker. Does not return after a failure: the plugin's destructors must not run in an
+/// unknown state.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     let mut control = Channel::new(take(args.control)?, "mpib")?;
     let peer = Channel::new(take(args.peer)?, "the other end")?;
@@ -139,7 +139,7 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     parent.tell(&Event::Done)
 }
 
-/// Does the job, from `init` to `finalize`.
+/// Runs the job, from `init` to `finalize`.
 fn run(
     table: Table,
     link: &mut Link,
@@ -157,12 +157,12 @@ fn run(
     Ok(())
 }
 
-/// Tells both sides, and ends the process at once.
+/// Sends the failure to both sides, and ends the process at once.
 fn give_up(link: &mut Link, parent: &Parent, failure: Failure) -> ! {
-    // Either may be gone; the other is told all the same.
+    // Either connection may be closed; the other one still gets the failure.
     let _ = link.say(&Say::Failed(failure.clone()));
     let code = failure.kind.exit_code();
     let _ = parent.tell(&Event::Failed(failure));
-    // SAFETY: ends the process without running destructors of the plugin.
+    // SAFETY: ends the process without running the plugin's destructors.
     unsafe { libc::_exit(i32::from(code)) }
 }

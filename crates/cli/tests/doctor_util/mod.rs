@@ -27,7 +27,8 @@ pub fn fabric() -> String {
 /// Two ports in networks of their own.
 pub const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
 
-/// `mpib` with nothing set but these devices, the plugin where NCCL would find it, and NCCL told to use it.
+/// `mpib` with nothing set but these devices, the plugin where NCCL would find it, and NCCL told to
+/// use it.
 pub fn mpib(fabric: &str, devices: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     for (name, _) in std::env::vars_os() {
@@ -83,7 +84,8 @@ impl Doctor {
         found.map(|c| (text(&c["text"]), text(&c["remedy"]))).collect()
     }
 
-    /// Names of the checks of this level. What limits this process's locked memory is not the test's.
+    /// Names of the checks of this level. What limits this process's locked memory is not the
+    /// test's.
     pub fn of_level(&self, level: &str) -> Vec<&str> {
         let all = self.document["checks"].as_array().unwrap().iter();
         let names = all.filter(|c| c["level"] == level).map(|c| c["id"].as_str().unwrap());
