@@ -1,5 +1,5 @@
-//! Data from one process to another through a core's table, from listen to the last close, every
-//! byte checked.
+//! Moves data between two processes through a core's table, from listen to the last close, and
+//! checks every byte.
 
 use std::{
     fs::File,
@@ -20,11 +20,11 @@ use crate::{
     worker::foreign,
 };
 
-/// Room behind each message that must stay as it was: receives may be larger than what is sent.
+/// Bytes behind each message that must not change: a receive may be larger than the message.
 const SLACK: usize = 64;
 const UNTOUCHED: u8 = 0xee;
 
-/// The other process. Messages are lines of JSON.
+/// The connection to the other process. Messages are lines of JSON.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: BufReader<File>,
@@ -32,16 +32,16 @@ pub(crate) struct Peer {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// What listen wrote.
+    /// The handle that listen wrote.
     Handle(Vec<u8>),
-    /// What was sent has arrived and is right.
+    /// The data has arrived and is correct.
     Checked,
     /// Everything is closed.
     Closed,
 }
 
 impl Peer {
-    /// Over any stream socket that is connected.
+    /// Wraps a connected stream socket of any kind.
     pub(crate) fn new(stream: OwnedFd) -> Self {
         Self { stream: BufReader::new(stream.into()) }
     }
@@ -61,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Passes bytes to the other process, which takes them.
+    /// Sends bytes to the other process.
     pub(crate) fn give(&mut self, bytes: &[u8]) -> Result<()> {
         self.say(&Message::Handle(bytes.to_vec()))
     }
@@ -81,7 +81,7 @@ impl Peer {
     }
 }
 
-/// One connection: made, used as the plan says, and closed.
+/// Makes one connection, uses it as the plan requires, and closes it.
 pub(crate) fn run(net: &Net, peer: &mut Peer, role: Role, plan: &Plan) -> Result<Tally> {
     let before = rails::read().ok_or_else(|| Failure::tool("softverbs' counters cannot be read"))?;
     let mut tally = Tally::default();
@@ -171,7 +171,7 @@ fn flush(comm: &RecvComm, recvs: &[Recv<'_>], size: usize) -> Result<()> {
     }
 }
 
-/// Polls until there is a value. The process that started this one ends what takes too long.
+/// Polls until there is a value. The parent process enforces the deadline.
 fn until<T>(mut poll: impl FnMut() -> std::result::Result<Option<T>, Error>) -> Result<T> {
     loop {
         if let Some(value) = poll().map_err(foreign)? {
@@ -190,7 +190,7 @@ fn finish<Way>(comm: &Comm<Way>, request: &mut Request) -> Result<Sizes> {
     Ok(sizes)
 }
 
-/// How memory is cut into messages of one size, each with slack behind it.
+/// The layout of memory for messages of one size, each with slack behind it.
 #[derive(Debug, Clone, Copy)]
 struct Slots {
     size: usize,
@@ -206,7 +206,7 @@ impl Slots {
         slot * (self.size + SLACK)
     }
 
-    /// A message with the slack behind it.
+    /// Returns a message with the slack behind it.
     fn message(self, bytes: &mut [u8], slot: usize) -> &mut [u8] {
         &mut bytes[self.offset(slot)..][..self.size + SLACK]
     }
@@ -218,8 +218,8 @@ impl Slots {
     }
 }
 
-/// The bytes of a message, eight at a time, which depend on the message and the place in it. The
-/// product's highest byte comes first, as it alone depends on everything.
+/// Returns eight bytes of a message, which depend on the message and the position. The product's
+/// highest byte comes first, since it alone depends on all bits.
 fn word(slot: usize, at: usize) -> [u8; 8] {
     ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
 }

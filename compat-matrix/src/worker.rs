@@ -1,4 +1,4 @@
-//! The process that loads a core: does a script's steps and writes down what came of them.
+//! The process that loads a core: runs the steps of a job and writes the account.
 
 use std::{
     fs,
@@ -18,8 +18,8 @@ use crate::{
     seen::{self, Seen},
 };
 
-/// Reads the job, does it, and writes the account. What goes wrong with the core or the plugin
-/// stands in the account.
+/// Reads the job, runs it, and writes the account. Failures of the core or the plugin are part of
+/// the account.
 pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     let text = fs::read(job).cannot(format!("read {}", job.display()))?;
     let job: Job = serde_json::from_slice(&text).cannot("understand the job")?;
@@ -29,7 +29,7 @@ pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     }
     told.seen = seen::all();
     let text = serde_json::to_vec(&told).cannot("write the account")?;
-    // In one step, so that a half-written account is not taken for one.
+    // A rename, since a partial file must not be read as an account.
     let new = account.with_extension("new");
     fs::write(&new, text).cannot(format!("write {}", new.display()))?;
     fs::rename(&new, account).cannot(format!("write {}", account.display()))
@@ -115,7 +115,7 @@ impl Worker<'_> {
         self.comms.get(index).ok_or_else(|| Failure::tool(format!("communicator {index} was not opened")))
     }
 
-    /// The table that the core would call for this communicator.
+    /// Returns the table that the core would call for this communicator.
     fn net(&self, comm: usize) -> Result<Net> {
         let comm = self.comm(comm)?;
         let table = comm.net().ok_or_else(|| Failure::wrong("the core gave the communicator no network"))?;
@@ -129,7 +129,7 @@ impl Worker<'_> {
     }
 }
 
-/// A failure of the driver's, which is one of the plugin's or the core's.
+/// Converts an error of a table's call, which is a failure of the plugin or the core.
 pub(crate) fn foreign(error: Error) -> Failure {
     Failure::wrong(error.to_string())
 }

@@ -60,9 +60,9 @@ impl Kind {
 /// Exit codes for `--help`.
 pub const EXIT_CODES: &str = "\
 Exit codes:
-  0  everything asked for was measured, and every checked byte was right
+  0  everything requested was measured, and every checked byte was right
   1  the tool itself failed (memory, sockets, processes)
-  2  options that make no sense, alone or with this plugin
+  2  invalid options, alone or with this plugin
   3  the plugin cannot be loaded or lacks the table
   4  a call of the plugin returned an error
   5  wrong data or a wrong size arrived

@@ -73,12 +73,12 @@ pub struct Mismatch {
     /// The number of wrong bytes.
     pub wrong: usize,
     /// The origin of its word.
-    pub looks_like: Look,
+    pub origin: Origin,
 }
 
 /// The origin of a wrong word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum Origin {
     /// The poison is still there.
     NeverWritten,
     /// Another position of the same message.
@@ -121,42 +121,42 @@ fn diagnose(buf: &[u8], message: u64) -> Option<Mismatch> {
         expected: expected[offset],
         found: buf[offset],
         wrong,
-        looks_like: look(buf, offset, &expected, message),
+        origin: origin_of(buf, offset, &expected, message),
     })
 }
 
-fn look(buf: &[u8], offset: usize, expected: &[u8], message: u64) -> Look {
+fn origin_of(buf: &[u8], offset: usize, expected: &[u8], message: u64) -> Origin {
     let start = offset / 8 * 8;
     let end = (start + 8).min(buf.len());
     if buf[offset..end].iter().zip(&expected[offset..end]).all(|(a, b)| *a == !*b) {
-        return Look::NeverWritten;
+        return Origin::NeverWritten;
     }
     let Ok(word) = buf[start..end].try_into().map(u64::from_le_bytes) else {
-        return Look::Unknown; // too short to tell
+        return Origin::Unknown; // too short to tell
     };
     let place = |number: u64| {
         let index = unmix(word).wrapping_sub(base(number)).wrapping_mul(STEP_INVERSE);
         usize::try_from(index).ok().and_then(|i| i.checked_mul(8)).filter(|at| *at < buf.len())
     };
     if let Some(from) = place(message) {
-        return Look::Shifted { from };
+        return Origin::Shifted { from };
     }
     let around = message.saturating_sub(NEIGHBOURS)..message.saturating_add(NEIGHBOURS);
     around
         .into_iter()
-        .find_map(|number| Some(Look::Message { number, from: place(number)? }))
-        .unwrap_or(Look::Unknown)
+        .find_map(|number| Some(Origin::Message { number, from: place(number)? }))
+        .unwrap_or(Origin::Unknown)
 }
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { offset, expected, found, wrong, looks_like } = self;
+        let Self { offset, expected, found, wrong, origin } = self;
         write!(f, "byte {offset} is {found:#04x}, expected {expected:#04x} ({wrong} wrong in all); ")?;
-        match looks_like {
-            Look::NeverWritten => write!(f, "nothing was written there"),
-            Look::Shifted { from } => write!(f, "it is this message's data from offset {from}"),
-            Look::Message { number, from } => write!(f, "it is message {number}'s data from offset {from}"),
-            Look::Unknown => write!(f, "it is no data of this run"),
+        match origin {
+            Origin::NeverWritten => write!(f, "nothing was written to it"),
+            Origin::Shifted { from } => write!(f, "it is this message's data from offset {from}"),
+            Origin::Message { number, from } => write!(f, "it is message {number}'s data from offset {from}"),
+            Origin::Unknown => write!(f, "it is not data of this run"),
         }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
             let mut buf = vec![0; len];
             poison(&mut buf, number);
             let bad = check(&buf, number).expect("all differ");
-            prop_assert_eq!((bad.offset, bad.wrong, bad.looks_like), (0, len, Look::NeverWritten));
+            prop_assert_eq!((bad.offset, bad.wrong, bad.origin), (0, len, Origin::NeverWritten));
         }
 
         #[test]
@@ -202,7 +202,7 @@ mod tests {
             poison(&mut poisoned, number);
             buf[from..].copy_from_slice(&poisoned[from..]);
             let bad = check(&buf, number).expect("a tail is missing");
-            prop_assert_eq!((bad.offset, bad.wrong, bad.looks_like), (from, len - from, Look::NeverWritten));
+            prop_assert_eq!((bad.offset, bad.wrong, bad.origin), (from, len - from, Origin::NeverWritten));
         }
 
         #[test]
@@ -210,14 +210,14 @@ mod tests {
             let mut buf = message(words * 8, number);
             buf.copy_within(by * 8.., 0);
             let bad = check(&buf, number).expect("shifted");
-            prop_assert_eq!(bad.looks_like, Look::Shifted { from: by * 8 });
+            prop_assert_eq!(bad.origin, Origin::Shifted { from: by * 8 });
         }
 
         #[test]
         fn another_message_is_named(len in 8usize..300, number in 100u64..1 << 40, by in 1u64..90) {
             let buf = message(len, number - by);
             let bad = check(&buf, number).expect("another message");
-            prop_assert_eq!(bad.looks_like, Look::Message { number: number - by, from: 0 });
+            prop_assert_eq!(bad.origin, Origin::Message { number: number - by, from: 0 });
         }
     }
 

@@ -34,11 +34,13 @@ pub fn default_path() -> Result<PathBuf, Failure> {
 
 /// Opens any plugin's file. With `watch`, marks this and all later calls there.
 pub fn open(path: &Path, watch: Option<&'static Watch>) -> Result<Plugin, Failure> {
-    // SAFETY: the user named this file as a plugin, and this process was started to load it.
-    Ok(match watch {
-        Some(watch) => unsafe { Plugin::open_watched(path, watch) }?,
-        None => unsafe { Plugin::open(path) }?,
-    })
+    let plugin = match watch {
+        // SAFETY: the user named this file as a plugin, and this process was started to load it.
+        Some(watch) => unsafe { Plugin::open_watched(path, watch) },
+        // SAFETY: as above.
+        None => unsafe { Plugin::open(path) },
+    };
+    Ok(plugin?)
 }
 
 /// Opens a plugin and returns one table: the exported one of that version, or the one under the

@@ -8,19 +8,19 @@
 //!
 //! # Life cycle
 //!
-//! 1. [`Plugin::open`] loads the file; [`Plugin::table`] takes one version's table.
-//! 2. [`Net::init`] calls `init` with [`Settings`]; [`Net::devices`] and [`Net::properties`]
-//! describe the devices.
-//! 3. [`Net::listen`] gives a [`Listener`]. Its [`Handle`] goes to the peer, over any channel.
-//! 4. The peer polls [`Net::connect`] for a [`SendComm`]; here [`Listener::accept`] is polled for a
+//! 1. [`Plugin::open`] loads the file; [`Plugin::table`] returns one version's table.
+//! 2. [`Net::init`] calls `init` with [`Settings`]. [`Net::devices`] and [`Net::properties`]
+//!    describe the devices.
+//! 3. [`Net::listen`] returns a [`Listener`]. Its [`Handle`] goes to the peer, over any channel.
+//! 4. The peer polls [`Net::connect`] for a [`SendComm`], this end polls [`Listener::accept`] for a
 //!    [`RecvComm`]. Both ends can be in one process: [`Net::connect_to_itself`].
 //! 5. [`Comm::register`] registers bytes, [`Comm::reg_mr`] memory of the caller.
-//! 6. [`SendComm::isend`] and [`RecvComm::irecv`] give a [`Request`], or `None`: not now, call
-//! again.
+//! 6. [`SendComm::isend`] and [`RecvComm::irecv`] return a [`Request`], or `None`: not now, call
+//!    again.
 //! 7. [`Comm::test`] is polled until the request is done, and gives the sizes.
-//!    [`RecvComm::irecv_consumed`] and [`RecvComm::iflush`] follow where the plugin wants them.
-//! 8. [`Comm::release`] or [`Comm::dereg_mr`], then `close` of both comms and of the listener.
-//! 9. [`Net::finalize`].
+//!    [`RecvComm::irecv_consumed`] and [`RecvComm::iflush`] follow if the plugin needs them.
+//! 8. [`Comm::release`] or [`Comm::dereg_mr`] ends registrations; `close` ends comms and listeners.
+//! 9. [`Net::finalize`] ends the use of the table.
 //!
 //! Handles are moved, not copied, so a closed comm cannot be used. Nothing is closed by dropping:
 //! after a failed call only the end of the process is safe.

@@ -15,7 +15,7 @@ pub struct Settings {
     /// `commId`, from v11 on: the same number at all ends of a communicator.
     pub comm_id: u64,
     /// The traffic class, for `init` from v11 on and for `connect` of v10. `None` passes NULL in
-    /// place of the structure. The default is a structure that says that there is none.
+    /// place of the structure. The default is a structure with the value for no class.
     pub traffic_class: Option<c_int>,
     /// NCCL's logger. The default feeds [`logger`](crate::logger).
     pub logger: ncclDebugLogger_t,

@@ -8,7 +8,7 @@ use object::{Object, ObjectSymbol, ReadCache, SymbolKind};
 use crate::{Error, error::Result, table};
 
 /// Returns the symbol's address before loading. Its size must be that of the version's table:
-/// nothing else in the file tells the versions apart.
+/// nothing else in the file distinguishes the versions.
 pub(crate) fn find(path: &Path, symbol: &str, version: u32) -> Result<usize> {
     let fail = |what: String| Error::file(path, what);
     // Read in pieces: a libnccl has some hundred MB, most of it code for GPUs.

@@ -182,6 +182,9 @@ fn virtual_devices_are_made_from_v9_on() {
     });
 }
 
+/// A call of a table in use.
+type Step = fn(&Net) -> Result<(), Error>;
+
 #[test]
 fn every_failure_names_its_call_and_code() {
     every_version!(|version, table, record| {
@@ -203,11 +206,11 @@ fn every_failure_names_its_call_and_code() {
         fails("init");
         failed(record, "init", Call::Init, Net::init(table, &Settings::default()));
         let net = init(table);
-        let all: [(&'static str, Call, &dyn Fn(&Net) -> Result<(), Error>); 4] = [
-            ("devices", Call::Devices, &|net| net.devices().map(drop)),
-            ("properties", Call::GetProperties, &|net| net.properties(0).map(drop)),
-            ("listen", Call::Listen, &|net| net.listen(0).map(drop)),
-            ("connect", Call::Connect, &|net| net.connect(0, &mut Default::default()).map(drop)),
+        let all: [(&'static str, Call, Step); 4] = [
+            ("devices", Call::Devices, |net| net.devices().map(drop)),
+            ("properties", Call::GetProperties, |net| net.properties(0).map(drop)),
+            ("listen", Call::Listen, |net| net.listen(0).map(drop)),
+            ("connect", Call::Connect, |net| net.connect(0, &mut Default::default()).map(drop)),
         ];
         for (rust, call, run) in all {
             fails(rust);

@@ -23,7 +23,8 @@ pub(crate) fn by_name(name: &str) -> Option<PathBuf> {
     let set = env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let in_folder = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let by_variable = || folders(&set).iter().find_map(|folder| in_folder(folder));
-    let by_cache = || cached(&said("ldconfig", &["-p"]).or_else(|| said("/sbin/ldconfig", &["-p"]))?, name);
+    let by_cache =
+        || cached(&output_of("ldconfig", &["-p"]).or_else(|| output_of("/sbin/ldconfig", &["-p"]))?, name);
     let by_default = || LAST.iter().find_map(|folder| in_folder(Path::new(folder)));
     by_variable().or_else(by_cache).or_else(by_default)
 }
@@ -45,12 +46,12 @@ fn missing() -> Failure {
 
 /// Returns the folder with NCCL's wheel of the Python that is first on PATH.
 fn of_python() -> Option<PathBuf> {
-    let text = said("python3", &["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])?;
+    let text = output_of("python3", &["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])?;
     Some(Path::new(text.trim()).join("nvidia/nccl/lib").join(NAME)).filter(|path| path.is_file())
 }
 
 /// Returns what a program prints; `None` if the program is missing or fails.
-fn said(program: &str, args: &[&str]) -> Option<String> {
+fn output_of(program: &str, args: &[&str]) -> Option<String> {
     let out = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
 }

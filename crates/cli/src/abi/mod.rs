@@ -21,8 +21,8 @@ use crate::plugin;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  they fit
-  2  options that make no sense, or no libnccl was found
-  3  they do not fit, or a file is not what it should be";
+  2  invalid options, or no libnccl was found
+  3  they do not fit, or a file is not of the expected kind";
 
 /// Prints which table a libnccl looks for, which ones a plugin exports, and whether they fit
 #[derive(Debug, Clone, Args)]
@@ -93,7 +93,7 @@ impl Report {
         let release = library.release.as_deref().unwrap_or("of an unknown release");
         let verdict = match picked {
             Some(version) => format!("they fit: this NCCL takes v{version}"),
-            None => "they do not fit: this NCCL finds no table that it knows, and goes on without the plugin"
+            None => "they do not fit: this NCCL knows none of the plugin's tables and continues without the plugin"
                 .into(),
         };
         format!(

@@ -69,7 +69,7 @@ impl FromStr for Contestant {
         }
         if let Some(table) = &one.table {
             if one.abi.is_none() {
-                return Err(format!("table={table} needs abi=vN: the symbol does not say its version"));
+                return Err(format!("table={table} needs abi=vN: the symbol has no version"));
             }
             if !named {
                 one.name.clone_from(table);

@@ -58,7 +58,7 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
     let mut notes = Vec::new();
     let valgrind = work.instructions && has_valgrind();
     if work.instructions && !valgrind {
-        notes.push("instructions: not available, since there is no valgrind here".to_owned());
+        notes.push("instructions: not available, valgrind is not installed".to_owned());
     }
     let mut samples: Vec<_> =
         scenarios.iter().map(|s| Samples { scenario: *s, values: BTreeMap::new() }).collect();

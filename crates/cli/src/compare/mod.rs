@@ -107,7 +107,7 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
     let softverbs = args.softverbs.clone().map_or_else(find_softverbs, Ok)?;
     if !softverbs.join("libibverbs.so.1").is_file() {
         let text = format!(
-            "{}: no libibverbs.so.1 there; \"make build\" makes build/softverbs",
+            "{}: no libibverbs.so.1 in this folder; \"make build\" creates build/softverbs",
             softverbs.display()
         );
         return Err(Failure::new(Kind::Usage, text));

@@ -30,7 +30,7 @@ pub(super) fn chosen(only: Option<&str>) -> Result<Vec<Scenario>, Failure> {
         let names = ALL.map(|s| format!("{:?}", s.name)).join(", ");
         return Err(Failure::new(
             Kind::Usage,
-            format!("--only {wanted:?}: no scenario begins so; there are {names}"),
+            format!("--only {wanted:?}: no scenario begins with this; expected one of {names}"),
         ));
     }
     Ok(chosen)

@@ -29,7 +29,7 @@ pub(super) struct Inspection {
 
 /// Gets the plugin's report on this host, within the limit.
 pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Failure> {
-    let Findings { report, softverbs, init } = match ask(plugin, limit, &[])? {
+    let Findings { report, softverbs, init } = match run_worker(plugin, limit, &[])? {
         Ok(findings) => findings,
         Err(what) => {
             let checks = vec![Check::new("plugin", Level::Fail, what)];
@@ -38,7 +38,8 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     };
     let mut checks = Vec::new();
     if report.is_none() {
-        let text = "it is not this project's plugin, or an older one: it does not export mpib_doctor_v1, so only its init was tried";
+        let text =
+            "it does not export mpib_doctor_v1 (another plugin, or an older one): only its init was checked";
         checks.push(Check::new("plugin", Level::Warn, text));
     }
     checks.extend(init.map(|outcome| match outcome {
@@ -64,12 +65,12 @@ pub(super) fn routes(
     for (file, text) in files.iter().zip([ours, theirs]) {
         fs::write(file, text).tool(format!("write {}", file.display()))?;
     }
-    ask(plugin, limit, &files)
+    run_worker(plugin, limit, &files)
 }
 
 /// Starts the worker, waits, and reads its findings. The inner error describes what the plugin did
 /// instead.
-fn ask<T: DeserializeOwned>(
+fn run_worker<T: DeserializeOwned>(
     plugin: &Path,
     limit: Duration,
     hosts: &[PathBuf],
@@ -84,53 +85,53 @@ fn ask<T: DeserializeOwned>(
     if !hosts.is_empty() {
         command.arg("--hosts").args(hosts);
     }
-    // What a plugin prints must not get into the text or the JSON.
+    // A plugin's own output must not mix with the text or the JSON.
     command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::piped());
     ends_with_us(&mut command);
     let mut child = command.spawn().tool("start a worker process")?;
-    let said = drain(&mut child);
+    let stderr = drain(&mut child);
     let status = wait(&mut child, limit)?;
     // A process that the plugin started may hold the other end open.
-    let said = said.recv_timeout(DRAIN).unwrap_or_default();
-    let words = last(&said);
+    let stderr = stderr.recv_timeout(DRAIN).unwrap_or_default();
+    let words = last(&stderr);
     let Some(status) = status else {
         return Ok(Err(format!(
-            "asked, the plugin did not answer within {limit:?}; its last words: {words}"
+            "the plugin's report did not end within {limit:?}; its last line of output: {words}"
         )));
     };
     let findings = fs::read(&output).ok().filter(|_| status.success());
     let findings = findings.and_then(|text| serde_json::from_slice(&text).ok());
     Ok(findings.ok_or_else(|| match status.code() {
         // The worker has printed the reason.
-        Some(_) if !said.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
-        _ => format!("asked, the plugin's process {}; its last words: {words}", ending(status)),
+        Some(_) if !stderr.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
+        _ => format!("the process with the plugin {}; its last line of output: {words}", ending(status)),
     }))
 }
 
 /// Returns the last line, for a sentence.
-fn last(said: &str) -> &str {
-    said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
+fn last(output: &str) -> &str {
+    output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
 }
 
 /// Reads a child's stderr to the end on a thread: a plugin may print more than a pipe holds.
 fn drain(child: &mut Child) -> Receiver<String> {
     const KEPT: usize = 64 << 10;
     let stderr = child.stderr.take();
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     thread::spawn(move || {
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         let mut piece = [0; 4096];
         let Some(mut stderr) = stderr else { return };
         while let Ok(n @ 1..) = io::Read::read(&mut stderr, &mut piece) {
-            said.extend_from_slice(&piece[..n]);
-            if said.len() > 2 * KEPT {
-                said.drain(..said.len() - KEPT);
+            output.extend_from_slice(&piece[..n]);
+            if output.len() > 2 * KEPT {
+                output.drain(..output.len() - KEPT);
             }
         }
         // The receiver may have stopped waiting.
-        let _ = tell.send(String::from_utf8_lossy(&said).into_owned());
+        let _ = sender.send(String::from_utf8_lossy(&output).into_owned());
     });
-    told
+    receiver
 }
 
 /// Waits for a child; `None`: the limit passed, and the child was killed.

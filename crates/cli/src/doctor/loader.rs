@@ -65,9 +65,12 @@ fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Che
         None => Check::new(
             "nccl",
             Level::Fail,
-            format!("{whose} looks for {} and finds no table that it knows", versions(&library.looks_up)),
+            format!(
+                "{whose} looks for {} and knows none of the plugin's tables",
+                versions(&library.looks_up)
+            ),
         )
-        .remedy("take an NCCL from 2.18 on"),
+        .remedy("use NCCL 2.18 or later"),
     };
     (Some(Nccl { library, picked }), check)
 }
@@ -140,16 +143,16 @@ fn net(variable: Option<&str>) -> Check {
     let id = "transport";
     match variable {
         Some(name) if name.eq_ignore_ascii_case("MPIB") => {
-            Check::new(id, Level::Ok, "NCCL_NET=MPIB: NCCL fails rather than take another transport")
+            Check::new(id, Level::Ok, "NCCL_NET=MPIB: NCCL fails instead of using another transport")
         }
         None | Some("") => Check::new(
             id,
             Level::Note,
-            "NCCL_NET is not set: where this plugin does not come up, NCCL takes another transport and does not say so above INFO",
+            "NCCL_NET is not set: if this plugin fails to start, NCCL uses another transport and logs that at INFO only",
         )
         .remedy("NCCL_NET=MPIB makes that an error"),
         Some(other) => {
-            Check::new(id, Level::Fail, format!("NCCL_NET={other}: NCCL takes no transport of another name than that, and this one is MPIB"))
+            Check::new(id, Level::Fail, format!("NCCL_NET={other}: NCCL uses only a transport of this name, and this plugin's name is MPIB"))
                 .remedy("set NCCL_NET=MPIB, or unset it")
         }
     }

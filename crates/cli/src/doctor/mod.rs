@@ -33,7 +33,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  usable
   1  usable with losses
-  2  unusable (and options that make no sense)
+  2  unusable (also: invalid options)
   3  no verdict: the doctor itself failed";
 
 /// Exit code for a failure of the doctor itself.
@@ -149,7 +149,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
 }
 
 fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let mut document = look(args)?;
+    let mut document = check_host(args)?;
     if let Some(peer) = &args.peer {
         peer::check(args, peer, &mut document)?;
     }
@@ -163,7 +163,7 @@ fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
 }
 
 /// Checks this host.
-fn look(args: &DoctorArgs) -> Result<Document, Failure> {
+fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());

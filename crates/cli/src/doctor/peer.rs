@@ -11,7 +11,7 @@ use super::{DoctorArgs, Document, Verdict, inspect};
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel, Probe};
 
-/// First word of a connection, which tells other clients apart.
+/// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
 pub(super) const PROTOCOL: u32 = 1;
@@ -55,7 +55,7 @@ pub(super) struct Reply {
 
 /// Requests of the leading end.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Ask {
+pub(super) enum Request {
     /// Measure between these ports.
     Probe { ours: String, theirs: String, version: u32, out: bool },
     /// The run has ended with this result.
@@ -153,7 +153,7 @@ pub(super) fn measure(
 }
 
 /// Returns the plugin's own message if the failure of a call ends with one.
-fn shown(message: &str) -> &str {
+fn plugin_message(message: &str) -> &str {
     message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
 }
 
@@ -170,7 +170,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
     };
     let mut channel = Channel::new(connect()?.into(), "the other machine")?;
     channel.send(&Opening::new(None))?;
-    let token = welcomed(&mut channel, address)?;
+    let token = open_run(&mut channel, address)?;
     let ours = Summary::new(document);
     channel.send(&ours)?;
     let theirs: Summary = channel.recv(MEASURED, || Ok(()))?;
@@ -180,7 +180,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
         (Some(plugin), Some(ours), Some(theirs)) => {
             inspect::routes(plugin, args.timeout, &ours, theirs)?.map_err(|e| vec![fail(e)])
         }
-        _ => Err(vec![fail("a host without a device has no way to another".into())]),
+        _ => Err(vec![fail("a host without a device has no route to another".into())]),
     };
     let (mut rows, mut checks) = (Vec::new(), Vec::new());
     match pairs {
@@ -189,7 +189,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
             checks.extend(routes.error.map(fail));
             checks.extend(routes.differences.into_iter().map(|text| {
                 fail(format!("{text}: the hosts refuse each other's connections"))
-                    .remedy("set it alike on both")
+                    .remedy("set it to the same value on both")
             }));
             rows.extend(routes.pairs.into_iter().map(|pair| Row { pair, out: None, back: None }));
             let plugin = document.plugin.as_deref();
@@ -197,10 +197,10 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
                 let mut run = Run { channel: &mut channel, connect: &connect, token, plugin, version };
                 run.all(&mut rows, args.all)?;
             }
-            checks.extend(judge(&rows));
+            checks.extend(measured(&rows));
         }
     }
-    channel.send(&Ask::Result(rows.clone()))?;
+    channel.send(&Request::Result(rows.clone()))?;
     document.peer = Some(theirs);
     document.routes = rows;
     document.add(checks);
@@ -212,17 +212,17 @@ fn fail(text: String) -> Check {
 }
 
 /// Waits until the peer serves this run; returns the run's token.
-fn welcomed(channel: &mut Channel, address: &str) -> Result<String, Failure> {
+fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
     let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     let mut limit = PATIENCE;
     loop {
         let reply: Reply = channel.recv(limit, || Ok(()))?;
         if reply.magic != MAGIC {
-            return fail(format!("{address} is no \"mpib doctor --listen\""));
+            return fail(format!("{address} is not an \"mpib doctor --listen\""));
         }
         if reply.protocol != PROTOCOL {
             let text = format!(
-                "{address} speaks protocol {}, expected {PROTOCOL}; take the same release of mpib at both ends",
+                "{address} speaks protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
                 reply.protocol
             );
             return fail(text);
@@ -252,7 +252,7 @@ fn of_peer(peer: &Summary) -> Check {
 }
 
 /// Makes the checks of the measurements.
-fn judge(rows: &[Row]) -> Vec<Check> {
+fn measured(rows: &[Row]) -> Vec<Check> {
     let first = || rows.iter().filter(|r| r.pair.verdict == RouteVerdict::First);
     let name = |r: &Row| format!("{} to {}", r.pair.ours, r.pair.theirs);
     let works = rows.iter().filter(|r| r.works()).count();
@@ -305,7 +305,7 @@ impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
     /// Measures one direction. An error ends the run: the other machine is lost.
     fn one(&mut self, pair: &Pair, out: bool) -> Result<Measured, Failure> {
         let (ours, theirs) = (pair.ours.clone(), pair.theirs.clone());
-        self.channel.send(&Ask::Probe { ours, theirs, version: self.version, out })?;
+        self.channel.send(&Request::Probe { ours, theirs, version: self.version, out })?;
         let stream = (self.connect)()?;
         let lent = stream.try_clone().tool("share a connection")?;
         Channel::new(lent.into(), "the other machine")?.send(&Opening::new(Some(self.token.clone())))?;
@@ -316,7 +316,10 @@ impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
             (here, there) => {
                 let both = [here.err(), there.err().map(|f| f.at("there"))];
                 let cause = both.into_iter().flatten().min_by_key(|f| f.kind.rank());
-                Measured { gigabytes_per_second: None, error: cause.map(|f| shown(&f.message).to_owned()) }
+                Measured {
+                    gigabytes_per_second: None,
+                    error: cause.map(|f| plugin_message(&f.message).to_owned()),
+                }
             }
         })
     }
@@ -350,7 +353,7 @@ mod tests {
             (vec![row(Refused, None)], &[Level::Fail]),
             (vec![], &[Level::Fail]),
         ] {
-            let found: Vec<_> = judge(&rows).iter().map(|c| c.level).collect();
+            let found: Vec<_> = measured(&rows).iter().map(|c| c.level).collect();
             assert_eq!(found, levels, "{rows:?}");
         }
     }
@@ -359,7 +362,7 @@ mod tests {
     fn the_plugins_sentence_is_what_is_shown() {
         let text =
             "sender: the plugin's connect returned 6 (x); its last warning: NET/MPIB : connect: no rail";
-        assert_eq!(shown(text), "connect: no rail");
-        assert_eq!(shown("it died"), "it died");
+        assert_eq!(plugin_message(text), "connect: no rail");
+        assert_eq!(plugin_message("it died"), "it died");
     }
 }

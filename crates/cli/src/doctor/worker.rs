@@ -81,7 +81,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     let bad = |e: String| {
         Failure::new(
             Kind::Load,
-            format!("the plugin's report cannot be read: {e}; take mpib and plugin of one release"),
+            format!("the plugin's report cannot be read: {e}; use mpib and plugin of one release"),
         )
     };
     let head: Head = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;

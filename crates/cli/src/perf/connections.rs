@@ -3,7 +3,7 @@
 use std::{fs, time::Instant};
 
 use super::{
-    link::{Role, Say, hear_one},
+    link::{Message, Role, expect_message},
     report::{Connections, PerConnection},
     session::Session,
 };
@@ -22,15 +22,15 @@ pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     let memory = Memory::now()?.since(&before, count);
     let result = match session.role {
         Role::A => {
-            let peer_memory = hear_one!(session.link, Say::Memory(memory) => memory);
+            let peer_memory = expect_message!(session.link, Message::Memory(memory) => memory);
             let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
             let result = Connections { count, seconds, per_second, memory, peer_memory };
-            session.link.say(&Say::Connections(result))?;
+            session.link.send(&Message::Connections(result))?;
             result
         }
         Role::B => {
-            session.link.say(&Say::Memory(memory))?;
-            hear_one!(session.link, Say::Connections(result) => result)
+            session.link.send(&Message::Memory(memory))?;
+            expect_message!(session.link, Message::Connections(result) => result)
         }
     };
     for comms in made {

@@ -89,7 +89,7 @@ impl Channel {
             alive()?;
             match end {
                 Some(end) if Instant::now() >= end => {
-                    let text = format!("{} said nothing for {:?}", channel.peer, limit.unwrap_or_default());
+                    let text = format!("{} sent nothing for {:?}", channel.peer, limit.unwrap_or_default());
                     Err(Failure::new(Kind::Peer, text))
                 }
                 _ => Ok(()),
@@ -111,7 +111,7 @@ impl Channel {
         }
         let message = serde_json::from_slice(&body);
         message.map(Some).map_err(|e| {
-            Failure::new(Kind::Peer, format!("a message that cannot be read came from {}: {e}", self.peer))
+            Failure::new(Kind::Peer, format!("{} sent a message that cannot be read: {e}", self.peer))
         })
     }
 
@@ -187,7 +187,7 @@ mod tests {
     fn a_silent_peer_is_named_when_the_limit_is_over() {
         let (_a, mut b) = pair();
         let failure = b.recv::<String>(Duration::ZERO, || Ok(())).unwrap_err();
-        assert_eq!((failure.kind, failure.message.as_str()), (Kind::Peer, "a said nothing for 0ns"));
+        assert_eq!((failure.kind, failure.message.as_str()), (Kind::Peer, "a sent nothing for 0ns"));
     }
 
     #[test]

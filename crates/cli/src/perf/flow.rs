@@ -97,13 +97,13 @@ pub(super) fn check(
             Err(Failure::new(Kind::Data, text))
         };
         if let Some(mut mismatch) = pattern::check(end.region.slot(slot), message) {
-            if let pattern::Look::Message { number, .. } = &mut mismatch.looks_like {
+            if let pattern::Origin::Message { number, .. } = &mut mismatch.origin {
                 *number ^= salt;
             }
             return wrong(mismatch.to_string());
         }
         if let Some(at) = end.region.overrun(slot) {
-            return wrong(format!("the plugin wrote {at} bytes behind its end"));
+            return wrong(format!("the plugin wrote {at} bytes behind the message's end"));
         }
         alive();
     }
@@ -174,14 +174,14 @@ impl fmt::Display for Sending<'_> {
             let message = first + *slot as u64;
             write!(
                 f,
-                "; {} are under way, message {message} for {:.1?}",
+                "; {} are in flight, message {message} for {:.1?}",
                 self.flight.len(),
                 since.elapsed()
             )?;
         }
         if self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives {
             let message = first + self.place(self.next).0 as u64;
-            write!(f, "; isend takes no more (NULL request) at message {message}")?;
+            write!(f, "; isend accepts no more (NULL request) at message {message}")?;
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ impl<'a> Receiving<'a> {
                 self.flight.push_back((request, group, since));
                 continue;
             }
-            self.judge_sizes(group, &sizes[..self.round.receives])?;
+            self.check_sizes(group, &sizes[..self.round.receives])?;
             self.end.comm.irecv_consumed(&request)?;
             self.done += 1;
             moved = true;
@@ -241,13 +241,13 @@ impl<'a> Receiving<'a> {
         })
     }
 
-    pub(super) fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
+    pub(super) fn check_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
         let fits = |s: &i32| usize::try_from(*s) == Ok(self.round.size) || (self.round.optional && *s == 0);
         let wrong = sizes.iter().position(|s| !fits(s));
         let Some(member) = wrong else { return Ok(()) };
         let message = self.round.first + (group * self.round.receives + member) as u64;
         let text = format!(
-            "message {message}: test gives a size of {} bytes for receive {member} of {}, but {} were sent",
+            "message {message}: test returned a size of {} bytes for receive {member} of {}, but {} were sent",
             sizes[member], self.round.receives, self.round.size
         );
         Err(Failure::new(Kind::Data, text))
@@ -266,14 +266,14 @@ impl fmt::Display for Receiving<'_> {
             let message = first + (*group * receives) as u64;
             write!(
                 f,
-                "; {} are under way, message {message} for {:.1?}",
+                "; {} are in flight, message {message} for {:.1?}",
                 self.flight.len(),
                 since.elapsed()
             )?;
         }
         if self.next < self.round.groups && self.flight.len() < self.round.depth {
             let message = first + (self.next * receives) as u64;
-            write!(f, "; irecv takes no more (NULL request) at message {message}")?;
+            write!(f, "; irecv accepts no more (NULL request) at message {message}")?;
         }
         Ok(())
     }

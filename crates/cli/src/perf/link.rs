@@ -36,7 +36,7 @@ impl Role {
 
 /// A message. Both ends follow the same sequence.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Say {
+pub(super) enum Message {
     /// After getProperties.
     Device(Device),
     /// The handle that `listen` wrote.
@@ -67,7 +67,7 @@ pub(super) enum Say {
     Failed(Failure),
 }
 
-impl Say {
+impl Message {
     const fn name(&self) -> &'static str {
         match self {
             Self::Device(_) => "Device",
@@ -92,7 +92,7 @@ impl Say {
 pub(super) struct Link {
     channel: Channel,
     /// A message that was read by `check_peer` and not yet returned by `hear`.
-    early: Option<Say>,
+    pending: Option<Message>,
     watch: &'static Watch,
     limit: Duration,
     peer: &'static str,
@@ -104,26 +104,26 @@ impl Link {
         // The other end may be filling or checking all its memory, and has its own limit for the
         // plugin.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
-        Self { channel, early: None, watch, limit, peer: other.name(plan.both_ways()) }
+        Self { channel, pending: None, watch, limit, peer: other.name(plan.both_ways()) }
     }
 
-    pub(super) fn say(&mut self, what: &Say) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, what: &Message) -> Result<(), Failure> {
         self.channel.send(what)
     }
 
     /// Returns the next message; a failure of the other end is an error.
-    pub(super) fn hear(&mut self) -> Result<Say, Failure> {
-        let said = match self.early.take() {
-            Some(said) => said,
-            None => self.hear_raw()?,
+    pub(super) fn recv(&mut self) -> Result<Message, Failure> {
+        let message = match self.pending.take() {
+            Some(message) => message,
+            None => self.recv_any()?,
         };
-        match said {
-            Say::Failed(failure) => Err(self.failed(&failure)),
-            said => Ok(said),
+        match message {
+            Message::Failed(failure) => Err(self.failed(&failure)),
+            message => Ok(message),
         }
     }
 
-    fn hear_raw(&mut self) -> Result<Say, Failure> {
+    fn recv_any(&mut self) -> Result<Message, Failure> {
         let watch = self.watch;
         self.channel.recv(self.limit, || {
             watch.beat();
@@ -133,18 +133,18 @@ impl Link {
 
     /// Checks, without waiting, whether the other end has failed or closed. If it has timed out,
     /// the error includes this end's state (`here`), since this end may be the cause.
-    pub(super) fn glance(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
-        if self.early.is_none() && self.channel.readable() {
-            self.early = Some(self.hear_raw()?);
+    pub(super) fn check_peer(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.pending.is_none() && self.channel.readable() {
+            self.pending = Some(self.recv_any()?);
         }
-        match self.early.take() {
-            Some(Say::Failed(failure)) if failure.kind == Kind::Timeout => {
-                let text = format!("the {} gave up waiting; here {}", self.peer, here());
+        match self.pending.take() {
+            Some(Message::Failed(failure)) if failure.kind == Kind::Timeout => {
+                let text = format!("the {} timed out; this end's state: {}", self.peer, here());
                 Err(Failure::new(Kind::Timeout, text))
             }
-            Some(Say::Failed(failure)) => Err(self.failed(&failure)),
-            early => {
-                self.early = early;
+            Some(Message::Failed(failure)) => Err(self.failed(&failure)),
+            pending => {
+                self.pending = pending;
                 Ok(())
             }
         }
@@ -152,7 +152,7 @@ impl Link {
 
     /// Finds the end that failed first. A process that gives up sends its failure before it ends;
     /// only then can its end cause an error of the plugin here.
-    pub(super) fn blame(&mut self, failure: Failure) -> Failure {
+    pub(super) fn attribute(&mut self, failure: Failure) -> Failure {
         const PATIENCE: Duration = Duration::from_secs(1);
         if failure.kind != Kind::Call {
             return failure;
@@ -161,7 +161,7 @@ impl Link {
         while began.elapsed() < PATIENCE {
             if !self.channel.readable() {
                 std::thread::sleep(PATIENCE / 100);
-            } else if let Err(theirs) = self.hear() {
+            } else if let Err(theirs) = self.recv() {
                 return Failure::new(theirs.kind, format!("{theirs}; then here {failure}"));
             }
         }
@@ -173,23 +173,23 @@ impl Link {
     }
 
     /// Makes the error for a message that is out of sequence.
-    pub(super) fn unexpected<T>(&self, said: &Say, wanted: &str) -> Result<T, Failure> {
+    pub(super) fn unexpected<T>(&self, message: &Message, wanted: &str) -> Result<T, Failure> {
         let text = format!(
-            "the {} said {} where {wanted} was expected; are both ends the same release?",
+            "the {} sent {}, expected {wanted}; are both ends of the same release?",
             self.peer,
-            said.name()
+            message.name()
         );
         Err(Failure::new(Kind::Peer, text))
     }
 }
 
 /// Receives one message of a kind, or fails.
-macro_rules! hear_one {
+macro_rules! expect_message {
     ($link:expr, $pattern:pat => $value:expr) => {
-        match $link.hear()? {
+        match $link.recv()? {
             $pattern => $value,
-            said => return $link.unexpected(&said, stringify!($pattern)),
+            message => return $link.unexpected(&message, stringify!($pattern)),
         }
     };
 }
-pub(super) use hear_one;
+pub(super) use expect_message;

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use super::{
     args::Plan,
     flow::{self, End, Receiving, Round, Sending},
-    link::{Role, Say, hear_one},
+    link::{Message, Role, expect_message},
     pingpong, rails,
     report::{SizeResult, Times},
     session::{Comms, Patience, Session},
@@ -75,7 +75,7 @@ impl Measurement<'_> {
             round.groups = groups.min(most);
             self.lead_round(session, &round)?;
         }
-        session.link.say(&Say::EndOfSize)?;
+        session.link.send(&Message::EndOfSize)?;
         Ok(before)
     }
 
@@ -102,10 +102,10 @@ impl Measurement<'_> {
     }
 
     fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
-        session.link.say(&Say::Round { first: round.first, groups: round.groups })?;
+        session.link.send(&Message::Round { first: round.first, groups: round.groups })?;
         self.prepare(session, round);
-        hear_one!(session.link, Say::Ready => ());
-        session.link.say(&Say::Go)?;
+        expect_message!(session.link, Message::Ready => ());
+        session.link.send(&Message::Go)?;
         self.transfer(session, round)
     }
 
@@ -118,18 +118,18 @@ impl Measurement<'_> {
     ) -> Result<Option<rails::Counters>, Failure> {
         let mut before = None;
         loop {
-            let (first, groups) = match session.link.hear()? {
-                Say::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
-                Say::EndOfSize => return Ok(before),
-                said => return session.link.unexpected(&said, "Round or EndOfSize"),
+            let (first, groups) = match session.link.recv()? {
+                Message::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
+                Message::EndOfSize => return Ok(before),
+                message => return session.link.unexpected(&message, "Round or EndOfSize"),
             };
             if first != 0 && round.first == 0 {
                 before = self.reset();
             }
             (round.first, round.groups) = (first, groups);
             self.prepare(session, &round);
-            session.link.say(&Say::Ready)?;
-            hear_one!(session.link, Say::Go => ());
+            session.link.send(&Message::Ready)?;
+            expect_message!(session.link, Message::Go => ());
             self.transfer(session, &round)?;
         }
     }
@@ -165,7 +165,7 @@ impl Measurement<'_> {
         } else {
             self.stream(session, round)?;
         }
-        self.settle(session, round, started.elapsed())
+        self.finish_round(session, round, started.elapsed())
     }
 
     /// Moves each direction independently, with as many groups in flight as the round has.
@@ -199,10 +199,15 @@ impl Measurement<'_> {
     }
 
     /// Exchanges the round's duration with the other end, and checks the received messages.
-    fn settle(&mut self, session: &mut Session<'_>, round: &Round, took: Duration) -> Result<(), Failure> {
+    fn finish_round(
+        &mut self,
+        session: &mut Session<'_>,
+        round: &Round,
+        took: Duration,
+    ) -> Result<(), Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        session.link.say(&Say::Finished { nanos })?;
-        let theirs = hear_one!(session.link, Say::Finished { nanos } => nanos);
+        session.link.send(&Message::Finished { nanos })?;
+        let theirs = expect_message!(session.link, Message::Finished { nanos } => nanos);
         self.busy += Duration::from_nanos(nanos.max(theirs));
         self.messages += round.messages() as u64;
         let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
@@ -221,10 +226,11 @@ impl Measurement<'_> {
         if session.role == Role::B {
             let times =
                 self.times.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect();
-            session.link.say(&Say::Tally { times, rails })?;
-            return Ok(hear_one!(session.link, Say::Result(result) => *result));
+            session.link.send(&Message::Tally { times, rails })?;
+            return Ok(expect_message!(session.link, Message::Result(result) => *result));
         }
-        let (theirs, peer_rails) = hear_one!(session.link, Say::Tally { times, rails } => (times, rails));
+        let (theirs, peer_rails) =
+            expect_message!(session.link, Message::Tally { times, rails } => (times, rails));
         for (value, count) in theirs {
             self.times.saturating_record_n(value, count);
         }
@@ -244,7 +250,7 @@ impl Measurement<'_> {
             rails,
             peer_rails,
         };
-        session.link.say(&Say::Result(Box::new(result.clone())))?;
+        session.link.send(&Message::Result(Box::new(result.clone())))?;
         Ok(result)
     }
 }

@@ -25,14 +25,14 @@ pub(super) fn run(
     let ahead = round.depth.max(2).min(round.groups);
     let mut posted = Vec::with_capacity(round.groups);
     for n in 0..ahead {
-        posted.push(until(session, "irecv takes no request", || receiving.post(n))?);
+        posted.push(until(session, "irecv accepts no receive", || receiving.post(n))?);
     }
     for n in 0..round.groups {
         let since = Instant::now();
         if session.role == Role::B {
             arrive(session, &receiving, (send, recv), n, (&mut posted[n], None))?;
         }
-        let sent = until(session, "isend takes no request", || {
+        let sent = until(session, "isend accepts no send", || {
             Ok(send.comm.isend(&send.mr, send.region.slot_offset(n), round.size, FIRST_TAG)?)
         })?;
         let mut left = Some(sent);
@@ -45,7 +45,7 @@ pub(super) fn run(
             until(session, "the send does not complete", || done(send.comm, &mut sent))?;
         }
         if n + ahead < round.groups {
-            posted.push(until(session, "irecv takes no request", || receiving.post(n + ahead))?);
+            posted.push(until(session, "irecv accepts no receive", || receiving.post(n + ahead))?);
         }
     }
     Ok(())
@@ -72,7 +72,7 @@ fn arrive(
         }
         Ok(None)
     })?;
-    receiving.judge_sizes(n, &sizes[..1])?;
+    receiving.check_sizes(n, &sizes[..1])?;
     recv.comm.irecv_consumed(request)?;
     Ok(sent)
 }

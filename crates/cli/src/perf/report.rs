@@ -183,7 +183,7 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
 pub(super) fn connections(c: &Connections) -> String {
     let kib = |bytes: f64| bytes / 1024.0;
     format!(
-        "{} connections: {:.0} a second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
+        "{} connections: {:.0} per second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
         c.count,
         c.per_second,
         kib(c.memory.resident),

@@ -31,9 +31,9 @@ struct Slot {
     /// Reported a failure, or was found dead or stuck.
     failed: bool,
     /// Sends no more events.
-    silent: bool,
+    drained: bool,
     /// How the process ended, whether successfully, and when.
-    gone: Option<(String, bool, Instant)>,
+    exit: Option<(String, bool, Instant)>,
 }
 
 /// The workers of a run on this machine: both, or one.
@@ -63,8 +63,8 @@ impl<'a> Run<'a> {
                 role: job.role,
                 done: false,
                 failed: false,
-                silent: false,
-                gone: None,
+                drained: false,
+                exit: None,
             });
         }
         let report =
@@ -83,12 +83,12 @@ impl<'a> Run<'a> {
         let mut give_up = None;
         while !self.slots.iter().all(Slot::ended) {
             match self.events.recv_timeout(TICK) {
-                Ok((index, event)) => self.take(index, event)?,
+                Ok((index, event)) => self.handle(index, event)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 // The readers have ended; only the processes remain.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
-            self.look()?;
+            self.check_workers()?;
             if !self.failures.is_empty()
                 && Instant::now() >= *give_up.get_or_insert_with(|| Instant::now() + GRACE)
             {
@@ -107,7 +107,7 @@ impl<'a> Run<'a> {
         self.failures.push(failure.at(self.name(index)));
     }
 
-    fn take(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
+    fn handle(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
         // The workers send the same results; the first one's are used.
         let first = index == 0;
         match event {
@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
             Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_)) => {}
             Some(Event::Failed(failure)) => self.fail(index, failure),
             Some(Event::Done) => self.slots[index].done = true,
-            None => self.slots[index].silent = true,
+            None => self.slots[index].drained = true,
         }
         Ok(())
     }
@@ -136,19 +136,19 @@ impl<'a> Run<'a> {
     }
 
     /// Checks for workers that have ended or are stuck.
-    fn look(&mut self) -> Result<(), Failure> {
+    fn check_workers(&mut self) -> Result<(), Failure> {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            if slot.gone.is_none()
+            if slot.exit.is_none()
                 && let Some(status) = slot.worker.exited()?
             {
-                slot.gone = Some((ending(status), status.success(), Instant::now()));
+                slot.exit = Some((ending(status), status.success(), Instant::now()));
             }
-            match &slot.gone {
+            match &slot.exit {
                 Some((how, success, since)) => {
-                    slot.silent |= since.elapsed() > DRAIN; // a process it started may hold the socket
+                    slot.drained |= since.elapsed() > DRAIN; // a process it started may hold the socket
                     let fine = slot.failed || (slot.done && *success);
-                    if slot.silent && !fine {
+                    if slot.drained && !fine {
                         let (call, _) = slot.worker.watch.read();
                         let text = format!("the worker process {how}, {}", whereabouts(call));
                         self.fail(index, Failure::new(Kind::Died, text));
@@ -182,7 +182,7 @@ impl<'a> Run<'a> {
 
 impl Slot {
     fn ended(&self) -> bool {
-        self.gone.is_some() && self.silent
+        self.exit.is_some() && self.drained
     }
 }
 
@@ -203,7 +203,7 @@ fn overdue(call: Call, quiet: Duration, plan: &Plan) -> Option<Failure> {
         _ => plan.timeout,
     };
     let text = match call {
-        Call::Outside => "the worker process shows no sign of life".into(),
+        Call::Outside => "the worker process made no progress".into(),
         Call::Exit => "the process does not exit: an exit handler or destructor of the plugin hangs".into(),
         call => format!("the plugin's {} did not return", call.name()),
     };

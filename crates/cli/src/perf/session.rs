@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{
     args::Plan,
     connections,
-    link::{Link, Role, Say, hear_one},
+    link::{Link, Message, Role, expect_message},
     measure,
     region::Layout,
     report::{Connections, SizeResult},
@@ -59,8 +59,8 @@ impl Session<'_> {
     pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
         let device = self.choose_device()?;
         listener.device(&self.net.name(), &device)?;
-        self.link.say(&Say::Device(device))?;
-        let peer = hear_one!(self.link, Say::Device(device) => device);
+        self.link.send(&Message::Device(device))?;
+        let peer = expect_message!(self.link, Message::Device(device) => device);
         self.fits(&peer, "the other end's device")?;
         let comms = self.connect()?;
         if self.plan.connections > 0 {
@@ -81,7 +81,7 @@ impl Session<'_> {
         };
         if last >= count {
             let text = match count {
-                ..=0 => format!("the plugin has no devices (devices gives {count})"),
+                ..=0 => format!("the plugin has no devices (devices returned {count})"),
                 _ => format!("{option} {last}: the plugin has {count}, numbered from 0"),
             };
             return Err(Failure::new(Kind::Load, text));
@@ -100,18 +100,18 @@ impl Session<'_> {
         let refuse = |text: String| Err(Failure::new(Kind::Usage, format!("{which} ({name:?}) {text}")));
         if ptr_support & HOST == 0 {
             return refuse(format!(
-                "takes no host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
+                "does not support host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
             ));
         }
         if usize::try_from(*max_recvs).is_ok_and(|max| self.plan.receives > max) || *max_recvs < 1 {
             return refuse(format!(
-                "takes {max_recvs} receives in an irecv, but {} are asked for",
+                "supports {max_recvs} receives in an irecv, but {} are requested",
                 self.plan.receives
             ));
         }
         match self.plan.sizes.iter().find(|size| *size > max_bytes) {
             Some(size) => {
-                refuse(format!("takes messages of at most {max_bytes} bytes, but {size} are asked for"))
+                refuse(format!("supports messages of at most {max_bytes} bytes, but {size} are requested"))
             }
             None => Ok(()),
         }
@@ -128,12 +128,12 @@ impl Session<'_> {
         let mut listening = None;
         if receives {
             let listener = self.net.listen(self.device)?;
-            self.link.say(&Say::Handle(listener.handle().0.to_vec()))?;
+            self.link.send(&Message::Handle(listener.handle().0.to_vec()))?;
             listening = Some(listener);
         }
         let mut handle = None;
         if sends {
-            let bytes = hear_one!(self.link, Say::Handle(bytes) => bytes);
+            let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
             let Ok(bytes) = bytes.try_into() else {
                 return Err(Failure::new(Kind::Peer, "the other end sent a handle of a wrong length"));
             };
@@ -155,7 +155,7 @@ impl Session<'_> {
             }
             patience.idle(self.link, || {
                 let waits = |waits: bool, call: &str| match waits {
-                    true => format!("; {call} still gives no comm"),
+                    true => format!("; {call} has returned no comm"),
                     false => String::new(),
                 };
                 let c = waits(sends && comms.send.is_none(), "connect");
@@ -163,8 +163,8 @@ impl Session<'_> {
                 format!("the connection is not made{c}{a}")
             })?;
         }
-        self.link.say(&Say::Connected)?;
-        hear_one!(self.link, Say::Connected => ());
+        self.link.send(&Message::Connected)?;
+        expect_message!(self.link, Message::Connected => ());
         Ok(comms)
     }
 
@@ -209,7 +209,7 @@ impl Patience {
         if !self.polls.is_multiple_of(Self::STRIDE) {
             return Ok(());
         }
-        link.glance(&state)?;
+        link.check_peer(&state)?;
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if waited < self.limit {
             return Ok(());

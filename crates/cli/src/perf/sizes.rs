@@ -54,7 +54,7 @@ impl FromStr for Sizes {
             Some((from, to)) => {
                 let (from, to) = (size(from)?, size(to)?);
                 if from == 0 || from > to {
-                    return Err(format!("{word:?}: a range goes up from at least 1"));
+                    return Err(format!("{word:?}: a range starts at 1 or more and ends at no less"));
                 }
                 Ok(Part::Range(from, to))
             }
@@ -80,7 +80,7 @@ impl Sizes {
         if all.len() > MOST_SIZES {
             return Err(Failure::new(
                 Kind::Usage,
-                format!("{} sizes; at most {MOST_SIZES} make sense", all.len()),
+                format!("{} sizes, expected at most {MOST_SIZES}", all.len()),
             ));
         }
         Ok(all)
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn nonsense_is_named() {
         for bad in ["", "8..", "64..8", "0..8", "x", "4T", "-1", "99999999999G", "2G"] {
-            assert!(bad.parse::<Sizes>().is_err(), "{bad:?} was taken");
+            assert!(bad.parse::<Sizes>().is_err(), "{bad:?} was accepted");
         }
     }
 

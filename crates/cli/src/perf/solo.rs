@@ -71,7 +71,7 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
         [] if count < 1 => {
             return Err(Failure::new(
                 Kind::Load,
-                format!("the plugin has no devices (devices gives {count})"),
+                format!("the plugin has no devices (devices returned {count})"),
             ));
         }
         [] => 0,
@@ -132,13 +132,13 @@ impl Solo {
         let mut sends = Vec::with_capacity(depth);
         let group = [Recv { mr: &self.to, offset: 0, len: self.size, tag: 1 }];
         for _ in 0..depth {
-            receives.push(until("irecv takes no request", LIMIT, || match optional {
+            receives.push(until("irecv accepts no receive", LIMIT, || match optional {
                 true => self.recv.irecv_optional(&group),
                 false => self.recv.irecv(&group),
             })?);
         }
         for _ in 0..depth {
-            sends.push(until("isend takes no request", LIMIT, || {
+            sends.push(until("isend accepts no send", LIMIT, || {
                 self.send.isend(&self.from, 0, self.size, 1)
             })?);
         }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     args::Plan,
     control::Channel,
-    link::{Link, Role, Say, hear_one},
+    link::{Link, Message, Role, expect_message},
     report::{Connections, SizeResult},
     session::{Listener, Session},
 };
@@ -79,27 +79,27 @@ pub(super) enum Event {
 struct Parent(Arc<Mutex<Channel>>);
 
 impl Parent {
-    fn tell(&self, event: &Event) -> Result<(), Failure> {
+    fn send(&self, event: &Event) -> Result<(), Failure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).send(event)
     }
 }
 
 impl Listener for Parent {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure> {
-        self.tell(&Event::Device { net: net.to_owned(), device: device.clone() })
+        self.send(&Event::Device { net: net.to_owned(), device: device.clone() })
     }
 
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure> {
-        self.tell(&Event::Connections(*connections))
+        self.send(&Event::Connections(*connections))
     }
 
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure> {
-        self.tell(&Event::Result(Box::new(result.clone())))
+        self.send(&Event::Result(Box::new(result.clone())))
     }
 }
 
 /// Takes an inherited descriptor, and closes it for programs that the plugin may start.
-fn take(fd: RawFd) -> Result<OwnedFd, Failure> {
+fn inherit(fd: RawFd) -> Result<OwnedFd, Failure> {
     // SAFETY: fcntl is defined for any number; it fails if nothing is open.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         let error = std::io::Error::last_os_error();
@@ -112,9 +112,9 @@ fn take(fd: RawFd) -> Result<OwnedFd, Failure> {
 /// Runs the worker. Does not return after a failure: the plugin's destructors must not run in an
 /// unknown state.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
-    let mut control = Channel::new(take(args.control)?, "mpib")?;
-    let peer = Channel::new(take(args.peer)?, "the other end")?;
-    let watch = Watch::open(take(args.watch)?).tool("map the memory file of the current call")?.leak();
+    let mut control = Channel::new(inherit(args.control)?, "mpib")?;
+    let peer = Channel::new(inherit(args.peer)?, "the other end")?;
+    let watch = Watch::open(inherit(args.watch)?).tool("map the memory file of the current call")?.leak();
     let job: Job = control.recv(Duration::from_secs(60), || Ok(()))?;
     let mut parent = Parent(Arc::new(Mutex::new(control)));
 
@@ -122,7 +122,7 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     logger::install(move |line| {
         if line.level == logger::WARN || verbose {
             // The run itself notices a lost parent.
-            let _ = sink.tell(&Event::Log { level: line.level, text: line.text.clone() });
+            let _ = sink.send(&Event::Log { level: line.level, text: line.text.clone() });
         }
     });
 
@@ -132,11 +132,11 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
         Err(failure) => give_up(&mut link, &parent, failure),
     };
     if let Err(failure) = run(table, &mut link, watch, job, &mut parent) {
-        let failure = link.blame(failure);
+        let failure = link.attribute(failure);
         give_up(&mut link, &parent, failure);
     }
     watch.set(Call::Exit);
-    parent.tell(&Event::Done)
+    parent.send(&Event::Done)
 }
 
 /// Runs the job, from `init` to `finalize`.
@@ -152,17 +152,17 @@ fn run(
     let mut session = Session { net, link, watch, role, version, device, merge, plan };
     session.run(parent)?;
     session.net.finalize()?;
-    link.say(&Say::Closed)?;
-    hear_one!(link, Say::Closed => ());
+    link.send(&Message::Closed)?;
+    expect_message!(link, Message::Closed => ());
     Ok(())
 }
 
 /// Sends the failure to both sides, and ends the process at once.
 fn give_up(link: &mut Link, parent: &Parent, failure: Failure) -> ! {
     // Either connection may be closed; the other one still gets the failure.
-    let _ = link.say(&Say::Failed(failure.clone()));
+    let _ = link.send(&Message::Failed(failure.clone()));
     let code = failure.kind.exit_code();
-    let _ = parent.tell(&Event::Failed(failure));
+    let _ = parent.send(&Event::Failed(failure));
     // SAFETY: ends the process without running the plugin's destructors.
     unsafe { libc::_exit(i32::from(code)) }
 }

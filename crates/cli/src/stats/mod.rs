@@ -18,10 +18,10 @@ use nccl_net_mpib_agent_iface::stats::NoPage;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  statistics were shown
-  1  the tool itself failed, or the system said something unexpected
-  2  options that make no sense
+  1  the tool itself failed, or the system returned something unexpected
+  2  invalid options
   3  no such process
-  4  not permitted to look into the process
+  4  no permission to inspect the process
   5  no statistics page: no plugin in the process, not initialised, or MPIB_STATS=0
   6  the page cannot be read: it is not sealed, damaged, or of another version";
 
@@ -85,7 +85,7 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
         if now.processes.is_empty() {
             let others = match now.not_permitted {
                 0 => String::new(),
-                n => format!("; {n} of others may not be looked into"),
+                n => format!("; {n} of other users cannot be inspected"),
             };
             return match last {
                 // All watched processes have ended.

@@ -32,7 +32,7 @@ fn head(p: &ProcessStats) -> String {
     };
     let elsewhere = match p.elsewhere {
         0 => String::new(),
-        n => format!(", {n} of these by another NIC than NCCL asked for"),
+        n => format!(", {n} of these over another NIC than NCCL requested"),
     };
     let (pid, command, plugin, open, opened) = (p.pid, &p.command, &p.plugin, p.open, p.opened);
     let mut head = format!(
