@@ -4,7 +4,11 @@
 //! cargo run -p nccl-net-host --example drive -- build/libnccl-net-mpib.so
 //! ```
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use nccl_net_host::{Error, MAX_GROUP, Net, Plugin, Recv, Settings, Table, exported_versions, logger, until};
 
@@ -32,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn drive(path: &PathBuf) -> Result<(), Error> {
+fn drive(path: &Path) -> Result<(), Error> {
     // The versions are read from the file before any of its code runs.
     let versions = exported_versions(path)?;
     // SAFETY: the user named this file as a plugin.

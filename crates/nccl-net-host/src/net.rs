@@ -119,12 +119,12 @@ impl Net {
                 self.table().version()
             ))),
             9..=11 => {
-                let mut props = v9::VDeviceProps { ndevs: 0, devs: [0; _] };
+                let mut props = v9::VDeviceProps { ndevs: 0, devs: Default::default() };
                 self.fill(devices, &mut props.ndevs, &mut props.devs)?;
                 self.make(from_mut(&mut props).cast())
             }
             _ => {
-                let mut props = v12::VDeviceProps { ndevs: 0, devs: [0; _] };
+                let mut props = v12::VDeviceProps { ndevs: 0, devs: Default::default() };
                 self.fill(devices, &mut props.ndevs, &mut props.devs)?;
                 self.make(from_mut(&mut props).cast())
             }
