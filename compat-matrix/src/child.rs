@@ -1,5 +1,5 @@
-//! Starts processes that load a core, and ends them: whatever such a process does, what comes of it is an account or a
-//! sentence.
+//! Starts processes that load a core, and ends them. The result is an account or a failure,
+//! whatever such a process does.
 
 use std::{
     collections::BTreeMap,
@@ -29,29 +29,33 @@ pub(crate) const COMMAND: &str = "worker";
 /// How a process ended.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    /// `None` where it did not come to write one.
+    /// `None` if the process ended before it wrote one.
     pub(crate) account: Option<Account>,
-    /// `None` where it was killed because its time was up.
+    /// `None` if the process was killed at the deadline.
     pub(crate) status: Option<ExitStatus>,
-    /// The last step that it began, and its last words.
+    /// The last step that began, and the last line of output.
     last_step: String,
     said: String,
     deadline: Duration,
 }
 
 impl Ending {
-    /// The signal that the process died of, unless it was killed for lack of time.
+    /// Returns the signal that ended the process, unless it was killed at the deadline.
     pub(crate) fn signal(&self) -> Option<i32> {
         self.status?.signal()
     }
 
-    /// The account of a process that did all its steps and ended well.
+    /// Returns the account of a process that completed all steps.
     pub(crate) fn account(self) -> Result<Account> {
         let at = if self.last_step.is_empty() { String::new() } else { format!(" at {}", self.last_step) };
         let Some(status) = self.status else {
             return Err(Failure::wrong(format!("did not end in {:?}{at}", self.deadline)));
         };
-        let said = if self.said.is_empty() { String::new() } else { format!("; it said: {}", self.said) };
+        let said = if self.said.is_empty() {
+            String::new()
+        } else {
+            format!("; its last line of output: {}", self.said)
+        };
         if let Some(signal) = status.signal() {
             return Err(Failure::wrong(format!("died of signal {signal}{at}{said}")));
         }
@@ -66,7 +70,7 @@ impl Ending {
     }
 }
 
-/// Runs one process, or two that are each other's peer.
+/// Runs one process, or two that are connected.
 pub(crate) struct Runner<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) environment: BTreeMap<String, String>,
@@ -81,7 +85,7 @@ impl Runner<'_> {
         Ok(running.ending(self.deadline))
     }
 
-    /// One end of a pair, whose other end has the other end of this stream connection.
+    /// Runs one end of a pair; `peer` is the connection to the other end.
     pub(crate) fn end(&self, job: &Job, role: Role, peer: OwnedFd) -> Result<Account> {
         let mut running = [self.start(job, Some((role, peer)))?];
         wait(&mut running, self.deadline);
@@ -89,7 +93,7 @@ impl Runner<'_> {
         running.ending(self.deadline).account()
     }
 
-    /// The same job on both ends; the accounts of the sender and of the receiver.
+    /// Runs the same job on both ends; returns the accounts of the sender and of the receiver.
     pub(crate) fn pair(&self, job: &Job) -> Result<[Account; 2]> {
         let (a, b) = UnixStream::pair().cannot("make a socket pair")?;
         let sender = self.start(job, Some((Role::Sender, a.into())))?;
@@ -125,19 +129,19 @@ impl Runner<'_> {
         command.arg(COMMAND).arg(&input).arg(&output);
         command.env_clear().envs(&self.environment);
         if let Some((role, _)) = job.peer {
-            // Ranks of one GPU are refused on one host: NCCL takes these for two.
+            // NCCL refuses two ranks with one GPU on one host: this makes it see two hosts.
             command.env("NCCL_HOSTID", format!("{role:?}"));
         }
         command.stdin(Stdio::null()).stdout(file.try_clone().cannot("share a file")?).stderr(file);
         let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl. No memory is
-        // allocated; the error values hold numbers.
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid,
+        // fcntl. No memory is allocated; the error values hold numbers.
         unsafe {
             command.pre_exec(move || {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                // The parent may have died before the signal was asked for.
+                // The parent may have died before the signal was requested.
                 if libc::getppid().cast_unsigned() != parent {
                     return Err(io::Error::from_raw_os_error(libc::ESRCH));
                 }
@@ -154,7 +158,7 @@ impl Runner<'_> {
     }
 }
 
-/// A process that was started. Dropping it kills it.
+/// A process. Dropping it kills it.
 struct Running {
     child: Child,
     status: Option<ExitStatus>,
@@ -162,7 +166,8 @@ struct Running {
     errors: PathBuf,
 }
 
-/// Waits until all have ended, or the time is up. One that failed leaves the other a moment to end by itself.
+/// Waits until all have ended or the deadline has passed. If one fails, the other one gets a moment
+/// to end.
 fn wait<const N: usize>(running: &mut [Running; N], deadline: Duration) {
     const MOMENT: Duration = Duration::from_secs(2);
     let mut end = Instant::now() + deadline;
@@ -193,7 +198,7 @@ impl Running {
             && self.account().is_some_and(|account| account.failure.is_none())
     }
 
-    /// Kills it where it still runs.
+    /// Kills the process if it still runs.
     fn ending(mut self, deadline: Duration) -> Ending {
         if self.status.is_none() {
             self.kill();
@@ -212,7 +217,7 @@ impl Running {
     }
 
     fn kill(&mut self) {
-        // Both fail only where the process has been waited for already.
+        // Both calls fail only if the process has been waited for already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,19 +1,19 @@
-//! A library's types against the description in crate `abi`.
+//! Compares a library's types with the description in crate `abi`.
 
 use nccl_net_abi::describe;
 
 use crate::dwarf::{Struct, Types};
 
-/// What came of a comparison with the description.
+/// The result of a comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Compared {
-    /// How many were there to compare.
+    /// Number of structures that both sides have.
     pub(crate) structs: usize,
     pub(crate) enumerators: usize,
     pub(crate) differences: Vec<String>,
 }
 
-/// Compares whatever both the description and the library have.
+/// Compares everything that both the description and the library have.
 pub(crate) fn compare(types: &Types) -> Compared {
     let mut compared = Compared::default();
     for ours in describe::structs() {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::dwarf::Field;
 
-    /// The description as a library would have it.
+    /// Returns the description in a library's form.
     fn ours() -> Types {
         let structs = describe::structs().into_iter().map(|s| {
             let fields = s.fields.into_iter().map(|f| Field {
@@ -74,7 +74,7 @@ mod tests {
         Types { structs: structs.collect(), enumerators: constants.collect() }
     }
 
-    /// One change, and the words that must be in what is said of it.
+    /// Applies one change; the difference must contain these words.
     #[track_caller]
     fn found(change: impl FnOnce(&mut Types), words: &str) {
         let mut types = ours();

@@ -1,5 +1,5 @@
-//! A loaded libnccl.so.2: its inner functions called by their place, communicators that consist of zeros, and what it asks
-//! the dynamic linker for.
+//! A loaded libnccl.so.2: calls inner functions by their addresses, makes communicators of zeros,
+//! and records calls of the dynamic linker.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -15,7 +15,7 @@ use crate::{
     seen,
 };
 
-/// The library, which stays until the process ends.
+/// The library, which stays loaded until the process ends.
 #[derive(Debug)]
 pub(crate) struct Core {
     base: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Loads the library and watches what it opens and looks up from then on.
+    /// Loads the library and records what it opens and looks up from then on.
     pub(crate) fn load(path: &Path, facts: Facts) -> Result<Self> {
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| Failure::tool("a path with a NUL in it"))?;
@@ -44,14 +44,15 @@ impl Core {
         let core = Self { base, handle: opened, facts };
         for (name, function) in seen::hooks() {
             for place in core.facts.places.imports.get(name).into_iter().flatten() {
-                // SAFETY: a slot of the loaded library that holds the address of `name`; the hook has its signature.
+                // SAFETY: a slot of the loaded library that holds the address of `name`; the hook
+                // has its signature.
                 unsafe { overwrite(base + *place as usize, function)? };
             }
         }
         Ok(core)
     }
 
-    /// `ncclGetVersion`: 2.18.3 gives 21803.
+    /// Returns the result of `ncclGetVersion`: 21803 for 2.18.3.
     pub(crate) fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: the function's signature in every release.
@@ -63,11 +64,12 @@ impl Core {
         }
     }
 
-    /// Calls one of the functions of matrix.toml; gives its `ncclResult_t`.
+    /// Calls one of the functions of matrix.toml; returns its `ncclResult_t`.
     pub(crate) fn call(&self, symbol: &str, comm: &Comm) -> Result<c_int> {
         let place = self.place(symbol)?;
         if symbol.ends_with("P8ncclComm") {
-            // SAFETY: the mangled name says that it takes one pointer to a communicator; all return ncclResult_t.
+            // SAFETY: the mangled name says that it takes one pointer to a communicator; all return
+            // ncclResult_t.
             let function: extern "C" fn(*mut u8) -> c_int = unsafe { std::mem::transmute(place) };
             Ok(function(comm.memory.as_ptr()))
         } else if symbol.ends_with('v') {
@@ -79,7 +81,7 @@ impl Core {
         }
     }
 
-    /// An exported function.
+    /// Returns an exported function.
     ///
     /// # Safety
     /// `F` is the type of a pointer to a function with the symbol's signature.
@@ -100,20 +102,21 @@ impl Core {
         Ok((self.base + *offset as usize) as *const c_void)
     }
 
-    /// A communicator of zeros.
+    /// Makes a communicator of zeros.
     pub(crate) fn comm(&self) -> Result<Comm> {
         Comm::new(&self.facts)
     }
 }
 
-/// The beginning of glibc's `struct link_map` (link.h).
+/// The first member of glibc's `struct link_map` (link.h).
 #[repr(C)]
 struct LinkMap {
     l_addr: usize,
 }
 
 fn last_error() -> String {
-    // SAFETY: called after a failure of the same thread; NULL or a C string that stays until the next call.
+    // SAFETY: called after a failure of the same thread; NULL or a C string that stays until the
+    // next call.
     let text: *const c_char = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".into();
@@ -122,7 +125,7 @@ fn last_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Writes a pointer where relocations may have been made read-only.
+/// Writes a pointer to a place that may be read-only after relocation.
 ///
 /// # Safety
 /// `place` is a pointer-sized slot of a loaded library whose value may be replaced by `value`.
@@ -133,12 +136,13 @@ unsafe fn overwrite(place: usize, value: *const c_void) -> Result<()> {
     if unsafe { libc::mprotect(page as *mut c_void, PAGE, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
         return Err(Failure::tool(format!("mprotect: {}", std::io::Error::last_os_error())));
     }
-    // SAFETY: writable now, aligned as the linker wants it, and no other thread runs the library yet.
+    // SAFETY: writable now, aligned as the linker wants it, and no other thread runs the library
+    // yet.
     unsafe { *(place as *mut *const c_void) = value };
     Ok(())
 }
 
-/// A `struct ncclComm` in which nothing is set, as the core has it before it looks for a network.
+/// A `struct ncclComm` of zeros, as the core has it before it looks for a network.
 #[derive(Debug)]
 pub(crate) struct Comm {
     memory: NonNull<u8>,
@@ -146,7 +150,7 @@ pub(crate) struct Comm {
     context: Option<u64>,
 }
 
-/// More than the structure of any release, since the core may follow it with more.
+/// Larger than the structure of any release, since the core may place more data behind it.
 const COMM: Layout = match Layout::from_size_align(64 << 20, 4096) {
     Ok(layout) => layout,
     Err(_) => unreachable!(),
@@ -168,17 +172,17 @@ impl Comm {
         unsafe { self.memory.as_ptr().add(offset as usize).cast::<*mut c_void>().read_unaligned() }
     }
 
-    /// `ncclNet`: the table that the core calls, of its newest version.
+    /// Returns `ncclNet`: the table that the core calls, of its newest version.
     pub(crate) fn net(&self) -> Option<NonNull<c_void>> {
         NonNull::new(self.pointer(self.net))
     }
 
-    /// `netContext`, in releases that have one.
+    /// Returns `netContext`; NULL if the release has none.
     pub(crate) fn context(&self) -> *mut c_void {
         self.context.map_or(null_mut(), |offset| self.pointer(offset))
     }
 
-    /// The network's name: the first word of every version's table.
+    /// Returns the network's name, which is the first member of every version's table.
     pub(crate) fn name(&self) -> Option<String> {
         let table = self.net()?.cast::<*const c_char>();
         // SAFETY: a table that the core has set begins with a pointer to a C string.

@@ -1,5 +1,5 @@
-//! A release's structures, signatures and enumerators as the debug information in its library tells them, in the words of
-//! `nccl_net_abi::describe`.
+//! Reads a release's structures, signatures and enumerators from the library's debug information,
+//! in the form of `nccl_net_abi::describe`.
 
 use std::collections::BTreeMap;
 
@@ -15,34 +15,34 @@ use crate::failure::{Context, Failure, Result};
 
 type Reader<'a> = EndianSlice<'a, LittleEndian>;
 type Entry<'a> = DebuggingInformationEntry<Reader<'a>>;
-/// Inside this module errors are gimli's.
+/// Errors in this module are gimli's.
 type Read<T> = std::result::Result<T, gimli::Error>;
 
-/// Names of the typedefs that the checks compare with: those of the interface's structures.
+/// Returns whether a typedef belongs to the interface's structures.
 fn of_interest(name: &str) -> bool {
     (name.starts_with("ncclNet") || name.starts_with("ncclProfilerNet")) && name.ends_with("_t")
 }
 
-/// One field.
+/// A field.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Field {
     pub(crate) name: String,
-    /// Bytes from the start.
+    /// Offset in bytes.
     pub(crate) offset: u64,
-    /// As C writes it; empty for a structure without a name.
+    /// The type as C writes it; empty for a structure without a name.
     pub(crate) c_type: String,
 }
 
-/// One structure.
+/// A structure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Struct {
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     pub(crate) fields: Vec<Field>,
 }
 
 impl Struct {
-    /// Size, names and offsets.
+    /// Returns size, names and offsets.
     fn places(&self) -> (u64, Vec<(&str, u64)>) {
         (self.size, self.fields.iter().map(|f| (f.name.as_str(), f.offset)).collect())
     }
@@ -52,10 +52,10 @@ impl Struct {
     }
 }
 
-/// What the checks use of a library's debug information.
+/// The part of a library's debug information that the checks use.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Types {
-    /// By the name of the typedef; `ncclComm` by its tag.
+    /// Structures by the name of the typedef; `ncclComm` by its tag.
     pub(crate) structs: BTreeMap<String, Struct>,
     /// Every enumerator whose name begins with nccl or NCCL.
     pub(crate) enumerators: BTreeMap<String, i64>,
@@ -78,8 +78,9 @@ impl Types {
         Ok(types)
     }
 
-    /// A type with each structure named after the oldest version that has the same fields at the same places: some releases
-    /// define such a structure again, others give the old one a new name.
+    /// Returns a type in which each structure has the name of the oldest version with the same
+    /// fields at the same offsets. Some releases define such a structure again, others give the old
+    /// one a new name.
     pub(crate) fn oldest(&self, c_type: &str) -> String {
         let old = |word: &str| {
             let Some((stem, version)) = versioned(word) else { return word.to_owned() };
@@ -115,7 +116,7 @@ impl Types {
         Ok(())
     }
 
-    /// One entry of a unit's outermost level.
+    /// Reads one entry of a unit's outermost level.
     fn entry<'a>(&mut self, unit: &Unit<'a>, entry: &Entry<'a>) -> Read<()> {
         match entry.tag {
             gimli::DW_TAG_typedef => {
@@ -140,7 +141,7 @@ impl Types {
     }
 }
 
-/// One compilation unit.
+/// A compilation unit.
 struct Unit<'a> {
     unit: UnitRef<'a, Reader<'a>>,
 }
@@ -155,7 +156,7 @@ impl<'a> Unit<'a> {
         entry.attr_value(name)?.udata_value()
     }
 
-    /// The entry that another's type is; `None` for `void`.
+    /// Returns the entry of an entry's type; `None` for `void`.
     fn target(&self, entry: &Entry<'a>) -> Read<Option<Entry<'a>>> {
         match entry.attr_value(DW_AT_type) {
             Some(AttributeValue::UnitRef(offset)) => self.unit.entry(offset).map(Some),
@@ -163,7 +164,7 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// The entries directly under one.
+    /// Returns an entry's direct children.
     fn children(&self, offset: UnitOffset) -> Read<Vec<Entry<'a>>> {
         let mut tree = self.unit.entries_tree(Some(offset))?;
         let mut children = tree.root()?.children();
@@ -174,7 +175,7 @@ impl<'a> Unit<'a> {
         Ok(all)
     }
 
-    /// The structure that a typedef, or a typedef of a typedef, stands for.
+    /// Returns the structure behind a typedef, or behind a typedef of a typedef.
     fn structure_of(&self, typedef: &Entry<'a>) -> Read<Option<Struct>> {
         let Some(target) = self.target(typedef)? else { return Ok(None) };
         match target.tag {
@@ -192,7 +193,7 @@ impl<'a> Unit<'a> {
         Ok(Struct { size: Self::number(entry, DW_AT_byte_size).unwrap_or(0), fields })
     }
 
-    /// The members, with those of a union without a name as the structure's own.
+    /// Reads the members. Members of a union without a name count as the structure's own.
     fn members(&self, entry: &Entry<'a>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
         for member in self.children(entry.offset)? {
             if member.tag != gimli::DW_TAG_member {
@@ -229,7 +230,7 @@ impl<'a> Unit<'a> {
         Ok(())
     }
 
-    /// A type as C writes it, without a name.
+    /// Formats a type as C writes it, without a name.
     fn c_type(&self, entry: Option<&Entry<'a>>) -> Read<String> {
         let Some(entry) = entry else { return Ok("void".into()) };
         let target = || self.target(entry);
@@ -238,7 +239,8 @@ impl<'a> Unit<'a> {
             gimli::DW_TAG_typedef => {
                 let name = self.name(entry)?.unwrap_or_default();
                 let target = target()?;
-                // A name of another name, of a pointer or of an integer of an agreed width is no type of its own.
+                // A typedef of a typedef, of a pointer or of an integer with fixed width is not a
+                // type by itself.
                 match target.as_ref().map(|t| t.tag) {
                     Some(gimli::DW_TAG_typedef) if of_interest(&name) || is_alias(&name) => {
                         self.c_type(target.as_ref())?
@@ -287,13 +289,14 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Names that C's library gives to integers and that the interface's description does not tell apart.
+/// Returns whether C's library gives this name to an integer. The interface's description does not
+/// distinguish these names.
 fn is_alias(name: &str) -> bool {
     ["int32_t", "__int32_t", "__uint64_t", "__uint32_t", "__uint8_t", "__int64_t", "__int16_t"]
         .contains(&name)
 }
 
-/// g++'s names of base types, in the description's words.
+/// Translates g++'s names of base types into the description's.
 fn plain(name: &str) -> String {
     match name {
         "long unsigned int" => "unsigned long",
@@ -306,7 +309,7 @@ fn tag_name(tag: DwTag) -> String {
     tag.static_string().unwrap_or("an unknown tag").to_owned()
 }
 
-/// `ncclNetAttr_v11_t` gives `ncclNetAttr` and 11.
+/// Splits `ncclNetAttr_v11_t` into `ncclNetAttr` and 11.
 fn versioned(name: &str) -> Option<(&str, u32)> {
     let (stem, version) = name.strip_suffix("_t")?.rsplit_once("_v")?;
     Some((stem, version.parse().ok()?))

@@ -1,5 +1,5 @@
-//! What is read of, and changed in, ELF files: symbols that are not exported, the slots of imported functions, and copies
-//! of the plugin that lack some of its tables.
+//! Reads and changes ELF files: symbols that are not exported, the slots of imported functions, and
+//! copies of the plugin without some of its tables.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure, Result};
 
-/// Places in a library, as distances from its load address.
+/// Places in a library, relative to its load address.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Places {
     /// Functions and data of the full symbol table.
     pub(crate) symbols: BTreeMap<String, u64>,
-    /// Where the address of an imported function stands.
+    /// The slots that hold the address of an imported function.
     pub(crate) imports: BTreeMap<String, Vec<u64>>,
 }
 
 impl Places {
-    /// The named symbols, and the slots of the named imports. Fails where one of either is not there.
+    /// Reads the named symbols and the slots of the named imports. Fails if any of them is missing.
     pub(crate) fn read(file: &object::File<'_>, symbols: &[String], imports: &[&str]) -> Result<Self> {
         let mut places = Self::default();
         for symbol in file.symbols() {
@@ -50,15 +50,15 @@ impl Places {
     }
 }
 
-/// Whether a relocation makes a slot that holds nothing but the address of a symbol.
+/// Returns whether a relocation makes a slot that holds nothing but the address of a symbol.
 fn is_slot(flags: RelocationFlags) -> bool {
     let RelocationFlags::Elf { r_type } = flags else { return false };
     [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT, elf::R_AARCH64_JUMP_SLOT, elf::R_AARCH64_GLOB_DAT]
         .contains(&r_type)
 }
 
-/// Copies the plugin's file, without the tables of these versions: their names are changed in the copy's string table, so
-/// that no look-up finds them.
+/// Copies the plugin's file without the tables of these versions: their names are changed in the
+/// copy's string table, and no look-up finds them.
 pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result<()> {
     let mut bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
     for version in versions {
@@ -70,7 +70,7 @@ pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result
     fs::write(to, bytes).cannot(format!("write {}", to.display()))
 }
 
-/// Where in the file the name of an exported symbol stands.
+/// Returns the position of an exported symbol's name in the file.
 fn name_of(bytes: &[u8], symbol: &str) -> Option<usize> {
     let file = object::File::parse(bytes).ok()?;
     let found = file.dynamic_symbols().find(|s| s.is_definition() && s.name() == Ok(symbol))?;
@@ -80,7 +80,7 @@ fn name_of(bytes: &[u8], symbol: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use mpib::plugin::exported_versions;
+    use nccl_net_host::exported_versions;
 
     use super::*;
 

@@ -1,5 +1,5 @@
-//! One end of an exchange between two machines, each with the release's core: what `tests/vm` runs in its guests. Reading a
-//! library needs more memory and time than such a guest has, so that is done before.
+//! One end of an exchange between two machines, each with the release's core. `tests/vm` runs it in
+//! its guests. Reading a library needs more memory and time than a guest has, and is done before.
 
 use std::{
     env, fs,
@@ -25,7 +25,7 @@ use crate::{
     stage::Scratch,
 };
 
-/// All that must be known of a release to use its library.
+/// Everything that an end needs to know about a release.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
     release: Release,
@@ -36,20 +36,20 @@ struct Known {
 #[derive(Debug, Args)]
 pub(crate) struct EndArgs {
     role: Role,
-    /// Where the receiver listens for the sender.
+    /// Address of the receiver.
     address: SocketAddr,
     /// The release's libnccl.so.2.
     #[arg(long)]
     library: PathBuf,
-    /// What "facts" wrote of it.
+    /// The file that "facts" has written.
     #[arg(long)]
     facts: PathBuf,
-    /// How long it may take, in seconds.
+    /// Limit of the whole exchange, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     deadline: u64,
 }
 
-/// Writes the file that both ends are given.
+/// Writes the file for both ends.
 pub(crate) fn facts(file: &Path, release: Option<&String>) -> Result<ExitCode> {
     let matrix = Matrix::read()?;
     let release = matrix.one(release)?;
@@ -61,7 +61,8 @@ pub(crate) fn facts(file: &Path, release: Option<&String>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints which table the core took and what was moved. The other end must be started within the deadline.
+/// Prints which table the core uses and what was moved. The other end must start within the
+/// deadline.
 pub(crate) fn main(args: &EndArgs) -> Result<ExitCode> {
     let text = fs::read(&args.facts).cannot(format!("read {}", args.facts.display()))?;
     let Known { release, facts } = serde_json::from_slice(&text).cannot("understand the facts")?;
@@ -88,12 +89,12 @@ pub(crate) fn main(args: &EndArgs) -> Result<ExitCode> {
         Told::Exchanged(tally) => Some(tally),
         _ => None,
     });
-    let tally = tally.ok_or_else(|| Failure::tool("no exchange was told of"))?;
+    let tally = tally.ok_or_else(|| Failure::tool("the account has no exchange"))?;
     println!("NCCL {release}: {table}; {} messages, {} bytes", tally.messages, tally.bytes);
     Ok(ExitCode::SUCCESS)
 }
 
-/// A connection to the other end, which may be started later.
+/// Connects to the other end, which may start later.
 fn meet(role: Role, address: SocketAddr, deadline: Duration) -> std::io::Result<TcpStream> {
     let end = Instant::now() + deadline;
     let mut attempt: Box<dyn FnMut() -> std::io::Result<TcpStream>> = match role {

@@ -1,4 +1,5 @@
-//! Data from one process to another through a core's table, from listen to the last close, every byte checked.
+//! Moves data between two processes through a core's table, from listen to the last close, and
+//! checks every byte.
 
 use std::{
     fs::File,
@@ -7,9 +8,9 @@ use std::{
     thread,
 };
 
-use mpib::{
-    plugin::{Comm, HANDLE_BYTES, Handle, Mr, Net, Recv, Request, Sizes},
-    rails,
+use mpib::rails;
+use nccl_net_host::{
+    Buffer, Comm, Error, HANDLE_BYTES, Handle, NO_SIZES, Net, Recv, RecvComm, Request, Sizes,
 };
 use serde::{Deserialize, Serialize};
 
@@ -19,13 +20,11 @@ use crate::{
     worker::foreign,
 };
 
-/// Room behind each message that must stay as it was: receives may be larger than what is sent.
+/// Bytes behind each message that must not change: a receive may be larger than the message.
 const SLACK: usize = 64;
 const UNTOUCHED: u8 = 0xee;
-/// What `test` gives for sizes before it is called.
-const NO_SIZES: Sizes = [0; 64];
 
-/// The other process. Messages are lines of JSON.
+/// The connection to the other process. Messages are lines of JSON.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: BufReader<File>,
@@ -33,16 +32,16 @@ pub(crate) struct Peer {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// What listen wrote.
+    /// The handle that listen wrote.
     Handle(Vec<u8>),
-    /// What was sent has arrived and is right.
+    /// The data has arrived and is correct.
     Checked,
     /// Everything is closed.
     Closed,
 }
 
 impl Peer {
-    /// Over any stream socket that is connected.
+    /// Wraps a connected stream socket of any kind.
     pub(crate) fn new(stream: OwnedFd) -> Self {
         Self { stream: BufReader::new(stream.into()) }
     }
@@ -62,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Passes bytes to the other process, which takes them.
+    /// Sends bytes to the other process.
     pub(crate) fn give(&mut self, bytes: &[u8]) -> Result<()> {
         self.say(&Message::Handle(bytes.to_vec()))
     }
@@ -82,8 +81,8 @@ impl Peer {
     }
 }
 
-/// One connection: made, used as the plan says, and closed.
-pub(crate) fn run(net: &dyn Net, peer: &mut Peer, role: Role, plan: &Plan) -> Result<Tally> {
+/// Makes one connection, uses it as the plan requires, and closes it.
+pub(crate) fn run(net: &Net, peer: &mut Peer, role: Role, plan: &Plan) -> Result<Tally> {
     // A plugin that uses no softverbs has no counters.
     let before = rails::read();
     let mut tally = Tally::default();
@@ -96,82 +95,85 @@ pub(crate) fn run(net: &dyn Net, peer: &mut Peer, role: Role, plan: &Plan) -> Re
     Ok(tally)
 }
 
-fn send_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
+fn send_all(net: &Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
     let bytes: [u8; HANDLE_BYTES] =
         peer.take()?.try_into().map_err(|_| Failure::tool("a handle of a wrong length"))?;
     let mut handle = Handle(bytes);
     let comm = until(|| net.connect(plan.device, &mut handle))?;
     for (size, group) in &plan.sizes {
-        let mut memory = Memory::new(net, comm, *size, group * plan.depth)?;
-        for slot in 0..memory.slots {
-            fill(memory.message(slot), slot);
+        let slots = Slots { size: *size, count: group * plan.depth };
+        let mut bytes = slots.bytes();
+        for slot in 0..slots.count {
+            fill(slots.message(&mut bytes, slot), slot);
         }
+        let buffer = comm.register(bytes).map_err(foreign)?;
         let mut requests = Vec::new();
-        for slot in 0..memory.slots {
-            let (address, mr, tag) = (memory.address(slot), memory.mr, (slot % group) as i32);
-            requests.push(until(|| net.isend(comm, address, *size, tag, mr))?);
+        for slot in 0..slots.count {
+            let (offset, tag) = (slots.offset(slot), (slot % group) as i32);
+            requests.push(until(|| comm.isend(buffer.mr(), offset, *size, tag))?);
         }
-        for request in requests {
-            let sizes = finish(net, request)?;
+        for mut request in requests {
+            let sizes = finish(&comm, &mut request)?;
             if usize::try_from(sizes[0]) != Ok(*size) {
-                return Err(Failure::wrong(format!("a send of {size} bytes tells a size of {}", sizes[0])));
+                return Err(Failure::wrong(format!("test gives {} bytes for a send of {size}", sizes[0])));
             }
         }
         peer.wait()?;
-        tally.messages += memory.slots;
-        tally.bytes += (memory.slots * size) as u64;
-        memory.end(net, comm)?;
+        tally.messages += slots.count;
+        tally.bytes += (slots.count * size) as u64;
+        comm.release(buffer).map_err(foreign)?;
     }
-    net.close_send(comm).map_err(foreign)?;
+    comm.close().map_err(foreign)?;
     peer.say(&Message::Closed)?;
     peer.wait()
 }
 
-fn receive_all(net: &dyn Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
-    let mut handle = Handle([0; HANDLE_BYTES]);
-    let listening = net.listen(plan.device, &mut handle).map_err(foreign)?;
-    peer.give(&handle.0)?;
-    let comm = until(|| net.accept(listening))?;
-    net.close_listen(listening).map_err(foreign)?;
+fn receive_all(net: &Net, peer: &mut Peer, plan: &Plan, tally: &mut Tally) -> Result<()> {
+    let listener = net.listen(plan.device).map_err(foreign)?;
+    peer.give(&listener.handle().0)?;
+    let comm = until(|| listener.accept())?;
+    listener.close().map_err(foreign)?;
     for (size, group) in &plan.sizes {
-        let mut memory = Memory::new(net, comm, *size, group * plan.depth)?;
-        let posted: Vec<Vec<Recv>> = (0..plan.depth).map(|g| memory.receives(g * group, *group)).collect();
+        let slots = Slots { size: *size, count: group * plan.depth };
+        let buffer = comm.register(slots.bytes()).map_err(foreign)?;
+        let posted: Vec<Vec<Recv<'_>>> =
+            (0..plan.depth).map(|g| slots.receives(&buffer, g * group, *group)).collect();
         let mut requests = Vec::new();
         for recvs in &posted {
-            requests.push(until(|| net.irecv(comm, recvs))?);
+            requests.push(until(|| comm.irecv(recvs))?);
         }
-        for (recvs, request) in posted.iter().zip(requests) {
-            let sizes = finish(net, request)?;
+        for (recvs, mut request) in posted.iter().zip(requests) {
+            let sizes = finish(&comm, &mut request)?;
             if let Some(wrong) = sizes.iter().take(*group).find(|got| usize::try_from(**got) != Ok(*size)) {
                 return Err(Failure::wrong(format!("{wrong} bytes arrived where {size} were sent")));
             }
-            flush(net, comm, recvs, *size)?;
-            net.irecv_consumed(comm, *group, request).map_err(foreign)?;
+            flush(&comm, recvs, *size)?;
+            comm.irecv_consumed(&request).map_err(foreign)?;
         }
-        for slot in 0..memory.slots {
-            check(memory.message(slot), slot, *size)?;
+        let mut bytes = comm.release(buffer).map_err(foreign)?;
+        for slot in 0..slots.count {
+            check(slots.message(&mut bytes, slot), slot, *size)?;
         }
         peer.say(&Message::Checked)?;
-        tally.messages += memory.slots;
-        tally.bytes += (memory.slots * size) as u64;
-        memory.end(net, comm)?;
+        tally.messages += slots.count;
+        tally.bytes += (slots.count * size) as u64;
     }
-    net.close_recv(comm).map_err(foreign)?;
+    comm.close().map_err(foreign)?;
     peer.say(&Message::Closed)?;
     peer.wait()
 }
 
-/// As the core does after a receive into GPU memory, with the sizes that arrived.
-fn flush(net: &dyn Net, comm: Comm, recvs: &[Recv], size: usize) -> Result<()> {
-    let arrived: Vec<Recv> = recvs.iter().map(|recv| Recv { len: size, ..*recv }).collect();
-    match net.iflush(comm, &arrived).map_err(foreign)? {
-        Some(request) => finish(net, request).map(|_| ()),
+/// Flushes as the core does after a receive into GPU memory, with the sizes that arrived.
+fn flush(comm: &RecvComm, recvs: &[Recv<'_>], size: usize) -> Result<()> {
+    let arrived: Vec<Recv<'_>> = recvs.iter().map(|recv| Recv { len: size, ..*recv }).collect();
+    match comm.iflush(&arrived).map_err(foreign)? {
+        Some(mut request) => finish(comm, &mut request).map(|_| ()),
         None => Ok(()),
     }
 }
 
-/// Polls until there is a value. The process that started this one ends what takes too long.
-fn until<T>(mut poll: impl FnMut() -> std::result::Result<Option<T>, mpib::failure::Failure>) -> Result<T> {
+/// Polls until there is a value. The parent process enforces the deadline.
+fn until<T>(mut poll: impl FnMut() -> std::result::Result<Option<T>, Error>) -> Result<T> {
     loop {
         if let Some(value) = poll().map_err(foreign)? {
             return Ok(value);
@@ -180,52 +182,45 @@ fn until<T>(mut poll: impl FnMut() -> std::result::Result<Option<T>, mpib::failu
     }
 }
 
-/// Polls a request until it is done; gives the sizes.
-fn finish(net: &dyn Net, request: Request) -> Result<Sizes> {
+/// Polls a request until it is done; returns the sizes.
+fn finish<Way>(comm: &Comm<Way>, request: &mut Request) -> Result<Sizes> {
     let mut sizes = NO_SIZES;
-    while !net.test(request, &mut sizes).map_err(foreign)? {
+    while !comm.test(request, &mut sizes).map_err(foreign)? {
         thread::yield_now();
     }
     Ok(sizes)
 }
 
-/// Registered memory for messages of one size.
-struct Memory {
-    bytes: Vec<u8>,
+/// The layout of memory for messages of one size, each with slack behind it.
+#[derive(Debug, Clone, Copy)]
+struct Slots {
     size: usize,
-    slots: usize,
-    mr: Mr,
+    count: usize,
 }
 
-impl Memory {
-    fn new(net: &dyn Net, comm: Comm, size: usize, slots: usize) -> Result<Self> {
-        let mut bytes = vec![UNTOUCHED; (size + SLACK) * slots];
-        let mr = net.reg_mr(comm, bytes.as_mut_ptr(), bytes.len()).map_err(foreign)?;
-        Ok(Self { bytes, size, slots, mr })
+impl Slots {
+    fn bytes(self) -> Vec<u8> {
+        vec![UNTOUCHED; (self.size + SLACK) * self.count]
     }
 
-    fn address(&mut self, slot: usize) -> *mut u8 {
-        self.bytes.as_mut_ptr().wrapping_add(slot * (self.size + SLACK))
+    const fn offset(self, slot: usize) -> usize {
+        slot * (self.size + SLACK)
     }
 
-    /// A message with the slack behind it.
-    fn message(&mut self, slot: usize) -> &mut [u8] {
-        let length = self.size + SLACK;
-        &mut self.bytes[slot * length..][..length]
+    /// Returns a message with the slack behind it.
+    fn message(self, bytes: &mut [u8], slot: usize) -> &mut [u8] {
+        &mut bytes[self.offset(slot)..][..self.size + SLACK]
     }
 
-    fn receives(&mut self, first: usize, n: usize) -> Vec<Recv> {
-        let (mr, len) = (self.mr, self.size + SLACK);
-        (0..n).map(|i| Recv { addr: self.address(first + i), len, tag: i as i32, mr }).collect()
-    }
-
-    fn end(self, net: &dyn Net, comm: Comm) -> Result<()> {
-        net.dereg_mr(comm, self.mr).map_err(foreign)
+    fn receives(self, buffer: &Buffer, first: usize, n: usize) -> Vec<Recv<'_>> {
+        let len = self.size + SLACK;
+        let recv = |i: usize| Recv { mr: buffer.mr(), offset: self.offset(first + i), len, tag: i as i32 };
+        (0..n).map(recv).collect()
     }
 }
 
-/// The bytes of a message, eight at a time, which depend on the message and the place in it. The product's highest byte
-/// comes first, as it alone depends on everything.
+/// Returns eight bytes of a message, which depend on the message and the position. The product's
+/// highest byte comes first, since it alone depends on all bits.
 fn word(slot: usize, at: usize) -> [u8; 8] {
     ((slot as u64) << 40 ^ at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
 }

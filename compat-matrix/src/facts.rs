@@ -1,4 +1,4 @@
-//! What is read once of a release's file and then used by every process that loads it.
+//! Facts that are read once from a release's file and used by every process that loads it.
 
 use std::{fs::File, path::Path};
 
@@ -12,14 +12,14 @@ use crate::{
     seen,
 };
 
-/// All of it.
+/// All facts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) places: Places,
     pub(crate) comm: CommFields,
 }
 
-/// Where things are in `struct ncclComm`, in bytes.
+/// Places in `struct ncclComm`, in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CommFields {
     pub(crate) size: u64,

@@ -1,4 +1,4 @@
-//! Why something could not be done, in words, and what that means for a run.
+//! Failures in words, and their meaning for a run.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// What a failure means.
+/// The meaning of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
-    /// The options make no sense.
+    /// Invalid options.
     Usage,
-    /// The library could not be fetched: nothing is known of the release.
+    /// The library could not be fetched: nothing is known about the release.
     Missing,
     /// The release or the plugin does not do what it should.
     Wrong,
-    /// The other process of a pair is gone, which says why.
+    /// The other process of a pair has ended; its own failure has the cause.
     Peer,
-    /// This program failed, or what it needs is not built.
+    /// This program failed, or something that it needs is not built.
     Tool,
 }
 
-/// A failure with its sentence.
+/// A failure with its text.
 #[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
@@ -56,9 +56,9 @@ impl Failure {
     }
 }
 
-/// Adds what was being done to an error of the system.
+/// Adds the failed action to an error of the system.
 pub(crate) trait Context<T> {
-    /// A [`Kind::Tool`] failure: "cannot WHAT: why".
+    /// Makes a [`Kind::Tool`] failure: "cannot WHAT: why".
     fn cannot(self, what: impl fmt::Display) -> Result<T>;
 }
 

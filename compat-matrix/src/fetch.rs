@@ -1,4 +1,5 @@
-//! Gets a release's libnccl.so.2: from the cache, else out of its wheel, which pip downloads. Only the library is kept.
+//! Gets a release's libnccl.so.2 from the cache, or from its wheel, which pip downloads. Only the
+//! library is kept.
 
 use std::{
     env, fs, io,
@@ -14,11 +15,11 @@ use crate::{
     matrix::Release,
 };
 
-/// The library inside a wheel.
+/// The library's path in a wheel.
 const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 const LIBRARY: &str = "libnccl.so.2";
 
-/// Where the libraries are kept.
+/// The cache of libraries.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     root: PathBuf,
@@ -26,7 +27,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The user's cache directory, by the XDG rules.
+    /// Returns the user's cache directory, by the XDG rules.
     pub(crate) fn of_user(package: &str) -> Result<Self> {
         let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
         let root = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -36,17 +37,18 @@ impl Cache {
         Ok(Self { root: root.join("mpib/nccl"), package: package.to_owned() })
     }
 
-    /// A release's own folder.
+    /// Returns a release's folder.
     pub(crate) fn folder(&self, release: &Release) -> PathBuf {
         self.root.join(&release.version)
     }
 
-    /// The library, if it is there. A file is complete where it has its name: it gets that last.
+    /// Returns the library if it is cached. A file gets its name when it is complete.
     pub(crate) fn has(&self, release: &Release) -> Option<PathBuf> {
         Some(self.folder(release).join(LIBRARY)).filter(|path| path.is_file())
     }
 
-    /// The library, fetched where it is not there. Fails with [`Kind::Missing`](crate::failure::Kind::Missing).
+    /// Returns the library, and fetches it if necessary. Fails with
+    /// [`Kind::Missing`](crate::failure::Kind::Missing).
     pub(crate) fn fetch(&self, release: &Release) -> Result<PathBuf> {
         if let Some(path) = self.has(release) {
             return Ok(path);
@@ -71,7 +73,7 @@ impl Cache {
             release.library_mb,
             folder.display()
         );
-        // On the cache's own disk: the temporary directory may be small. Removed when it is dropped.
+        // On the cache's disk: the temporary directory may be small. Removed when dropped.
         let work = tempfile::tempdir_in(folder).cannot(format!("make a folder in {}", folder.display()))?;
         self.download(release, work.path())?;
         let unpacked = work.path().join(LIBRARY);
@@ -81,7 +83,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// pip checks the hash that the index gives, and shows its own progress on a terminal.
+    /// Runs pip, which checks the index's hash and shows its progress on a terminal.
     fn download(&self, release: &Release, into: &Path) -> Result<()> {
         let spec = format!("{}=={}", self.package, release.version);
         let mut pip = Command::new("python3");
@@ -101,7 +103,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes what is kept of a release.
+    /// Removes a release's library.
     pub(crate) fn drop(&self, release: &Release) -> Result<()> {
         let folder = self.folder(release);
         match fs::remove_dir_all(&folder) {
@@ -113,7 +115,7 @@ impl Cache {
     }
 }
 
-/// Whether so many megabytes fit.
+/// Checks that this many megabytes are free.
 fn room(folder: &Path, megabytes: u64) -> Result<()> {
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).cannot("use a path with a NUL in it")?;
     // SAFETY: plain integers, for which zeros are a value.
@@ -125,14 +127,14 @@ fn room(folder: &Path, megabytes: u64) -> Result<()> {
     let free = stat.f_bavail.saturating_mul(stat.f_frsize) / 1_000_000;
     if free < megabytes {
         return Err(Failure::missing(format!(
-            "{megabytes} MB are needed at {}, where {free} MB are free; make room or set XDG_CACHE_HOME",
+            "{megabytes} MB are needed at {}, where {free} MB are free; free some space or set XDG_CACHE_HOME",
             folder.display()
         )));
     }
     Ok(())
 }
 
-/// The one wheel that pip left.
+/// Returns the only wheel in pip's output folder.
 fn wheel_in(folder: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(folder).cannot(format!("list {}", folder.display()))?;
     let paths = entries.flatten().map(|e| e.path());
@@ -152,7 +154,7 @@ fn unpack(wheel: &Path, to: &Path) -> Result<()> {
         bar.set_style(style.progress_chars("=> "));
     }
     let mut out = fs::File::create(to).cannot(format!("make {}", to.display()))?;
-    // The checksum of the entry is checked at its end.
+    // The archive's reader compares the entry's checksum at its end.
     io::copy(&mut entry, &mut bar.wrap_write(&mut out)).cannot(format!("unpack to {}", to.display()))?;
     bar.finish_and_clear();
     Ok(())
@@ -183,7 +185,7 @@ mod tests {
     #[test]
     fn a_package_that_cannot_be_had_is_missing_and_leaves_nothing_behind() {
         let root = tempfile::tempdir().unwrap();
-        // pip refuses the name itself, so that no network is asked.
+        // pip refuses this name without using the network.
         let cache = Cache { root: root.path().into(), package: "not a package".into() };
         let failure = cache.fetch(&release()).unwrap_err();
         assert_eq!(failure.kind, Kind::Missing, "{failure}");

@@ -1,4 +1,4 @@
-//! `compat-matrix`: every NCCL release from 2.18 on, with this project's plugin in it.
+//! `compat-matrix`: runs this project's plugin in every NCCL release from 2.18 on.
 
 mod checks;
 mod child;
@@ -36,32 +36,35 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the checks, and compare with RESULTS.md; in the root of the repository, after "make build".
+    /// Run the checks and compare with RESULTS.md; in the root of the repository, after "make
+    /// build"
     Run(run::RunArgs),
-    /// Fetch libraries where they are not there yet, and print a path for each.
+    /// Fetch missing libraries, and print the path of each
     Fetch {
         /// Releases of matrix.toml; all if none is named.
         releases: Vec<String>,
     },
-    /// Run real collectives on a GPU, where there is one.
+    /// Run real collectives on a GPU, if there is one
     Gpu(gpu::GpuArgs),
-    /// Load another plugin into one release's core and move data between two processes through it.
+    /// Load another plugin into one release's core and move data between two processes through it
     Load(load::LoadArgs),
-    /// Fetch a library where it is not there yet, write what "end" needs to know of it, and print its path.
+    /// Fetch a library if it is missing, write what "end" needs to know about it, and print its
+    /// path
     Facts {
         /// The file to write.
         file: PathBuf,
         /// A release of matrix.toml; the newest if none is named.
         release: Option<String>,
     },
-    /// One end of an exchange between two machines, each with the release's core, as in check "traffic"; the environment is passed on.
+    /// Run one end of an exchange between two machines, each with the release's core, as in check
+    /// "traffic"; the environment is passed on
     End(end::EndArgs),
     /// Loads one core; started by "run".
     #[command(name = child::COMMAND, hide = true)]
     Worker {
-        /// What to do.
+        /// The job.
         job: PathBuf,
-        /// Where to write what came of it.
+        /// Where to write the account.
         account: PathBuf,
     },
     /// Remove libraries from the cache.

@@ -1,4 +1,4 @@
-//! `matrix.toml`: the releases and what is known of each. Its head says what every key means.
+//! `matrix.toml`: the releases and the facts about each. The file's first lines explain every key.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub(crate) struct Release {
     pub(crate) quirks: Vec<Quirk>,
 }
 
-/// How `NCCL_NET_PLUGIN=X` is understood.
+/// The rule for `NCCL_NET_PLUGIN=X`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NameRule {
@@ -57,7 +57,7 @@ pub(crate) enum Unloads {
     Last,
 }
 
-/// What a release does that the plugin has to live with.
+/// A deviation of a release that the plugin must handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Quirk {
@@ -83,7 +83,7 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// The releases of these versions, in the file's order; all where none is named.
+    /// Returns the releases of these versions in the file's order; all if none is named.
     pub(crate) fn choose(&self, versions: &[String]) -> Result<Vec<Release>> {
         if let Some(strange) = versions.iter().find(|v| !self.releases.iter().any(|r| r.version == **v)) {
             let known: Vec<_> = self.releases.iter().map(|r| r.version.as_str()).collect();
@@ -96,7 +96,7 @@ impl Matrix {
         Ok(self.releases.iter().filter(wanted).cloned().collect())
     }
 
-    /// The release of this version; the newest where none is named.
+    /// Returns the release of this version; the newest if none is named.
     pub(crate) fn one(&self, version: Option<&String>) -> Result<Release> {
         let release = match version {
             Some(version) => self.choose(std::slice::from_ref(version))?.pop(),
@@ -107,7 +107,7 @@ impl Matrix {
 }
 
 impl Release {
-    /// What serde cannot see.
+    /// Checks what serde cannot.
     fn sound(&self) -> std::result::Result<(), String> {
         if self.looks_up.first() != Some(&self.table) {
             return Err(format!(

@@ -1,4 +1,4 @@
-//! `RESULTS.md`: what each release did in each check, written, read back and compared.
+//! `RESULTS.md`: the result of each check for each release, written, read back and compared.
 
 use std::{
     collections::BTreeMap,
@@ -27,19 +27,19 @@ impl Mark {
     }
 }
 
-/// One check of one release.
+/// The result of one check for one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) check: String,
     pub(crate) mark: Mark,
-    /// One line.
+    /// What the check observed, on one line.
     pub(crate) seen: String,
 }
 
-/// One release.
+/// The results of one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// When it was run: YYYY-MM-DD.
+    /// Date of the run: YYYY-MM-DD.
     pub(crate) date: String,
     pub(crate) rows: Vec<Row>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) sections: BTreeMap<Version, Section>,
 }
 
-/// A release's number, so that 2.9 comes before 2.10.
+/// A release's number, for which 2.9 is less than 2.10.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(Vec<u32>);
 
@@ -74,13 +74,13 @@ Written by `make matrix WRITE=1`; [docs/internals/compat-matrix.md](../docs/inte
 
 ";
 
-/// Where the file is, seen from the root of the repository.
+/// Returns the file's path, relative to the root of the repository.
 pub(crate) fn path() -> PathBuf {
     PathBuf::from("compat-matrix/RESULTS.md")
 }
 
 impl Report {
-    /// The committed file; an empty report where there is none.
+    /// Reads the committed file; an empty report if there is none.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         match fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).map_err(|what| {
@@ -93,7 +93,7 @@ impl Report {
 
     fn parse(text: &str) -> std::result::Result<Self, String> {
         let mut report = Self::default();
-        // What comes before the first release is made from the rest.
+        // Everything before the first release is generated from the rest.
         for part in text.split("\n## NCCL ").skip(1) {
             let (version, rest) = part.split_once('\n').ok_or("a heading without text")?;
             let version = Version::parse(version).ok_or_else(|| format!("a heading of {version:?}"))?;
@@ -110,7 +110,7 @@ impl Report {
         Ok(report)
     }
 
-    /// The file's text.
+    /// Formats the file.
     pub(crate) fn text(&self) -> String {
         let mut text = HEAD.to_owned();
         text += &self.summary();
@@ -127,7 +127,7 @@ impl Report {
         text
     }
 
-    /// Release by check.
+    /// Formats the table of releases and checks.
     fn summary(&self) -> String {
         let Some(first) = self.sections.values().next() else { return String::new() };
         let checks: Vec<&str> = first.rows.iter().map(|row| row.check.as_str()).collect();
@@ -143,7 +143,7 @@ impl Report {
         text
     }
 
-    /// Takes over what was run.
+    /// Replaces the results of a run.
     pub(crate) fn update(&mut self, run: &Self) {
         for (version, section) in &run.sections {
             let old = self.sections.entry(version.clone()).or_insert_with(|| section.clone());
@@ -154,7 +154,8 @@ impl Report {
         }
     }
 
-    /// What a run saw otherwise than this report has it; only of releases and checks that ran. Dates do not count.
+    /// Returns the differences between a run and this report, for the releases and checks that ran.
+    /// Dates are not compared.
     pub(crate) fn differences(&self, run: &Self) -> Vec<String> {
         let mut said = Vec::new();
         for (version, section) in &run.sections {
@@ -187,12 +188,12 @@ fn row(line: &str) -> std::result::Result<Row, String> {
     Ok(Row { check: check.to_owned(), mark, seen: seen.to_owned() })
 }
 
-/// A sentence that can stand in a cell.
+/// Formats a text for a table's cell.
 pub(crate) fn cell(text: &str) -> String {
     text.replace('|', "/").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The day, in UTC.
+/// Returns the date in UTC.
 pub(crate) fn today() -> Result<String> {
     // SAFETY: plain integers and a pointer, for which zeros are a value.
     let mut day: libc::tm = unsafe { std::mem::zeroed() };

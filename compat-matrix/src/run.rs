@@ -25,34 +25,34 @@ pub(crate) struct RunArgs {
     /// One release for each table version.
     #[arg(long, conflicts_with = "releases")]
     short: bool,
-    /// Only these checks, by their names in RESULTS.md, with commas.
+    /// Only these checks, by their names in RESULTS.md, with commas
     #[arg(long, value_delimiter = ',')]
     checks: Vec<String>,
-    /// Remove each release's library when it is done (it stays in the cache otherwise).
+    /// Remove each release's library after its checks (otherwise it stays in the cache)
     #[arg(long)]
     drop: bool,
-    /// Libraries stay in the cache: the default.
+    /// Keep libraries in the cache (the default)
     #[arg(long, conflicts_with = "drop")]
     keep: bool,
-    /// A release that cannot be fetched is no failure of the run.
+    /// Do not fail if a release cannot be fetched
     #[arg(long)]
     allow_missing: bool,
-    /// Write RESULTS.md where the run differs from it, instead of failing.
+    /// Write RESULTS.md if the run differs from it, instead of failing
     #[arg(long)]
     write: bool,
-    /// How long a process, or a pair of them, may take, in seconds.
+    /// Limit for a process, or for a pair, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     deadline: u64,
-    /// Where "make build" left the plugin and softverbs.
+    /// The folder in which "make build" put the plugin and softverbs
     #[arg(long, value_name = "FOLDER", default_value = "build")]
     build: PathBuf,
 }
 
-/// All of it. The exit code is 0 where all is right and as RESULTS.md has it.
+/// Runs the command. The exit code is 0 if every check succeeded and agrees with RESULTS.md.
 pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
     if let Some(strange) = args.checks.iter().find(|name| !CHECKS.iter().any(|(known, _)| known == name)) {
         let known: Vec<_> = CHECKS.iter().map(|(name, _)| *name).collect();
-        return Err(Failure::usage(format!("no check {strange:?}; there are {}", known.join(", "))));
+        return Err(Failure::usage(format!("no check {strange:?}; expected one of {}", known.join(", "))));
     }
     let matrix = Matrix::read()?;
     let mut releases = matrix.choose(&args.releases)?;
@@ -73,7 +73,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
     conclude(args, &committed, &ran)
 }
 
-/// One release's rows. Only a failure of this program is an error.
+/// Returns one release's rows. Only a failure of this program is an error.
 fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Result<Vec<Row>> {
     let wanted = |name: &str| args.checks.is_empty() || args.checks.iter().any(|check| check == name);
     let checks = CHECKS.iter().filter(|(name, _)| wanted(name));
@@ -103,7 +103,7 @@ fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Resul
     Ok(rows)
 }
 
-/// Says what is wrong, writes or compares.
+/// Prints the failures, and writes or compares the report.
 fn conclude(args: &RunArgs, committed: &Report, ran: &Report) -> Result<ExitCode> {
     let marked = |mark: Mark| {
         let sections = ran.sections.iter();

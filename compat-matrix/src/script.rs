@@ -1,26 +1,27 @@
-//! What a process that loads a core is told to do, and what it tells when it is done.
+//! The job of a process that loads a core, and the account that it writes.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
-use mpib::plugin::Device;
+use mpib::device::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{facts::Facts, failure::Failure, seen::Seen};
 
-/// One step; communicators are numbered as they are opened.
+/// A step. Communicators are numbered in the order of their opening.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Step {
     /// Gives a new communicator its network, as the core does at its creation.
     Open,
     /// Reads all devices through the communicator's table.
     Describe(usize),
-    /// Makes one device of several through the communicator's table.
+    /// Merges devices through the communicator's table.
     Fuse(usize, Vec<i32>),
-    /// Moves data to or from the other process through the communicator's table, from listen to the last close.
+    /// Moves data to or from the other process through the communicator's table, from listen to the
+    /// last close.
     Exchange(usize, Plan),
-    /// Moves data of the GPU with the other process by NCCL's own calls; so many bytes each.
+    /// Runs NCCL's own collectives with the other process on GPU memory, with this many bytes each.
     Collectives(Vec<usize>),
-    /// Takes the communicator's network away, as the core does at its end.
+    /// Removes the communicator's network, as the core does at its end.
     Close(usize),
 }
 
@@ -37,10 +38,10 @@ impl fmt::Display for Step {
     }
 }
 
-/// What is moved on one connection.
+/// The data to move on one connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// Of the plugin.
+    /// Device index of the plugin.
     pub(crate) device: i32,
     /// Bytes of a message, and receives in an irecv.
     pub(crate) sizes: Vec<(usize, usize)>,
@@ -49,7 +50,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Every kind of size, alone and in the largest group.
+    /// Returns every kind of size, alone and in the largest group.
     pub(crate) fn whole() -> Self {
         let groups = [1, 129, 4097, 65_536, 1 << 20].map(|size| (size, 8));
         let mut plan = Self::alone();
@@ -63,30 +64,30 @@ impl Plan {
         Self { device: 0, sizes: alone.into(), depth: 4 }
     }
 
-    /// Enough to see that a connection works on both rails.
+    /// Returns enough data to check a connection on both rails.
     pub(crate) fn brief() -> Self {
         Self { device: 0, sizes: vec![(1, 1), (1 << 20, 1), (4097, 8)], depth: 2 }
     }
 
-    /// One message of more than 1 GiB.
+    /// Returns one message of more than 1 GiB.
     pub(crate) fn large() -> Self {
         Self { device: 0, sizes: vec![((1 << 30) + 4097, 1)], depth: 1 }
     }
 }
 
-/// Which end of an exchange.
+/// The two ends of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum Role {
     Sender,
     Receiver,
 }
 
-/// What a process is given.
+/// The job of a process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) library: PathBuf,
     pub(crate) facts: Facts,
-    /// Of the core's own table.
+    /// Version of the core's own table.
     pub(crate) table: u32,
     pub(crate) opens: Vec<String>,
     pub(crate) closes: Vec<String>,
@@ -95,67 +96,67 @@ pub(crate) struct Job {
     pub(crate) peer: Option<(Role, i32)>,
 }
 
-/// A function of the core and the `ncclResult_t` that it gave.
+/// A function of the core and the `ncclResult_t` that it returned.
 pub(crate) type Called = (String, i32);
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Told {
     Opened {
         called: Vec<Called>,
-        /// Of the network that the communicator has then, if it has one.
+        /// The name of the communicator's network, if it has one.
         net: Option<String>,
         /// The address of its table.
         table: usize,
     },
     Described(Vec<Device>),
-    /// The index that was given.
+    /// The index of the merged device.
     Fused(i32),
     Exchanged(Tally),
     Collected(Collected),
     Closed(Vec<Called>),
 }
 
-/// What was moved on one connection.
+/// The data moved on one connection.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) messages: usize,
     pub(crate) bytes: u64,
-    /// Bytes that each of this process's rails sent meanwhile.
+    /// Bytes that each rail of this process sent meanwhile.
     pub(crate) rails: BTreeMap<String, u64>,
 }
 
-/// What a rank measured.
+/// The measurements of a rank.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Collected {
     pub(crate) times: Vec<Timing>,
-    /// Bytes that each of this process's rails sent meanwhile.
+    /// Bytes that each rail of this process sent meanwhile.
     pub(crate) rails: BTreeMap<String, u64>,
 }
 
-/// How long one call took.
+/// The duration of one call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Timing {
     pub(crate) operation: String,
-    /// That each rank sends.
+    /// Bytes that each rank sends.
     pub(crate) bytes: usize,
     pub(crate) seconds: f64,
 }
 
-/// All that a process tells.
+/// Everything that a process reports.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Account {
     /// `ncclGetVersion`
     pub(crate) version: i32,
-    /// One for each step that was done.
+    /// One entry for each completed step.
     pub(crate) told: Vec<Told>,
     pub(crate) seen: Vec<Seen>,
-    /// Why it went no further.
+    /// Why the process stopped.
     pub(crate) failure: Option<Failure>,
 }
 
 impl Account {
-    /// What each `Open` led to: the functions' results and the network's name.
+    /// Returns for each `Open` the functions' results and the network's name.
     pub(crate) fn opened(&self) -> Vec<(&[Called], Option<&str>)> {
         let opened = |told: &'_ Told| matches!(told, Told::Opened { .. });
         let all = self.told.iter().filter(|told| opened(told));
@@ -166,7 +167,8 @@ impl Account {
         .collect()
     }
 
-    /// The plugin's tables that the core looked for: version and address (0 where it is not there), in order.
+    /// Returns the plugin's tables that the core looked up, in order: version and address (0 if
+    /// there is none).
     pub(crate) fn tables(&self) -> Vec<(u32, usize)> {
         let version = |symbol: &str| symbol.strip_prefix("ncclNetPlugin_v")?.parse().ok();
         let looked = |seen: &Seen| match seen {

@@ -1,5 +1,5 @@
-//! What the core asks of the dynamic linker, in order. The core's own imports of dlopen, dlsym and dlclose lead here, so
-//! that nobody else's calls are seen.
+//! Records the core's calls of the dynamic linker, in order. Only the core's own imports of dlopen,
+//! dlsym and dlclose are replaced: other libraries' calls are not recorded.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -8,32 +8,32 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// One call.
+/// A recorded call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Seen {
-    /// `dlopen`; the name is empty for the program itself, the handle 0 where the file was not found.
+    /// `dlopen`; the name is empty for the program itself, the handle 0 if the file was not found.
     Opened { name: String, handle: usize },
-    /// `dlsym`; the address is 0 where the symbol is not there.
+    /// `dlsym`; the address is 0 if there is no such symbol.
     LookedUp { symbol: String, address: usize },
     /// `dlclose`
     Closed { handle: usize },
-    /// Not a call: the step of the script with this number begins.
+    /// Not a call: this step of the script begins.
     Step(usize),
 }
 
 static ALL: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
 
-/// Adds one.
+/// Appends a call.
 pub(crate) fn note(seen: Seen) {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
 }
 
-/// All so far.
+/// Returns all calls so far.
 pub(crate) fn all() -> Vec<Seen> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The imports that are watched, and what takes their place.
+/// Returns the replaced imports and their replacements.
 pub(crate) fn hooks() -> [(&'static str, *const c_void); 3] {
     [
         ("dlopen", dlopen as *const c_void),
@@ -50,8 +50,8 @@ fn text(name: *const c_char) -> String {
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
-/// The call comes from this program now and no longer from the library: that matters for a search path in the library's
-/// file, of which NCCL has none.
+/// Calls dlopen from this program instead of from the library. The difference matters only for a
+/// search path in the library's file, and NCCL has none.
 extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
     // SAFETY: the core's own arguments.
     let handle = unsafe { libc::dlopen(name, flags) };

@@ -1,5 +1,5 @@
-//! Where the cores run: folders with the plugin in each form that a check needs, the environment, and a fabric of software
-//! for each run.
+//! The places in which cores run: folders with the plugin in each form, the environment, and a
+//! simulated fabric for each run.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{
     failure::{Context, Failure, Result},
 };
 
-/// The plugin's own name, and the one that NCCL looks for when it is told none.
+/// The plugin's own name, and NCCL's default name.
 const OURS: &str = "libnccl-net-mpib.so";
 const PLAIN: &str = "libnccl-net.so";
 /// The versions that the plugin's file has.
@@ -27,11 +27,11 @@ pub(crate) const RAILS: [&str; 2] = ["sout", "sup"];
 /// A folder with the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Folder {
-    /// As it is installed, under both names.
+    /// As installed, under both names.
     Whole,
     /// Under its own name only.
     OneName,
-    /// With these tables and no others, under both names.
+    /// With these tables only, under both names.
     Only(Vec<u32>),
 }
 
@@ -48,14 +48,14 @@ impl Scratch {
         self.0.path()
     }
 
-    /// A file of its own for one process.
+    /// Returns the path of a file for one process.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         self.path().join(format!("{name}-{}", NEXT.fetch_add(1, Relaxed)))
     }
 }
 
-/// Temporary, and removed when it is dropped.
+/// A temporary folder, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) home: Scratch,
@@ -64,7 +64,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// From what "make build" leaves in a folder.
+    /// Prepares the plugin and softverbs from the folder of "make build".
     pub(crate) fn set(build: &Path) -> Result<Self> {
         let built = |name: &str| {
             let path = build.join(name);
@@ -79,7 +79,7 @@ impl Stage {
         Ok(Self { home, plugin, softverbs })
     }
 
-    /// The path of a folder, which is made when it is first asked for.
+    /// Returns the path of a folder, and creates it on the first call.
     pub(crate) fn folder(&self, folder: &Folder) -> Result<PathBuf> {
         let name = match folder {
             Folder::Whole => "whole".to_owned(),
@@ -104,12 +104,13 @@ impl Stage {
         Ok(path)
     }
 
-    /// The plugin's path in a folder.
+    /// Returns the plugin's path in a folder.
     pub(crate) fn plugin_in(&self, folder: &Folder) -> Result<PathBuf> {
         Ok(self.folder(folder)?.join(OURS))
     }
 
-    /// The whole environment of a process, or of two that share a fabric: two rails of software, and nothing of the user's.
+    /// Returns the complete environment of a process, or of two that share a fabric: two simulated
+    /// rails, and nothing from the user's environment.
     pub(crate) fn environment(&self, folder: &Folder) -> Result<BTreeMap<String, String>> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let fabric = format!("matrix-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
@@ -125,14 +126,15 @@ impl Stage {
             ("NCCL_DEBUG", "INFO".into()),
             ("NCCL_DEBUG_FILE", path(&log)),
             ("NCCL_NET_PLUGIN", "mpib".into()),
-            // The core's own InfiniBand transport would find the rails of software too, and those of 2.20 to 2.23 and 2.28.9 crash where
-            // a device has no folder in sysfs. The next transport is the sockets then.
+            // The core's own InfiniBand transport would also find the simulated rails, and crashes
+            // in 2.20 to 2.23 and 2.28.9 if a device has no folder in sysfs. With this setting, the
+            // next transport is the sockets.
             ("NCCL_IB_DISABLE", "1".into()),
             ("SOFTVERBS_FABRIC", fabric),
             ("SOFTVERBS_DEVICES", devices),
             ("MPIB_HCA_SOUT", sout.into()),
             ("MPIB_HCA_SUP", sup.into()),
-            // A third of each large message on the second rail.
+            // A third of each large message uses the second rail.
             ("MPIB_SUP_SHARE", "341".into()),
         ];
         Ok(set.map(|(name, value)| (name.to_owned(), value)).into())

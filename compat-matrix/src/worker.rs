@@ -1,13 +1,13 @@
-//! The process that loads a core: does a script's steps and writes down what came of them.
+//! The process that loads a core: runs the steps of a job and writes the account.
 
 use std::{
     fs,
     os::fd::{FromRawFd, OwnedFd},
     path::Path,
-    rc::Rc,
 };
 
-use mpib::plugin::{self, Net, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::{Error, Net, Settings, Table};
 
 use crate::{
     core::{Comm, Core},
@@ -18,7 +18,8 @@ use crate::{
     seen::{self, Seen},
 };
 
-/// Reads the job, does it, and writes the account. What goes wrong with the core or the plugin stands in the account.
+/// Reads the job, runs it, and writes the account. Failures of the core or the plugin are part of
+/// the account.
 pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     let text = fs::read(job).cannot(format!("read {}", job.display()))?;
     let job: Job = serde_json::from_slice(&text).cannot("understand the job")?;
@@ -28,7 +29,7 @@ pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     }
     told.seen = seen::all();
     let text = serde_json::to_vec(&told).cannot("write the account")?;
-    // In one step, so that a half-written account is not taken for one.
+    // A rename, since a partial file must not be read as an account.
     let new = account.with_extension("new");
     fs::write(&new, text).cannot(format!("write {}", new.display()))?;
     fs::rename(&new, account).cannot(format!("write {}", account.display()))
@@ -76,7 +77,7 @@ impl Worker<'_> {
             Step::Describe(comm) => {
                 let net = self.net(*comm)?;
                 let count = net.devices().map_err(foreign)?;
-                let devices = (0..count).map(|dev| net.properties(dev).map_err(foreign));
+                let devices = (0..count).map(|dev| net.properties(dev).map(Device::from).map_err(foreign));
                 Ok(Told::Described(devices.collect::<Result<_>>()?))
             }
             Step::Fuse(comm, devices) => {
@@ -86,7 +87,7 @@ impl Worker<'_> {
                 let net = self.net(*comm)?;
                 let (role, peer) =
                     self.peer.as_mut().ok_or_else(|| Failure::tool("an exchange without a peer"))?;
-                exchange::run(&*net, peer, *role, plan).map(Told::Exchanged)
+                exchange::run(&net, peer, *role, plan).map(Told::Exchanged)
             }
             Step::Collectives(sizes) => {
                 let (role, peer) =
@@ -114,18 +115,21 @@ impl Worker<'_> {
         self.comms.get(index).ok_or_else(|| Failure::tool(format!("communicator {index} was not opened")))
     }
 
-    /// The table that the core would call for this communicator.
-    fn net(&self, comm: usize) -> Result<Box<dyn Net>> {
+    /// Returns the table that the core would call for this communicator.
+    fn net(&self, comm: usize) -> Result<Net> {
         let comm = self.comm(comm)?;
         let table = comm.net().ok_or_else(|| Failure::wrong("the core gave the communicator no network"))?;
-        let watch = Rc::new(Watch::new().map_err(foreign)?);
-        // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file is linked to stay.
-        let net = unsafe { plugin::net(self.job.table, table, comm.context(), watch) };
-        net.ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))
+        // SAFETY: a table of the core's newest version: the core's own, or the plugin's, whose file
+        // is linked to stay.
+        let table = unsafe { Table::from_ptr(self.job.table, table) };
+        let table = table
+            .ok_or_else(|| Failure::tool(format!("there is no driver for tables v{}", self.job.table)))?;
+        // SAFETY: the core has called this table's init, and keeps the context in the communicator.
+        Ok(unsafe { Net::adopt(table, comm.context(), &Settings::default()) })
     }
 }
 
-/// A failure of the driver's, which is one of the plugin's or the core's.
-pub(crate) fn foreign(failure: mpib::failure::Failure) -> Failure {
-    Failure::wrong(failure.message)
+/// Converts an error of a table's call, which is a failure of the plugin or the core.
+pub(crate) fn foreign(error: Error) -> Failure {
+    Failure::wrong(error.to_string())
 }

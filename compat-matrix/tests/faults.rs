@@ -1,5 +1,5 @@
-//! `compat-matrix` as a user starts it, on a core that this project did not write for itself: `fake-core/fake.c`, which is right
-//! or wrong in one thing.
+//! `compat-matrix` as a user starts it, with a foreign core, `fake-core/fake.c`, which has at most
+//! one fault.
 
 #[path = "../../crates/cli/tests/loopback_example/mod.rs"]
 mod loopback_example;
@@ -12,10 +12,10 @@ use std::{
 
 use tempfile::TempDir;
 
-/// The release that the fake core claims to be.
+/// The release of the fake core.
 const RELEASE: &str = "2.18.3";
 
-/// A repository's root with nothing but what a run writes, and a cache in which the fake core is.
+/// The root of a repository for a run's output, and a cache with the fake core.
 struct Place {
     dir: TempDir,
 }
@@ -67,7 +67,7 @@ impl Place {
         command
     }
 
-    /// Exit code, and what was printed.
+    /// Returns exit code and output.
     fn run(&self, args: &[&str]) -> (i32, String) {
         let Output { status, stdout, stderr } = self.command(args).output().unwrap();
         let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
@@ -79,7 +79,7 @@ impl Place {
     }
 }
 
-/// A check finds the fault and says these words.
+/// Asserts that a check finds the fault with these words.
 #[track_caller]
 fn finds(fault: &str, check: &str, words: &[&str]) {
     let place = Place::new(fault);
@@ -132,12 +132,12 @@ fn a_function_that_fails_is_named() {
 
 #[test]
 fn another_release_than_the_file_says_is_found() {
-    finds("VERSION", "lookup", &["says that it is release 21801"]);
+    finds("VERSION", "lookup", &["reports release 21801"]);
 }
 
 #[test]
 fn a_table_that_is_not_the_plugins_is_found() {
-    finds("COPY", "table", &["took v6, but calls another table in its place"]);
+    finds("COPY", "table", &["found v6, but calls another table instead"]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn unknown_releases_and_checks_are_named() {
     let (code, said) = place.run(&["1.2.3"]);
     assert_eq!((code, said.contains("release \"1.2.3\" is not in")), (2, true), "{said}");
     let (code, said) = place.run(&[RELEASE, "--checks", "speed"]);
-    assert_eq!((code, said.contains("no check \"speed\"; there are layout,")), (2, true), "{said}");
+    assert_eq!((code, said.contains("no check \"speed\"; expected one of layout,")), (2, true), "{said}");
 }
 
 impl Place {
@@ -203,7 +203,8 @@ impl Place {
         command.env("PIP_CONFIG_FILE", "/dev/null").stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Both ends, on two rails of one softverbs fabric: exit code and what was printed, the sender's first.
+    /// Both ends, on two rails of one softverbs fabric: exit code and what was printed, the
+    /// sender's first.
     fn ends(&self, host: u8) -> [(i32, String); 2] {
         let Output { status, stdout, stderr } = self.facts();
         assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));

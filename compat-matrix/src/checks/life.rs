@@ -1,4 +1,4 @@
-//! Communicators that come and go, and a plugin that cannot start.
+//! Checks communicators that begin and end, and a plugin whose init fails.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
     stage::{Folder, VERSIONS},
 };
 
-/// How often the plugin's file was closed.
+/// Returns how often the plugin's file was closed.
 fn closed(account: &Account) -> usize {
     let mut ours = BTreeSet::new();
     let mut closed = 0;
@@ -27,21 +27,23 @@ fn closed(account: &Account) -> usize {
     closed
 }
 
-/// Whether the last communicator's end closed the file, as matrix.toml says of `when`.
+/// Checks whether the end of the last communicator closed the file, as matrix.toml expects from
+/// `when`.
 fn closed_as_known(bench: &Bench<'_>, account: &Account, when: &[Unloads]) -> Result<&'static str> {
     let expected = when.contains(&bench.release.unloads);
     match (expected, closed(account) > 0) {
         (true, true) => Ok("closed and opened again"),
         (false, false) => Ok("never closed"),
         (_, seen) => Err(Failure::wrong(format!(
-            "the plugin's file was {}closed; matrix.toml says unloads = {:?}",
+            "the plugin's file was {}closed; matrix.toml expects unloads = {:?}",
             if seen { "" } else { "not " },
             bench.release.unloads
         ))),
     }
 }
 
-/// Two communicators at once, the first one's end while the second is in use, and a third after both.
+/// Opens two communicators, closes the first one while the second is in use, and opens a third
+/// after both.
 pub(super) fn two(bench: &Bench<'_>) -> Result<String> {
     let exchange = |comm| Step::Exchange(comm, Plan::brief());
     let steps = vec![
@@ -62,7 +64,7 @@ pub(super) fn two(bench: &Bench<'_>) -> Result<String> {
     Ok(format!("data on both, on one after the other's end, on a third; {closed}"))
 }
 
-/// One communicator after another.
+/// Opens one communicator after another.
 pub(super) fn reload(bench: &Bench<'_>) -> Result<String> {
     let exchange = |comm| Step::Exchange(comm, Plan::brief());
     let steps = vec![Step::Open, exchange(0), Step::Close(0), Step::Open, exchange(1), Step::Close(1)];
@@ -73,7 +75,8 @@ pub(super) fn reload(bench: &Bench<'_>) -> Result<String> {
     Ok(format!("data before and after; {closed}{without}"))
 }
 
-/// One communicator after another where there is no libnccl-net.so: does the release still know the name it was told?
+/// Opens one communicator after another without a libnccl-net.so. Checks whether the release still
+/// knows the name in NCCL_NET_PLUGIN.
 pub(super) fn lost_name(bench: &Bench<'_>) -> Result<String> {
     let steps = vec![Step::Open, Step::Close(0), Step::Open];
     let account = bench.account(&Folder::OneName, &[], steps)?;
@@ -85,14 +88,14 @@ pub(super) fn lost_name(bench: &Bench<'_>) -> Result<String> {
             Ok(format!("forgotten, goes on to {second} (known); libnccl-net.so helps, see reload"))
         }
         (_, forgets) => Err(Failure::wrong(format!(
-            "the communicators were given {}; matrix.toml says that the name is {}",
+            "the communicators got {}; matrix.toml expects that the name is {}",
             nets.join(", "),
             if forgets { "forgotten" } else { "remembered" }
         ))),
     }
 }
 
-/// A rail that does not exist: the core must go on to its next transport, and end well.
+/// Names a rail that does not exist: the core must use its next transport and end normally.
 pub(super) fn failing_init(bench: &Bench<'_>) -> Result<String> {
     let absent = [("MPIB_HCA_SUP", Some("absent"))];
     let steps = || vec![Step::Open, Step::Close(0)];
@@ -114,13 +117,13 @@ pub(super) fn failing_init(bench: &Bench<'_>) -> Result<String> {
     Ok(line)
 }
 
-/// The newest table without a finalize, where the release takes it through a wrapper.
+/// Returns the newest table without a finalize, if the release uses it through a wrapper.
 fn old_table(bench: &Bench<'_>) -> Option<u32> {
     let release = bench.release;
     release.looks_up.iter().copied().find(|v| *v < release.table && *v <= 10 && VERSIONS.contains(v))
 }
 
-/// The network that a communicator has in the place of ours.
+/// Returns the network that a communicator has instead of this plugin's.
 fn after_failure(account: &Account) -> Result<String> {
     let opened = account.opened();
     let (called, net) = opened.first().ok_or_else(|| Failure::tool("no communicator was opened"))?;

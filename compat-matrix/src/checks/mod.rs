@@ -1,4 +1,4 @@
-//! What is asked of each release. A check gives one line that says what was seen, or the failure.
+//! The checks of a release. A check returns one line with what it observed, or a failure.
 
 mod life;
 pub(crate) mod loading;
@@ -19,7 +19,7 @@ use crate::{
     stage::{Folder, Stage},
 };
 
-/// A release whose library is loaded, and the place where that happens.
+/// A release with its library, and the folders for its processes.
 pub(crate) struct Bench<'a> {
     pub(crate) release: &'a Release,
     stage: &'a Stage,
@@ -31,7 +31,7 @@ pub(crate) struct Bench<'a> {
 
 type Check = fn(&Bench<'_>) -> Result<String>;
 
-/// Every check, in the order of the report.
+/// Every check, in the report's order.
 pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("layout", layout),
     ("lookup", loading::lookup),
@@ -84,12 +84,12 @@ impl<'a> Bench<'a> {
         Ok(Runner { scratch: &self.stage.home, environment, deadline: self.deadline })
     }
 
-    /// One process, however it ends.
+    /// Runs one process, which may fail.
     fn alone(&self, folder: &Folder, variables: &[(&str, Option<&str>)], steps: Vec<Step>) -> Result<Ending> {
         self.runner(folder, variables)?.alone(&self.job(steps))
     }
 
-    /// One process that must end well.
+    /// Runs one process, which must succeed.
     fn account(
         &self,
         folder: &Folder,
@@ -99,7 +99,7 @@ impl<'a> Bench<'a> {
         self.alone(folder, variables, steps)?.account()
     }
 
-    /// Two processes that must end well: the sender's and the receiver's account.
+    /// Runs two processes, which must succeed; returns the sender's and the receiver's account.
     fn pair(&self, folder: &Folder, steps: Vec<Step>) -> Result<[Account; 2]> {
         let accounts = self.runner(folder, &[])?.pair(&self.job(steps))?;
         for account in &accounts {
@@ -109,12 +109,12 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Whether every communicator was given this plugin.
+/// Checks that every communicator uses this plugin.
 fn all_ours(account: &Account) -> Result<()> {
     all_given(account, OURS)
 }
 
-/// Whether every communicator was given the plugin of this name.
+/// Checks that every communicator uses the plugin of this name.
 fn all_given(account: &Account, name: &str) -> Result<()> {
     for (index, (called, net)) in account.opened().into_iter().enumerate() {
         if let Some((function, code)) = called.iter().find(|(_, code)| *code != 0) {
@@ -122,7 +122,7 @@ fn all_given(account: &Account, name: &str) -> Result<()> {
         }
         if net != Some(name) {
             return Err(Failure::wrong(format!(
-                "communicator {index} was given {}",
+                "communicator {index} got {}",
                 net.unwrap_or("nothing")
             )));
         }
@@ -133,23 +133,24 @@ fn all_given(account: &Account, name: &str) -> Result<()> {
 /// The plugin's name in its tables.
 const OURS: &str = "MPIB";
 
-/// Versions as a reader would write them.
+/// Formats versions.
 fn versions(all: &[u32]) -> String {
     all.iter().map(|v| format!("v{v}")).collect::<Vec<_>>().join(" ")
 }
 
-/// A communicator's life with one exchange.
+/// Returns the steps of a communicator with one exchange.
 pub(crate) fn with_exchange(plan: Plan) -> Vec<Step> {
     vec![Step::Open, Step::Exchange(0, plan), Step::Close(0)]
 }
 
-/// Structures, signatures and enumerators of the release's debug information against crate `abi`.
+/// Compares structures, signatures and enumerators of the release's debug information with crate
+/// `abi`.
 fn layout(bench: &Bench<'_>) -> Result<String> {
     let compared = compare::compare(&bench.types);
     if let Some(first) = compared.differences.first() {
         return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
     }
-    // The tables that the release looks up and this project has must all have been there to compare.
+    // The comparison must include every table that the release looks up and this project has.
     let tables = bench.release.looks_up.iter().filter(|v| crate::stage::VERSIONS.contains(*v));
     for version in tables {
         let name = format!("ncclNet_v{version}_t");

@@ -1,4 +1,4 @@
-//! How the plugin is asked for by name.
+//! Checks the names by which a release finds the plugin.
 
 use super::{Bench, OURS, all_ours};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     stage::Folder,
 };
 
-/// `NCCL_NET` chooses by the table's name, whatever its case, and forbids the way out.
+/// Checks that `NCCL_NET` selects by the table's name in any case, and excludes other transports.
 pub(super) fn net(bench: &Bench<'_>) -> Result<String> {
     for name in ["MPIB", "mpib"] {
         let account = bench.account(&Folder::Whole, &[("NCCL_NET", Some(name))], vec![Step::Open])?;
@@ -18,26 +18,27 @@ pub(super) fn net(bench: &Bench<'_>) -> Result<String> {
     if let Some((_, net)) = socket.opened().first()
         && *net != Some("Socket")
     {
-        return Err(Failure::wrong(format!("NCCL_NET=Socket gives {}", net.unwrap_or("nothing"))));
+        return Err(Failure::wrong(format!("NCCL_NET=Socket selects {}", net.unwrap_or("nothing"))));
     }
     let variables = [("NCCL_NET", Some(OURS)), ("MPIB_HCA_SUP", Some("absent"))];
     let account = bench.account(&Folder::Whole, &variables, vec![Step::Open])?;
     match account.opened().first() {
         Some((called, _)) if called.iter().any(|(_, code)| *code != 0) => {
-            Ok("MPIB and mpib choose it, Socket does not; MPIB fails where its init does".into())
+            Ok("MPIB and mpib select it, Socket does not; MPIB fails if its init fails".into())
         }
-        other => Err(Failure::wrong(format!("NCCL_NET={OURS} goes on after a failing init: {other:?}"))),
+        other => Err(Failure::wrong(format!("NCCL_NET={OURS} continues after a failed init: {other:?}"))),
     }
 }
 
-/// A value of `NCCL_NET_PLUGIN`, how it is shown, and whether a release finds the plugin by it.
+/// A value of `NCCL_NET_PLUGIN`, its name in the report, and whether a release finds the plugin by
+/// it.
 struct Form {
     value: Option<String>,
     shown: &'static str,
     found: bool,
 }
 
-/// The forms, by what matrix.toml says of the release.
+/// Returns the forms with the expectation from matrix.toml.
 fn forms(release: &Release, path: &str) -> Vec<Form> {
     let rule = release.names;
     let lists = matches!(rule, NameRule::FileNames | NameRule::List);
@@ -54,7 +55,7 @@ fn forms(release: &Release, path: &str) -> Vec<Form> {
     ]
 }
 
-/// Every form in which the variable can name the plugin.
+/// Checks every form of the variable.
 pub(super) fn plugin(bench: &Bench<'_>) -> Result<String> {
     let path = bench.stage.plugin_in(&Folder::Whole)?.display().to_string();
     let mut found = Vec::new();
@@ -66,7 +67,7 @@ pub(super) fn plugin(bench: &Bench<'_>) -> Result<String> {
         if ours != form.found {
             let what = if ours { "finds the plugin" } else { "does not find the plugin" };
             return Err(Failure::wrong(format!(
-                "NCCL_NET_PLUGIN={} ({}) {what}; matrix.toml says otherwise",
+                "NCCL_NET_PLUGIN={} ({}) {what}; matrix.toml expects the opposite",
                 form.value.unwrap_or_default(),
                 form.shown
             )));

@@ -1,4 +1,4 @@
-//! Data between two processes, each with the release's core, through the core's own table.
+//! Checks data between two processes, each with the release's core, through the core's own table.
 
 use super::{Bench, versions, with_exchange};
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
     stage::{Folder, RAILS, VERSIONS},
 };
 
-/// What the sender moved, where it used both rails.
+/// Returns what the sender moved, if it used both rails.
 pub(super) fn on_both_rails(sender: &Account) -> Result<&Tally> {
     let tally = sender.told.iter().find_map(|told| match told {
         Told::Exchanged(tally) => Some(tally),
         _ => None,
     });
-    let tally = tally.ok_or_else(|| Failure::tool("the sender told of no exchange"))?;
+    let tally = tally.ok_or_else(|| Failure::tool("the sender's account has no exchange"))?;
     for rail in RAILS {
         if tally.rails.get(rail).is_none_or(|bytes| *bytes == 0) {
             return Err(Failure::wrong(format!("rail {rail} carried nothing: {:?}", tally.rails)));
@@ -22,21 +22,22 @@ pub(super) fn on_both_rails(sender: &Account) -> Result<&Tally> {
     Ok(tally)
 }
 
-/// Every size, alone and in groups of 8.
+/// Checks every size, alone and in groups of 8.
 pub(super) fn newest(bench: &Bench<'_>) -> Result<String> {
     let [sender, _] = bench.pair(&Folder::Whole, with_exchange(Plan::whole()))?;
     let tally = on_both_rails(&sender)?;
     Ok(format!("{} messages of 1 B to 8 MiB, groups of 1 and 8, both rails", tally.messages))
 }
 
-/// More than the core itself sends at a time before v9: the plugin's limit, not the core's.
+/// Checks a message larger than the core itself sends before v9. The limit is the plugin's, not the
+/// core's.
 pub(super) fn large(bench: &Bench<'_>) -> Result<String> {
     let [sender, _] = bench.pair(&Folder::Whole, with_exchange(Plan::large()))?;
     let tally = on_both_rails(&sender)?;
     Ok(format!("{} bytes in one message, both rails", tally.bytes))
 }
 
-/// A plugin with one older table only: the core calls it through a wrapper of its own.
+/// Checks each older table alone, which the core calls through a wrapper.
 pub(super) fn older(bench: &Bench<'_>) -> Result<String> {
     let older: Vec<u32> = bench
         .release
@@ -57,8 +58,8 @@ pub(super) fn older(bench: &Bench<'_>) -> Result<String> {
             .map(|(version, _)| version)
             .collect();
         if found != [*version] {
-            return Err(at(Failure::wrong(format!("the core took {}", versions(&found)))));
+            return Err(at(Failure::wrong(format!("the core used {}", versions(&found)))));
         }
     }
-    Ok(if older.is_empty() { "the release takes none that the plugin has".into() } else { versions(&older) })
+    Ok(if older.is_empty() { "the release uses none that the plugin has".into() } else { versions(&older) })
 }

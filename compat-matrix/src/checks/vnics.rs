@@ -1,4 +1,5 @@
-//! Virtual devices: made, read and used through the core's own table, as the core makes them for its topology.
+//! Checks virtual devices: created, read and used through the core's own table, as the core does
+//! for its topology.
 
 use super::{Bench, OURS, all_ours, versions};
 use crate::{
@@ -7,14 +8,14 @@ use crate::{
     stage::{Folder, VERSIONS},
 };
 
-/// The table that brought them.
+/// The first version with virtual devices.
 const FIRST: u32 = 9;
-/// Each of a speed of its own.
+/// Devices with different speeds.
 const DEVICES: &str = "r0:addr=192.168.200.1/24,rate=12.5GB;r1:addr=192.168.201.1/24,rate=6.25GB;\
                        r2:addr=192.168.202.1/24,rate=2.5GB;r3:addr=192.168.203.1/24,rate=1.25GB";
 const NAMES: [&str; 4] = ["r0", "r1", "r2", "r3"];
 
-/// In place of SOUT and SUP, which are one device already.
+/// Plain devices instead of SOUT and SUP, which are one device already.
 const PLAIN: &[(&str, Option<&str>)] = &[
     ("MPIB_HCA_SOUT", None),
     ("MPIB_HCA_SUP", None),
@@ -22,7 +23,8 @@ const PLAIN: &[(&str, Option<&str>)] = &[
     ("SOFTVERBS_DEVICES", Some(DEVICES)),
 ];
 
-/// By the newest table, and by each older one that has them, which the core calls through a wrapper of its own.
+/// Checks the newest table, and each older one with virtual devices, which the core calls through a
+/// wrapper.
 pub(super) fn fused(bench: &Bench<'_>) -> Result<String> {
     let has = |v: &&u32| **v >= FIRST && VERSIONS.contains(*v);
     let tables: Vec<u32> = bench.release.looks_up.iter().filter(has).copied().collect();
@@ -59,14 +61,15 @@ fn one(bench: &Bench<'_>, version: u32) -> Result<()> {
         Told::Exchanged(tally) => Some(tally),
         _ => None,
     });
-    let tally = tally.ok_or_else(|| Failure::tool("the sender told of no exchange"))?;
+    let tally = tally.ok_or_else(|| Failure::tool("the sender's account has no exchange"))?;
     match NAMES.iter().find(|rail| tally.rails.get(**rail).is_none_or(|bytes| *bytes == 0)) {
         Some(rail) => Err(Failure::wrong(format!("rail {rail} carried nothing: {:?}", tally.rails))),
         None => Ok(()),
     }
 }
 
-/// What the core was told: the indices, the same one for the same request, and the devices behind the physical ones.
+/// Checks what the core got: the indices, the same one for the same request, and the devices after
+/// the physical ones.
 fn described(account: &Account, made: i32) -> Result<()> {
     let indices = account.told.iter().filter_map(|told| match told {
         Told::Fused(index) => Some(*index),
@@ -81,7 +84,7 @@ fn described(account: &Account, made: i32) -> Result<()> {
         _ => None,
     });
     let Some([physical @ .., all, single]) = devices.map(|d| &d[..]) else {
-        return Err(Failure::tool(format!("no devices were told: {:?}", account.told)));
+        return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
     };
     let speed: i32 = physical.iter().map(|d| d.speed).sum();
     let as_expected = physical.len() == NAMES.len()

@@ -1,4 +1,5 @@
-//! The few calls of CUDA's driver library that two ranks need. It is opened at run time: nothing of CUDA is needed to build.
+//! The few calls of CUDA's driver library that two ranks need. It is opened at run time: the build
+//! needs nothing of CUDA.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -14,10 +15,10 @@ type Code = c_int;
 type Device = c_int;
 /// `CUdeviceptr`
 pub(crate) type Address = u64;
-/// `CUstream`, which is `cudaStream_t` too.
+/// `CUstream`, which is also `cudaStream_t`.
 pub(crate) type Stream = *mut c_void;
 
-/// The calls, by the names that the driver's header gives to its newest versions of them.
+/// The calls, by the newest names in the driver's header.
 #[derive(Debug)]
 pub(crate) struct Cuda {
     init: unsafe extern "C" fn(c_uint) -> Code,
@@ -34,7 +35,7 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Opens the driver's library, which stays, and starts it.
+    /// Opens the driver's library, which stays loaded, and initialises it.
     pub(crate) fn load() -> Result<Self> {
         let missing = |e: libloading::Error| Failure::tool(reason(&e));
         // SAFETY: the driver's library, whose constructors every CUDA program runs.
@@ -81,7 +82,7 @@ impl Cuda {
         Err(Failure::tool(format!("{call} returned {code} ({name})")))
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub(crate) fn devices(&self) -> Result<c_int> {
         let mut count = 0;
         // SAFETY: a place for a number.
@@ -89,7 +90,7 @@ impl Cuda {
         Ok(count)
     }
 
-    /// Makes the first device's primary context, the one that NCCL's runtime uses, this thread's.
+    /// Makes the first device's primary context, which NCCL's runtime uses, current on this thread.
     pub(crate) fn use_first(&self) -> Result<()> {
         let mut context = null_mut();
         // SAFETY: a place for a pointer; device 0 exists (`devices`).
@@ -98,7 +99,7 @@ impl Cuda {
         self.check("cuCtxSetCurrent", unsafe { (self.set_current)(context) })
     }
 
-    /// A stream that does not wait for others (`CU_STREAM_NON_BLOCKING`).
+    /// Makes a stream that does not wait for others (`CU_STREAM_NON_BLOCKING`).
     pub(crate) fn stream(&self) -> Result<Stream> {
         let mut stream = null_mut();
         // SAFETY: a place for a pointer.
@@ -111,7 +112,7 @@ impl Cuda {
         self.check("cuStreamSynchronize", unsafe { (self.synchronize)(stream) })
     }
 
-    /// Memory of the device for so many values.
+    /// Allocates device memory for this many values.
     pub(crate) fn memory(&self, values: usize) -> Result<Memory<'_>> {
         let mut address = 0;
         // SAFETY: a place for an address.
@@ -121,7 +122,7 @@ impl Cuda {
     }
 }
 
-/// Memory of the device, freed when it is dropped.
+/// Device memory, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Memory<'a> {
     cuda: &'a Cuda,
@@ -150,12 +151,13 @@ impl Memory<'_> {
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated by this library, and freed once; all work on it was waited for. What it returns changes nothing.
+        // SAFETY: allocated by this library, and freed once; all work on it was waited for. What it
+        // returns changes nothing.
         let _ = unsafe { (self.cuda.free)(self.address) };
     }
 }
 
-/// libloading keeps dlerror's words in the source.
+/// Returns an error's text: libloading has dlerror's text in the source.
 fn reason(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

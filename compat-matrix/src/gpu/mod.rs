@@ -1,5 +1,5 @@
-//! Real collectives on a GPU: two ranks on one device, which take each other for other hosts, through the plugin and through
-//! NCCL's sockets.
+//! Runs real collectives on a GPU: two ranks on one device, each of which sees the other as another
+//! host, through the plugin and through NCCL's sockets.
 
 mod cuda;
 mod rank;
@@ -28,15 +28,15 @@ const SIZES: [usize; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 pub(crate) struct GpuArgs {
     /// A release of matrix.toml; the newest if none is named.
     release: Option<String>,
-    /// How long two ranks may take, in seconds.
+    /// Limit for two ranks, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 240)]
     deadline: u64,
-    /// Where "make build" left the plugin and softverbs.
+    /// The folder in which "make build" put the plugin and softverbs.
     #[arg(long, value_name = "FOLDER", default_value = "build")]
     build: PathBuf,
 }
 
-/// Does nothing, and says so, where there is no GPU.
+/// Runs the command. Without a GPU, only prints that there is none.
 pub(crate) fn main(args: &GpuArgs) -> Result<ExitCode> {
     match cuda::Cuda::load().and_then(|cuda| cuda.devices()) {
         Ok(1..) => {}
@@ -81,17 +81,17 @@ fn none(why: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Both ranks through one network; what rank 0 measured.
+/// Runs both ranks through one network; returns rank 0's measurement.
 fn collectives(stage: &Stage, job: &Job, net: &str, deadline: Duration) -> Result<Collected> {
     let mut environment = stage.environment(&Folder::Whole)?;
     let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
     set("NCCL_NET", net.to_owned());
-    // The rails are software: they reach the host's memory only.
+    // The rails are simulated: they access host memory only.
     set("NCCL_NET_GDR_LEVEL", "LOC".to_owned());
     if let Ok(chosen) = env::var("CUDA_VISIBLE_DEVICES") {
         set("CUDA_VISIBLE_DEVICES", chosen);
     }
-    // The driver's library may be where only the user's path leads.
+    // The driver's library may be on the user's path only.
     if let (Ok(path), Some(ours)) = (env::var("LD_LIBRARY_PATH"), environment.get_mut("LD_LIBRARY_PATH")) {
         *ours += &format!(":{path}");
     }
@@ -102,5 +102,5 @@ fn collectives(stage: &Stage, job: &Job, net: &str, deadline: Duration) -> Resul
         Told::Collected(collected) => Some(collected),
         _ => None,
     });
-    collected.ok_or_else(|| Failure::tool("rank 0 told of no collectives"))
+    collected.ok_or_else(|| Failure::tool("rank 0's account has no collectives"))
 }

@@ -1,4 +1,5 @@
-//! One rank: a communicator of two, and all-reduce, all-gather and send/recv on it, every value checked.
+//! One rank: a communicator of two with all-reduce, all-gather and send/recv. Every value is
+//! checked.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -17,7 +18,7 @@ use crate::{
 };
 
 const RANKS: usize = 2;
-/// Calls that are timed, after as many that are not.
+/// Timed calls; the same number of calls runs before them.
 const ROUNDS: usize = 5;
 /// `ncclFloat32`, `ncclSum` (nccl.h, all releases)
 const FLOAT32: c_int = 7;
@@ -31,7 +32,7 @@ struct UniqueId([c_char; 128]);
 type Comm = *mut c_void;
 type Pointer = *const c_void;
 
-/// The functions of nccl.h that are used.
+/// The functions of nccl.h that a rank uses.
 struct Nccl {
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
@@ -49,7 +50,8 @@ impl Nccl {
     fn of(core: &Core) -> Result<Self> {
         macro_rules! function {
             ($name:literal) => {
-                // SAFETY: the exported function of nccl.h, whose field has its signature; it stays as the library does.
+                // SAFETY: the exported function of nccl.h, whose field has its signature; it stays
+                // as the library does.
                 unsafe { core.exported($name)? }
             };
         }
@@ -77,7 +79,7 @@ impl Nccl {
     }
 }
 
-/// What is done, with how many times the sent values arrive.
+/// An operation.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     AllReduce,
@@ -96,7 +98,8 @@ impl Operation {
         }
     }
 
-    /// What must be at `index` of the result on `rank`, where each rank sent `values` of [`value`].
+    /// Returns the expected value at `index` of the result on `rank`, if each rank sent `values` of
+    /// [`value`].
     fn expected(self, rank: usize, values: usize, index: usize) -> f32 {
         match self {
             Self::AllReduce => (0..RANKS).map(|r| value(r, index)).sum(),
@@ -113,12 +116,12 @@ impl Operation {
     }
 }
 
-/// What a rank sends: whole numbers, so that sums are exact.
+/// Returns a value that a rank sends: a whole number, for exact sums.
 fn value(rank: usize, index: usize) -> f32 {
     ((index * 7 + rank * 13) % 4093) as f32
 }
 
-/// One process's part; the sender of the pair is rank 0.
+/// Runs one process's part; the sender of the pair is rank 0.
 pub(crate) fn run(core: &Core, peer: &mut Peer, role: Role, sizes: &[usize]) -> Result<Collected> {
     let before = rails::read();
     let cuda = Cuda::load()?;
@@ -163,7 +166,8 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// Seconds that one call takes, the result checked after each kind of round.
+    /// Returns the seconds of one call. The result is checked after the untimed and after the timed
+    /// calls.
     fn measure(&self, operation: Operation, bytes: usize) -> Result<f64> {
         let values = bytes / size_of::<f32>();
         let results = operation.results(values);
@@ -203,8 +207,8 @@ impl Rank<'_> {
         let other = 1 - self.rank as c_int;
         let code = match operation {
             Operation::AllReduce => {
-                // SAFETY: device memory of the size that is read and written, which stays until the stream was waited for; this
-                // process's communicator and stream.
+                // SAFETY: device memory of the size that is read and written, which stays until the
+                // stream was waited for; this process's communicator and stream.
                 unsafe { (nccl.all_reduce)(from, to, values, FLOAT32, SUM, comm, stream) }
             }
             Operation::AllGather => {

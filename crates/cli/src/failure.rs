@@ -1,24 +1,25 @@
-//! What can go wrong, in words, and the exit code of each kind.
+//! Failures in words, and the exit code of each kind.
 
 use std::{fmt, process::ExitCode};
 
+use nccl_net_host::Error;
 use serde::{Deserialize, Serialize};
 
-/// The kinds, each with its own exit code, so that a script can tell them apart.
+/// The kinds of failure. Each has its own exit code for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The tool itself failed: no memory, no socket, no process.
     Tool,
-    /// The options make no sense together, or with this plugin.
+    /// The options contradict each other or do not fit this plugin.
     Usage,
-    /// The plugin cannot be loaded or lacks what was asked for.
+    /// The plugin cannot be loaded or lacks the requested table.
     Load,
     /// A call of the plugin returned an error.
     Call,
-    /// Data or a size arrived wrong.
+    /// Wrong data or a wrong size arrived.
     Data,
-    /// Nothing happened for too long, or a call did not return.
+    /// Nothing completed for too long, or a call did not return.
     Timeout,
     /// A worker process died.
     Died,
@@ -27,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The process's exit code.
+    /// Returns the process's exit code.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Tool => 1,
@@ -41,7 +42,8 @@ impl Kind {
         }
     }
 
-    /// Where several ends fail for one cause, the lowest rank is the cause.
+    /// Returns the rank among failures of several ends with one cause: the lowest rank is the
+    /// cause.
     pub const fn rank(self) -> u8 {
         match self {
             Self::Died => 0,
@@ -55,12 +57,12 @@ impl Kind {
     }
 }
 
-/// The table for `--help`.
+/// Exit codes for `--help`.
 pub const EXIT_CODES: &str = "\
 Exit codes:
-  0  everything asked for was measured, and every checked byte was right
+  0  everything requested was measured, and every checked byte was right
   1  the tool itself failed (memory, sockets, processes)
-  2  options that make no sense, alone or with this plugin
+  2  invalid options, alone or with this plugin
   3  the plugin cannot be loaded or lacks the table
   4  a call of the plugin returned an error
   5  wrong data or a wrong size arrived
@@ -68,10 +70,10 @@ Exit codes:
   7  a worker process died (signal or exit status in the message)
   8  the other end failed, or the connection to it was lost";
 
-/// A failure with its sentence.
+/// A failure with its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Failure {
-    /// Decides the exit code.
+    /// The kind, which determines the exit code.
     pub kind: Kind,
     /// What failed, why, and what to do.
     pub message: String,
@@ -84,31 +86,86 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// Makes a failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
-    /// The same with who or what it happened to in front.
+    /// Puts the place of the failure in front of the text.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
-    /// The process's exit code.
+    /// Returns the process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.kind.exit_code())
     }
 }
 
-/// For I/O of the tool's own: adds what was being done.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::File { .. } | Error::Load { .. } | Error::NoFunction(_) => Kind::Load,
+            Error::Unsupported(_) => Kind::Usage,
+            Error::Misuse(_) => Kind::Tool,
+            Error::TimedOut { .. } => Kind::Timeout,
+            _ => Kind::Call,
+        };
+        let advice = match &error {
+            Error::Load { reason, .. } => missing_library(reason),
+            _ => None,
+        };
+        let advice = advice.map_or(String::new(), |advice| format!("; {advice}"));
+        Self::new(kind, format!("{error}{advice}"))
+    }
+}
+
+/// Returns what to do if the dynamic linker did not find a library that the plugin needs.
+fn missing_library(reason: &str) -> Option<String> {
+    let (before, _) = reason.split_once(": cannot open shared object file")?;
+    // The plugin's own file exists: its path has been resolved before.
+    let name = before.rsplit(": ").next()?;
+    let package = match name.split_once(".so")?.0 {
+        "libibverbs" => {
+            "install libibverbs (package libibverbs1 on Debian and Ubuntu, libibverbs on RHEL), or use build/softverbs \
+             if there is no RDMA hardware"
+        }
+        _ => "install the package that has it",
+    };
+    Some(format!(
+        "the plugin needs {name}, which is not on this system: {package}; to search another folder, add it to \
+         LD_LIBRARY_PATH"
+    ))
+}
+
+/// Adds the failed action to an I/O error of the tool.
 pub trait Context<T> {
-    /// A [`Kind::Tool`] failure that says `what` could not be done.
+    /// Makes a [`Kind::Tool`] failure: "cannot WHAT: why".
     fn tool(self, what: impl fmt::Display) -> Result<T, Failure>;
 }
 
 impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     fn tool(self, what: impl fmt::Display) -> Result<T, Failure> {
         self.map_err(|e| Failure::new(Kind::Tool, format!("cannot {what}: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_named_with_what_to_do() {
+        let reason = "libibverbs.so.1: cannot open shared object file: No such file or directory";
+        let load = |reason: String| Failure::from(Error::Load { path: "/x.so".into(), reason });
+        let failure = load(reason.into());
+        assert_eq!(failure.kind, Kind::Load);
+        let text = failure.message;
+        assert!(text.contains("needs libibverbs.so.1") && text.contains("libibverbs1 on Debian"), "{text}");
+        let text = load(format!("dlopen: {}", reason.replace("ibverbs", "foo"))).message;
+        assert!(text.contains("needs libfoo.so.1") && text.contains("the package that has it"), "{text}");
+        let text = load("/x.so: undefined symbol: ibv_foo".into()).message;
+        assert_eq!(text, "/x.so: dlopen failed: /x.so: undefined symbol: ibv_foo");
     }
 }

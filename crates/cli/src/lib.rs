@@ -1,6 +1,7 @@
-//! What `mpib` is made of and other programs of this workspace use too: plugins' tables, called as NCCL's core calls
-//! them, what moves through them, and failures in words.
+//! Parts of `mpib` that other programs of this workspace use: test patterns, memory for messages,
+//! the simulated rails' counters, plugin files, and failures in words.
 
+pub mod device;
 pub mod failure;
 pub mod pattern;
 pub mod plugin;

@@ -28,7 +28,7 @@ enum Command {
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
-    /// Loads the plugin and asks it; started by "mpib doctor".
+    /// Loads the plugin and calls its doctor functions; started by "mpib doctor".
     #[command(name = doctor::worker::COMMAND, hide = true)]
     DoctorWorker(doctor::worker::WorkerArgs),
     /// Both ends of a run in one process; started by "mpib compare".

@@ -1,15 +1,15 @@
-//! What messages contain: a sequence of 64-bit words that depends on the message's number and the word's place, so that
-//! a wrong message, a wrong offset, a missing byte and a stale byte all differ. A mismatch is diagnosed from the word
-//! itself, as the mix can be undone.
+//! The content of test messages: 64-bit words, each made from the message's number and the word's
+//! position. A wrong message, a wrong offset, a missing byte and a stale byte all give different
+//! words. The mix is invertible, so a mismatch is diagnosed from the word itself.
 
-/// Odd, hence invertible modulo 2^64: consecutive words are this far apart before mixing.
+/// The distance between consecutive words before mixing. It is odd, hence invertible modulo 2^64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const STEP_INVERSE: u64 = inverse(STEP);
 
-/// How far from the expected message another one is looked for in a diagnosis.
+/// How far from the expected message's number the diagnosis searches for others.
 const NEIGHBOURS: u64 = 4096;
 
-/// Newton's iteration: each round doubles the number of right bits.
+/// Newton's iteration: each round doubles the number of correct bits.
 const fn inverse(odd: u64) -> u64 {
     let mut x = odd;
     let mut i = 0;
@@ -20,7 +20,7 @@ const fn inverse(odd: u64) -> u64 {
     x
 }
 
-/// Where a message's sequence starts: splitmix64 of its number.
+/// Returns where a message's sequence starts: splitmix64 of its number.
 const fn base(message: u64) -> u64 {
     let mut x = message.wrapping_add(1).wrapping_mul(STEP);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +28,7 @@ const fn base(message: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// One word from its place in the sequence. `unmix` undoes it.
+/// Makes a word from its position in the sequence. `unmix` is the inverse.
 const fn mix(x: u64) -> u64 {
     x ^ (x >> 32)
 }
@@ -37,7 +37,7 @@ const fn unmix(word: u64) -> u64 {
     word ^ (word >> 32)
 }
 
-/// Writes words made from each place by `f`; the last one may be cut.
+/// Writes words that `f` makes from each position; the last word may be cut.
 fn write(buf: &mut [u8], message: u64, f: impl Fn(u64) -> u64) {
     let mut x = base(message);
     let mut words = buf.chunks_exact_mut(8);
@@ -50,53 +50,54 @@ fn write(buf: &mut [u8], message: u64, f: impl Fn(u64) -> u64) {
     tail.copy_from_slice(&last[..tail.len()]);
 }
 
-/// The content of a message.
+/// Fills a buffer with a message.
 pub fn fill(buf: &mut [u8], message: u64) {
     write(buf, message, mix);
 }
 
-/// What a buffer holds before that message arrives: each bit the opposite, so that no missing byte goes unseen.
+/// Fills a buffer for a message that is to arrive: every bit is the opposite of the message's,
+/// which makes every missing byte visible.
 pub fn poison(buf: &mut [u8], message: u64) {
     write(buf, message, |x| !mix(x));
 }
 
-/// The first wrong byte, and what it looks like.
+/// The first wrong byte and its likely origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Of that byte.
+    /// Position of that byte.
     pub offset: usize,
-    /// What it was to be.
+    /// The correct byte.
     pub expected: u8,
-    /// What it is.
+    /// The byte in its place.
     pub found: u8,
-    /// Wrong bytes in all.
+    /// The number of wrong bytes.
     pub wrong: usize,
-    /// Where its word is from.
-    pub looks_like: Look,
+    /// The origin of its word.
+    pub origin: Origin,
 }
 
-/// Where the wrong word is from.
+/// The origin of a wrong word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum Origin {
     /// The poison is still there.
     NeverWritten,
-    /// Another place of the same message.
+    /// Another position of the same message.
     Shifted {
-        /// Its byte there.
+        /// The byte's position there.
         from: usize,
     },
     /// Another message.
     Message {
-        /// Which.
+        /// The message's number.
         number: u64,
-        /// Its byte there.
+        /// The byte's position there.
         from: usize,
     },
-    /// Nothing known.
+    /// The origin is unknown.
     Unknown,
 }
 
-/// Compares a buffer with what the message must hold.
+/// Compares a buffer with a message.
 pub fn check(buf: &[u8], message: u64) -> Option<Mismatch> {
     let mut x = base(message);
     let mut differ = 0;
@@ -109,7 +110,7 @@ pub fn check(buf: &[u8], message: u64) -> Option<Mismatch> {
     if differ == 0 && mix(x).to_le_bytes().starts_with(tail) { None } else { diagnose(buf, message) }
 }
 
-/// The slow path of [`check`].
+/// Finds the mismatch; the slow path of [`check`].
 fn diagnose(buf: &[u8], message: u64) -> Option<Mismatch> {
     let mut expected = vec![0; buf.len()];
     fill(&mut expected, message);
@@ -120,42 +121,42 @@ fn diagnose(buf: &[u8], message: u64) -> Option<Mismatch> {
         expected: expected[offset],
         found: buf[offset],
         wrong,
-        looks_like: look(buf, offset, &expected, message),
+        origin: origin_of(buf, offset, &expected, message),
     })
 }
 
-fn look(buf: &[u8], offset: usize, expected: &[u8], message: u64) -> Look {
+fn origin_of(buf: &[u8], offset: usize, expected: &[u8], message: u64) -> Origin {
     let start = offset / 8 * 8;
     let end = (start + 8).min(buf.len());
     if buf[offset..end].iter().zip(&expected[offset..end]).all(|(a, b)| *a == !*b) {
-        return Look::NeverWritten;
+        return Origin::NeverWritten;
     }
     let Ok(word) = buf[start..end].try_into().map(u64::from_le_bytes) else {
-        return Look::Unknown; // too short to tell
+        return Origin::Unknown; // too short to tell
     };
     let place = |number: u64| {
         let index = unmix(word).wrapping_sub(base(number)).wrapping_mul(STEP_INVERSE);
         usize::try_from(index).ok().and_then(|i| i.checked_mul(8)).filter(|at| *at < buf.len())
     };
     if let Some(from) = place(message) {
-        return Look::Shifted { from };
+        return Origin::Shifted { from };
     }
     let around = message.saturating_sub(NEIGHBOURS)..message.saturating_add(NEIGHBOURS);
     around
         .into_iter()
-        .find_map(|number| Some(Look::Message { number, from: place(number)? }))
-        .unwrap_or(Look::Unknown)
+        .find_map(|number| Some(Origin::Message { number, from: place(number)? }))
+        .unwrap_or(Origin::Unknown)
 }
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { offset, expected, found, wrong, looks_like } = self;
+        let Self { offset, expected, found, wrong, origin } = self;
         write!(f, "byte {offset} is {found:#04x}, expected {expected:#04x} ({wrong} wrong in all); ")?;
-        match looks_like {
-            Look::NeverWritten => write!(f, "nothing was written there"),
-            Look::Shifted { from } => write!(f, "it is this message's data from offset {from}"),
-            Look::Message { number, from } => write!(f, "it is message {number}'s data from offset {from}"),
-            Look::Unknown => write!(f, "it is no data of this run"),
+        match origin {
+            Origin::NeverWritten => write!(f, "nothing was written to it"),
+            Origin::Shifted { from } => write!(f, "it is this message's data from offset {from}"),
+            Origin::Message { number, from } => write!(f, "it is message {number}'s data from offset {from}"),
+            Origin::Unknown => write!(f, "it is not data of this run"),
         }
     }
 }
@@ -190,7 +191,7 @@ mod tests {
             let mut buf = vec![0; len];
             poison(&mut buf, number);
             let bad = check(&buf, number).expect("all differ");
-            prop_assert_eq!((bad.offset, bad.wrong, bad.looks_like), (0, len, Look::NeverWritten));
+            prop_assert_eq!((bad.offset, bad.wrong, bad.origin), (0, len, Origin::NeverWritten));
         }
 
         #[test]
@@ -201,7 +202,7 @@ mod tests {
             poison(&mut poisoned, number);
             buf[from..].copy_from_slice(&poisoned[from..]);
             let bad = check(&buf, number).expect("a tail is missing");
-            prop_assert_eq!((bad.offset, bad.wrong, bad.looks_like), (from, len - from, Look::NeverWritten));
+            prop_assert_eq!((bad.offset, bad.wrong, bad.origin), (from, len - from, Origin::NeverWritten));
         }
 
         #[test]
@@ -209,14 +210,14 @@ mod tests {
             let mut buf = message(words * 8, number);
             buf.copy_within(by * 8.., 0);
             let bad = check(&buf, number).expect("shifted");
-            prop_assert_eq!(bad.looks_like, Look::Shifted { from: by * 8 });
+            prop_assert_eq!(bad.origin, Origin::Shifted { from: by * 8 });
         }
 
         #[test]
         fn another_message_is_named(len in 8usize..300, number in 100u64..1 << 40, by in 1u64..90) {
             let buf = message(len, number - by);
             let bad = check(&buf, number).expect("another message");
-            prop_assert_eq!(bad.looks_like, Look::Message { number: number - by, from: 0 });
+            prop_assert_eq!(bad.origin, Origin::Message { number: number - by, from: 0 });
         }
     }
 

@@ -1,4 +1,5 @@
-//! Bytes that each rail has sent: from softverbs where it plays libibverbs, else from the kernel's port counters.
+//! Bytes that each rail has sent: from softverbs if it is this process's libibverbs, else from the
+//! kernel's port counters.
 
 use std::{
     collections::BTreeMap,
@@ -10,27 +11,27 @@ use std::{
 use libloading::os::unix::Library;
 use serde::{Deserialize, Serialize};
 
-/// `dlopen` flag: only what is loaded already.
+/// `dlopen` flag: return only a library that is already loaded.
 const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
 
-/// Bytes by rail. The sum over ports of a device where the device is what is counted.
+/// Bytes by rail. If the counter belongs to the device, the sum over its ports.
 pub type Counters = BTreeMap<String, u64>;
 
-/// What one rail carried.
+/// The bytes of one rail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RailBytes {
-    /// Device, or device and port.
+    /// Name of the device, or of device and port.
     pub name: String,
     /// Bytes sent.
     pub bytes: u64,
 }
 
-/// Bytes sent so far. `None` where nothing counts.
+/// Returns the bytes sent so far; `None` if there are no counters.
 pub fn read() -> Option<Counters> {
     softverbs().or_else(|| kernel(Path::new("/sys/class/infiniband")))
 }
 
-/// What came on top since `before`. A counter that was reset counts from zero.
+/// Returns the bytes sent since `before`. A counter that was reset starts from zero.
 pub fn since(before: &Counters) -> Option<Vec<RailBytes>> {
     let rows = read()?.into_iter().map(|(name, now)| {
         let then = before.get(&name).copied().unwrap_or(0);
@@ -39,8 +40,9 @@ pub fn since(before: &Counters) -> Option<Vec<RailBytes>> {
     Some(rows.collect())
 }
 
-/// `port_xmit_data` of every port, in units of four bytes (InfiniBand Architecture, PortCounters); where a device does not
-/// count that, as rdma_rxe, what its network interface has sent.
+/// Reads `port_xmit_data` of every port, in units of four bytes (InfiniBand Architecture,
+/// PortCounters). For a device without this counter, such as rdma_rxe, reads the bytes that its
+/// network interface has sent.
 fn kernel(root: &Path) -> Option<Counters> {
     let mut out = Counters::new();
     for device in fs::read_dir(root).ok()?.flatten() {
@@ -62,7 +64,8 @@ fn kernel(root: &Path) -> Option<Counters> {
     (!out.is_empty()).then_some(out)
 }
 
-/// What the verbs were asked for so far, on all devices; `None` where softverbs does not play libibverbs.
+/// Returns the number of verbs calls on all devices so far; `None` if softverbs is not this
+/// process's libibverbs.
 pub fn verbs() -> Option<Verbs> {
     serde_json::from_str::<Vec<Verbs>>(&softverbs_json()?)
         .ok()?
@@ -77,7 +80,7 @@ macro_rules! verbs {
         pub struct Verbs { $(#[doc = stringify!($name)] pub $name: u64),+ }
 
         impl Verbs {
-            /// Counter by counter.
+            /// Combines two sets, counter by counter.
             pub fn with(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
                 Self { $($name: op(self.$name, other.$name)),+ }
             }
@@ -90,17 +93,17 @@ fn softverbs() -> Option<Counters> {
     parse(&softverbs_json()?)
 }
 
-/// Whether the libibverbs in this process is softverbs.
+/// Returns whether softverbs is this process's libibverbs.
 pub fn is_softverbs() -> bool {
     softverbs_json().is_some()
 }
 
-/// softverbs' own counters, if the libibverbs in this process is softverbs.
+/// Returns softverbs' own counters, if softverbs is this process's libibverbs.
 fn softverbs_json() -> Option<String> {
     type Json = unsafe extern "C" fn(*mut c_char, usize) -> usize;
-    // SAFETY: only finds a library that is loaded already, so no constructor runs.
+    // SAFETY: only finds a library that is loaded already; no constructor runs.
     let library = unsafe { Library::open(Some("libibverbs.so.1"), RTLD_NOLOAD | libc::RTLD_LAZY) }.ok()?;
-    // SAFETY: the symbol, where it exists, is this function (softverbs' only export of that name).
+    // SAFETY: only softverbs exports this name, as a function of this type.
     let json = unsafe { library.get::<Json>(b"softverbs_counters_json\0") }.ok()?;
     let mut text = vec![0u8; 64 << 10];
     // SAFETY: writes at most the given length, a NUL included.
@@ -113,7 +116,7 @@ fn softverbs_json() -> Option<String> {
     Some(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?.to_owned())
 }
 
-/// What this file reads of softverbs' JSON: `bytes` are those of finished work requests of the send queues.
+/// Reads the bytes from softverbs' JSON: those of completed work requests of the send queues.
 fn parse(text: &str) -> Option<Counters> {
     #[derive(Deserialize)]
     struct Device {

@@ -1,22 +1,22 @@
-//! Memory that a plugin moves data into and out of, cut into one slot for each message.
+//! Memory for messages, with one slot per message.
 
 use std::{io, ptr::NonNull};
 
 use crate::failure::{Context, Failure};
 
-/// The region begins so far into its first page: NCCL's buffers are not page-aligned either.
+/// Where the region begins in its first page: NCCL's buffers are not page-aligned either.
 const OFFSET: usize = 64;
-/// Room behind each message that nobody may write to.
+/// Room behind each message, which must stay unchanged.
 const GUARD: usize = 64;
-/// What the guard holds.
+/// Content of the guard.
 const GUARD_BYTE: u8 = 0xa5;
 
-/// How a region is cut: `slots` messages of up to `size` bytes.
+/// The layout of a region: `slots` messages of up to `size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Most bytes of a message.
+    /// Largest message in bytes.
     pub size: usize,
-    /// Messages.
+    /// Number of messages.
     pub slots: usize,
 }
 
@@ -25,7 +25,7 @@ impl Layout {
         self.size.next_multiple_of(GUARD) + GUARD
     }
 
-    /// Bytes that are registered.
+    /// Returns the number of bytes to register.
     #[allow(clippy::len_without_is_empty, reason = "there is always a guard")]
     pub const fn len(self) -> usize {
         self.stride() * self.slots
@@ -40,10 +40,10 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps memory; guards are written, the rest is zero.
+    /// Maps memory. Guards are filled, the rest is zero.
     pub fn new(layout: Layout) -> Result<Self, Failure> {
         let len = layout.len() + OFFSET;
-        // SAFETY: a new private mapping; no address is asked for.
+        // SAFETY: a new private mapping at an address of the kernel's choice.
         let addr = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -61,8 +61,8 @@ impl Region {
                     .tool(format!("get {len} bytes of memory for messages"));
             }
         };
-        // Large pages, as buffers registered for RDMA commonly have; with small ones a copy by the processor, which is
-        // what softverbs does, takes twice the time. Where there are none, small ones do.
+        // Large pages, as buffers registered for RDMA usually have. With small pages, softverbs'
+        // copies take twice the time. If there are no large pages, small ones are used.
         // SAFETY: a hint about the mapping just made.
         unsafe { libc::madvise(addr, len, libc::MADV_HUGEPAGE) };
         let mut region = Self { mapping, layout };
@@ -72,21 +72,25 @@ impl Region {
         Ok(region)
     }
 
-    /// Where the registered part begins.
+    /// Returns where the registered part begins.
     pub fn addr(&self) -> *mut u8 {
         // SAFETY: within the mapping, which is OFFSET longer than the rest.
         unsafe { self.mapping.as_ptr().add(OFFSET) }
     }
 
-    /// Where a slot's message begins.
-    pub fn slot_addr(&self, slot: usize) -> *mut u8 {
+    /// Returns the offset of a slot's message from [`addr`](Self::addr).
+    pub fn slot_offset(&self, slot: usize) -> usize {
         assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
-        // SAFETY: the slot is within the mapping.
-        unsafe { self.addr().add(slot * self.layout.stride()) }
+        slot * self.layout.stride()
     }
 
-    /// A slot's memory. Only while no request that uses it is under way: the plugin, its device or the peer would
-    /// write at the same time.
+    fn slot_addr(&self, slot: usize) -> *mut u8 {
+        // SAFETY: the slot is within the mapping.
+        unsafe { self.addr().add(self.slot_offset(slot)) }
+    }
+
+    /// Returns a slot's memory. No request that uses the slot may be in flight: the plugin, its
+    /// device or the peer would access it at the same time.
     pub fn slot(&mut self, slot: usize) -> &mut [u8] {
         // SAFETY: `size` bytes of the mapping, borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.slot_addr(slot), self.layout.size) }
@@ -94,11 +98,12 @@ impl Region {
 
     fn guard(&mut self, slot: usize) -> &mut [u8] {
         let len = self.layout.stride() - self.layout.size;
-        // SAFETY: what is left of the slot's stride after the message.
+        // SAFETY: the rest of the slot's stride behind the message.
         unsafe { std::slice::from_raw_parts_mut(self.slot_addr(slot).add(self.layout.size), len) }
     }
 
-    /// How far behind the message something was written, if it was. The guard is as new afterwards.
+    /// Returns the first changed byte behind a message, if there is one, as the distance from the
+    /// message's end. Restores the guard.
     pub fn overrun(&mut self, slot: usize) -> Option<usize> {
         let guard = self.guard(slot);
         let at = guard.iter().position(|b| *b != GUARD_BYTE)?;
@@ -109,7 +114,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: our own mapping. Whoever drops a region has deregistered it, or ends the process.
+        // SAFETY: `new` made the mapping. The owner of a registered region deregisters it before
+        // dropping it.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.layout.len() + OFFSET) };
     }
 }

@@ -35,7 +35,7 @@ impl Files {
         self.compile(name, &["-shared", "-fPIC", "-O1"], source)
     }
 
-    /// A library that looks up these versions.
+    /// Makes a library that looks up these versions.
     fn nccl(&self, release: &str, versions: &[u32]) -> PathBuf {
         let names: Vec<_> = versions.iter().map(|v| format!("\"ncclNetPlugin_v{v}\"")).collect();
         let source = format!(
@@ -46,7 +46,7 @@ impl Files {
         self.shared("libnccl.so.2", &source)
     }
 
-    /// A plugin with these tables.
+    /// Makes a plugin with these tables.
     fn plugin(&self, versions: &[u32]) -> PathBuf {
         let tables: String =
             versions.iter().map(|v| format!("const void *ncclNetPlugin_v{v}[22];\n")).collect();
@@ -91,7 +91,7 @@ fn tables_that_do_not_meet_are_an_exit_code() {
     let (nccl, plugin) = (files.nccl("2.18.3", &[6, 5, 4]), files.plugin(&[12, 11]));
     let output = both(&nccl, &plugin);
     assert_eq!(output.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&output.stdout).ends_with("and goes on without the plugin\n"));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("and continues without the plugin\n"));
     let output = abi(&[&nccl, Path::new("--json"), Path::new("--plugin"), &plugin]).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

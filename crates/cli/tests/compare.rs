@@ -1,4 +1,5 @@
-//! `mpib compare` between this plugin and a copy of it, on softverbs, as "make build" leaves them.
+//! `mpib compare` between this plugin and a copy of it, on softverbs, with the files of "make
+//! build".
 
 use std::{
     fs,
@@ -8,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-/// What "make build" puts under build/.
+/// Returns a file of "make build".
 fn artifact(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
     assert!(path.exists(), "{}: not there; run \"make build\" first (make test does)", path.display());
@@ -99,7 +100,7 @@ fn work_is_counted_where_rails_are_equal() {
     let row = |metric: &str| {
         rows.iter().find(|r| r["metric"] == metric).unwrap_or_else(|| panic!("{metric}: {rows:?}"))
     };
-    // A CTS write and a write with immediate; 64 KiB go on both rails, and each counts for itself.
+    // A CTS write and a write with immediate; 64 KiB use both rails, each with its own doorbell.
     for (metric, count) in [("doorbells for 8 B", 2.0), ("doorbells for 64 KiB", 3.0)] {
         let row = row(metric);
         assert_eq!(
@@ -113,7 +114,7 @@ fn work_is_counted_where_rails_are_equal() {
 
 #[test]
 fn a_plugin_that_fails_is_named_with_its_scenario() {
-    // Its two rails are one device already, so there is nothing to merge.
+    // This plugin's two rails are one device already: there is nothing to merge.
     let ours = artifact("libnccl-net-mpib.so");
     let spec = format!("{},name=merging,merge", ours.display());
     let output =
@@ -136,11 +137,11 @@ fn what_is_asked_for_wrongly_is_said_before_anything_runs() {
     fails(&[], 2, "--plugin <SPEC>");
     fails(&["--plugin", "/nonexistent.so"], 3, "/nonexistent.so: No such file");
     fails(&["--plugin", &format!("{ours},table=absent,abi=v12")], 3, "no data symbol absent");
-    fails(&["--plugin", &ours, "--only", "three"], 2, "no scenario begins so");
+    fails(&["--plugin", &ours, "--only", "three"], 2, "no scenario begins with this");
     let output = Command::new(env!("CARGO_BIN_EXE_mpib"))
         .args(["compare", "--ours", &ours, "--plugin", &ours, "--softverbs", "/nonexistent"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("/nonexistent: no libibverbs.so.1 there"), "{}", said(&output));
+    assert!(said(&output).contains("/nonexistent: no libibverbs.so.1 in this folder"), "{}", said(&output));
 }

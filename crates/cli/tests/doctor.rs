@@ -1,5 +1,5 @@
-//! `mpib doctor` as an operator starts it, with the plugin that "make build" leaves, on hosts made of softverbs: each thing that
-//! is wrong is named, and the exit code says how bad it is.
+//! `mpib doctor` as an operator starts it, with the plugin of "make build", on simulated hosts.
+//! Every fault is named, and the exit code gives its severity.
 
 mod doctor_util;
 
@@ -133,7 +133,7 @@ fn a_host_without_an_adapter_is_unusable() {
     assert_eq!(found.checks("init", "ok"), []);
 }
 
-/// By what each adapter answers; ports that answer alike are one line.
+/// Groups ports by the adapter's answer: equal ones share a line.
 #[test]
 fn dmabuf_is_told_for_each_port() {
     let found = doctor("sout:addr=10.9.0.1/24,dmabuf=on;sup:addr=10.9.1.1/24", &[]);
@@ -154,7 +154,7 @@ fn every_bad_setting_is_named_with_what_to_do() {
         &["MPIB_SOUT_QP=\"0\": expected a whole number from 1 to 32", "correct MPIB_SOUT_QP"],
     );
     found.says("settings", "fail", &["MPIB_MODE=\"two\": expected 0 or 1", "correct MPIB_MODE"]);
-    // The adapters are told all the same, and no device of which NCCL would hear.
+    // The report has the adapters, but no device for NCCL.
     assert_eq!(found.document["report"]["ports"].as_array().unwrap().len(), 2);
     assert_eq!(found.document["report"]["devices"], json!([]));
 }
@@ -177,7 +177,7 @@ fn sout_without_sup_is_named() {
     );
 }
 
-/// The last warning of an init of the plugin, in `mpib perf`.
+/// Returns the last warning of an init of the plugin, from `mpib perf`.
 fn warning_of_init(env: &[(&str, &str)]) -> String {
     let mut perf = mpib(&fabric(), TWO);
     perf.args(["perf", "--sizes", "8", "--iterations", "1", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
@@ -197,7 +197,7 @@ fn a_port_without_an_address_that_fits_is_a_loss_in_the_words_of_the_log() {
     );
     let log = warning_of_init(&env);
     assert!(log.contains(&text), "{text:?} in {log}");
-    // Where nothing may be lost it fails, also in the words of the log.
+    // With MPIB_STRICT=1 it fails, and the log agrees.
     let strict = [env[0], ("MPIB_STRICT", "1")];
     let found = doctor(TWO, &strict);
     found.unusable();
@@ -239,7 +239,7 @@ fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
     unsafe {
         command.pre_exec(|| {
             const CAP_IPC_LOCK: libc::c_ulong = 14;
-            // Root keeps no more over exec than this leaves it; who is not root has no such capability to begin with.
+            // This limits what root keeps over exec; other users do not have the capability.
             if libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) != 0 && libc::geteuid() == 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -263,12 +263,12 @@ fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     let env = [BOTH[0], BOTH[1], ("MPIB_MODE", "1"), ("MPIB_AGENT_SOCKET", &socket), ("MPIB_HINTS", &hints)];
     let found = doctor(TWO, &env);
     found.usable_with(&["agent", "hints"]);
-    found.says("agent", "warn", &[&socket, "nobody listens there", "all goes on SOUT"]);
+    found.says("agent", "warn", &[&socket, "nothing listens there", "all data uses SOUT"]);
     found.says("hints", "warn", &[&hints, "No such file"]);
     let strict = doctor(TWO, &[&env[..], &[("MPIB_STRICT", "1")]].concat());
     strict.unusable();
-    strict.says("agent", "fail", &["no connection is made without a hint (MPIB_STRICT=1)"]);
-    // There, all is well; with a fixed share nobody is asked.
+    strict.says("agent", "fail", &["connections without a hint fail (MPIB_STRICT=1)"]);
+    // With a listening agent there is no warning; with a fixed share the agent is not used.
     let _listener = UnixListener::bind(&socket).unwrap();
     let _writer = nccl_net_mpib_agent_iface::agent::HintsWriter::create(Path::new(&hints)).unwrap();
     doctor(TWO, &env).usable_with(&[]);
@@ -293,7 +293,7 @@ fn a_plugin_where_nccl_does_not_look_is_a_loss() {
     assert!(found.document["checks"].to_string().contains("NCCL_IB_HCAS"), "{found:#?}");
 }
 
-/// A plugin of a few lines of C.
+/// Compiles a plugin of a few lines of C.
 fn plugin(dir: &Path, code: &str) -> PathBuf {
     let (source, path) = (dir.join("p.c"), dir.join("libp.so"));
     fs::write(&source, format!("#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\nvoid *ncclNetPlugin_v12[64];\n{code}\n")).unwrap();
@@ -311,7 +311,7 @@ fn plugin(dir: &Path, code: &str) -> PathBuf {
 fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
     for (code, said) in [
         ("size_t mpib_doctor_v1(char *o, size_t n) { abort(); }", "died of signal 6"),
-        ("size_t mpib_doctor_v1(char *o, size_t n) { for (;;) pause(); }", "did not answer within 1"),
+        ("size_t mpib_doctor_v1(char *o, size_t n) { for (;;) pause(); }", "did not end within 1"),
         ("size_t mpib_doctor_v1(char *o, size_t n) { return 0; }", "it has no document"),
         (
             "size_t mpib_doctor_v1(char *o, size_t n) { return (size_t)-1; }",
@@ -320,13 +320,13 @@ fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
         ("size_t mpib_doctor_v1(char *o, size_t n) { strcpy(o, \"{\"); return 2; }", "cannot be read: EOF"),
         (
             "size_t mpib_doctor_v1(char *o, size_t n) { const char *d = \"{\\\"format\\\":9}\"; strcpy(o, d); return strlen(d) + 1; }",
-            "format 9, expected 1; take mpib and plugin of one release",
+            "format 9, expected 1; use mpib and plugin of one release",
         ),
         ("__attribute__((constructor)) void f(void) { _exit(3); }", "exited with status 3"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let mut command = mpib(&fabric(), TWO);
-        let limit = if said.contains("did not answer") { "1" } else { "60" };
+        let limit = if said.contains("did not end") { "1" } else { "60" };
         command.args(["doctor", "--json", "--timeout", limit, "--plugin"]).arg(plugin(dir.path(), code));
         let found = Doctor::of(&mut command);
         found.unusable();

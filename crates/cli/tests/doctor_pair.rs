@@ -1,4 +1,4 @@
-//! `mpib doctor --listen` on one host and `mpib doctor HOST` on another, both made of softverbs.
+//! `mpib doctor --listen` on one simulated host and `mpib doctor HOST` on another.
 
 mod doctor_util;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];
 
-/// A host's two ports: SOUT in a network that all are in, SUP in this one.
+/// Returns a host's two ports: SOUT in a network of all hosts, SUP in this one.
 fn ports(host: u8, sup: u8) -> String {
     format!("sout:addr=10.9.0.{host}/24;sup:addr=10.9.{sup}.{host}/24")
 }
@@ -26,7 +26,7 @@ fn command(fabric: &str, devices: &str, args: &[&str], env: &[(&str, &str)]) -> 
     command
 }
 
-/// The end that waits. It ends with the test.
+/// The listening end. It ends with the test.
 struct Listener {
     child: Child,
     said: BufReader<ChildStderr>,
@@ -45,7 +45,7 @@ impl Listener {
         Self { child, said, address }
     }
 
-    /// The next line on stderr that has these words.
+    /// Returns the next line on stderr with these words.
     fn says(&mut self, words: &str) -> String {
         loop {
             let mut line = String::new();
@@ -56,7 +56,7 @@ impl Listener {
         }
     }
 
-    /// Ends it; what it printed.
+    /// Ends the process; returns its output.
     fn end(mut self) -> String {
         self.child.kill().unwrap();
         let mut text = String::new();
@@ -67,13 +67,13 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The pairs as (here, there, verdict, whether it carried data out and back).
+/// Returns the pairs as (here, there, verdict, whether it carried data out and back).
 fn table(found: &Doctor) -> Vec<(String, String, String, bool)> {
     let text = |v: &Value| v.as_str().unwrap().to_owned();
     let works = |m: &Value| m["gigabytes_per_second"].as_f64().is_some_and(|g| g > 0.0);
@@ -117,7 +117,7 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     broken.says("routes", "warn", &["sup:1 to sup:1 does not work", "the probe did not complete"]);
     broken.says("peer", "ok", &["by itself is usable"]);
     assert_eq!(broken.document["peer"]["mpib"], env!("CARGO_PKG_VERSION"));
-    // The next one is served as well, and all of it works.
+    // The next host is served as well, and all its pairs work.
     let good = run(&ports(3, 1));
     good.usable_with(&[]);
     assert_eq!(
@@ -149,10 +149,10 @@ fn settings_that_differ_are_told_with_both_values() {
     let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "3")];
     let found = Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &listener.address], &env));
     found.unusable();
-    found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 2 there", "set it alike on both"]);
+    found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 2 there", "set it to the same value on both"]);
 }
 
-/// A message of the two.
+/// Encodes a message of the protocol.
 fn frame(message: &Value) -> Vec<u8> {
     let body = message.to_string().into_bytes();
     [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat()
@@ -171,7 +171,7 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
     let fabric = fabric();
     let mut listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
     let connect = || TcpStream::connect(&listener.address).unwrap();
-    // One says nothing, for as long as the test takes.
+    // One client sends nothing during the whole test.
     let _silent = connect();
     let mut garbage = connect();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -185,8 +185,8 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
         .write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "more": [1] })))
         .unwrap();
     let refused = read_frame(&mut newer);
-    assert_eq!(refused["refused"], "protocol 99, expected 1; take the same release of mpib at both ends");
-    // Of no run, and one that goes before it has said what it is.
+    assert_eq!(refused["refused"], "protocol 99, expected 1; use the same release of mpib at both ends");
+    // One joins an unknown run, and one closes before it has identified itself.
     let mut joins = connect();
     joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 1, "join": "x" }))).unwrap();
     let mut leaves = connect();
@@ -211,7 +211,7 @@ fn whoever_is_no_doctor_is_no_verdict() {
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&bytes).unwrap();
-            // Until it has gone.
+            // Until the peer has closed.
             let _ = stream.read_to_end(&mut Vec::new());
         })
     };
@@ -219,13 +219,13 @@ fn whoever_is_no_doctor_is_no_verdict() {
         (b"SSH-2.0-OpenSSH\r\n".to_vec(), "announced a message of"),
         (
             frame(&json!({ "magic": "x", "protocol": 1, "refused": null, "wait": false, "token": "" })),
-            "is no \"mpib doctor --listen\"",
+            "is not an \"mpib doctor --listen\"",
         ),
         (
             frame(
                 &json!({ "magic": "mpib doctor", "protocol": 2, "refused": null, "wait": false, "token": "" }),
             ),
-            "speaks protocol 2, expected 1; take the same release of mpib at both ends",
+            "speaks protocol 2, expected 1; use the same release of mpib at both ends",
         ),
     ] {
         let server = answer(bytes);

@@ -1,5 +1,5 @@
-//! `mpib doctor` where links are down or addresses gone. A process with softverbs linked in takes them down: the one of
-//! `mpib` takes its libibverbs from the file.
+//! `mpib doctor` with links down and addresses missing. A process with softverbs linked in makes
+//! these changes: `mpib` uses softverbs as a file.
 
 extern crate softverbs as _;
 
@@ -12,8 +12,8 @@ use std::{
 
 use doctor_util::{Doctor, TWO, artifact, fabric, mpib};
 
-/// Not a test: the process that changes a fabric, as long as its stdin is open. `DOCTOR_TEST_FAULT` is `down DEVICE`, or
-/// `bare DEVICE` for one without an address.
+/// Not a test: the process that changes a fabric as long as its stdin is open. `DOCTOR_TEST_FAULT`
+/// is `down DEVICE`, or `bare DEVICE` for a device without an address.
 #[test]
 #[ignore = "the process of the tests here that changes a fabric"]
 fn other_process() {
@@ -25,7 +25,7 @@ fn other_process() {
     }
     println!("@@done");
     std::io::stdout().flush().unwrap();
-    // Until the test ends, however it does.
+    // Until the test ends in any way.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -34,7 +34,7 @@ struct Fault(Child);
 
 impl Drop for Fault {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! The plugin of this project and softverbs, both as "make build" leaves them, driven by `mpib perf` between real
+//! This project's plugin and softverbs of "make build", driven by `mpib perf` between real
 //! processes: every table, every byte, and the bytes of each rail.
 
 use std::{
@@ -10,20 +10,20 @@ use std::{
 
 use serde_json::Value;
 
-/// What "make build" puts under build/.
+/// Returns a file of "make build".
 fn artifact(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
     assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
     path
 }
 
-/// A fabric of its own for each test, so that none meets another or a user's.
+/// Returns a new fabric for each test.
 fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("perf-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// `mpib perf` on a host of this fabric whose addresses end with `host`.
+/// Prepares `mpib perf` on a host of this fabric whose addresses end with `host`.
 fn perf(fabric: &str, host: u8, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     command.args(["perf", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
@@ -52,7 +52,7 @@ fn report(output: &Output) -> Value {
 
 #[test]
 fn every_table_moves_every_size_in_groups_and_both_directions() {
-    // Around the unit of splitting, and below the size of a word.
+    // Sizes around the unit of splitting, and below the size of a word.
     let args = ["--sizes", "0,1,127,128,129,4095,1M", "--iterations", "64"];
     let fabric = fabric();
     let run = |more: &[&str]| {
@@ -64,13 +64,13 @@ fn every_table_moves_every_size_in_groups_and_both_directions() {
         tables.iter().map(|t| t["abi"].as_u64().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(run(&["--abi", "all", "--depth", "32"]), [12, 11, 10, 9, 8, 7, 6]);
-    // One of each way of passing sizes.
+    // One version for each way of passing sizes.
     assert_eq!(run(&["--abi", "12,9,6", "--receives", "4", "--bidirectional"]), [12, 9, 6]);
     run(&["--receives", "2", "--depth", "1"]);
     assert_eq!(run(&["--abi", "12,9,8", "--optional", "--bidirectional"]), [12, 9, 8]);
 }
 
-/// Bytes that the sender's rails carried for 20 messages of 1 MiB.
+/// Returns the bytes that the sender's rails carried for 20 messages of 1 MiB.
 fn shares(share: &str) -> (u64, u64) {
     let mut command = perf(&fabric(), 1, &["--sizes", "1M", "--iterations", "20"]);
     let report = report(&command.env("MPIB_SUP_SHARE", share).output().unwrap());
@@ -82,7 +82,7 @@ fn shares(share: &str) -> (u64, u64) {
 #[test]
 fn each_rail_carries_its_share() {
     const ALL: u64 = 20 << 20;
-    // A transfer is cut at multiples of 128 bytes; the rest stays on SOUT.
+    // A transfer is cut at multiples of 128 bytes; SOUT carries the rest.
     let of_each = (1 << 20) * 341 / 1024 / 128 * 128;
     assert_eq!(shares("341"), (ALL - 20 * of_each, 20 * of_each));
     assert_eq!(shares("0"), (ALL, 0));

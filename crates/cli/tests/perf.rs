@@ -1,5 +1,5 @@
-//! `mpib perf` as a user starts it, on a plugin that this project did not write for itself: a small C one over TCP
-//! (`fake-plugin/fake.c`), which can be told to do one thing wrong.
+//! `mpib perf` as a user starts it, on a foreign plugin: a small one in C over TCP
+//! (`fake-plugin/fake.c`), which can have one fault.
 
 use std::{
     env,
@@ -45,13 +45,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs with a fault; gives the exit code and what was said on stderr.
+/// Runs with a fault; returns the exit code and stderr.
 fn with_fault(fault: &str, args: &[&str]) -> (i32, String) {
     let output = perf(args).env("FAKE_FAULT", fault).output().unwrap();
     (output.status.code().expect("mpib itself never dies of a signal"), text(&output.stderr))
 }
 
-/// The fault ends the run with this exit code, and each of the words is in what was said.
+/// Asserts that the fault ends the run with this exit code and these words.
 #[track_caller]
 fn fails(fault: &str, args: &[&str], code: i32, words: &[&str]) {
     let (found, said) = with_fault(fault, args);
@@ -104,7 +104,7 @@ fn groups_and_both_directions() {
     }
 }
 
-/// v8 is not given the hint, which the plugin here would refuse.
+/// v8 gets no hint; this plugin would refuse it.
 #[test]
 fn optional_receives_are_checked_like_everything() {
     let args = ["--optional", "--abi", "all", "--iterations", "100", "--sizes", "0,8,4K"];
@@ -134,7 +134,7 @@ fn half_round_trips_are_checked_like_everything() {
     }
     let round_trips = ["--ping-pong", "--iterations", "100", "--sizes", "1000"];
     fails("corrupt", &round_trips, 5, &["message 20 of 1000 B: byte 500 is 0x"]);
-    fails("size", &round_trips, 5, &["message 20: test gives a size of 999 bytes"]);
+    fails("size", &round_trips, 5, &["message 20: test returned a size of 999 bytes"]);
     let stalled = ["--ping-pong", "--timeout", "5", "--iterations", "100", "--sizes", "1000"];
     fails("stall", &stalled, 6, &["in a round trip the other end's message does not arrive"]);
     fails("", &["--ping-pong", "--bidirectional"], 2, &["cannot be used with"]);
@@ -172,7 +172,7 @@ fn the_devices_can_be_chosen() {
     assert_eq!(json(&chosen)["tables"][0]["device"]["name"], "fake1");
     fails("", &["--device", "2"], 3, &["--device 2: the plugin has 2, numbered from 0"]);
     fails("devices", QUICK, 3, &["the plugin has no devices"]);
-    fails("gpu-only", QUICK, 2, &["device 0 (\"fake0\") takes no host memory"]);
+    fails("gpu-only", QUICK, 2, &["device 0 (\"fake0\") does not support host memory"]);
 }
 
 const HIDDEN: &[&str] = &["--table", "fakeTransport", "--abi", "v11"];
@@ -190,10 +190,10 @@ fn a_table_that_is_not_exported_is_found_by_its_symbol() {
 fn a_symbol_that_is_no_table_of_the_version_is_refused() {
     fails("", &["--table", "fakeTransport"], 2, &["--table fakeTransport needs --abi with the one version"]);
     fails("", &["--table", "fakeTransport", "--abi", "v11,v8"], 2, &["the one version"]);
-    let words = ["fakeTransport has 176 bytes, a table of v10 has 160; so many has a table of v12 or v11"];
+    let words = ["fakeTransport has 176 bytes, a table of v10 has 160; a table of v12 or v11 has this size"];
     fails("", &["--table", "fakeTransport", "--abi", "v10"], 3, &words);
     fails("", &["--table", "absent", "--abi", "v11"], 3, &["its symbol table has no data symbol absent"]);
-    // A function is no table.
+    // A function is not a table.
     fails("", &["--table", "merge", "--abi", "v11"], 3, &["has no data symbol merge"]);
 }
 
@@ -214,7 +214,7 @@ fn devices_can_be_merged() {
     assert_eq!(json(&merged)["tables"][0]["device"]["name"], "fake0+fake1", "{}", text(&merged.stderr));
     fails("", &[HIDDEN, &["--merge", "0,2"]].concat(), 3, &["--merge 2: the plugin has 2, numbered from 0"]);
     fails("", &["--merge", "0,1"], 3, &["the table has no makeVDevice (NULL)"]);
-    fails("", &["--merge", "0,1", "--abi", "v8"], 2, &["v8 has no makeVDevice; take a table of v9 or later"]);
+    fails("", &["--merge", "0,1", "--abi", "v8"], 2, &["v8 has no makeVDevice; use a table of v9 or later"]);
     fails("", &[HIDDEN, &["--merge", "0,1,0,1,0"]].concat(), 2, &["v11 takes at most 4"]);
 }
 
@@ -225,7 +225,7 @@ fn a_wrong_byte_is_named() {
 
 #[test]
 fn a_missing_byte_is_named() {
-    fails("truncate", QUICK, 5, &["message 20 of 1000 B: byte 999", "nothing was written there"]);
+    fails("truncate", QUICK, 5, &["message 20 of 1000 B: byte 999", "nothing was written to it"]);
 }
 
 #[test]
@@ -235,12 +235,12 @@ fn another_messages_data_is_named() {
 
 #[test]
 fn a_byte_behind_the_end_is_named() {
-    fails("overrun", QUICK, 5, &["message 20 of 1000 B: the plugin wrote 0 bytes behind its end"]);
+    fails("overrun", QUICK, 5, &["message 20 of 1000 B: the plugin wrote 0 bytes behind the message's end"]);
 }
 
 #[test]
 fn a_wrong_size_is_named() {
-    fails("size", QUICK, 5, &["message 20: test gives a size of 999 bytes", "but 1000 were sent"]);
+    fails("size", QUICK, 5, &["message 20: test returned a size of 999 bytes", "but 1000 were sent"]);
 }
 
 #[test]
@@ -267,25 +267,26 @@ fn an_error_of_a_call_comes_with_the_plugins_own_words() {
     );
 }
 
-/// Long enough that nothing else is late on a busy machine, and no longer.
+/// Long enough for a busy machine.
 const SOON: &[&str] = &["--timeout", "5", "--iterations", "100", "--sizes", "1000"];
 
 #[test]
 fn receives_that_stall_are_listed() {
     let words =
-        ["v11: ", "nothing completed for", "of 100 receives of 1000 B are done; ", "are under way, message"];
+        ["v11: ", "nothing completed for", "of 100 receives of 1000 B are done; ", "are in flight, message"];
     fails("stall", SOON, 6, &words);
 }
 
 #[test]
 fn sends_that_stall_are_listed() {
-    // Only the sender's end can say this; what its end does to the receiver must not drown it.
-    fails("isend-null", SOON, 6, &["sends of 1000 B are done", "isend takes no more (NULL request)"]);
+    // Only the sender's end can report this. The receiver's failure, which follows from it, must
+    // not hide it.
+    fails("isend-null", SOON, 6, &["sends of 1000 B are done", "isend accepts no more (NULL request)"]);
 }
 
 #[test]
 fn a_connection_that_is_not_made_is_named() {
-    fails("connect", SOON, 6, &["connect still gives no comm", "accept still gives no comm"]);
+    fails("connect", SOON, 6, &["connect has returned no comm", "accept has returned no comm"]);
 }
 
 #[test]
@@ -323,19 +324,19 @@ fn a_failure_is_in_the_json_too() {
 #[test]
 fn what_a_plugin_lacks_is_said_before_anything_runs() {
     fails("", &["--abi", "v9"], 3, &["exports no table v9; found v11, v8"]);
-    fails("", &["--receives", "5"], 2, &["takes 4 receives in an irecv, but 5 are asked for"]);
+    fails("", &["--receives", "5"], 2, &["supports 4 receives in an irecv, but 5 are requested"]);
     fails(
         "",
         &["--sizes", "1G"],
         2,
-        &["takes messages of at most 268435456 bytes, but 1073741824 are asked for"],
+        &["supports messages of at most 268435456 bytes, but 1073741824 are requested"],
     );
     let missing = Command::new(MPIB).args(["perf", "--plugin", "/nonexistent.so"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(3));
     assert!(text(&missing.stderr).contains("/nonexistent.so: No such file"), "{}", text(&missing.stderr));
 }
 
-/// A listening mpib and the address it said.
+/// Starts a listening mpib; returns it and the address that it printed.
 fn listener(args: &[&str], fault: &str) -> (Child, BufReader<std::process::ChildStderr>, String) {
     let mut child =
         perf(args).env("FAKE_FAULT", fault).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -369,7 +370,7 @@ fn a_stranger_at_the_port_costs_nothing() {
     std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
-    assert!(line.contains("turned away") && line.contains("still listening"), "{line}");
+    assert!(line.contains("refused") && line.contains("still listening"), "{line}");
     let here = perf(&["--connect", &address]).args(QUICK).output().unwrap();
     assert!(here.status.success(), "{}", text(&here.stderr));
     assert!(there.wait_with_output().unwrap().status.success());
@@ -388,7 +389,7 @@ fn a_failure_at_one_machine_is_told_at_the_other() {
     assert!(here_said.contains("sender: the receiver failed: message 20 of 1000 B"), "{here_said}");
 }
 
-/// The worker processes that a process has started and that run their own program already.
+/// Returns the worker processes that a process has started and that already run their own program.
 fn workers(parent: u32) -> Vec<u32> {
     let children =
         std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
@@ -408,7 +409,7 @@ fn killed_itself_it_leaves_no_worker_behind() {
         assert!(child.try_wait().unwrap().is_none(), "ended by itself");
         std::thread::yield_now();
     };
-    // SIGKILL: it can do nothing more itself.
+    // SIGKILL: the process cannot clean up.
     child.kill().unwrap();
     child.wait().unwrap();
     for pid in workers {
@@ -416,8 +417,9 @@ fn killed_itself_it_leaves_no_worker_behind() {
     }
 }
 
-/// Whether a process is gone, or has SIGKILL pending, which no process survives. The kernel sends the parent's death
-/// signal before anybody can wait for the parent, so this needs no patience.
+/// Returns whether a process has ended or has SIGKILL pending, which no process survives. The
+/// kernel sends the parent's death signal before anybody can wait for the parent: no polling is
+/// needed.
 fn dead_or_dying(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

@@ -1,4 +1,4 @@
-//! `mpib stats` beside real processes: those of `mpib perf` with the plugin that "make build" leaves, and others.
+//! `mpib stats` with real processes: `mpib perf` with the plugin of "make build", and others.
 
 use std::{
     ffi::CString,
@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::Value;
 
-/// Only a failing test waits so long.
+/// Only a failing test waits this long.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
@@ -30,7 +30,7 @@ fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// What "make build" puts under build/.
+/// Returns a file of "make build".
 fn artifact(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
     assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
@@ -42,7 +42,7 @@ struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -57,7 +57,7 @@ fn said(output: &Output) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
-/// The document of one process, if it has a page yet.
+/// Returns the document of one process, if it has a page yet.
 fn document(pid: u32) -> Option<Value> {
     let output = stats(&[&pid.to_string(), "--json"]);
     if output.status.code() == Some(5) {
@@ -69,7 +69,7 @@ fn document(pid: u32) -> Option<Value> {
     Some(document["processes"][0].clone())
 }
 
-/// `mpib perf` that goes on for as long as a test may, on rails whose bytes stand three to one.
+/// Starts an endless `mpib perf` on rails whose rates are three to one.
 fn perf(fabric: &str) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
@@ -94,7 +94,7 @@ fn perf(fabric: &str) -> Ended {
     Ended(command.spawn().unwrap())
 }
 
-/// Its two workers, the sending one first, once data moves.
+/// Returns its two workers, the sending one first, once data moves.
 fn workers(perf: &Ended) -> [u32; 2] {
     until("two workers that move data", || {
         let pid = perf.0.id();
@@ -142,7 +142,7 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
         let of = |d: &Value| number(&d["connections"][0]["messages"]);
         (of(&now) > of(&first)).then_some(())
     });
-    // All that this user may look into has both.
+    // The list of all processes has both.
     let (code, all) = said(&stats(&["--json"]));
     let document: Value = serde_json::from_str(&all[..=all.rfind('}').unwrap()]).unwrap();
     let pids: Vec<_> = document["processes"].as_array().unwrap().iter().map(|p| number(&p["pid"])).collect();
@@ -191,7 +191,7 @@ fn watching_shows_rates_and_ends_with_the_process() {
     assert_eq!(first["processes"][0]["connections"][0]["bytes_per_second"], Value::Null);
     perf.0.kill().unwrap();
     perf.0.wait().unwrap();
-    // Until its end, so that it is not stopped by a full pipe.
+    // Reads to the end: a full pipe would stop the process.
     out.read_to_end(&mut text).unwrap();
     let mut error = String::new();
     watch.0.stderr.take().unwrap().read_to_string(&mut error).unwrap();
@@ -226,7 +226,7 @@ fn a_process_of_another_user_is_not_permitted() {
     fs::copy(env!("CARGO_BIN_EXE_mpib"), &program).unwrap();
     let ours = std::process::id();
     let mut command = Command::new(&program);
-    // Root may look into all, so it becomes nobody; a user may not look into process 1.
+    // Root may inspect every process, and becomes nobody; other users may not inspect process 1.
     let pid = if root {
         command.uid(65534).gid(65534);
         ours
@@ -238,7 +238,7 @@ fn a_process_of_another_user_is_not_permitted() {
     assert_eq!((code, text.contains("not permitted")), (4, true), "{text}");
 }
 
-/// A descriptor of this process with the name of a page.
+/// Makes a descriptor of this process with the name of a page.
 fn page(size: usize, seals: i32, words: &[u32]) -> OwnedFd {
     let name = CString::new("mpib-stats").unwrap();
     // SAFETY: a C string; flags of the call.
@@ -267,7 +267,7 @@ fn pages_that_cannot_be_read_are_told() {
         let page = page(size, seals, &[0x4D50_4953, version]);
         let (code, text) = said(&stats(&[&pid]));
         assert_eq!((code, text.contains(why)), (6, true), "{why}: {text}");
-        // With no process named it is one line, and no harm to the others.
+        // Without a named process, the page is one line, and does not affect the others.
         let (_, text) = said(&stats(&[]));
         assert!(text.contains(&format!("mpib: process {pid}: its statistics page")), "{text}");
         drop(page);

@@ -1,4 +1,4 @@
-//! The libnccl that the dynamic linker would load for a program started here.
+//! Finds the libnccl that the dynamic linker would load for a program started here.
 
 use std::{
     env,
@@ -9,21 +9,22 @@ use std::{
 use crate::failure::{Failure, Kind};
 
 const NAME: &str = "libnccl.so.2";
-/// Where the dynamic linker looks last.
+/// Folders that the dynamic linker searches last.
 const LAST: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// By `LD_LIBRARY_PATH`, the linker's cache, and its own folders, in that order. Whatever finds NCCL by another way (a
-/// RUNPATH, a Python package) is not seen here.
+/// Finds libnccl.so.2 in `LD_LIBRARY_PATH`, in the linker's cache and in its default folders, in
+/// this order. A RUNPATH or a Python package may lead a program to another one.
 pub(crate) fn library() -> Result<PathBuf, Failure> {
     by_name(NAME).ok_or_else(missing)
 }
 
-/// A shared object of this name, without a slash, as [`library`] finds it.
+/// Finds a shared object by a name without a slash, in the same places as [`library`].
 pub(crate) fn by_name(name: &str) -> Option<PathBuf> {
     let set = env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let in_folder = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let by_variable = || folders(&set).iter().find_map(|folder| in_folder(folder));
-    let by_cache = || cached(&said("ldconfig", &["-p"]).or_else(|| said("/sbin/ldconfig", &["-p"]))?, name);
+    let by_cache =
+        || cached(&output_of("ldconfig", &["-p"]).or_else(|| output_of("/sbin/ldconfig", &["-p"]))?, name);
     let by_default = || LAST.iter().find_map(|folder| in_folder(Path::new(folder)));
     by_variable().or_else(by_cache).or_else(by_default)
 }
@@ -43,19 +44,20 @@ fn missing() -> Failure {
     Failure::new(Kind::Usage, text)
 }
 
-/// Of the Python that is first on PATH.
+/// Returns the folder with NCCL's wheel of the Python that is first on PATH.
 fn of_python() -> Option<PathBuf> {
-    let text = said("python3", &["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])?;
+    let text = output_of("python3", &["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])?;
     Some(Path::new(text.trim()).join("nvidia/nccl/lib").join(NAME)).filter(|path| path.is_file())
 }
 
-/// What a program prints; `None` where it is not there or fails.
-fn said(program: &str, args: &[&str]) -> Option<String> {
+/// Returns what a program prints; `None` if the program is missing or fails.
+fn output_of(program: &str, args: &[&str]) -> Option<String> {
     let out = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// As ld.so reads it: colons and semicolons between, nothing is the working folder. Not set at all is no folder.
+/// Splits a variable as ld.so does: at colons and semicolons, with an empty entry for the working
+/// directory. An unset variable has no entries.
 fn folders(variable: &str) -> Vec<PathBuf> {
     if variable.is_empty() {
         return Vec::new();
@@ -64,7 +66,7 @@ fn folders(variable: &str) -> Vec<PathBuf> {
     variable.split([':', ';']).map(folder).collect()
 }
 
-/// From `ldconfig -p`, in whose lines the place follows an arrow.
+/// Finds a file in the output of `ldconfig -p`, whose lines have the path after an arrow.
 fn cached(list: &str, wanted: &str) -> Option<PathBuf> {
     let of = |line: &str| {
         let (name, place) = line.trim().split_once(" => ")?;

@@ -1,4 +1,4 @@
-//! What a file says of itself: the tables that it looks up, if there is NCCL in it, or those that it exports.
+//! Reads from a file which tables NCCL looks up in it, or which ones a plugin exports.
 
 use std::{
     collections::BTreeSet,
@@ -12,29 +12,29 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Kind};
 
-/// Symbols of plugins' tables begin so; the version follows.
+/// Prefix of the symbols of plugins' tables; the version follows.
 const SYMBOL: &str = "ncclNetPlugin_v";
-/// What NCCL prints of itself begins so; the release follows.
+/// Prefix of the text with which NCCL prints its release.
 const VERSION: &[u8] = b"NCCL version ";
 
 /// A file with NCCL in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Library {
     pub(crate) path: PathBuf,
-    /// As in `2.27.7`; absent where the file does not say.
+    /// As in `2.27.7`; absent if the file does not have it.
     pub(crate) release: Option<String>,
-    /// Versions of the net tables that it looks up, newest first, which is the order in which it does.
+    /// Versions of the net tables that NCCL looks up, newest first, which is NCCL's own order.
     pub(crate) looks_up: Vec<u32>,
 }
 
 impl Library {
-    /// Reads the names that NCCL gives to dlsym, which stand among the file's strings.
+    /// Reads the names that NCCL passes to dlsym from the file's strings.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let mut looks_up = BTreeSet::new();
         let mut release = None;
         shared_object(path, |elf| {
             for section in elf.sections() {
-                // Not the code for GPUs, which is most of the file and in sections of its own names.
+                // Skips GPU code, which is most of the file and has sections with other names.
                 let constant =
                     matches!(section.kind(), SectionKind::ReadOnlyData | SectionKind::ReadOnlyString);
                 if !constant || !section.name().is_ok_and(|name| name.starts_with(".rodata")) {
@@ -60,7 +60,7 @@ impl Library {
     }
 }
 
-/// Versions of the net tables that a plugin exports, newest first.
+/// Returns the versions of the net tables that a plugin exports, newest first.
 pub(crate) fn exports(path: &Path) -> Result<Vec<u32>, Failure> {
     let mut found = BTreeSet::new();
     shared_object(path, |elf| {
@@ -80,7 +80,7 @@ fn fail(path: &Path, what: String) -> Failure {
 
 type Elf<'a> = object::File<'a, &'a ReadCache<File>>;
 
-/// Hands the file to `look` if a process of this machine could load it.
+/// Passes the file to `look` if a process of this machine could load it.
 fn shared_object(path: &Path, look: impl FnOnce(&Elf<'_>) -> Result<(), String>) -> Result<(), Failure> {
     let fail = |what: String| fail(path, what);
     let mut file = File::open(path).map_err(|e| fail(e.to_string()))?;
@@ -102,14 +102,14 @@ fn shared_object(path: &Path, look: impl FnOnce(&Elf<'_>) -> Result<(), String>)
     if elf.architecture() != here {
         return Err(fail(format!("made for {:?}, but this machine is {here:?}", elf.architecture())));
     }
-    // What is linked statically through and through cannot load a plugin, nor be one.
+    // A fully static file can neither load a plugin nor be one.
     if elf.kind() != ObjectKind::Dynamic && elf.section_by_name(".dynamic").is_none() {
         return Err(fail("linked statically, so it can neither load a plugin nor be one".into()));
     }
     look(&elf).map_err(fail)
 }
 
-/// Every N of a string `ncclNetPlugin_vN` that ends there.
+/// Returns every N of a string `ncclNetPlugin_vN` that ends there.
 fn versions_in(data: &[u8]) -> impl Iterator<Item = u32> {
     after(data, SYMBOL.as_bytes()).filter_map(|rest| {
         let end = rest.iter().take(4).position(|b| *b == 0)?;
@@ -117,7 +117,7 @@ fn versions_in(data: &[u8]) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The first `NCCL version` that a release follows.
+/// Returns the release after the first `NCCL version`.
 fn release_in(data: &[u8]) -> Option<String> {
     after(data, VERSION).find_map(|rest| {
         let length = rest.iter().position(|b| !b.is_ascii_digit() && *b != b'.')?;
@@ -126,7 +126,7 @@ fn release_in(data: &[u8]) -> Option<String> {
     })
 }
 
-/// What follows each occurrence.
+/// Returns the data after each occurrence.
 fn after<'a>(data: &'a [u8], what: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let places = data.windows(what.len()).enumerate().filter(move |(_, window)| *window == what);
     places.map(move |(at, _)| &data[at + what.len()..])

@@ -1,4 +1,5 @@
-//! `mpib abi`: which table a libnccl will take from a plugin, told from the two files alone. No code of either runs.
+//! `mpib abi`: reads from two files which table a libnccl will take from a plugin. No code of
+//! either file runs.
 
 pub(crate) mod find;
 mod library;
@@ -16,18 +17,19 @@ use serde::Serialize;
 use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
 
-/// What a script may ask for.
+/// Exit codes for `--help`.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  they fit
-  2  options that make no sense, or no libnccl was found
-  3  they do not fit, or a file is not what it should be";
+  2  invalid options, or no libnccl was found
+  3  they do not fit, or a file is not of the expected kind";
 
-/// Says which table a libnccl looks for, which ones a plugin exports, and whether they fit.
+/// Prints which table a libnccl looks for, which ones a plugin exports, and whether they fit
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct AbiArgs {
-    /// libnccl.so.2, or another file that has NCCL in it [default: the one that the dynamic linker would load here]
+    /// libnccl.so.2, or another file that has NCCL in it [default: the one that the dynamic linker
+    /// would load here]
     #[arg(value_name = "LIBNCCL")]
     library: Option<PathBuf>,
 
@@ -40,23 +42,23 @@ pub(crate) struct AbiArgs {
     json: bool,
 }
 
-/// Both files, and the table that they meet in.
+/// Both files and the table that they have in common.
 #[derive(Debug, Serialize)]
 struct Report {
     library: Library,
     plugin: Plugin,
-    /// The newest that NCCL looks for and the plugin exports: what NCCL takes, without a second try.
+    /// The newest table that NCCL looks for and the plugin exports. NCCL takes this one.
     picked: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
 struct Plugin {
     path: PathBuf,
-    /// Newest first.
+    /// Versions, newest first.
     exports: Vec<u32>,
 }
 
-/// The command. Failures are printed here.
+/// Runs the command and prints failures.
 pub(crate) fn main(args: &AbiArgs) -> ExitCode {
     match run(args) {
         Ok(true) => ExitCode::SUCCESS,
@@ -68,7 +70,7 @@ pub(crate) fn main(args: &AbiArgs) -> ExitCode {
     }
 }
 
-/// Whether they fit.
+/// Returns whether the files fit.
 fn run(args: &AbiArgs) -> Result<bool, Failure> {
     let library = args.library.clone().map_or_else(find::library, Ok)?;
     let library = Library::read(&library)?;
@@ -91,7 +93,7 @@ impl Report {
         let release = library.release.as_deref().unwrap_or("of an unknown release");
         let verdict = match picked {
             Some(version) => format!("they fit: this NCCL takes v{version}"),
-            None => "they do not fit: this NCCL finds no table that it knows, and goes on without the plugin"
+            None => "they do not fit: this NCCL knows none of the plugin's tables and continues without the plugin"
                 .into(),
         };
         format!(
@@ -104,7 +106,7 @@ impl Report {
     }
 }
 
-/// `v12, v11, v8`
+/// Joins versions as in `v12, v11, v8`.
 fn list(versions: &[u32]) -> String {
     versions.iter().map(|v| format!("v{v}")).collect::<Vec<_>>().join(", ")
 }

@@ -1,16 +1,16 @@
-//! Reads callgrind's output: how many instructions one shared object cost others.
+//! Reads callgrind's output: the instructions that calls from one shared object into another cost.
 
 use std::collections::HashMap;
 
-/// Instructions of calls from one object into another, with all that was called from there.
+/// Instructions of calls from one object into another, including everything called from there.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Calls(HashMap<(String, String), u64>);
 
 impl Calls {
-    /// From the text of a callgrind.out file. `None` where it is not one.
-    ///
-    /// The format is that of valgrind's manual: `ob=`, `cob=` name the object of the lines that follow and of the next call,
-    /// with `(id) name` the first time and `(id)` later; after `calls=` stands one line with the call's inclusive cost.
+    /// Parses the text of a callgrind.out file; `None` if the text is not one. The format is
+    /// described in valgrind's manual: `ob=` and `cob=` name the object of the following lines and
+    /// of the next call, as `(id) name` the first time and as `(id)` later. The line after `calls=`
+    /// has the call's inclusive cost.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut names: HashMap<&str, &str> = HashMap::new();
         let mut out = Self::default();
@@ -35,14 +35,14 @@ impl Calls {
         Some(out)
     }
 
-    /// Instructions of all calls between objects whose paths end so.
+    /// Returns the instructions of all calls between objects whose paths have these endings.
     pub(super) fn between(&self, from: &str, to: &str) -> u64 {
         let fits = |(a, b): &&(String, String)| a.ends_with(from) && b.ends_with(to);
         self.0.iter().filter(|(pair, _)| fits(pair)).map(|(_, cost)| cost).sum()
     }
 }
 
-/// `(id) name` or `(id)`.
+/// Resolves `(id) name` or `(id)`.
 fn named<'a>(names: &mut HashMap<&'a str, &'a str>, value: &'a str) -> Option<&'a str> {
     match value.split_once(' ') {
         Some((id, name)) if id.starts_with('(') => {

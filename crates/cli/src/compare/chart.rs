@@ -1,4 +1,4 @@
-//! The ratios as a figure: one bar for each metric, to the right where this plugin is better.
+//! Draws the ratios: one bar per metric, to the right if this plugin is better.
 
 use std::fmt::Write;
 
@@ -9,19 +9,19 @@ const HALF: f64 = 200.0;
 const RIGHT: f64 = 110.0;
 const LINE: f64 = 18.0;
 const HEAD: f64 = 34.0;
-/// Bars of this factor reach the edge.
+/// The factor at which a bar reaches the edge.
 const MOST: f64 = 4.0;
 
 const REACHED: &str = "#2a7";
 const MISSED: &str = "#d62";
 const TOLD: &str = "#89a";
 
-/// How many times better ours is, above 1, or worse, below.
+/// Returns by which factor ours is better (above 1) or worse (below 1).
 fn advantage(row: &Row, ratio: f64) -> f64 {
     if row.better == Better::Lower { 1.0 / ratio } else { ratio }
 }
 
-/// Pixels from the middle, on a logarithmic scale.
+/// Returns the distance from the middle in pixels, on a logarithmic scale.
 fn length(advantage: f64) -> f64 {
     let whole = advantage.ln() / MOST.ln();
     if whole.is_nan() { 0.0 } else { whole.clamp(-1.0, 1.0) * HALF }
@@ -31,7 +31,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// One figure with a part for each scenario and each other contestant.
+/// Draws one figure with a part for each scenario and each other contestant.
 pub(super) fn svg(report: &Report) -> String {
     let mut body = String::new();
     let mut y = 64.0;

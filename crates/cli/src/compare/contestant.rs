@@ -1,39 +1,40 @@
-//! A plugin that takes part, as the command line names it.
+//! A plugin in the comparison, as the command line names it.
 
 use std::{path::PathBuf, str::FromStr};
 
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::plugin;
+use nccl_net_host::{check_hidden_table, exported_versions};
 
-/// A file, and which table of it.
+/// A file, and one of its tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Contestant {
     pub(super) name: String,
     pub(super) plugin: PathBuf,
     /// Symbol of a table that is not exported.
     pub(super) table: Option<String>,
-    /// The newest that is exported, where there is none.
+    /// The table's version; `None` chooses the newest exported one.
     pub(super) abi: Option<u32>,
-    /// Whether several rails are made one device by makeVDevice.
+    /// Whether makeVDevice merges several rails into one device.
     pub(super) merge: bool,
 }
 
 impl Contestant {
-    /// The plugin of this project.
+    /// Returns the plugin of this project.
     pub(super) fn ours(plugin: PathBuf) -> Self {
         Self { name: "mpib".into(), plugin, table: None, abi: None, merge: false }
     }
 
-    /// Whether the file has the table. Gives its version.
+    /// Checks that the file has the table; returns its version.
     pub(super) fn check(&self) -> Result<u32, Failure> {
         match (&self.table, self.abi) {
             (Some(table), Some(version)) => {
-                plugin::hidden_table(&self.plugin, table, version).map(|()| version)
+                check_hidden_table(&self.plugin, table, version)?;
+                Ok(version)
             }
             _ => {
-                let exported = plugin::exported_versions(&self.plugin)?;
+                let exported = exported_versions(&self.plugin)?;
                 let chosen = self
                     .abi
                     .map_or_else(|| exported.first().copied(), |v| exported.contains(&v).then_some(v));
@@ -68,7 +69,7 @@ impl FromStr for Contestant {
         }
         if let Some(table) = &one.table {
             if one.abi.is_none() {
-                return Err(format!("table={table} needs abi=vN: the symbol does not say its version"));
+                return Err(format!("table={table} needs abi=vN: the symbol has no version"));
             }
             if !named {
                 one.name.clone_from(table);

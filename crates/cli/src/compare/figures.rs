@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{contestant::Contestant, measure::Measured, scenario::Scenario};
 
-/// Which way is better.
+/// Which direction is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Better {
@@ -14,23 +14,23 @@ pub(super) enum Better {
     Higher,
 }
 
-/// What we want to reach against each other contestant.
+/// The goal against each other contestant.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Goal {
-    /// Ours to theirs.
+    /// Upper limit of ours divided by theirs.
     RatioAtMost(f64),
-    /// Ours to theirs.
+    /// Lower limit of ours divided by theirs.
     RatioAtLeast(f64),
-    /// Ours, whatever theirs is.
+    /// Lower limit of ours, independent of theirs.
     AtLeast(f64),
-    /// Only told.
+    /// Reported without a goal.
     None,
 }
 
 macro_rules! metrics {
     ($($name:ident: $title:literal, $unit:literal, $better:ident, $goal:expr;)+) => {
-        /// What is measured, in the order of the table.
+        /// The metrics, in the table's order.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub(super) enum Metric { $($name),+ }
 
@@ -81,11 +81,11 @@ pub(super) struct Row {
     pub(super) unit: &'static str,
     pub(super) better: Better,
     pub(super) goal: Goal,
-    /// By contestant, the median over the rounds.
+    /// The median over the rounds, by contestant.
     pub(super) values: Vec<f64>,
-    /// Ours to each of the others: the median over the rounds of the ratio in a round.
+    /// Ours divided by each of the others: the median over the rounds of the ratio within a round.
     pub(super) ratios: Vec<f64>,
-    /// Whether the goal is reached against all others; absent where there is none.
+    /// Whether the goal is reached against all others; absent if there is no goal.
     pub(super) reached: Option<bool>,
 }
 
@@ -126,12 +126,12 @@ impl Report {
     }
 }
 
-/// `None` where a contestant has no figure.
+/// Returns `None` if a contestant has no figure.
 fn row(metric: Metric, rounds: &[Vec<f64>]) -> Option<Row> {
     let values = rounds.iter().map(|of| median(of)).collect::<Option<Vec<_>>>()?;
     let (ours, others) = rounds.split_first()?;
     let ratio = |theirs: &Vec<f64>| {
-        // Within a round both met the same load of the machine.
+        // Within a round, both contestants met the same load of the machine.
         median(&ours.iter().zip(theirs).map(|(a, b)| ratio(*a, *b)).collect::<Vec<_>>())
     };
     let ratios = others.iter().map(ratio).collect::<Option<Vec<_>>>()?;
@@ -147,12 +147,12 @@ fn row(metric: Metric, rounds: &[Vec<f64>]) -> Option<Row> {
     })
 }
 
-/// Nothing against nothing is even.
+/// Divides; zero by zero is 1.
 fn ratio(a: f64, b: f64) -> f64 {
     if a == b { 1.0 } else { a / b }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two in the middle.
 fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -164,7 +164,7 @@ fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Ratios are judged to the second decimal, as they are shown.
+/// Compares ratios with the goal to the second decimal, as they are shown.
 fn reached(goal: Goal, ours: f64, ratios: &[f64]) -> Option<bool> {
     let hundredths = |value: f64| (value * 100.0).round();
     match goal {
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn ratios_are_those_within_a_round() {
-        // The second round was ten times slower for both: their medians alone would say something else.
+        // In the second round both were ten times slower. The ratio of the medians would differ
+        // from the median of the ratios.
         let rounds = [vec![1.0, 10.0, 3.0], vec![2.0, 20.0, 4.0], vec![1.0, 40.0, 3.0]];
         let row = row(Metric::Latency, &rounds).unwrap();
         assert_eq!(row.values, [3.0, 4.0, 3.0]);

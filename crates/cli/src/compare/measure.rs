@@ -1,4 +1,5 @@
-//! Runs the child processes: every contestant in turn, round after round, so that what else the machine does meets all alike.
+//! Runs the child processes: every contestant in turn, round after round. Other load on the machine
+//! then affects all contestants alike.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +18,14 @@ use super::{callgrind::Calls, contestant::Contestant, figures::Metric, scenario:
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::solo;
 
-/// Longest that one child may take.
+/// How long one child may take.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Messages in flight where work requests and instructions are counted: as many as NCCL has.
+/// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
 const DEPTH: usize = 8;
-/// Groups of [`DEPTH`] in the two runs whose difference is counted: so the start does not count.
+/// Groups of [`DEPTH`] messages in two runs. The difference between the runs excludes the start.
 const GROUPS: [u64; 2] = [100, 600];
 
-/// What to do.
+/// What to measure.
 pub(super) struct Work<'a> {
     pub(super) contestants: &'a [Contestant],
     pub(super) softverbs: &'a Path,
@@ -34,7 +35,7 @@ pub(super) struct Work<'a> {
     pub(super) instructions: bool,
 }
 
-/// Of one scenario: by metric, by contestant, what each round gave.
+/// The results of one scenario: by metric and contestant, one value per round.
 pub(super) struct Samples {
     pub(super) scenario: Scenario,
     pub(super) values: BTreeMap<Metric, Vec<Vec<f64>>>,
@@ -46,7 +47,7 @@ impl Samples {
     }
 }
 
-/// All scenarios, and remarks on what could not be measured.
+/// All scenarios, and notes on what could not be measured.
 pub(super) struct Measured {
     pub(super) samples: Vec<Samples>,
     pub(super) notes: Vec<String>,
@@ -57,7 +58,7 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
     let mut notes = Vec::new();
     let valgrind = work.instructions && has_valgrind();
     if work.instructions && !valgrind {
-        notes.push("instructions: not available, since there is no valgrind here".to_owned());
+        notes.push("instructions: not available, valgrind is not installed".to_owned());
     }
     let mut samples: Vec<_> =
         scenarios.iter().map(|s| Samples { scenario: *s, values: BTreeMap::new() }).collect();
@@ -84,7 +85,7 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
     Ok(Measured { samples, notes })
 }
 
-/// Who begins changes from round to round.
+/// Returns the contestants in an order that changes from round to round.
 fn in_turn(count: usize, round: u32) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| (i + round as usize) % count)
 }
@@ -98,7 +99,7 @@ fn bar(steps: usize) -> ProgressBar {
     bar
 }
 
-/// One contestant's part of a round.
+/// Runs one contestant's part of a round.
 fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
     let count = work.contestants.len();
     let seconds = work.time.as_secs_f64().to_string();
@@ -146,7 +147,7 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
     Ok(())
 }
 
-/// What does not change from run to run.
+/// Measures what is the same in every run.
 fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> Result<(), Failure> {
     let count = work.contestants.len();
     let sizes = [
@@ -156,7 +157,7 @@ fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> R
     for (size, metrics) in sizes {
         let (counts, _) = work.solo(&of.scenario, index, size, 1000, false)?;
         let each = |n: u64| n as f64 / counts.messages.max(1) as f64;
-        // Receives are work requests too.
+        // Receives are work requests, too.
         let values = [counts.work_requests + counts.receives, counts.doorbells, counts.completions];
         for (metric, value) in metrics.into_iter().zip(values) {
             of.add(metric, index, count, each(value));
@@ -183,7 +184,7 @@ fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> R
 }
 
 impl Work<'_> {
-    /// `mpib perf --json` with these options; its document.
+    /// Runs `mpib perf --json` with these options; returns its document.
     fn perf(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Value, Failure> {
         let one = &self.contestants[index];
         let exe = env::current_exe().tool("find this program's file")?;
@@ -202,7 +203,7 @@ impl Work<'_> {
         serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
     }
 
-    /// Both ends in one process, under callgrind or not.
+    /// Runs both ends in one process, with or without callgrind.
     fn solo(
         &self,
         scenario: &Scenario,
@@ -218,7 +219,8 @@ impl Work<'_> {
         let mut command = if callgrind { Command::new("valgrind") } else { Command::new(&exe) };
         if callgrind {
             let out = format!("--callgrind-out-file={}", calls.display());
-            // The handshake polls as often as it must, which is not the same in each run.
+            // Only messages are counted: the handshake polls a different number of times in each
+            // run.
             let only = format!("--toggle-collect={}", solo::MOVES);
             command.args(["--quiet", "--tool=callgrind", "--collect-atstart=no", &only, &out]).arg(&exe);
         }
@@ -246,8 +248,8 @@ impl Work<'_> {
         Ok((counted, calls))
     }
 
-    /// Runs a child in the scenario's environment to its end; what it wrote on stdout. A child that fails is a failure of
-    /// the same kind, with its last words.
+    /// Runs a child in the scenario's environment; returns its stdout. If the child fails, the
+    /// failure has the same kind and the child's last output.
     fn child(
         &self,
         mut command: Command,
@@ -289,7 +291,7 @@ impl Work<'_> {
     }
 }
 
-/// Waits, not for ever.
+/// Waits up to [`LIMIT`].
 fn ended(mut child: std::process::Child) -> Result<ExitStatus, Failure> {
     let since = Instant::now();
     loop {
@@ -297,7 +299,7 @@ fn ended(mut child: std::process::Child) -> Result<ExitStatus, Failure> {
             return Ok(status);
         }
         if since.elapsed() > LIMIT {
-            // Both fail only where it has ended just now.
+            // Both calls fail only if the child has just ended.
             let _ = child.kill();
             let _ = child.wait();
             return Err(Failure::new(Kind::Timeout, format!("a run did not end within {LIMIT:?}")));
@@ -315,12 +317,12 @@ fn unread(what: &str) -> Failure {
     Failure::new(Kind::Tool, format!("cannot read the result of a run: {what}"))
 }
 
-/// The one table of a report.
+/// Returns the only table of a report.
 fn table(report: &Value) -> Result<&Value, Failure> {
     report.get("tables").and_then(|t| t.get(0)).ok_or_else(|| unread("no table"))
 }
 
-/// The n-th size of a report.
+/// Returns the n-th size of a report.
 fn result(report: &Value, n: usize) -> Result<&Value, Failure> {
     table(report)?.get("results").and_then(|r| r.get(n)).ok_or_else(|| unread("a size is missing"))
 }

@@ -1,8 +1,9 @@
-//! `mpib compare`: this plugin and others side by side on the same simulated rails, driven by the same code.
+//! `mpib compare`: measures this plugin and others on the same simulated rails, with the same
+//! driver.
 //!
-//! Every figure comes from a child process of this same program (`mpib perf`, or `perf-solo` under callgrind), with an
-//! environment of its own, in alternating rounds (`measure`). `figures` turns them into ratios, `table` and `chart` show
-//! them. Nothing here loads a plugin.
+//! Every figure comes from a child process of this program (`mpib perf`, or `perf-solo` under
+//! callgrind) with its own environment, in alternating rounds (`measure`). `figures` computes
+//! ratios, `table` and `chart` show them. This process loads no plugin.
 
 mod callgrind;
 mod chart;
@@ -27,13 +28,15 @@ use figures::Report;
 use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
 
-/// Measures this plugin beside others on the same rails of softverbs, in alternating rounds, and prints the ratios.
+/// Measures this plugin and others on the same softverbs rails, in alternating rounds, and prints
+/// the ratios
 ///
-/// Settings of plugins (MPIB_*, NCCL_*, SOFTVERBS_*) in the environment are not passed on: each scenario has its own.
+/// Plugin settings (MPIB_*, NCCL_*, SOFTVERBS_*) in the environment are not passed on: each
+/// scenario has its own.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CompareArgs {
-    /// Another plugin: FILE, or FILE,table=SYMBOL,abi=vN for a table that is not exported; with ",merge" rails are joined by
-    /// makeVDevice, with ",name=TEXT" it is called so. May be given several times
+    /// Another plugin: FILE, or FILE,table=SYMBOL,abi=vN for a table that is not exported; ",merge"
+    /// merges the rails with makeVDevice, ",name=TEXT" sets its name. May be given several times
     #[arg(long, value_name = "SPEC", required = true)]
     plugin: Vec<Contestant>,
 
@@ -41,7 +44,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "PATH")]
     ours: Option<PathBuf>,
 
-    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib, ../lib/mpib/softverbs, or ./build/softverbs]
+    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib,
+    /// ../lib/mpib/softverbs, or ./build/softverbs]
     #[arg(long, value_name = "DIR")]
     softverbs: Option<PathBuf>,
 
@@ -53,15 +57,15 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = crate::perf::seconds)]
     time: Duration,
 
-    /// Connections for the rate at which they are made, and the memory of each
+    /// Connections with which their rate and memory are measured
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// Only scenarios whose name begins so: one, equal, 4+2, 4+1
+    /// Only scenarios whose name begins with this: one, equal, 4+2, 4+1
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
-    /// Do not count instructions (that takes valgrind)
+    /// Do not count instructions (counting needs valgrind)
     #[arg(long)]
     no_instructions: bool,
 
@@ -69,20 +73,20 @@ pub(crate) struct CompareArgs {
     #[arg(long)]
     json: bool,
 
-    /// Write the JSON document here too
+    /// Also write the JSON document to this file
     #[arg(long, value_name = "FILE")]
     json_file: Option<PathBuf>,
 
-    /// Draw the ratios into this file (SVG)
+    /// Also draw the ratios into this file (SVG)
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Write the table here too (Markdown)
+    /// Also write the table to this file (Markdown)
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
 
-/// The command. Failures are printed here.
+/// Runs the command and prints failures.
 pub(crate) fn main(args: &CompareArgs) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -103,7 +107,7 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
     let softverbs = args.softverbs.clone().map_or_else(find_softverbs, Ok)?;
     if !softverbs.join("libibverbs.so.1").is_file() {
         let text = format!(
-            "{}: no libibverbs.so.1 there; \"make build\" makes build/softverbs",
+            "{}: no libibverbs.so.1 in this folder; \"make build\" creates build/softverbs",
             softverbs.display()
         );
         return Err(Failure::new(Kind::Usage, text));
@@ -137,7 +141,7 @@ fn show(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As the plugin's own file is found.
+/// Finds softverbs next to this program, as the plugin's file is found.
 fn find_softverbs() -> Result<PathBuf, Failure> {
     let exe = std::env::current_exe().tool("find this program's file")?;
     let beside = exe.parent().unwrap_or(Path::new("."));

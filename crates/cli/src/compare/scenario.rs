@@ -8,13 +8,13 @@ use crate::failure::{Failure, Kind};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Scenario {
     pub(super) name: &'static str,
-    /// 10^9 bytes a second, of each rail.
+    /// The rate of each rail, in 10^9 bytes per second.
     pub(super) rates: &'static [f64],
-    /// The second rail's part of a transfer, in parts per 1024, for plugins that take one.
+    /// The second rail's share of a transfer, in parts per 1024, for plugins with such a setting.
     pub(super) share: u16,
 }
 
-/// The sums are what two cores can copy. Shares are those of the rates.
+/// The sums are what two cores can copy; the shares follow the rates.
 const ALL: [Scenario; 4] = [
     Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0 },
     Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512 },
@@ -22,7 +22,7 @@ const ALL: [Scenario; 4] = [
     Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205 },
 ];
 
-/// Those whose name begins with `only`, or all.
+/// Returns the scenarios whose name begins with `only`, or all.
 pub(super) fn chosen(only: Option<&str>) -> Result<Vec<Scenario>, Failure> {
     let wanted = only.unwrap_or_default();
     let chosen: Vec<_> = ALL.into_iter().filter(|s| s.name.starts_with(wanted)).collect();
@@ -30,24 +30,25 @@ pub(super) fn chosen(only: Option<&str>) -> Result<Vec<Scenario>, Failure> {
         let names = ALL.map(|s| format!("{:?}", s.name)).join(", ");
         return Err(Failure::new(
             Kind::Usage,
-            format!("--only {wanted:?}: no scenario begins so; there are {names}"),
+            format!("--only {wanted:?}: no scenario begins with this; expected one of {names}"),
         ));
     }
     Ok(chosen)
 }
 
 impl Scenario {
-    /// Whether the rails differ.
+    /// Returns whether the rails have different rates.
     pub(super) fn unequal(&self) -> bool {
         self.rates.windows(2).any(|pair| pair[0] != pair[1])
     }
 
-    /// 10^9 bytes a second of all rails.
+    /// Returns the sum of the rates, in 10^9 bytes per second.
     pub(super) fn sum(&self) -> f64 {
         self.rates.iter().sum()
     }
 
-    /// `SOFTVERBS_DEVICES`. Without `rated` they are as fast as the machine.
+    /// Returns the value of `SOFTVERBS_DEVICES`. Without `rated`, the rails are as fast as the
+    /// machine.
     pub(super) fn devices(&self, rated: bool) -> String {
         let device = |(i, rate): (usize, &f64)| {
             let rate = if rated { format!(",rate={rate}GB") } else { String::new() };
@@ -56,12 +57,13 @@ impl Scenario {
         self.rates.iter().enumerate().map(device).collect::<Vec<_>>().join(";")
     }
 
-    /// Everything that plugins and softverbs are told.
+    /// Returns all variables for plugins and softverbs.
     pub(super) fn environment(&self, fabric: &str, rated: bool) -> Vec<(&'static str, String)> {
         let mut out = vec![
             ("SOFTVERBS_DEVICES", self.devices(rated)),
             ("SOFTVERBS_FABRIC", fabric.to_owned()),
-            // RoCE version 2 over IPv4: NCCL's own transport would look into sysfs, where softverbs has nothing.
+            // RoCEv2 over IPv4. Otherwise NCCL's own transport would read sysfs, which softverbs
+            // does not simulate.
             ("NCCL_IB_GID_INDEX", "3".into()),
         ];
         if self.rates.len() == 2 {

@@ -1,8 +1,8 @@
-//! The comparison as text: for a terminal, and as Markdown.
+//! The comparison as text, for a terminal and as Markdown.
 
 use super::figures::{Better, Goal, Report, Row};
 
-/// Four digits that say something.
+/// Formats a number with four significant digits.
 fn value(number: f64) -> String {
     match number.abs() {
         n if n >= 1000.0 => format!("{number:.0}"),
@@ -26,7 +26,7 @@ fn goal(row: &Row) -> String {
     }
 }
 
-/// The cells of one line: metric, each value, each ratio, goal.
+/// Returns the cells of one line: metric, values, ratios, goal.
 fn cells(row: &Row) -> Vec<String> {
     let unit = if row.unit.is_empty() { String::new() } else { format!(", {}", row.unit) };
     let arrow = if row.better == Better::Lower { "less" } else { "more" };
@@ -46,7 +46,7 @@ fn head(report: &Report, scenario: &str) -> Vec<String> {
     out
 }
 
-/// All lines of one scenario, the head first.
+/// Returns all lines of one scenario, the header first.
 fn lines(report: &Report) -> impl Iterator<Item = Vec<Vec<String>>> {
     report.scenarios.iter().map(|part| {
         let mut out = vec![head(report, part.scenario.name)];
@@ -55,7 +55,7 @@ fn lines(report: &Report) -> impl Iterator<Item = Vec<Vec<String>>> {
     })
 }
 
-/// For a terminal.
+/// Formats the report for a terminal.
 pub(super) fn text(report: &Report) -> String {
     let all: Vec<_> = lines(report).collect();
     let columns = all.iter().flatten().map(Vec::len).max().unwrap_or(0);
@@ -64,7 +64,7 @@ pub(super) fn text(report: &Report) -> String {
     let mut out = String::new();
     for line in all.iter().flat_map(|part| part.iter().chain(std::iter::once(const { &Vec::new() }))) {
         let padded = line.iter().zip(&widths).enumerate().map(|(i, (cell, width))| {
-            // Words begin at the left, numbers end at the right.
+            // Text is aligned to the left, numbers to the right.
             if i == 0 || i + 1 == columns { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         out += padded.collect::<Vec<_>>().join("  ").trim_end();
@@ -76,7 +76,7 @@ pub(super) fn text(report: &Report) -> String {
     out.trim_end().to_owned()
 }
 
-/// For a document.
+/// Formats the report as Markdown.
 pub(super) fn markdown(report: &Report) -> String {
     let mut out = String::from("<!-- Written by \"make bench-peers\". -->\n");
     for part in lines(report) {

@@ -1,11 +1,11 @@
-//! The agent of MPIB_MODE=1: does it listen, and is its hint file one?
+//! Checks the agent of MPIB_MODE=1: whether it listens, and whether its hint file is valid.
 
 use std::{fs, io::Read, os::unix::net::UnixStream};
 
 use nccl_net_mpib_agent_iface::agent::{HEADER_SIZE, HINTS_SIZE, check_header};
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
-/// None where no connection asks an agent.
+/// Returns no checks if no connection would use an agent.
 pub(super) fn checks(report: &Report) -> Vec<Check> {
     let value = |name: &str| report.settings.iter().find(|s| s.name == name).map_or("", |s| s.value.as_str());
     if value("MPIB_MODE") != "1" || value("MPIB_SUP_SHARE") != "unset" {
@@ -13,11 +13,11 @@ pub(super) fn checks(report: &Report) -> Vec<Check> {
     }
     let strict = value("MPIB_STRICT") == "1";
     let (level, cost) = match strict {
-        true => (Level::Fail, "no connection is made without a hint (MPIB_STRICT=1)"),
-        false => (Level::Warn, "without hints all goes on SOUT"),
+        true => (Level::Fail, "connections without a hint fail (MPIB_STRICT=1)"),
+        false => (Level::Warn, "without hints all data uses SOUT"),
     };
     let check = |id: &str, path: &str, found: Result<(), String>, remedy: &str| match found {
-        Ok(()) => Check::new(id, Level::Ok, format!("{path}: there")),
+        Ok(()) => Check::new(id, Level::Ok, format!("{path}: present")),
         Err(why) => Check::new(id, level, format!("{path}: {why}; {cost}")).remedy(remedy),
     };
     let (socket, hints) = (value("MPIB_AGENT_SOCKET"), value("MPIB_HINTS"));
@@ -32,13 +32,13 @@ pub(super) fn checks(report: &Report) -> Vec<Check> {
             "hints",
             hints,
             hint_file(hints),
-            "the agent makes it; MPIB_HINTS says where; in a container, mount the folder",
+            "the agent creates this file; MPIB_HINTS has its path; in a container, mount the folder",
         ),
     ]
 }
 
 fn listens(path: &str) -> Result<(), String> {
-    UnixStream::connect(path).map(drop).map_err(|e| format!("nobody listens there: {e}"))
+    UnixStream::connect(path).map(drop).map_err(|e| format!("nothing listens there: {e}"))
 }
 
 fn hint_file(path: &str) -> Result<(), String> {

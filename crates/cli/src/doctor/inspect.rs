@@ -1,4 +1,4 @@
-//! Has a process of its own ask the plugin, so that one that hangs or crashes is a finding.
+//! Loads the plugin in a separate process. A plugin that hangs or crashes becomes a finding.
 
 use std::{
     env, fs, io,
@@ -17,19 +17,19 @@ use super::worker::{COMMAND, Findings};
 use crate::failure::{Context, Failure};
 use crate::perf::ending;
 
-/// From its end to the end of what it said.
+/// How long to read the process's output after its end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What became of asking.
+/// The result of loading the plugin.
 pub(super) struct Inspection {
     pub(super) report: Option<Report>,
     pub(super) softverbs: bool,
     pub(super) checks: Vec<Check>,
 }
 
-/// Asks of this host, and waits until there is an answer or none can come.
+/// Gets the plugin's report on this host, within the limit.
 pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Failure> {
-    let Findings { report, softverbs, init } = match ask(plugin, limit, &[])? {
+    let Findings { report, softverbs, init } = match run_worker(plugin, limit, &[])? {
         Ok(findings) => findings,
         Err(what) => {
             let checks = vec![Check::new("plugin", Level::Fail, what)];
@@ -38,7 +38,8 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     };
     let mut checks = Vec::new();
     if report.is_none() {
-        let text = "it is not this project's plugin, or an older one: it does not export mpib_doctor_v1, so only its init was tried";
+        let text =
+            "it does not export mpib_doctor_v1 (another plugin, or an older one): only its init was checked";
         checks.push(Check::new("plugin", Level::Warn, text));
     }
     checks.extend(init.map(|outcome| match outcome {
@@ -51,7 +52,8 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     Ok(Inspection { report, softverbs, checks })
 }
 
-/// Asks of the routes between two hosts, by the `hello` of each one's report. The inner error is a finding.
+/// Gets the plugin's routes between two hosts, from the `hello` of each one's report. The inner
+/// error is a finding.
 pub(super) fn routes(
     plugin: &Path,
     limit: Duration,
@@ -63,16 +65,17 @@ pub(super) fn routes(
     for (file, text) in files.iter().zip([ours, theirs]) {
         fs::write(file, text).tool(format!("write {}", file.display()))?;
     }
-    ask(plugin, limit, &files)
+    run_worker(plugin, limit, &files)
 }
 
-/// Starts the worker, waits, and reads what it found. The inner error says what the plugin did instead of answering.
-fn ask<T: DeserializeOwned>(
+/// Starts the worker, waits, and reads its findings. The inner error describes what the plugin did
+/// instead.
+fn run_worker<T: DeserializeOwned>(
     plugin: &Path,
     limit: Duration,
     hosts: &[PathBuf],
 ) -> Result<Result<T, String>, Failure> {
-    let known = |v: &u32| crate::plugin::SYMBOLS.iter().any(|(w, _)| w == v);
+    let known = |v: &u32| nccl_net_host::VERSIONS.contains(v);
     let table = crate::abi::exports(plugin)?.into_iter().find(known).unwrap_or(0);
     let folder = tempfile::tempdir().tool("make a temporary folder")?;
     let output = folder.path().join("findings");
@@ -82,56 +85,56 @@ fn ask<T: DeserializeOwned>(
     if !hosts.is_empty() {
         command.arg("--hosts").args(hosts);
     }
-    // What a plugin prints must not get into the text or the JSON.
+    // A plugin's own output must not mix with the text or the JSON.
     command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::piped());
     ends_with_us(&mut command);
     let mut child = command.spawn().tool("start a worker process")?;
-    let said = drain(&mut child);
+    let stderr = drain(&mut child);
     let status = wait(&mut child, limit)?;
-    // What it started may hold the other end for ever.
-    let said = said.recv_timeout(DRAIN).unwrap_or_default();
-    let words = last(&said);
+    // A process that the plugin started may hold the other end open.
+    let stderr = stderr.recv_timeout(DRAIN).unwrap_or_default();
+    let words = last(&stderr);
     let Some(status) = status else {
         return Ok(Err(format!(
-            "asked, the plugin did not answer within {limit:?}; its last words: {words}"
+            "the plugin's report did not end within {limit:?}; its last line of output: {words}"
         )));
     };
     let findings = fs::read(&output).ok().filter(|_| status.success());
     let findings = findings.and_then(|text| serde_json::from_slice(&text).ok());
     Ok(findings.ok_or_else(|| match status.code() {
-        // It has said why.
-        Some(_) if !said.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
-        _ => format!("asked, the plugin's process {}; its last words: {words}", ending(status)),
+        // The worker has printed the reason.
+        Some(_) if !stderr.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
+        _ => format!("the process with the plugin {}; its last line of output: {words}", ending(status)),
     }))
 }
 
-/// The last line, for a sentence.
-fn last(said: &str) -> &str {
-    said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
+/// Returns the last line, for a sentence.
+fn last(output: &str) -> &str {
+    output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
 }
 
-/// Its stderr, read to the end so that it never waits for us; a plugin may print much.
+/// Reads a child's stderr to the end on a thread: a plugin may print more than a pipe holds.
 fn drain(child: &mut Child) -> Receiver<String> {
     const KEPT: usize = 64 << 10;
     let stderr = child.stderr.take();
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     thread::spawn(move || {
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         let mut piece = [0; 4096];
         let Some(mut stderr) = stderr else { return };
         while let Ok(n @ 1..) = io::Read::read(&mut stderr, &mut piece) {
-            said.extend_from_slice(&piece[..n]);
-            if said.len() > 2 * KEPT {
-                said.drain(..said.len() - KEPT);
+            output.extend_from_slice(&piece[..n]);
+            if output.len() > 2 * KEPT {
+                output.drain(..output.len() - KEPT);
             }
         }
-        // Nobody may wait for it any more.
-        let _ = tell.send(String::from_utf8_lossy(&said).into_owned());
+        // The receiver may have stopped waiting.
+        let _ = sender.send(String::from_utf8_lossy(&output).into_owned());
     });
-    told
+    receiver
 }
 
-/// `None`: it was killed, its time being over.
+/// Waits for a child; `None`: the limit passed, and the child was killed.
 fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failure> {
     let end = Instant::now() + limit;
     loop {
@@ -139,7 +142,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failur
             return Ok(Some(status));
         }
         if Instant::now() >= end {
-            // Both fail only where it has ended meanwhile.
+            // Both calls fail only if the child has just ended.
             let _ = child.kill();
             let _ = child.wait();
             return Ok(None);
@@ -148,16 +151,17 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failur
     }
 }
 
-/// It is killed when this process ends, whatever ends it.
+/// Makes the kernel kill the child when this process ends.
 fn ends_with_us(command: &mut Command) {
     let parent = std::process::id();
-    // SAFETY: between fork and exec only prctl and getppid are called, which are async-signal-safe; nothing is allocated.
+    // SAFETY: between fork and exec only prctl and getppid run, which are async-signal-safe;
+    // nothing is allocated.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have died before the signal was asked for.
+            // The parent may have died before the signal was requested.
             if libc::getppid().cast_unsigned() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }

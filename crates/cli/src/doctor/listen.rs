@@ -1,4 +1,4 @@
-//! The end that waits: serves one run after the other, and turns strangers away without being held up by them.
+//! The listening end: serves one run after another, and refuses strangers without waiting for them.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -14,65 +14,65 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::peer::{Ask, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, measure};
-use super::{DoctorArgs, Document, Verdict, look, text};
+use super::peer::{MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, measure};
+use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel};
 
-/// A stranger says who it is within this.
+/// A new connection must identify itself within this time.
 const OPENING: Duration = Duration::from_secs(10);
-/// Connections that have not yet said who they are.
+/// Most connections that have not identified themselves yet.
 const STRANGERS: usize = 64;
-/// Runs that wait for the present one.
+/// Most runs that wait for the current one.
 const WAITING: usize = 16;
 
-/// A connection that has said what it is.
-enum Come {
+/// A connection that has identified itself.
+enum Client {
     Run(Channel, SocketAddr),
     Join(TcpStream, String),
 }
 
-/// What waits for its turn.
-struct Door {
-    come: Receiver<Come>,
+/// The connections that wait to be served.
+struct Queue {
+    clients: Receiver<Client>,
     waiting: VecDeque<(Channel, SocketAddr)>,
 }
 
-/// Until the process is ended, or the listening socket fails.
+/// Serves until the process is ended or the listening socket fails.
 pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failure> {
     let (host, port) = perf::split(address)?;
     let listener = perf::bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
     let here = listener.local_addr().tool("read the listening address")?;
     eprintln!("listening on {here}; end it with Ctrl-C");
     let busy = Arc::new(AtomicBool::new(false));
-    let (tell, come) = channel();
+    let (sender, clients) = channel();
     let seen = Arc::clone(&busy);
-    thread::spawn(move || admit(&listener, &tell, &seen));
-    let mut door = Door { come, waiting: VecDeque::new() };
+    thread::spawn(move || accept_clients(&listener, &sender, &seen));
+    let mut queue = Queue { clients, waiting: VecDeque::new() };
     loop {
-        busy.store(!door.waiting.is_empty(), Ordering::SeqCst);
-        let (channel, from) = match door.waiting.pop_front() {
+        busy.store(!queue.waiting.is_empty(), Ordering::SeqCst);
+        let (channel, from) = match queue.waiting.pop_front() {
             Some(next) => next,
-            None => match door.come.recv() {
-                Ok(Come::Run(channel, from)) => (channel, from),
-                // Of a run that is over.
-                Ok(Come::Join(..)) => continue,
+            None => match queue.clients.recv() {
+                Ok(Client::Run(channel, from)) => (channel, from),
+                // It belongs to a run that has ended.
+                Ok(Client::Join(..)) => continue,
                 Err(_) => return Err(Failure::new(Kind::Tool, "the listening socket failed")),
             },
         };
         busy.store(true, Ordering::SeqCst);
-        if let Err(failure) = serve(args, channel, from, &mut door) {
+        if let Err(failure) = serve(args, channel, from, &mut queue) {
             eprintln!("mpib: {from}: {failure}; still listening");
         }
     }
 }
 
-/// Takes connections, each in a thread of its own until it has said what it is.
-fn admit(listener: &TcpListener, tell: &Sender<Come>, busy: &Arc<AtomicBool>) {
+/// Accepts connections. Each has a thread until it has identified itself.
+fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<AtomicBool>) {
     let strangers = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, from)) = listener.accept() else {
-            // No descriptor left, or the peer is gone already; either passes.
+            // No free descriptor, or the peer has closed already; both are temporary.
             thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -80,24 +80,24 @@ fn admit(listener: &TcpListener, tell: &Sender<Come>, busy: &Arc<AtomicBool>) {
             strangers.fetch_sub(1, Ordering::SeqCst);
             continue;
         }
-        let (tell, busy, strangers) = (tell.clone(), Arc::clone(busy), Arc::clone(&strangers));
+        let (sender, busy, strangers) = (sender.clone(), Arc::clone(busy), Arc::clone(&strangers));
         thread::spawn(move || {
             match opening(stream, from, &busy) {
-                // Nobody listens any more only when the process ends.
-                Ok(come) => drop(tell.send(come)),
-                Err(failure) => eprintln!("mpib: turned away {from}: {failure}; still listening"),
+                // The receiver ends with the process only.
+                Ok(client) => drop(sender.send(client)),
+                Err(failure) => eprintln!("mpib: refused {from}: {failure}; still listening"),
             }
             strangers.fetch_sub(1, Ordering::SeqCst);
         });
     }
 }
 
-fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Come, Failure> {
+fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Client, Failure> {
     stream.set_nodelay(true).tool("set TCP_NODELAY")?;
     let lent = stream.try_clone().tool("share a connection")?;
     let mut channel = Channel::new(lent.into(), "it")?;
     let refuse = |channel: &mut Channel, text: String| {
-        // It may be gone already.
+        // The peer may have closed already.
         let _ = channel.send(&reply(Some(text.clone()), false, String::new()));
         Err(Failure::new(Kind::Peer, text))
     };
@@ -107,50 +107,55 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Com
     };
     if opening.magic != MAGIC || opening.protocol != PROTOCOL {
         let text = format!(
-            "protocol {}, expected {PROTOCOL}; take the same release of mpib at both ends",
+            "protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
             opening.protocol
         );
         return refuse(&mut channel, text);
     }
     if let Some(token) = opening.join {
-        return Ok(Come::Join(stream, token));
+        return Ok(Client::Join(stream, token));
     }
     if busy.load(Ordering::SeqCst) {
         channel.send(&reply(None, true, String::new()))?;
     }
-    Ok(Come::Run(channel, from))
+    Ok(Client::Run(channel, from))
 }
 
 fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
     Reply { magic: MAGIC.into(), protocol: PROTOCOL, refused, wait, token }
 }
 
-/// A word that nobody else has.
+/// Makes a random token.
 fn token() -> String {
-    // Keyed at random for each value.
+    // Each value has a new random key.
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())
 }
 
-fn serve(args: &DoctorArgs, mut channel: Channel, from: SocketAddr, door: &mut Door) -> Result<(), Failure> {
+fn serve(
+    args: &DoctorArgs,
+    mut channel: Channel,
+    from: SocketAddr,
+    queue: &mut Queue,
+) -> Result<(), Failure> {
     let token = token();
     channel.send(&reply(None, false, token.clone()))?;
     let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
-    // Anew for each: what was wrong may have been corrected.
-    let mut document = look(args)?;
+    // Reads the host again for each run: a fault may have been corrected.
+    let mut document = check_host(args)?;
     channel.send(&Summary::new(&document))?;
-    say(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
+    print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
     loop {
         match channel.recv(MEASURED, || Ok(()))? {
-            Ask::Probe { theirs, version, out, .. } => {
+            Request::Probe { theirs, version, out, .. } => {
                 let outcome =
-                    door.joined(&token).and_then(|stream| one(&document, stream, &theirs, version, out));
+                    queue.joined(&token).and_then(|stream| one(&document, stream, &theirs, version, out));
                 channel.send(&outcome)?;
             }
-            Ask::Result(rows) => {
+            Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);
-                say(&text::text(&mirrored(document), args.verbose, text::colours()))?;
+                print(&text::text(&mirrored(document), args.verbose, text::colours()))?;
                 return Ok(());
             }
         }
@@ -161,16 +166,17 @@ fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bo
     let known = |p: &nccl_net_mpib_agent_iface::doctor::Port| format!("{}:{}", p.hca, p.port) == port;
     let plugin =
         document.plugin.as_deref().filter(|_| document.report.iter().any(|r| r.ports.iter().any(known)));
-    let plugin = plugin.ok_or_else(|| Failure::new(Kind::Peer, "it asks for a port that is not here"))?;
-    // Out is from there.
+    let plugin = plugin
+        .ok_or_else(|| Failure::new(Kind::Peer, "the peer requested a port that this host does not have"))?;
+    // `out` is the peer's direction.
     measure(plugin, version, port, !out, stream)
 }
 
-fn say(text: &str) -> Result<(), Failure> {
+fn print(text: &str) -> Result<(), Failure> {
     writeln!(io::stdout().lock(), "{text}").tool("write to stdout")
 }
 
-/// The leading end's table, as this end sees it.
+/// Returns the leading end's table from this end's point of view.
 fn mirrored(mut document: Document) -> Document {
     for row in &mut document.routes {
         std::mem::swap(&mut row.pair.ours, &mut row.pair.theirs);
@@ -179,22 +185,22 @@ fn mirrored(mut document: Document) -> Document {
     document
 }
 
-impl Door {
-    /// The connection of this run's next measurement. Runs that come meanwhile wait.
+impl Queue {
+    /// Returns the connection of this run's next measurement. Runs that arrive meanwhile wait.
     fn joined(&mut self, token: &str) -> Result<TcpStream, Failure> {
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.come.recv_timeout(left) {
-                Ok(Come::Join(stream, word)) if word == token => return Ok(stream),
-                Ok(Come::Join(..)) => {}
-                Ok(Come::Run(mut channel, from)) if self.waiting.len() >= WAITING => {
-                    // It may be gone already.
+            match self.clients.recv_timeout(left) {
+                Ok(Client::Join(stream, word)) if word == token => return Ok(stream),
+                Ok(Client::Join(..)) => {}
+                Ok(Client::Run(mut channel, from)) if self.waiting.len() >= WAITING => {
+                    // The peer may have closed already.
                     let _ = channel.send(&reply(Some("too many machines wait".into()), false, String::new()));
-                    eprintln!("mpib: turned away {from}: too many wait");
+                    eprintln!("mpib: refused {from}: too many wait");
                 }
-                Ok(Come::Run(channel, from)) => self.waiting.push_back((channel, from)),
-                Err(_) => return Err(Failure::new(Kind::Peer, "no connection came for a measurement")),
+                Ok(Client::Run(channel, from)) => self.waiting.push_back((channel, from)),
+                Err(_) => return Err(Failure::new(Kind::Peer, "no connection for a measurement arrived")),
             }
         }
     }

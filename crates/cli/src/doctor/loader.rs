@@ -1,4 +1,5 @@
-//! The plugin's file and NCCL's: would they find each other? Reads the files; no code of them runs.
+//! Checks from the plugin's file and NCCL's whether they would find each other. No code of either
+//! file runs.
 
 use std::{
     env, fs,
@@ -16,11 +17,11 @@ use crate::failure::{Failure, Kind};
 pub(super) struct Nccl {
     #[serde(flatten)]
     library: Library,
-    /// Absent where they do not fit.
+    /// Absent if they do not fit.
     picked: Option<u32>,
 }
 
-/// Whether there is a plugin, whether NCCL would find it, and which table it would take.
+/// Checks that there is a plugin, that NCCL would find it, and which table NCCL would take.
 pub(super) fn checks(
     plugin: Option<&Path>,
     tables: &Result<Vec<u32>, Failure>,
@@ -48,7 +49,7 @@ fn versions(list: &[u32]) -> String {
 fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Check) {
     let library = match library {
         Ok(library) => library,
-        // That none was found is no fault: programs bring their own.
+        // Not a fault: programs often have their own NCCL.
         Err(failure) if failure.kind == Kind::Usage => {
             let check = Check::new("nccl", Level::Note, failure.message)
                 .remedy("name the one that the job uses with --nccl PATH");
@@ -64,14 +65,18 @@ fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Che
         None => Check::new(
             "nccl",
             Level::Fail,
-            format!("{whose} looks for {} and finds no table that it knows", versions(&library.looks_up)),
+            format!(
+                "{whose} looks for {} and knows none of the plugin's tables",
+                versions(&library.looks_up)
+            ),
         )
-        .remedy("take an NCCL from 2.18 on"),
+        .remedy("use NCCL 2.18 or later"),
     };
     (Some(Nccl { library, picked }), check)
 }
 
-/// What the newest releases would open for a value of `NCCL_NET_PLUGIN`, in order.
+/// Returns the names that the newest releases would open for a value of `NCCL_NET_PLUGIN`, in
+/// order.
 fn names(variable: Option<&str>) -> Vec<String> {
     let Some(list) = variable else { return vec!["libnccl-net.so".into()] };
     let each = |word: &str| {
@@ -85,14 +90,14 @@ fn names(variable: Option<&str>) -> Vec<String> {
     list.split(',').map(str::trim).filter(|word| !word.is_empty()).flat_map(each).collect()
 }
 
-/// The file that dlopen takes for a name, where it is a plugin: NCCL goes on to the next name where it cannot be opened. A
-/// program, such as this one, cannot, although it may lie on the way under the first name.
+/// Returns the file that dlopen opens for a name, if the file is a plugin. NCCL tries the next name
+/// if a file cannot be opened. An executable cannot, even if it is the first file of that name.
 fn opened(name: &str) -> Option<PathBuf> {
     let path = if name.contains('/') { Some(name.into()) } else { find::by_name(name) };
     path.filter(|path| exports(path).is_ok())
 }
 
-/// Whether NCCL, started here, would open this very file.
+/// Returns whether NCCL, started here, would open this very file.
 fn found(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Option<PathBuf>) -> Check {
     let id = "plugin";
     if let Some(none @ ("" | "none")) = variable {
@@ -133,21 +138,21 @@ fn same(a: &Path, b: &Path) -> bool {
     matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Whether NCCL may take another transport without a word.
+/// Checks whether NCCL may silently use another transport.
 fn net(variable: Option<&str>) -> Check {
     let id = "transport";
     match variable {
         Some(name) if name.eq_ignore_ascii_case("MPIB") => {
-            Check::new(id, Level::Ok, "NCCL_NET=MPIB: NCCL fails rather than take another transport")
+            Check::new(id, Level::Ok, "NCCL_NET=MPIB: NCCL fails instead of using another transport")
         }
         None | Some("") => Check::new(
             id,
             Level::Note,
-            "NCCL_NET is not set: where this plugin does not come up, NCCL takes another transport and does not say so above INFO",
+            "NCCL_NET is not set: if this plugin fails to start, NCCL uses another transport and logs that at INFO only",
         )
         .remedy("NCCL_NET=MPIB makes that an error"),
         Some(other) => {
-            Check::new(id, Level::Fail, format!("NCCL_NET={other}: NCCL takes no transport of another name than that, and this one is MPIB"))
+            Check::new(id, Level::Fail, format!("NCCL_NET={other}: NCCL uses only a transport of this name, and this plugin's name is MPIB"))
                 .remedy("set NCCL_NET=MPIB, or unset it")
         }
     }

@@ -1,9 +1,11 @@
-//! `mpib doctor`: what is wrong on this host, before a job finds out.
+//! `mpib doctor`: finds faults of this host before a job does.
 //!
-//! The plugin itself says what it would do here (`worker` asks it, in a process of its own, which `inspect` watches);
-//! `loader`, `system` and `agent` look at what is not the plugin's. `text` prints for people; `--json` is [`Document`].
+//! The plugin reports what it would do here: `worker` calls it in a separate process, which
+//! `inspect` supervises. `loader`, `system` and `agent` check what does not belong to the plugin.
+//! `text` prints for people; [`Document`] is the output of `--json`.
 
 mod agent;
+mod ask;
 mod inspect;
 mod listen;
 mod loader;
@@ -26,32 +28,34 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Context, Failure};
 use crate::plugin;
 
-/// What a script may ask for.
+/// Exit codes for `--help`.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  usable
   1  usable with losses
-  2  unusable (and options that make no sense)
+  2  unusable (also: invalid options)
   3  no verdict: the doctor itself failed";
 
-/// The doctor's own failure.
+/// Exit code for a failure of the doctor itself.
 const NO_VERDICT: u8 = 3;
 
-/// Says what this project's plugin would do on this host under the present environment, what is wrong, and what to do.
+/// Reports what this project's plugin would do on this host with the present environment, what is
+/// wrong, and what to do
 ///
-/// Run it as the job would run: as the same user, with the same variables and limits, in the same container.
+/// Run it as the job would run: as the same user, with the same variables and limits, in the same
+/// container.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArgs {
-    /// Check the ways to another machine, where "mpib doctor --listen" waits, as well
+    /// Also check the routes to another machine, on which "mpib doctor --listen" waits
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen")]
     peer: Option<String>,
 
-    /// Wait for other machines' "mpib doctor HOST", one after the other, until this command is ended
+    /// Serve other machines' "mpib doctor HOST", one after another, until this command is ended
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
     listen: Option<String>,
 
-    /// Measure pairs of ports too that a connection would not try first
+    /// Also measure pairs of ports that a connection would not try first
     #[arg(long, requires = "peer")]
     all: bool,
 
@@ -59,7 +63,8 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
 
-    /// libnccl.so.2, or another file that has NCCL in it [default: the one that the dynamic linker would load here]
+    /// libnccl.so.2, or another file that has NCCL in it [default: the one that the dynamic linker
+    /// would load here]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
 
@@ -71,34 +76,35 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     json: bool,
 
-    /// Show every setting, and the entries of GID tables that are not used
+    /// Show every setting, and the unused entries of GID tables
     #[arg(long, short)]
     verbose: bool,
 }
 
-/// All of `--json`.
+/// The document of `--json`.
 #[derive(Debug, Serialize)]
 struct Document {
-    /// Version of this form: a field may come on top without a new one.
+    /// Version of this document. New fields may be added without a new version.
     format: u32,
     /// This tool's version.
     mpib: &'static str,
     verdict: Verdict,
     exit_code: u8,
     plugin: Option<PathBuf>,
-    /// Absent where there is no libnccl to be found.
+    /// Absent if no libnccl was found.
     nccl: Option<loader::Nccl>,
-    /// In order, the plugin's own among them.
+    /// All checks in order, including the plugin's own.
     checks: Vec<Check>,
-    /// The other machine, where one was named.
+    /// The other machine, if one was named.
     peer: Option<peer::Summary>,
-    /// Every pair of ports, where another machine was named.
+    /// Every pair of ports, if another machine was named.
     routes: Vec<peer::Row>,
-    /// What the plugin says of this host; its checks are in `checks`. Absent where it cannot be asked.
+    /// The plugin's report on this host without its checks, which are in `checks`. Absent if the
+    /// plugin gave none.
     report: Option<Report>,
 }
 
-/// What all checks come to.
+/// The result of all checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Verdict {
     #[serde(rename = "usable")]
@@ -127,7 +133,7 @@ impl Verdict {
     }
 }
 
-/// The command. Failures are printed here.
+/// Runs the command and prints failures.
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     let outcome = match &args.listen {
         Some(address) => listen::listen(args, address),
@@ -143,7 +149,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
 }
 
 fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let mut document = look(args)?;
+    let mut document = check_host(args)?;
     if let Some(peer) = &args.peer {
         peer::check(args, peer, &mut document)?;
     }
@@ -156,8 +162,8 @@ fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
     Ok(document.verdict)
 }
 
-/// Everything about this host.
-fn look(args: &DoctorArgs) -> Result<Document, Failure> {
+/// Checks this host.
+fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
@@ -188,7 +194,7 @@ fn look(args: &DoctorArgs) -> Result<Document, Failure> {
 }
 
 impl Document {
-    /// More was found.
+    /// Adds checks.
     fn add(&mut self, checks: Vec<Check>) {
         self.checks.extend(checks);
         self.verdict = Verdict::of(&self.checks);

@@ -1,5 +1,6 @@
-//! Two machines check each other: this is the end that leads, and what both say. Each tells the other what its plugin says of
-//! its ports; this end's plugin says which pairs there are; each pair is measured by workers of `mpib perf`, on a connection of its own.
+//! Two machines check each other. This file has the leading end and the messages of both. Each
+//! machine sends what its plugin reports about its ports. The leading end's plugin computes the
+//! pairs. Workers of `mpib perf` measure each pair, on a separate connection.
 
 use std::{net::TcpStream, path::Path, time::Duration};
 
@@ -10,19 +11,19 @@ use super::{DoctorArgs, Document, Verdict, inspect};
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel, Probe};
 
-/// First word of a connection, so that others are told apart.
+/// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
-/// Changes when the messages below do. [`Opening`] and [`Reply`] stay as they are.
+/// Changes with the messages below. [`Opening`] and [`Reply`] never change.
 pub(super) const PROTOCOL: u32 = 1;
-/// A peer answers within this, where it has nothing to do before.
+/// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-/// Others may be served before us.
+/// How long to wait while the peer serves others.
 const QUEUE: Duration = Duration::from_secs(600);
-/// A worker that does nothing for so long has failed.
+/// How long a worker may be idle.
 const PROBE: Duration = Duration::from_secs(15);
-/// From the start of a measurement to its end, whatever happens: the longest that a worker is waited for, at both ends.
+/// How long a measurement may take in all, at both ends.
 pub(super) const MEASURED: Duration = Duration::from_secs(120);
-/// Most pairs that are measured.
+/// Most pairs to measure.
 const MOST: usize = 64;
 
 /// The first message of every connection, in every version.
@@ -30,7 +31,7 @@ const MOST: usize = 64;
 pub(super) struct Opening {
     pub(super) magic: String,
     pub(super) protocol: u32,
-    /// The word of the run that this connection is a measurement of; absent for a new run.
+    /// The token of the run that this connection belongs to; absent for a new run.
     pub(super) join: Option<String>,
 }
 
@@ -46,22 +47,22 @@ pub(super) struct Reply {
     pub(super) magic: String,
     pub(super) protocol: u32,
     pub(super) refused: Option<String>,
-    /// Another run goes on: an answer comes when it is over.
+    /// Another run is in progress; another answer follows when it has ended.
     pub(super) wait: bool,
-    /// The word that joins measurements to this run.
+    /// The token with which measurements join this run.
     pub(super) token: String,
 }
 
-/// What the leading end asks for.
+/// Requests of the leading end.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Ask {
-    /// Join a measurement, by these ports.
+pub(super) enum Request {
+    /// Measure between these ports.
     Probe { ours: String, theirs: String, version: u32, out: bool },
-    /// The run is over; this is what came of it.
+    /// The run has ended with this result.
     Result(Vec<Row>),
 }
 
-/// What a machine says of itself.
+/// A machine's description of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Summary {
     pub(super) host: String,
@@ -71,14 +72,14 @@ pub(super) struct Summary {
     pub(super) checks: Vec<Check>,
     /// Versions of the plugin's tables.
     pub(super) tables: Vec<u32>,
-    /// What its plugin tells a peer of its ports, in hexadecimal.
+    /// What its plugin sends to a peer about its ports, in hexadecimal.
     pub(super) hello: Option<String>,
 }
 
 impl Summary {
     pub(super) fn new(document: &Document) -> Self {
         let report = document.report.as_ref();
-        let tables = document.plugin.as_ref().and_then(|path| crate::plugin::exported_versions(path).ok());
+        let tables = document.plugin.as_ref().and_then(|path| nccl_net_host::exported_versions(path).ok());
         Self {
             host: report.map_or_else(|| "?".into(), |r| r.host.clone()),
             mpib: env!("CARGO_PKG_VERSION").into(),
@@ -90,14 +91,14 @@ impl Summary {
     }
 }
 
-/// A pair of ports and what it carried.
+/// A pair of ports and its rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub(super) pair: Pair,
-    /// From here to there; absent where it was not measured.
+    /// From this machine to the peer; absent if not measured.
     pub(super) out: Option<Measured>,
-    /// From there to here.
+    /// From the peer to this machine.
     pub(super) back: Option<Measured>,
 }
 
@@ -111,16 +112,17 @@ impl Row {
     }
 }
 
-/// One direction.
+/// The result for one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
-    /// 10^9 bytes a second, each byte checked.
+    /// 10^9 bytes per second, with every byte checked.
     pub(super) gigabytes_per_second: Option<f64>,
-    /// Why there is none.
+    /// Why there is no rate.
     pub(super) error: Option<String>,
 }
 
-/// Variables of a worker that has this port and no other, and takes no other way than the one that is measured.
+/// Returns the variables for a worker that uses this port alone and no other route than the
+/// measured one.
 pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
     let set = [
         ("NCCL_IB_HCA", Some(format!("={port}"))),
@@ -137,7 +139,7 @@ pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
     set.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// This machine's end of a measurement.
+/// Runs this machine's end of a measurement.
 pub(super) fn measure(
     plugin: &Path,
     version: u32,
@@ -150,12 +152,12 @@ pub(super) fn measure(
     probe.run(stream.into())
 }
 
-/// The plugin's own sentence, where a failure of a call ends with one.
-fn shown(message: &str) -> &str {
+/// Returns the plugin's own message if the failure of a call ends with one.
+fn plugin_message(message: &str) -> &str {
     message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
 }
 
-/// Adds to the document what the other machine and the ways to it come to.
+/// Adds the checks of the other machine and of the routes to it to the document.
 pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
     let (host, port) = perf::split(address)?;
     let connect = || {
@@ -168,7 +170,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
     };
     let mut channel = Channel::new(connect()?.into(), "the other machine")?;
     channel.send(&Opening::new(None))?;
-    let token = welcomed(&mut channel, address)?;
+    let token = open_run(&mut channel, address)?;
     let ours = Summary::new(document);
     channel.send(&ours)?;
     let theirs: Summary = channel.recv(MEASURED, || Ok(()))?;
@@ -178,7 +180,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
         (Some(plugin), Some(ours), Some(theirs)) => {
             inspect::routes(plugin, args.timeout, &ours, theirs)?.map_err(|e| vec![fail(e)])
         }
-        _ => Err(vec![fail("a host without a device has no way to another".into())]),
+        _ => Err(vec![fail("a host without a device has no route to another".into())]),
     };
     let (mut rows, mut checks) = (Vec::new(), Vec::new());
     match pairs {
@@ -187,7 +189,7 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
             checks.extend(routes.error.map(fail));
             checks.extend(routes.differences.into_iter().map(|text| {
                 fail(format!("{text}: the hosts refuse each other's connections"))
-                    .remedy("set it alike on both")
+                    .remedy("set it to the same value on both")
             }));
             rows.extend(routes.pairs.into_iter().map(|pair| Row { pair, out: None, back: None }));
             let plugin = document.plugin.as_deref();
@@ -195,10 +197,10 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
                 let mut run = Run { channel: &mut channel, connect: &connect, token, plugin, version };
                 run.all(&mut rows, args.all)?;
             }
-            checks.extend(judge(&rows));
+            checks.extend(measured(&rows));
         }
     }
-    channel.send(&Ask::Result(rows.clone()))?;
+    channel.send(&Request::Result(rows.clone()))?;
     document.peer = Some(theirs);
     document.routes = rows;
     document.add(checks);
@@ -209,18 +211,18 @@ fn fail(text: String) -> Check {
     Check::new("routes", Level::Fail, text)
 }
 
-/// The word of this run, once it is our turn.
-fn welcomed(channel: &mut Channel, address: &str) -> Result<String, Failure> {
+/// Waits until the peer serves this run; returns the run's token.
+fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
     let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     let mut limit = PATIENCE;
     loop {
         let reply: Reply = channel.recv(limit, || Ok(()))?;
         if reply.magic != MAGIC {
-            return fail(format!("{address} is no \"mpib doctor --listen\""));
+            return fail(format!("{address} is not an \"mpib doctor --listen\""));
         }
         if reply.protocol != PROTOCOL {
             let text = format!(
-                "{address} speaks protocol {}, expected {PROTOCOL}; take the same release of mpib at both ends",
+                "{address} speaks protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
                 reply.protocol
             );
             return fail(text);
@@ -236,7 +238,7 @@ fn welcomed(channel: &mut Channel, address: &str) -> Result<String, Failure> {
     }
 }
 
-/// The other machine by itself.
+/// Makes the check of the other machine alone.
 fn of_peer(peer: &Summary) -> Check {
     let worst = peer.checks.iter().max_by_key(|c| c.level);
     let (level, word) = match peer.verdict {
@@ -249,8 +251,8 @@ fn of_peer(peer: &Summary) -> Check {
     Check::new("peer", level, format!("{} by itself is {word}{why}", peer.host))
 }
 
-/// What the measurements come to.
-fn judge(rows: &[Row]) -> Vec<Check> {
+/// Makes the checks of the measurements.
+fn measured(rows: &[Row]) -> Vec<Check> {
     let first = || rows.iter().filter(|r| r.pair.verdict == RouteVerdict::First);
     let name = |r: &Row| format!("{} to {}", r.pair.ours, r.pair.theirs);
     let works = rows.iter().filter(|r| r.works()).count();
@@ -279,7 +281,8 @@ struct Run<'a, C: Fn() -> Result<TcpStream, Failure>> {
 }
 
 impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
-    /// Those that a connection tries first; the others where none of these works, or where all are asked for.
+    /// Measures the pairs that a connection tries first; the other pairs if none of these works or
+    /// all were requested.
     fn all(&mut self, rows: &mut [Row], all: bool) -> Result<(), Failure> {
         for wanted in [RouteVerdict::First, RouteVerdict::Later] {
             if wanted == RouteVerdict::Later && !all && rows.iter().any(Row::works) {
@@ -287,7 +290,7 @@ impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
             }
             for row in rows.iter_mut().filter(|r| r.pair.verdict == wanted).take(MOST) {
                 row.out = Some(self.one(&row.pair, true)?);
-                // What fails one way would take its time again.
+                // A pair that fails in one direction would cost its time limit again.
                 if row.error().is_none() {
                     row.back = Some(self.one(&row.pair, false)?);
                 }
@@ -299,10 +302,10 @@ impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
         Ok(())
     }
 
-    /// One direction. The error is that of the run: the other machine is lost.
+    /// Measures one direction. An error ends the run: the other machine is lost.
     fn one(&mut self, pair: &Pair, out: bool) -> Result<Measured, Failure> {
         let (ours, theirs) = (pair.ours.clone(), pair.theirs.clone());
-        self.channel.send(&Ask::Probe { ours, theirs, version: self.version, out })?;
+        self.channel.send(&Request::Probe { ours, theirs, version: self.version, out })?;
         let stream = (self.connect)()?;
         let lent = stream.try_clone().tool("share a connection")?;
         Channel::new(lent.into(), "the other machine")?.send(&Opening::new(Some(self.token.clone())))?;
@@ -313,7 +316,10 @@ impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
             (here, there) => {
                 let both = [here.err(), there.err().map(|f| f.at("there"))];
                 let cause = both.into_iter().flatten().min_by_key(|f| f.kind.rank());
-                Measured { gigabytes_per_second: None, error: cause.map(|f| shown(&f.message).to_owned()) }
+                Measured {
+                    gigabytes_per_second: None,
+                    error: cause.map(|f| plugin_message(&f.message).to_owned()),
+                }
             }
         })
     }
@@ -347,7 +353,7 @@ mod tests {
             (vec![row(Refused, None)], &[Level::Fail]),
             (vec![], &[Level::Fail]),
         ] {
-            let found: Vec<_> = judge(&rows).iter().map(|c| c.level).collect();
+            let found: Vec<_> = measured(&rows).iter().map(|c| c.level).collect();
             assert_eq!(found, levels, "{rows:?}");
         }
     }
@@ -356,7 +362,7 @@ mod tests {
     fn the_plugins_sentence_is_what_is_shown() {
         let text =
             "sender: the plugin's connect returned 6 (x); its last warning: NET/MPIB : connect: no rail";
-        assert_eq!(shown(text), "connect: no rail");
-        assert_eq!(shown("it died"), "it died");
+        assert_eq!(plugin_message(text), "connect: no rail");
+        assert_eq!(plugin_message("it died"), "it died");
     }
 }

@@ -1,4 +1,5 @@
-//! The kernel's side: modules, adapters, device files. Below a root, so that tests bring their own.
+//! Checks the kernel's side: modules, adapters, device files. All paths are below a root, which
+//! tests replace.
 
 use std::{
     fs,
@@ -8,7 +9,7 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
-/// What programs reach adapters through, whatever the adapter.
+/// Modules that every adapter needs.
 const CORE: [&str; 2] = ["ib_core", "ib_uverbs"];
 /// Drivers of adapters, hardware first.
 const DRIVERS: [&str; 13] = [
@@ -26,13 +27,14 @@ const DRIVERS: [&str; 13] = [
     "rdma_rxe",
     "siw",
 ];
-/// GPU memory for adapters.
+/// Modules that make GPU memory available to adapters.
 const GPU: [&str; 3] = ["nvidia", "nvidia_peermem", "nv_peer_mem"];
 
-/// Whether programs of this user can open the kernel's adapters. `softverbs`: the libibverbs of this process is that.
+/// Checks whether this user's programs can open the kernel's adapters. `softverbs`: it is this
+/// process's libibverbs.
 pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> Vec<Check> {
     if softverbs {
-        let text = "softverbs plays libibverbs: no kernel module and no device file is needed, and no adapter is used";
+        let text = "softverbs is this process's libibverbs: it needs no kernel module and no device file, and uses no adapter";
         return vec![Check::new("verbs", Level::Ok, text)];
     }
     let adapters = names(&root.join("sys/class/infiniband"));
@@ -51,14 +53,14 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Loaded, or part of the kernel.
+/// Returns whether a module is loaded or built into the kernel.
 fn loaded(root: &Path, name: &str) -> bool {
     let list = fs::read_to_string(root.join("proc/modules")).unwrap_or_default();
     list.lines().any(|line| line.split(' ').next() == Some(name))
         || root.join("sys/module").join(name).is_dir()
 }
 
-/// `seen`: the plugin has found ports, so that what is missing here is not missed.
+/// Checks the modules. `seen`: the plugin has found ports, and missing modules do not matter.
 fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
     let id = "modules";
     let there =
@@ -66,7 +68,7 @@ fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
     let (core, drivers, gpu) = (there(&CORE), there(&DRIVERS), there(&GPU));
     let all = [&core[..], &drivers, &gpu].concat();
     let list = if all.is_empty() { "none".into() } else { all.join(", ") };
-    let text = format!("of the kernel's modules for RDMA and GPUs these are loaded: {list}");
+    let text = format!("loaded kernel modules for RDMA and GPUs: {list}");
     if seen || (!adapters.is_empty() && core.contains(&"ib_uverbs")) {
         return Check::new(id, Level::Ok, text);
     }
@@ -77,13 +79,13 @@ fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
         );
     }
     let text = format!(
-        "the kernel has {}, and ib_uverbs is not loaded, through which programs open them; {text}",
+        "the kernel has {}, but ib_uverbs is not loaded, which programs need to open them; {text}",
         adapters.join(", ")
     );
     Check::new(id, Level::Fail, text).remedy("modprobe ib_uverbs")
 }
 
-/// Device files of the adapters: there, and open to this user.
+/// Checks that the adapters' device files exist and that this user can open them.
 fn files(root: &Path, adapters: &[String]) -> Check {
     let id = "uverbs";
     let folder = root.join("dev/infiniband");
@@ -93,9 +95,9 @@ fn files(root: &Path, adapters: &[String]) -> Check {
         .map(|name| folder.join(name))
         .collect();
     if files.is_empty() {
-        let text = format!("the kernel has {}, and there is no /dev/infiniband/uverbs*", adapters.join(", "));
+        let text = format!("the kernel has {}, but there is no /dev/infiniband/uverbs*", adapters.join(", "));
         return Check::new(id, Level::Fail, text).remedy(
-            "in a container, give it the files (--device /dev/infiniband); on a host, modprobe ib_uverbs",
+            "in a container, add the files (--device /dev/infiniband); on a host, modprobe ib_uverbs",
         );
     }
     let refused = |path: &&PathBuf| {
@@ -117,15 +119,15 @@ fn files(root: &Path, adapters: &[String]) -> Check {
     }
     let level = if refused.len() == files.len() { Level::Fail } else { Level::Warn };
     Check::new(id, level, format!("{text}, not {}", refused.join(", ")))
-        .remedy("look at their permissions (udev's rule gives them mode 0666) and at the container's devices")
+        .remedy("check their permissions (udev's rule sets mode 0666) and the container's devices")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Files below a root, and what is found there.
-    fn look(files: &[(&str, &str)], softverbs: bool) -> Vec<(String, Level, String)> {
+    /// Checks a root with these files.
+    fn checks_below(files: &[(&str, &str)], softverbs: bool) -> Vec<(String, Level, String)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
@@ -139,27 +141,27 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_in_the_order_of_its_cause() {
-        let none = look(&[], false);
+        let none = checks_below(&[], false);
         assert_eq!((none.len(), none[0].1), (1, Level::Fail));
         assert!(none[0].2.contains("no RDMA adapter"), "{none:?}");
         let core = ("proc/modules", "mlx5_ib 1 0 - Live 0x0\nib_core 1 0 - Live 0x0\n");
-        let shut = look(&[ADAPTER, core], false);
+        let shut = checks_below(&[ADAPTER, core], false);
         assert!(shut[0].1 == Level::Fail && shut[0].2.contains("ib_uverbs is not loaded"), "{shut:?}");
-        assert!(shut[0].2.ends_with("these are loaded: ib_core, mlx5_ib"), "{shut:?}");
+        assert!(shut[0].2.ends_with("RDMA and GPUs: ib_core, mlx5_ib"), "{shut:?}");
         let uverbs = ("sys/module/ib_uverbs/refcnt", "0");
-        let bare = look(&[ADAPTER, core, uverbs], false);
+        let bare = checks_below(&[ADAPTER, core, uverbs], false);
         assert_eq!((bare[0].1, bare[1].1), (Level::Ok, Level::Fail), "{bare:?}");
         assert!(
-            bare[1].2.contains("the kernel has mlx5_0, and there is no /dev/infiniband/uverbs*"),
+            bare[1].2.contains("the kernel has mlx5_0, but there is no /dev/infiniband/uverbs*"),
             "{bare:?}"
         );
-        let good = look(&[ADAPTER, core, uverbs, ("dev/infiniband/uverbs0", "")], false);
+        let good = checks_below(&[ADAPTER, core, uverbs, ("dev/infiniband/uverbs0", "")], false);
         assert!(good.iter().all(|c| c.1 == Level::Ok), "{good:?}");
         assert!(good[1].2.starts_with("1 of 1 files"), "{good:?}");
     }
 
     #[test]
     fn softverbs_needs_nothing_of_the_kernel() {
-        assert_eq!(look(&[], true)[0].1, Level::Ok);
+        assert_eq!(checks_below(&[], true)[0].1, Level::Ok);
     }
 }

@@ -1,4 +1,4 @@
-//! The lines for people.
+//! The document as text for people.
 
 use std::{
     env,
@@ -15,12 +15,12 @@ use super::{
     peer::{Measured, Row},
 };
 
-/// Whether stdout is a terminal whose user has nothing against colours.
+/// Returns whether stdout is a terminal and colours are not disabled.
 pub(super) fn colours() -> bool {
     io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Everything, with a line at its end.
+/// Formats the whole document.
 pub(super) fn text(document: &Document, verbose: bool, colours: bool) -> String {
     let mut out = String::new();
     if let Some(report) = &document.report {
@@ -53,7 +53,7 @@ pub(super) fn text(document: &Document, verbose: bool, colours: bool) -> String 
     out
 }
 
-/// A line for each pair of ports.
+/// Formats a line for each pair of ports.
 pub(super) fn rows(rows: &[Row]) -> String {
     let figure = |m: &Option<Measured>| match m {
         None => "-".to_owned(),
@@ -86,7 +86,7 @@ fn counted(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// `warn  memlock    the limit is …`, and what to do in a line under it.
+/// Formats `warn  memlock    the limit is …` and, on the next line, what to do.
 pub(super) fn line(check: &Check, colours: bool) -> String {
     let (word, colour) = match check.level {
         Level::Ok => ("ok", 32),
@@ -102,12 +102,12 @@ pub(super) fn line(check: &Check, colours: bool) -> String {
     out
 }
 
-/// On one line, whatever is in it: texts may come from another machine.
+/// Puts a text on one line without control characters: it may come from another machine.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Rows of equal columns, with two spaces between and no space at the end.
+/// Aligns columns, with two spaces between them and no trailing space.
 pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cell = |row: &Vec<String>, i: usize| row.get(i).map_or(0, |text| text.chars().count());
@@ -120,7 +120,7 @@ pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// A line for each port and, under it, what a connection may use of its GID table.
+/// Formats a line for each port, followed by the GIDs that a connection may use.
 fn ports(report: &Report, verbose: bool) -> String {
     if report.ports.is_empty() {
         return String::new();
@@ -176,12 +176,12 @@ fn link(link: Link) -> &'static str {
     }
 }
 
-/// `100 Gb/s`, `2.5 Gb/s`
+/// Formats `100 Gb/s`, `2.5 Gb/s`.
 pub(super) fn speed(mbps: u32) -> String {
     format!("{} Gb/s", f64::from(mbps) / 1000.0)
 }
 
-/// `10.1.0.1/24 v2 eth1 (GID 3)`
+/// Formats `10.1.0.1/24 v2 eth1 (GID 3)`.
 fn address(gid: &Gid) -> String {
     let prefix = gid.prefix.map_or_else(String::new, |len| format!("/{len}"));
     let kind = match gid.kind {

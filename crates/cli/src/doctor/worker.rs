@@ -1,9 +1,9 @@
-//! The process that loads the plugin and asks it. It is started by this same program, writes what it was told into a file, and ends.
+//! The process that loads the plugin and calls it. This program starts it; it writes its findings
+//! to a file.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    rc::Rc,
 };
 
 use clap::Args;
@@ -11,8 +11,11 @@ use nccl_net_mpib_agent_iface::doctor::{FORMAT, Level, Report, Routes};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::failure::{Context, Failure, Kind};
-use crate::plugin::{self, Told, watch::Watch};
+use crate::plugin;
 use mpib::rails;
+use nccl_net_host::{Net, Settings};
+
+use super::ask;
 
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "doctor-worker";
@@ -24,56 +27,52 @@ pub(crate) struct WorkerArgs {
     /// The version of the table to try.
     #[arg(long)]
     pub(super) table: u32,
-    /// Where the findings go; the plugin may print on stdout.
+    /// Where to write the findings; the plugin may print on stdout.
     #[arg(long)]
     pub(super) output: PathBuf,
-    /// Two files with what hosts say of their ports: asks for the routes between them instead.
+    /// Two files with the hosts' descriptions of their ports: computes the routes between them
+    /// instead.
     #[arg(long, num_args = 2)]
     pub(super) hosts: Vec<PathBuf>,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Findings {
     /// `None`: the plugin does not export the function.
     pub(super) report: Option<Report>,
-    /// Whether softverbs plays libibverbs.
+    /// Whether softverbs is this process's libibverbs.
     pub(super) softverbs: bool,
-    /// What init and the questions after it came to: devices by name; absent where the report says that init fails.
+    /// Result of init and of the calls after it: device names. Absent if the report already says
+    /// that init fails.
     pub(super) init: Option<Result<Vec<String>, Failure>>,
 }
 
-/// The worker's main.
+/// Runs the worker.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
-    let watch = Rc::new(Watch::new()?);
     if let [ours, theirs] = &args.hosts[..] {
-        return routes(args, &watch, ours, theirs);
+        return routes(args, ours, theirs);
     }
-    let report = match plugin::doctor(&args.plugin, &watch)? {
-        Told::Nothing => None,
-        Told::Document(text) => Some(parse::<Report>(&text)?),
-    };
+    let report = ask::report(&args.plugin)?.map(|text| parse::<Report>(&text)).transpose()?;
     let fails = |report: &Report| report.checks.iter().any(|check| check.level == Level::Fail);
-    let init = (!report.as_ref().is_some_and(fails)).then(|| init(args, watch));
+    let init = (!report.as_ref().is_some_and(fails)).then(|| init(args));
     let findings = Findings { report, softverbs: rails::is_softverbs(), init };
     let text = serde_json::to_string(&findings).tool("encode the findings")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-fn routes(args: &WorkerArgs, watch: &Watch, ours: &Path, theirs: &Path) -> Result<(), Failure> {
+fn routes(args: &WorkerArgs, ours: &Path, theirs: &Path) -> Result<(), Failure> {
     let read = |path: &Path| fs::read_to_string(path).tool(format!("read {}", path.display()));
-    let routes = match plugin::routes(&args.plugin, watch, &read(ours)?, &read(theirs)?)? {
-        Told::Nothing => {
-            let text = "the plugin does not export mpib_doctor_routes_v1: another plugin, or an older one";
-            return Err(Failure::new(Kind::Load, text));
-        }
-        Told::Document(text) => parse::<Routes>(&text)?,
+    let Some(text) = ask::routes(&args.plugin, &read(ours)?, &read(theirs)?)? else {
+        let text = "the plugin does not export mpib_doctor_routes_v1: another plugin, or an older one";
+        return Err(Failure::new(Kind::Load, text));
     };
+    let routes = parse::<Routes>(&text)?;
     let text = serde_json::to_string(&routes).tool("encode the routes")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-/// A document of the plugin.
+/// Parses a document of the plugin.
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     #[derive(Deserialize)]
     struct Head {
@@ -82,7 +81,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     let bad = |e: String| {
         Failure::new(
             Kind::Load,
-            format!("the plugin's report cannot be read: {e}; take mpib and plugin of one release"),
+            format!("the plugin's report cannot be read: {e}; use mpib and plugin of one release"),
         )
     };
     let head: Head = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
@@ -92,11 +91,12 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|e| bad(e.to_string()))
 }
 
-/// As NCCL begins.
-fn init(args: &WorkerArgs, watch: Rc<Watch>) -> Result<Vec<String>, Failure> {
-    let mut net = plugin::open(&args.plugin, args.table, None, watch)?;
-    net.init()?;
-    let names = (0..net.devices()?).map(|dev| Ok(net.properties(dev)?.name)).collect();
+/// Calls init and reads the devices, as NCCL does first.
+fn init(args: &WorkerArgs) -> Result<Vec<String>, Failure> {
+    let table = plugin::open_table(&args.plugin, args.table, None, None)?;
+    let net = Net::init(table, &Settings::default())?;
+    let name = |dev| Ok(net.properties(dev)?.name.unwrap_or_default());
+    let names = (0..net.devices()?).map(name).collect();
     net.finalize()?;
     names
 }

@@ -7,18 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use super::sizes::{Sizes, bytes};
 use crate::failure::{EXIT_CODES, Failure, Kind};
-use crate::plugin::MAX_GROUP;
+use nccl_net_host::MAX_GROUP;
 
-/// Where `--listen` listens and `--connect` connects, unless told.
+/// The default port of `--listen` and `--connect`.
 pub(crate) const PORT: u16 = 18518;
 
-/// More connections than this would show nothing new.
+/// More connections would show nothing new.
 const MOST_CONNECTIONS: i64 = 10_000;
 
-/// Moves data through any NCCL network plugin, between two processes or two machines, and checks every byte.
+/// Moves data through any NCCL network plugin, between two processes or two machines, and checks
+/// every byte
 ///
-/// The plugin is called through its C table as NCCL's core calls it, on host memory. Without --listen or --connect both
-/// ends are processes that this command starts and stops.
+/// The plugin is called through its C table as NCCL's core calls it, on host memory. Without
+/// --listen or --connect, this command starts and stops both ends.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct PerfArgs {
@@ -26,16 +27,18 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
 
-    /// Tables to drive, as v8 or 8, several with commas, or all [default: the newest that the plugin exports]
+    /// Tables to drive: v8 or 8, several with commas, or all [default: the newest that the plugin
+    /// exports]
     #[arg(long, value_name = "VERSIONS", value_parser = parse_abi, default_value = "newest")]
     pub(crate) abi: Abi,
 
-    /// Take the table from this data symbol of the file, exported or not, such as ncclNetIb of libnccl.so.2. The symbol does
-    /// not say its version: --abi must
+    /// Use the table at this data symbol of the file, exported or not, such as ncclNetIb of
+    /// libnccl.so.2. The symbol has no version: name it with --abi
     #[arg(long, value_name = "SYMBOL", conflicts_with_all = ["listen", "connect"])]
     pub(crate) table: Option<String>,
 
-    /// Message sizes in bytes: a list (8,4K,1M), a range (8..64M), or both. K, M and G are powers of 1024
+    /// Message sizes in bytes: a list (8,4K,1M), a range (8..64M), or both. K, M and G are powers
+    /// of 1024
     #[arg(long, value_name = "SIZES", default_value = "8..64M")]
     pub(crate) sizes: Sizes,
 
@@ -51,7 +54,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
 
-    /// Groups in flight. NCCL keeps 8; a plugin must take 32, and 8 where its table is v6
+    /// Groups in flight. NCCL keeps 8; a plugin must accept 32, or 8 with a v6 table
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) depth: u32,
 
@@ -60,8 +63,9 @@ pub(crate) struct PerfArgs {
           value_parser = clap::value_parser!(u32).range(1..=MAX_GROUP as i64))]
     pub(crate) receives: u32,
 
-    /// Post each receive with NCCL's hint that its completion is optional, as NCCL does for its protocols LL and LL128: a plugin may tell
-    /// it done before the data is there. Tables before v9 are not given the hint
+    /// Post each receive with NCCL's hint that its completion is optional, as NCCL does for its
+    /// protocols LL and LL128: the plugin may complete it before the data has arrived. Tables
+    /// before v9 get no hint
     #[arg(long, conflicts_with_all = ["receives", "ping_pong"])]
     pub(crate) optional: bool,
 
@@ -69,11 +73,12 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pub(crate) bidirectional: bool,
 
-    /// One message at a time, there and back: the times are those of half a round trip
+    /// One message at a time, there and back; the times are half round trips
     #[arg(long, conflicts_with_all = ["bidirectional", "receives"])]
     pub(crate) ping_pong: bool,
 
-    /// First make so many further connections, one after the other, and tell how fast and what memory each took
+    /// First make this many further connections, one after another, and report their rate and
+    /// memory
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_CONNECTIONS))]
     pub(crate) connections: u32,
 
@@ -81,21 +86,23 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) device: i32,
 
-    /// Device index of the other end, where it is another (not with --listen or --connect: say it there)
+    /// Device index of the other end, if it differs (not with --listen or --connect: set it there)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..),
           conflicts_with_all = ["listen", "connect"])]
     pub(crate) peer_device: Option<i32>,
 
-    /// Make one device of these with the plugin's makeVDevice (v9 and later) and use it, at both ends
+    /// Merge these devices with the plugin's makeVDevice (v9 and later), and use the result at both
+    /// ends
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(i32).range(0..),
           conflicts_with_all = ["device", "peer_device", "listen", "connect"])]
     pub(crate) merge: Vec<i32>,
 
-    /// Do not check what arrives (sizes are still checked)
+    /// Do not check the received bytes (sizes are still checked)
     #[arg(long)]
     pub(crate) no_check: bool,
 
-    /// Most memory for messages at each end; fewer are in flight where they would not fit. One always is
+    /// Most memory for messages at each end. Fewer messages are in flight if they would not fit,
+    /// but always one
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
     pub(crate) memory: usize,
 
@@ -107,7 +114,8 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "connect")]
     pub(crate) listen: Option<String>,
 
-    /// Run against the machine where --listen waits. This end decides everything but the plugin's path and the device
+    /// Run against the machine on which --listen waits. This end decides everything but the
+    /// plugin's path and the device
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) connect: Option<String>,
 
@@ -115,12 +123,12 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Show the plugin's log lines of level INFO too (WARN lines are always shown)
+    /// Also show the plugin's log lines of level INFO (WARN lines are always shown)
     #[arg(long, short)]
     pub(crate) verbose: bool,
 }
 
-/// Which tables.
+/// The tables to drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Abi {
     Newest,
@@ -128,7 +136,7 @@ pub(crate) enum Abi {
     These(Vec<u32>),
 }
 
-/// `v8` or `8`.
+/// Parses `v8` or `8`.
 pub(crate) fn one_abi(word: &str) -> Result<u32, String> {
     let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| (6..=12).contains(v));
     number.ok_or_else(|| format!("{word:?}: expected v6 to v12"))
@@ -145,7 +153,7 @@ fn parse_abi(text: &str) -> Result<Abi, String> {
 }
 
 impl Abi {
-    /// The one version that was named, for a table whose symbol does not say it.
+    /// Returns the only version that was named, for a table whose symbol has no version.
     pub(crate) fn single(&self, symbol: &str) -> Result<u32, Failure> {
         match self {
             Self::These(versions) if versions.len() == 1 => Ok(versions[0]),
@@ -158,7 +166,7 @@ impl Abi {
         }
     }
 
-    /// The versions to run, in order, given what is exported (newest first).
+    /// Returns the versions to run, in order, from the exported ones (newest first).
     pub(crate) fn choose(&self, exported: &[u32], whose: &str) -> Result<Vec<u32>, Failure> {
         match self {
             Self::Newest => Ok(exported.iter().copied().take(1).collect()),
@@ -183,7 +191,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number).map_err(|e| e.to_string())
 }
 
-/// What both ends must do alike.
+/// What both ends do alike.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
@@ -220,12 +228,12 @@ impl PerfArgs {
 }
 
 impl Plan {
-    /// Whether both ends send and receive.
+    /// Returns whether both ends send and receive.
     pub(crate) const fn both_ways(&self) -> bool {
         self.bidirectional || self.ping_pong
     }
 
-    /// A plan may come from another machine: the same bounds as for the options.
+    /// Checks the bounds of the options: a plan may come from another machine.
     pub(crate) fn validate(self) -> Result<Self, Failure> {
         let bad =
             |what: String| Err(Failure::new(Kind::Usage, format!("the plan from the other end: {what}")));

@@ -1,4 +1,4 @@
-//! Starts worker processes, and makes sure that none outlives this one.
+//! Starts worker processes, and ends them with this process.
 
 use std::{
     io,
@@ -17,19 +17,19 @@ use super::{
     worker::{COMMAND, Event, Job},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::watch::{Call, Watch};
+use nccl_net_host::{Call, Watch};
 
-/// A worker that was started. Dropping it kills it.
+/// A worker process. Dropping it kills the process.
 pub(super) struct Worker {
     child: Child,
     pub(super) watch: Watch,
-    /// The worker's counter when it last moved, and when that was.
+    /// The worker's beat when it last changed, and the time of that change.
     seen: (u64, Instant),
 }
 
 impl Worker {
-    /// Starts a worker on a connection to its peer. What it tells comes through `events` with `index`; `None` when it
-    /// will tell no more.
+    /// Starts a worker on a connection to its peer. Its events arrive in `events` with `index`;
+    /// `None` is the last one.
     pub(super) fn start(
         index: usize,
         job: &Job,
@@ -38,36 +38,37 @@ impl Worker {
     ) -> Result<Self, Failure> {
         let (ours, theirs) = Channel::pair().tool("make a socket pair")?;
         let mut control = Channel::new(ours, "the worker")?;
-        let watch = Watch::new()?;
+        let watch = Watch::new().tool("make a memory file for the current call")?;
         let child = spawn(&job.env, &theirs, &peer, watch.fd()).tool("start a worker process")?;
         drop((theirs, peer)); // else the worker's end would never be seen to close
         let worker = Self { child, watch, seen: (0, Instant::now()) };
         control.send(job)?;
         thread::spawn(move || {
-            // A worker that died in the middle of a message is as silent as one that closed.
+            // A worker that died within a message ends the events like one that closed the
+            // connection.
             while let Ok(Some(event)) = control.next::<Event>(None, || Ok(())) {
                 if events.send((index, Some(event))).is_err() {
                     return;
                 }
             }
-            // The receiver is gone only when the run is over.
+            // The receiver ends only after the run.
             let _ = events.send((index, None));
         });
         Ok(worker)
     }
 
-    /// The exit status, once there is one.
+    /// Returns the exit status, once there is one.
     pub(super) fn exited(&mut self) -> Result<Option<ExitStatus>, Failure> {
         self.child.try_wait().tool("wait for a worker process")
     }
 
     pub(super) fn kill(&mut self) {
-        // Both fail only where the process has been waited for already.
+        // Both calls fail only if the process has been waited for already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// The call that the worker has been in, without a sign of life, and for how long.
+    /// Returns the worker's current call, and for how long the beat has not changed.
     pub(super) fn stuck(&mut self) -> (Call, Duration) {
         let (call, beat) = self.watch.read();
         if beat != self.seen.0 {
@@ -102,10 +103,10 @@ fn spawn(
     for (name, fd) in ["--control", "--peer", "--watch"].iter().zip(fds) {
         command.arg(name).arg(fd.to_string());
     }
-    // What a plugin prints must not get into the table or the JSON.
+    // A plugin's own output must not mix with the table or the JSON.
     command.stdin(Stdio::null()).stdout(io::stderr());
-    // SAFETY: between fork and exec only async-signal-safe calls are made: fcntl, prctl, getppid. No memory is
-    // allocated; the error values hold numbers.
+    // SAFETY: between fork and exec only async-signal-safe functions run: fcntl, prctl, getppid.
+    // Nothing is allocated; the error values hold numbers.
     unsafe {
         command.pre_exec(move || {
             for fd in fds {
@@ -116,7 +117,7 @@ fn spawn(
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have died before the signal was asked for.
+            // The parent may have died before the signal was requested.
             if libc::getppid().cast_unsigned() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -126,7 +127,7 @@ fn spawn(
     command.spawn()
 }
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 pub(crate) fn ending(status: ExitStatus) -> String {
     let Some(signal) = status.signal() else {
         return format!("exited with status {}", status.code().unwrap_or(-1));

@@ -1,16 +1,16 @@
-//! Further connections, one after the other: how fast they are made, and the memory that each takes.
+//! Further connections, one after another: their rate, and the memory of each.
 
 use std::{fs, time::Instant};
 
 use super::{
-    link::{Role, Say, hear_one},
+    link::{Message, Role, expect_message},
     report::{Connections, PerConnection},
     session::Session,
 };
 use crate::failure::{Context, Failure};
 
-/// Makes and closes as many as the plan says. Both ends return the same.
-pub(super) fn make(session: &mut Session) -> Result<Connections, Failure> {
+/// Makes and closes as many connections as the plan has. Both ends return the same result.
+pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     let count = session.plan.connections;
     let mut made = Vec::with_capacity(count);
     let before = Memory::now()?;
@@ -22,24 +22,24 @@ pub(super) fn make(session: &mut Session) -> Result<Connections, Failure> {
     let memory = Memory::now()?.since(&before, count);
     let result = match session.role {
         Role::A => {
-            let peer_memory = hear_one!(session.link, Say::Memory(memory) => memory);
+            let peer_memory = expect_message!(session.link, Message::Memory(memory) => memory);
             let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
             let result = Connections { count, seconds, per_second, memory, peer_memory };
-            session.link.say(&Say::Connections(result))?;
+            session.link.send(&Message::Connections(result))?;
             result
         }
         Role::B => {
-            session.link.say(&Say::Memory(memory))?;
-            hear_one!(session.link, Say::Connections(result) => result)
+            session.link.send(&Message::Memory(memory))?;
+            expect_message!(session.link, Message::Connections(result) => result)
         }
     };
     for comms in made {
-        session.close_comms(comms)?;
+        comms.close()?;
     }
     Ok(result)
 }
 
-/// What this process has in memory, in bytes.
+/// Memory of this process in bytes.
 struct Memory {
     resident: u64,
     shared: u64,
@@ -53,9 +53,9 @@ impl Memory {
             .tool("understand /proc/self/statm")
     }
 
-    /// The second and third number are resident and shared pages (proc(5)).
+    /// Parses resident and shared pages, the second and third number (proc(5)).
     fn parse(statm: &str) -> Option<Self> {
-        // SAFETY: asks for a constant of the system.
+        // SAFETY: reads a constant of the system.
         let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
         let mut pages = statm.split_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
         Some(Self { resident: pages.next()?? * page, shared: pages.next()?? * page })

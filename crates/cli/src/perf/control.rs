@@ -1,5 +1,5 @@
-//! Messages over a stream socket: a length of four bytes, then JSON. Between a process and its workers, between the two
-//! workers, and between two machines.
+//! Messages over a stream socket: a length of four bytes, then JSON. Used between a process and its
+//! workers, between the two workers, and between two machines.
 
 use std::{
     io::{self, Read, Write},
@@ -14,11 +14,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::failure::{Failure, Kind};
 
-/// No message of ours is larger.
+/// Limit of a message.
 const LARGEST_FRAME: usize = 4 << 20;
-/// How often a waiting end shows that it lives.
+/// How often a waiting end calls `alive`.
 const SLICE: Duration = Duration::from_millis(100);
-/// A peer that takes nothing for so long is gone.
+/// A peer that reads nothing for this long is lost.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One end of a connection.
@@ -26,12 +26,12 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Channel {
     // Any stream socket: read, write and the timeouts are the same calls for TCP.
     stream: UnixStream,
-    /// Who is there, for messages.
+    /// The peer's name, for error texts.
     peer: &'static str,
 }
 
 impl Channel {
-    /// Takes a connected stream socket of any family.
+    /// Wraps a connected stream socket of any family.
     pub(crate) fn new(socket: OwnedFd, peer: &'static str) -> Result<Self, Failure> {
         let stream = UnixStream::from(socket);
         let channel = Self { stream, peer };
@@ -41,13 +41,13 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Two connected ends.
+    /// Makes two connected ends.
     pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         let (a, b) = UnixStream::pair()?;
         Ok((a.into(), b.into()))
     }
 
-    /// Another descriptor of the same connection.
+    /// Returns another descriptor of the same connection.
     pub(crate) fn share(&self) -> io::Result<OwnedFd> {
         self.stream.as_fd().try_clone_to_owned()
     }
@@ -76,8 +76,9 @@ impl Channel {
         self.stream.write_all(&frame).map_err(|e| self.lost(&e))
     }
 
-    /// Waits for one message. `alive` is called now and then while nothing comes; its error ends the wait. `Ok(None)`:
-    /// the other end closed the connection between two messages.
+    /// Waits for one message. Calls `alive` at intervals while nothing arrives; an error of `alive`
+    /// ends the wait. Returns `Ok(None)` if the other end closed the connection between two
+    /// messages.
     pub(crate) fn next<T: DeserializeOwned>(
         &mut self,
         limit: Option<Duration>,
@@ -88,7 +89,7 @@ impl Channel {
             alive()?;
             match end {
                 Some(end) if Instant::now() >= end => {
-                    let text = format!("{} said nothing for {:?}", channel.peer, limit.unwrap_or_default());
+                    let text = format!("{} sent nothing for {:?}", channel.peer, limit.unwrap_or_default());
                     Err(Failure::new(Kind::Peer, text))
                 }
                 _ => Ok(()),
@@ -110,11 +111,11 @@ impl Channel {
         }
         let message = serde_json::from_slice(&body);
         message.map(Some).map_err(|e| {
-            Failure::new(Kind::Peer, format!("a message that cannot be read came from {}: {e}", self.peer))
+            Failure::new(Kind::Peer, format!("{} sent a message that cannot be read: {e}", self.peer))
         })
     }
 
-    /// As [`Channel::next`], where a closed connection is a failure.
+    /// Waits like [`Channel::next`], but fails if the connection is closed.
     pub(crate) fn recv<T: DeserializeOwned>(
         &mut self,
         limit: Duration,
@@ -123,14 +124,14 @@ impl Channel {
         self.next(Some(limit), alive)?.ok_or_else(|| self.closed())
     }
 
-    /// Whether a message, or the connection's end, is there to be read at once.
+    /// Returns whether a message or the connection's end can be read without waiting.
     pub(crate) fn readable(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     }
 
-    /// Fills `buf`; `false` at the end of the stream before its first byte.
+    /// Fills `buf`; returns `false` at the end of the stream before its first byte.
     fn read(
         &mut self,
         buf: &mut [u8],
@@ -143,7 +144,7 @@ impl Channel {
                 Ok(0) => return Err(self.closed()),
                 Ok(n) => {
                     at += n;
-                    // A byte now and then is no reason to wait for ever.
+                    // Single bytes at intervals do not extend the wait.
                     if at < buf.len() {
                         wait(self)?;
                     }
@@ -186,7 +187,7 @@ mod tests {
     fn a_silent_peer_is_named_when_the_limit_is_over() {
         let (_a, mut b) = pair();
         let failure = b.recv::<String>(Duration::ZERO, || Ok(())).unwrap_err();
-        assert_eq!((failure.kind, failure.message.as_str()), (Kind::Peer, "a said nothing for 0ns"));
+        assert_eq!((failure.kind, failure.message.as_str()), (Kind::Peer, "a sent nothing for 0ns"));
     }
 
     #[test]

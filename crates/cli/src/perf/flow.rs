@@ -1,24 +1,46 @@
-//! One direction of a connection at one end, polled: sends or receives of one round, and what is outstanding.
+//! One direction of a connection at one end: the sends or receives of one round, and the requests
+//! in flight.
 
-use std::{collections::VecDeque, fmt, time::Instant};
+use std::{collections::VecDeque, fmt, mem::ManuallyDrop, time::Instant};
 
 use hdrhistogram::Histogram;
 
-use super::{pattern, region::Region, sizes::human};
+use super::{
+    pattern,
+    region::{Layout, Region},
+    sizes::human,
+};
 use crate::failure::{Failure, Kind};
-use crate::plugin::{Comm, MAX_GROUP, Mr, Net, Recv, Request};
+use nccl_net_host::{Comm, MAX_GROUP, Mr, NO_SIZES, Receiver, Recv, Request, Sender};
 
-/// Tags of a group are consecutive from here.
+/// The first tag of a group; the others follow.
 pub(super) const FIRST_TAG: i32 = 0x6d70;
 
 /// A comm with its registered memory.
-pub(super) struct End {
-    pub(super) comm: Comm,
+pub(super) struct End<'a, Way> {
+    pub(super) comm: &'a Comm<Way>,
     pub(super) mr: Mr,
-    pub(super) region: Region,
+    /// Stays mapped after a failure: the plugin may still access it until the process ends.
+    pub(super) region: ManuallyDrop<Region>,
 }
 
-/// A stretch of messages: `groups` times `receives`, numbered from `first`.
+impl<'a, Way> End<'a, Way> {
+    pub(super) fn new(comm: &'a Comm<Way>, layout: Layout) -> Result<Self, Failure> {
+        let region = ManuallyDrop::new(Region::new(layout)?);
+        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does. Slots are filled
+        // and checked while no request is in flight.
+        let mr = unsafe { comm.reg_mr(region.addr(), layout.len()) }?;
+        Ok(Self { comm, mr, region })
+    }
+
+    pub(super) fn close(self) -> Result<(), Failure> {
+        self.comm.dereg_mr(self.mr)?;
+        drop(ManuallyDrop::into_inner(self.region));
+        Ok(())
+    }
+}
+
+/// A sequence of messages: `groups` times `receives`, numbered from `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) first: u64,
@@ -29,7 +51,8 @@ pub(super) struct Round {
     pub(super) depth: usize,
     /// Bytes of each message.
     pub(super) size: usize,
-    /// Whether receives are optional: their requests may be done before the data is here, and tell no size.
+    /// Whether receives are optional: a request may complete before the data has arrived, and with
+    /// another size.
     pub(super) optional: bool,
 }
 
@@ -38,30 +61,35 @@ impl Round {
         self.groups * self.receives
     }
 
-    /// The number of the message in a slot, as `salt`ed for its direction.
+    /// Returns the number of the message in a slot, `salt`ed for its direction.
     const fn number(&self, slot: usize, salt: u64) -> u64 {
         (self.first + slot as u64) ^ salt
     }
 }
 
-/// Fills what will be sent.
-pub(super) fn prepare_send(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) {
+/// Fills the slots to send.
+pub(super) fn prepare_send(end: &mut End<'_, Sender>, round: &Round, salt: u64, alive: impl Fn()) {
     for slot in 0..round.messages() {
         pattern::fill(end.region.slot(slot), round.number(slot, salt));
         alive();
     }
 }
 
-/// Overwrites what will be received, so that nothing old passes.
-pub(super) fn prepare_recv(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) {
+/// Fills the slots to receive into with other bytes than the expected ones.
+pub(super) fn prepare_recv(end: &mut End<'_, Receiver>, round: &Round, salt: u64, alive: impl Fn()) {
     for slot in 0..round.messages() {
         pattern::poison(end.region.slot(slot), round.number(slot, salt));
         alive();
     }
 }
 
-/// Checks every byte of what was received, and that none was written behind it.
-pub(super) fn check(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) -> Result<(), Failure> {
+/// Checks every received byte, and that the bytes behind each message did not change.
+pub(super) fn check(
+    end: &mut End<'_, Receiver>,
+    round: &Round,
+    salt: u64,
+    alive: impl Fn(),
+) -> Result<(), Failure> {
     for slot in 0..round.messages() {
         let message = round.number(slot, salt);
         let wrong = |what: String| {
@@ -69,22 +97,22 @@ pub(super) fn check(end: &mut End, round: &Round, salt: u64, alive: impl Fn()) -
             Err(Failure::new(Kind::Data, text))
         };
         if let Some(mut mismatch) = pattern::check(end.region.slot(slot), message) {
-            if let pattern::Look::Message { number, .. } = &mut mismatch.looks_like {
+            if let pattern::Origin::Message { number, .. } = &mut mismatch.origin {
                 *number ^= salt;
             }
             return wrong(mismatch.to_string());
         }
         if let Some(at) = end.region.overrun(slot) {
-            return wrong(format!("the plugin wrote {at} bytes behind its end"));
+            return wrong(format!("the plugin wrote {at} bytes behind the message's end"));
         }
         alive();
     }
     Ok(())
 }
 
-/// Sends of one round.
+/// The sends of one round.
 pub(super) struct Sending<'a> {
-    end: &'a End,
+    end: &'a End<'a, Sender>,
     round: Round,
     next: usize,
     done: usize,
@@ -92,17 +120,17 @@ pub(super) struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(end: &'a End, round: Round) -> Self {
+    pub(super) fn new(end: &'a End<'a, Sender>, round: Round) -> Self {
         Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth * round.receives) }
     }
 
-    /// Tests and posts what it can. Whether anything moved.
-    pub(super) fn step(&mut self, net: &dyn Net, times: &mut Histogram<u64>) -> Result<bool, Failure> {
+    /// Tests requests and posts new ones; returns whether any call made progress.
+    pub(super) fn step(&mut self, times: &mut Histogram<u64>) -> Result<bool, Failure> {
         let mut moved = false;
         for _ in 0..self.flight.len() {
-            let Some((request, slot, since)) = self.flight.pop_front() else { break };
-            let mut sizes = [0; 64];
-            if !net.test(request, &mut sizes)? {
+            let Some((mut request, slot, since)) = self.flight.pop_front() else { break };
+            let mut sizes = NO_SIZES;
+            if !self.end.comm.test(&mut request, &mut sizes)? {
                 self.flight.push_back((request, slot, since));
                 continue;
             }
@@ -113,9 +141,9 @@ impl<'a> Sending<'a> {
         while self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives
         {
             let (slot, tag) = self.place(self.next);
-            let addr = self.end.region.slot_addr(slot);
+            let offset = self.end.region.slot_offset(slot);
             let since = Instant::now();
-            let Some(request) = net.isend(self.end.comm, addr, self.round.size, tag, self.end.mr)? else {
+            let Some(request) = self.end.comm.isend(&self.end.mr, offset, self.round.size, tag)? else {
                 break;
             };
             self.flight.push_back((request, slot, since));
@@ -125,8 +153,8 @@ impl<'a> Sending<'a> {
         Ok(moved)
     }
 
-    /// The slot and tag of the n-th send. The order within a group differs from group to group: tags, not order, say
-    /// which receive is meant.
+    /// Returns the slot and tag of the n-th send. The order within a group differs between groups:
+    /// the tag, not the order, selects the receive.
     fn place(&self, n: usize) -> (usize, i32) {
         let (group, within) = (n / self.round.receives, n % self.round.receives);
         let member = (within + group) % self.round.receives;
@@ -146,22 +174,22 @@ impl fmt::Display for Sending<'_> {
             let message = first + *slot as u64;
             write!(
                 f,
-                "; {} are under way, message {message} for {:.1?}",
+                "; {} are in flight, message {message} for {:.1?}",
                 self.flight.len(),
                 since.elapsed()
             )?;
         }
         if self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives {
             let message = first + self.place(self.next).0 as u64;
-            write!(f, "; isend takes no more (NULL request) at message {message}")?;
+            write!(f, "; isend accepts no more (NULL request) at message {message}")?;
         }
         Ok(())
     }
 }
 
-/// Receives of one round.
+/// The receives of one round.
 pub(super) struct Receiving<'a> {
-    end: &'a End,
+    end: &'a End<'a, Receiver>,
     round: Round,
     next: usize,
     done: usize,
@@ -169,27 +197,27 @@ pub(super) struct Receiving<'a> {
 }
 
 impl<'a> Receiving<'a> {
-    pub(super) fn new(end: &'a End, round: Round) -> Self {
+    pub(super) fn new(end: &'a End<'a, Receiver>, round: Round) -> Self {
         Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth) }
     }
 
-    /// Tests and posts what it can. Whether anything moved.
-    pub(super) fn step(&mut self, net: &dyn Net) -> Result<bool, Failure> {
+    /// Tests requests and posts new ones; returns whether any call made progress.
+    pub(super) fn step(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for _ in 0..self.flight.len() {
-            let Some((request, group, since)) = self.flight.pop_front() else { break };
-            let mut sizes = [0; 64];
-            if !net.test(request, &mut sizes)? {
+            let Some((mut request, group, since)) = self.flight.pop_front() else { break };
+            let mut sizes = NO_SIZES;
+            if !self.end.comm.test(&mut request, &mut sizes)? {
                 self.flight.push_back((request, group, since));
                 continue;
             }
-            self.judge_sizes(group, &sizes[..self.round.receives])?;
-            net.irecv_consumed(self.end.comm, self.round.receives, request)?;
+            self.check_sizes(group, &sizes[..self.round.receives])?;
+            self.end.comm.irecv_consumed(&request)?;
             self.done += 1;
             moved = true;
         }
         while self.next < self.round.groups && self.flight.len() < self.round.depth {
-            let Some(request) = self.post(net, self.next)? else { break };
+            let Some(request) = self.post(self.next)? else { break };
             self.flight.push_back((request, self.next, Instant::now()));
             self.next += 1;
             moved = true;
@@ -197,24 +225,29 @@ impl<'a> Receiving<'a> {
         Ok(moved)
     }
 
-    pub(super) fn post(&self, net: &dyn Net, group: usize) -> Result<Option<Request>, Failure> {
+    pub(super) fn post(&self, group: usize) -> Result<Option<Request>, Failure> {
         let recv = |member: usize| Recv {
-            addr: self.end.region.slot_addr(group * self.round.receives + member),
+            mr: &self.end.mr,
+            offset: self.end.region.slot_offset(group * self.round.receives + member),
             len: self.round.size,
             tag: FIRST_TAG + member as i32,
-            mr: self.end.mr,
         };
-        let all: [Recv; MAX_GROUP] = std::array::from_fn(|member| recv(member.min(self.round.receives - 1)));
-        net.irecv_as(self.end.comm, &all[..self.round.receives], self.round.optional)
+        let all: [Recv<'_>; MAX_GROUP] =
+            std::array::from_fn(|member| recv(member.min(self.round.receives - 1)));
+        let group = &all[..self.round.receives];
+        Ok(match self.round.optional {
+            true => self.end.comm.irecv_optional(group)?,
+            false => self.end.comm.irecv(group)?,
+        })
     }
 
-    pub(super) fn judge_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
+    pub(super) fn check_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
         let fits = |s: &i32| usize::try_from(*s) == Ok(self.round.size) || (self.round.optional && *s == 0);
         let wrong = sizes.iter().position(|s| !fits(s));
         let Some(member) = wrong else { return Ok(()) };
         let message = self.round.first + (group * self.round.receives + member) as u64;
         let text = format!(
-            "message {message}: test gives a size of {} bytes for receive {member} of {}, but {} were sent",
+            "message {message}: test returned a size of {} bytes for receive {member} of {}, but {} were sent",
             sizes[member], self.round.receives, self.round.size
         );
         Err(Failure::new(Kind::Data, text))
@@ -233,14 +266,14 @@ impl fmt::Display for Receiving<'_> {
             let message = first + (*group * receives) as u64;
             write!(
                 f,
-                "; {} are under way, message {message} for {:.1?}",
+                "; {} are in flight, message {message} for {:.1?}",
                 self.flight.len(),
                 since.elapsed()
             )?;
         }
         if self.next < self.round.groups && self.flight.len() < self.round.depth {
             let message = first + (self.next * receives) as u64;
-            write!(f, "; irecv takes no more (NULL request) at message {message}")?;
+            write!(f, "; irecv accepts no more (NULL request) at message {message}")?;
         }
         Ok(())
     }

@@ -1,9 +1,6 @@
-//! What the two workers of a run say to each other.
+//! The messages between the two workers of a run.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,9 +11,11 @@ use super::{
     report::{Connections, PerConnection, SizeResult},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::{Device, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::Watch;
 
-/// Which end. A leads: it decides the rounds, and in one direction only it is the sender.
+/// The two ends. A leads: it chooses the rounds, and it is the sender if there is only one
+/// direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     A,
@@ -24,7 +23,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// What to call it.
+    /// Returns the end's name.
     pub(super) const fn name(self, bidirectional: bool) -> &'static str {
         match (self, bidirectional) {
             (Self::A, false) => "sender",
@@ -35,40 +34,40 @@ impl Role {
     }
 }
 
-/// One message. The two ends go through the same sequence.
+/// A message. Both ends follow the same sequence.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Say {
+pub(super) enum Message {
     /// After getProperties.
     Device(Device),
-    /// What `listen` wrote.
+    /// The handle that `listen` wrote.
     Handle(Vec<u8>),
-    /// The comms are there and memory is registered.
+    /// The comms exist and memory is registered.
     Connected,
-    /// B to A: what each further connection took of B's memory.
+    /// B to A: the memory of B for each further connection.
     Memory(PerConnection),
-    /// A to B: what the further connections cost.
+    /// A to B: the result for the further connections.
     Connections(Connections),
     /// A to B: the next round of this size.
     Round { first: u64, groups: usize },
-    /// B to A: buffers are prepared.
+    /// B to A: the buffers are prepared.
     Ready,
-    /// A to B: begin.
+    /// A to B: start.
     Go,
-    /// All requests of the round are done, after so many nanoseconds.
+    /// All requests of the round are done, after this many nanoseconds.
     Finished { nanos: u64 },
     /// A to B: no more rounds of this size.
     EndOfSize,
-    /// B to A: B's times of its own sends (nanoseconds, how often), and what its rails carried.
+    /// B to A: the times of B's sends (nanoseconds and count), and the bytes of its rails.
     Tally { times: Vec<(u64, u64)>, rails: Option<Vec<RailBytes>> },
-    /// A to B: the size is measured.
+    /// A to B: the size's result.
     Result(Box<SizeResult>),
     /// Everything is closed.
     Closed,
-    /// The sender of this gives up.
+    /// The sending worker has failed.
     Failed(Failure),
 }
 
-impl Say {
+impl Message {
     const fn name(&self) -> &'static str {
         match self {
             Self::Device(_) => "Device",
@@ -92,67 +91,68 @@ impl Say {
 /// The connection to the other worker.
 pub(super) struct Link {
     channel: Channel,
-    /// Read while looking for a failure, not yet asked for.
-    early: Option<Say>,
-    watch: Rc<Watch>,
+    /// A message that was read by `check_peer` and not yet returned by `hear`.
+    pending: Option<Message>,
+    watch: &'static Watch,
     limit: Duration,
     peer: &'static str,
 }
 
 impl Link {
-    pub(super) fn new(channel: Channel, watch: Rc<Watch>, plan: &Plan, role: Role) -> Self {
+    pub(super) fn new(channel: Channel, watch: &'static Watch, plan: &Plan, role: Role) -> Self {
         let other = if role == Role::A { Role::B } else { Role::A };
-        // The other end may be filling or checking all its memory, and has its own limit for what the plugin does.
+        // The other end may be filling or checking all its memory, and has its own limit for the
+        // plugin.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
-        Self { channel, early: None, watch, limit, peer: other.name(plan.both_ways()) }
+        Self { channel, pending: None, watch, limit, peer: other.name(plan.both_ways()) }
     }
 
-    pub(super) fn say(&mut self, what: &Say) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, what: &Message) -> Result<(), Failure> {
         self.channel.send(what)
     }
 
-    /// The next message, unless it is a failure.
-    pub(super) fn hear(&mut self) -> Result<Say, Failure> {
-        let said = match self.early.take() {
-            Some(said) => said,
-            None => self.hear_raw()?,
+    /// Returns the next message; a failure of the other end is an error.
+    pub(super) fn recv(&mut self) -> Result<Message, Failure> {
+        let message = match self.pending.take() {
+            Some(message) => message,
+            None => self.recv_any()?,
         };
-        match said {
-            Say::Failed(failure) => Err(self.failed(&failure)),
-            said => Ok(said),
+        match message {
+            Message::Failed(failure) => Err(self.failed(&failure)),
+            message => Ok(message),
         }
     }
 
-    fn hear_raw(&mut self) -> Result<Say, Failure> {
-        let watch = &self.watch;
+    fn recv_any(&mut self) -> Result<Message, Failure> {
+        let watch = self.watch;
         self.channel.recv(self.limit, || {
             watch.beat();
             Ok(())
         })
     }
 
-    /// Looks, without waiting, whether the other end has failed or gone. Where it only waited too long itself, what is
-    /// outstanding `here` belongs to the story.
-    pub(super) fn glance(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
-        if self.early.is_none() && self.channel.readable() {
-            self.early = Some(self.hear_raw()?);
+    /// Checks, without waiting, whether the other end has failed or closed. If it has timed out,
+    /// the error includes this end's state (`here`), since this end may be the cause.
+    pub(super) fn check_peer(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.pending.is_none() && self.channel.readable() {
+            self.pending = Some(self.recv_any()?);
         }
-        match self.early.take() {
-            Some(Say::Failed(failure)) if failure.kind == Kind::Timeout => {
-                let text = format!("the {} gave up waiting; here {}", self.peer, here());
+        match self.pending.take() {
+            Some(Message::Failed(failure)) if failure.kind == Kind::Timeout => {
+                let text = format!("the {} timed out; this end's state: {}", self.peer, here());
                 Err(Failure::new(Kind::Timeout, text))
             }
-            Some(Say::Failed(failure)) => Err(self.failed(&failure)),
-            early => {
-                self.early = early;
+            Some(Message::Failed(failure)) => Err(self.failed(&failure)),
+            pending => {
+                self.pending = pending;
                 Ok(())
             }
         }
     }
 
-    /// Whose fault a failed call is: a process that gives up says so here before it ends, and only then may its end show
-    /// as an error of the plugin at this end.
-    pub(super) fn blame(&mut self, failure: Failure) -> Failure {
+    /// Finds the end that failed first. A process that gives up sends its failure before it ends;
+    /// only then can its end cause an error of the plugin here.
+    pub(super) fn attribute(&mut self, failure: Failure) -> Failure {
         const PATIENCE: Duration = Duration::from_secs(1);
         if failure.kind != Kind::Call {
             return failure;
@@ -161,7 +161,7 @@ impl Link {
         while began.elapsed() < PATIENCE {
             if !self.channel.readable() {
                 std::thread::sleep(PATIENCE / 100);
-            } else if let Err(theirs) = self.hear() {
+            } else if let Err(theirs) = self.recv() {
                 return Failure::new(theirs.kind, format!("{theirs}; then here {failure}"));
             }
         }
@@ -172,24 +172,24 @@ impl Link {
         Failure::new(Kind::Peer, format!("the {} failed: {failure}", self.peer))
     }
 
-    /// For a message that the sequence does not have here.
-    pub(super) fn unexpected<T>(&self, said: &Say, wanted: &str) -> Result<T, Failure> {
+    /// Makes the error for a message that is out of sequence.
+    pub(super) fn unexpected<T>(&self, message: &Message, wanted: &str) -> Result<T, Failure> {
         let text = format!(
-            "the {} said {} where {wanted} was expected; are both ends the same release?",
+            "the {} sent {}, expected {wanted}; are both ends of the same release?",
             self.peer,
-            said.name()
+            message.name()
         );
         Err(Failure::new(Kind::Peer, text))
     }
 }
 
-/// Hears one message of a kind, or fails.
-macro_rules! hear_one {
+/// Receives one message of a kind, or fails.
+macro_rules! expect_message {
     ($link:expr, $pattern:pat => $value:expr) => {
-        match $link.hear()? {
+        match $link.recv()? {
             $pattern => $value,
-            said => return $link.unexpected(&said, stringify!($pattern)),
+            message => return $link.unexpected(&message, stringify!($pattern)),
         }
     };
 }
-pub(super) use hear_one;
+pub(super) use expect_message;

@@ -1,45 +1,42 @@
-//! Measures one size: rounds of messages, between which buffers are filled and checked outside of the measured time.
+//! Measures one size in rounds. Between rounds, buffers are filled and checked outside of the
+//! measured time.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
 use super::{
     args::Plan,
     flow::{self, End, Receiving, Round, Sending},
-    link::{Role, Say, hear_one},
+    link::{Message, Role, expect_message},
     pingpong, rails,
-    region::{Layout, Region},
     report::{SizeResult, Times},
     session::{Comms, Patience, Session},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::Comm;
+use nccl_net_host::{Receiver, Sender};
 
-/// Distinguishes the messages from B to A from those from A to B.
+/// Distinguishes messages from B to A from those in the other direction.
 const BACKWARD: u64 = 1 << 63;
 
-/// Longer times count as this, an hour in nanoseconds.
+/// The longest time that is recorded: an hour in nanoseconds.
 const SLOWEST: u64 = 3_600_000_000_000;
 
-/// Both directions of one end, and what was measured so far.
-struct Measurement {
-    send: Option<End>,
-    recv: Option<End>,
+/// Both directions of one end, and the results so far.
+struct Measurement<'a> {
+    send: Option<End<'a, Sender>>,
+    recv: Option<End<'a, Receiver>>,
     times: Histogram<u64>,
     messages: u64,
     busy: Duration,
 }
 
 /// Measures `size`. Both ends return the same result.
-pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<SizeResult, Failure> {
+pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Result<SizeResult, Failure> {
     let (layout, depth) = session.layout(size);
     let mut this = Measurement {
-        send: comms.send.map(|comm| register(session, comm, layout)).transpose()?,
-        recv: comms.recv.map(|comm| register(session, comm, layout)).transpose()?,
+        send: comms.send.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
+        recv: comms.recv.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
         times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
         messages: 0,
         busy: Duration::ZERO,
@@ -53,24 +50,17 @@ pub(super) fn size(session: &mut Session, comms: Comms, size: usize) -> Result<S
     };
     let rails = before.as_ref().and_then(rails::since);
     let result = this.tally(session, size, depth, rails)?;
-    for end in [this.send, this.recv].into_iter().flatten() {
-        session.net.dereg_mr(end.comm, end.mr)?;
-    }
+    this.send.map_or(Ok(()), End::close)?;
+    this.recv.map_or(Ok(()), End::close)?;
     Ok(result)
 }
 
-fn register(session: &Session, comm: Comm, layout: Layout) -> Result<End, Failure> {
-    let region = Region::new(layout)?;
-    let mr = session.net.reg_mr(comm, region.addr(), layout.len())?;
-    Ok(End { comm, mr, region })
-}
-
-impl Measurement {
-    /// End A: a short round that is not counted, then as many as the plan asks for. Gives the rails' counters as they
-    /// were after the first.
+impl Measurement<'_> {
+    /// Leads as end A: a short warm-up round, then as many rounds as the plan needs. Returns the
+    /// rails' counters after the warm-up.
     fn lead(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         mut round: Round,
         most: usize,
     ) -> Result<Option<rails::Counters>, Failure> {
@@ -85,14 +75,15 @@ impl Measurement {
             round.groups = groups.min(most);
             self.lead_round(session, &round)?;
         }
-        session.link.say(&Say::EndOfSize)?;
+        session.link.send(&Message::EndOfSize)?;
         Ok(before)
     }
 
-    /// How many groups are still to be measured, `None` when it is enough. `each`: what one took in all.
+    /// Returns how many groups to measure next; `None` if the plan is fulfilled. `each`: the time
+    /// of one group with all overhead.
     fn next_groups(
         &self,
-        session: &Session,
+        session: &Session<'_>,
         round: &Round,
         started: Instant,
         each: Duration,
@@ -110,40 +101,40 @@ impl Measurement {
         Some(usize::try_from(fitting).unwrap_or(usize::MAX).max(round.depth))
     }
 
-    fn lead_round(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
-        session.link.say(&Say::Round { first: round.first, groups: round.groups })?;
+    fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
+        session.link.send(&Message::Round { first: round.first, groups: round.groups })?;
         self.prepare(session, round);
-        hear_one!(session.link, Say::Ready => ());
-        session.link.say(&Say::Go)?;
+        expect_message!(session.link, Message::Ready => ());
+        session.link.send(&Message::Go)?;
         self.transfer(session, round)
     }
 
-    /// End B: what A says.
+    /// Follows A's messages as end B.
     fn follow(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         mut round: Round,
         most: usize,
     ) -> Result<Option<rails::Counters>, Failure> {
         let mut before = None;
         loop {
-            let (first, groups) = match session.link.hear()? {
-                Say::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
-                Say::EndOfSize => return Ok(before),
-                said => return session.link.unexpected(&said, "Round or EndOfSize"),
+            let (first, groups) = match session.link.recv()? {
+                Message::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
+                Message::EndOfSize => return Ok(before),
+                message => return session.link.unexpected(&message, "Round or EndOfSize"),
             };
             if first != 0 && round.first == 0 {
                 before = self.reset();
             }
             (round.first, round.groups) = (first, groups);
             self.prepare(session, &round);
-            session.link.say(&Say::Ready)?;
-            hear_one!(session.link, Say::Go => ());
+            session.link.send(&Message::Ready)?;
+            expect_message!(session.link, Message::Go => ());
             self.transfer(session, &round)?;
         }
     }
 
-    /// Forgets the warm-up.
+    /// Discards the warm-up's results.
     fn reset(&mut self) -> Option<rails::Counters> {
         self.times.reset();
         self.messages = 0;
@@ -151,7 +142,7 @@ impl Measurement {
         rails::read()
     }
 
-    fn prepare(&mut self, session: &Session, round: &Round) {
+    fn prepare(&mut self, session: &Session<'_>, round: &Round) {
         let (out, back) = salts(session.role);
         if !session.plan.check {
             return;
@@ -164,30 +155,31 @@ impl Measurement {
         }
     }
 
-    /// The measured part: everything posted and completed, in both directions; then the check. By then both ends have said that they
-    /// are through, and no send is done before its data is there, so that it is also there for optional receives.
-    fn transfer(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+    /// Moves a round's messages in both directions (the measured part), and checks them. Both ends
+    /// report completion before the check. A send completes only after its data has arrived; the
+    /// data of optional receives is then there as well.
+    fn transfer(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
         if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {
             pingpong::run(session, send, recv, round, &mut self.times)?;
         } else {
             self.stream(session, round)?;
         }
-        self.settle(session, round, started.elapsed())
+        self.finish_round(session, round, started.elapsed())
     }
 
-    /// Each direction by itself, as much in flight as the round says.
-    fn stream(&mut self, session: &mut Session, round: &Round) -> Result<(), Failure> {
+    /// Moves each direction independently, with as many groups in flight as the round has.
+    fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
         let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
         let mut patience = Patience::new(session.plan.timeout);
         loop {
             let mut moved = false;
             if let Some(sending) = &mut sending {
-                moved |= sending.step(&*session.net, &mut self.times)?;
+                moved |= sending.step(&mut self.times)?;
             }
             if let Some(receiving) = &mut receiving {
-                moved |= receiving.step(&*session.net)?;
+                moved |= receiving.step()?;
             }
             if sending.as_ref().is_none_or(Sending::finished)
                 && receiving.as_ref().is_none_or(Receiving::finished)
@@ -198,7 +190,7 @@ impl Measurement {
                 patience.moved();
                 continue;
             }
-            patience.idle(&mut session.link, || {
+            patience.idle(session.link, || {
                 let parts =
                     [sending.as_ref().map(ToString::to_string), receiving.as_ref().map(ToString::to_string)];
                 parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -206,22 +198,27 @@ impl Measurement {
         }
     }
 
-    /// Agrees with the other end on the time that the round took, and checks what arrived.
-    fn settle(&mut self, session: &mut Session, round: &Round, took: Duration) -> Result<(), Failure> {
+    /// Exchanges the round's duration with the other end, and checks the received messages.
+    fn finish_round(
+        &mut self,
+        session: &mut Session<'_>,
+        round: &Round,
+        took: Duration,
+    ) -> Result<(), Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        session.link.say(&Say::Finished { nanos })?;
-        let theirs = hear_one!(session.link, Say::Finished { nanos } => nanos);
+        session.link.send(&Message::Finished { nanos })?;
+        let theirs = expect_message!(session.link, Message::Finished { nanos } => nanos);
         self.busy += Duration::from_nanos(nanos.max(theirs));
         self.messages += round.messages() as u64;
         let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
-        let watch = Rc::clone(&session.watch);
+        let watch = session.watch;
         flow::check(end, round, salts(session.role).1, || watch.beat())
     }
 
-    /// Joins what the two ends measured.
+    /// Merges the results of both ends.
     fn tally(
         &mut self,
-        session: &mut Session,
+        session: &mut Session<'_>,
         size: usize,
         depth: usize,
         rails: Option<Vec<rails::RailBytes>>,
@@ -229,10 +226,11 @@ impl Measurement {
         if session.role == Role::B {
             let times =
                 self.times.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect();
-            session.link.say(&Say::Tally { times, rails })?;
-            return Ok(hear_one!(session.link, Say::Result(result) => *result));
+            session.link.send(&Message::Tally { times, rails })?;
+            return Ok(expect_message!(session.link, Message::Result(result) => *result));
         }
-        let (theirs, peer_rails) = hear_one!(session.link, Say::Tally { times, rails } => (times, rails));
+        let (theirs, peer_rails) =
+            expect_message!(session.link, Message::Tally { times, rails } => (times, rails));
         for (value, count) in theirs {
             self.times.saturating_record_n(value, count);
         }
@@ -252,12 +250,12 @@ impl Measurement {
             rails,
             peer_rails,
         };
-        session.link.say(&Say::Result(Box::new(result.clone())))?;
+        session.link.send(&Message::Result(Box::new(result.clone())))?;
         Ok(result)
     }
 }
 
-/// The salts of what this end sends and of what it receives.
+/// Returns the salts of this end's sends and receives.
 const fn salts(role: Role) -> (u64, u64) {
     match role {
         Role::A => (0, BACKWARD),

@@ -1,8 +1,8 @@
 //! `mpib perf`: measures and checks any plugin between two processes or two machines.
 //!
-//! This process loads no plugin. For each table it starts workers (`worker`), which load the plugin, talk to each other
-//! (`link`) and move data (`session`, `measure`, `flow`); it watches them (`run`), so that a plugin that hangs or
-//! crashes ends in a sentence.
+//! This process loads no plugin. For each table it starts workers (`worker`), which load the
+//! plugin, talk to each other (`link`) and move data (`session`, `measure`, `flow`). It supervises
+//! them (`run`): a plugin that hangs or crashes gives an error message.
 
 mod args;
 mod child;
@@ -44,8 +44,9 @@ use worker::Job;
 
 use crate::failure::{Context, Failure};
 use crate::plugin;
+use nccl_net_host::{check_hidden_table, exported_versions};
 
-/// What the parts of a run need to know.
+/// What all parts of a run share.
 struct Setting {
     args: PerfArgs,
     plugin: PathBuf,
@@ -57,12 +58,12 @@ impl Setting {
     fn new(args: PerfArgs) -> Result<Self, Failure> {
         let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
         let exported = match &args.table {
-            Some(symbol) => vec![
-                args.abi
-                    .single(symbol)
-                    .and_then(|version| plugin::hidden_table(&plugin, symbol, version).map(|()| version))?,
-            ],
-            None => plugin::exported_versions(&plugin)?,
+            Some(symbol) => {
+                let version = args.abi.single(symbol)?;
+                check_hidden_table(&plugin, symbol, version)?;
+                vec![version]
+            }
+            None => exported_versions(&plugin)?,
         };
         let ui = Ui::new(args.json);
         Ok(Self { args, plugin, exported, ui })
@@ -88,7 +89,7 @@ impl Setting {
     }
 }
 
-/// The command. Failures are printed here.
+/// Runs the command and prints failures.
 pub(crate) fn main(args: PerfArgs) -> ExitCode {
     let json = args.json;
     let mode = match (&args.listen, &args.connect) {
@@ -141,7 +142,7 @@ fn measure(args: PerfArgs, report: &mut Report) -> Result<(), Failure> {
     outcome
 }
 
-/// Both ends on this machine.
+/// Runs both ends on this machine.
 fn local(setting: &Setting, report: &mut Report) -> Result<(), Failure> {
     let plan = setting.args.plan()?;
     report.plan = Some(plan.clone());

@@ -1,5 +1,5 @@
-//! One message at a time, there and back. The receives are posted ahead, as NCCL posts them, so what is timed is the way
-//! of the data alone.
+//! One message at a time, there and back. Receives are posted in advance, as NCCL posts them: the
+//! times contain the data's path alone.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use super::{
     session::{Patience, Session},
 };
 use crate::failure::Failure;
-use crate::plugin::{Net, Request};
+use nccl_net_host::{Comm, NO_SIZES, Receiver, Request, Sender};
 
-/// All messages of the round. End A records half of each round trip.
+/// Moves all messages of the round. End A records half of each round trip.
 pub(super) fn run(
-    session: &mut Session,
-    send: &End,
-    recv: &End,
+    session: &mut Session<'_>,
+    send: &End<'_, Sender>,
+    recv: &End<'_, Receiver>,
     round: &Round,
     times: &mut Histogram<u64>,
 ) -> Result<(), Failure> {
@@ -25,74 +25,74 @@ pub(super) fn run(
     let ahead = round.depth.max(2).min(round.groups);
     let mut posted = Vec::with_capacity(round.groups);
     for n in 0..ahead {
-        posted.push(until(session, "irecv takes no request", |net| receiving.post(net, n))?);
+        posted.push(until(session, "irecv accepts no receive", || receiving.post(n))?);
     }
     for n in 0..round.groups {
         let since = Instant::now();
         if session.role == Role::B {
-            arrive(session, &receiving, recv, n, (posted[n], None))?;
+            arrive(session, &receiving, (send, recv), n, (&mut posted[n], None))?;
         }
-        let sent = until(session, "isend takes no request", |net| {
-            net.isend(send.comm, send.region.slot_addr(n), round.size, FIRST_TAG, send.mr)
+        let sent = until(session, "isend accepts no send", || {
+            Ok(send.comm.isend(&send.mr, send.region.slot_offset(n), round.size, FIRST_TAG)?)
         })?;
         let mut left = Some(sent);
         if session.role == Role::A {
-            left = arrive(session, &receiving, recv, n, (posted[n], left))?;
+            left = arrive(session, &receiving, (send, recv), n, (&mut posted[n], left))?;
             let half = since.elapsed().as_nanos() / 2;
             times.saturating_record(u64::try_from(half).unwrap_or(u64::MAX));
         }
-        if let Some(sent) = left {
-            until(session, "the send does not complete", |net| done(net, sent))?;
+        if let Some(mut sent) = left {
+            until(session, "the send does not complete", || done(send.comm, &mut sent))?;
         }
         if n + ahead < round.groups {
-            posted.push(until(session, "irecv takes no request", |net| receiving.post(net, n + ahead))?);
+            posted.push(until(session, "irecv accepts no receive", || receiving.post(n + ahead))?);
         }
     }
     Ok(())
 }
 
-/// Waits for the n-th message of the other end, and goes on with a send meanwhile: plugins may need its `test` to move it.
-/// Gives the send if it is not done by then.
+/// Waits for the n-th message of the other end. Also tests a pending send, since a plugin may need
+/// `test` to make progress. Returns the send if it is not done.
 fn arrive(
-    session: &mut Session,
+    session: &mut Session<'_>,
     receiving: &Receiving<'_>,
-    recv: &End,
+    (send, recv): (&End<'_, Sender>, &End<'_, Receiver>),
     n: usize,
-    (request, mut sent): (Request, Option<Request>),
+    (request, mut sent): (&mut Request, Option<Request>),
 ) -> Result<Option<Request>, Failure> {
-    let mut sizes = [0; 64];
-    until(session, "the other end's message does not arrive", |net| {
-        if net.test(request, &mut sizes)? {
+    let mut sizes = NO_SIZES;
+    until(session, "the other end's message does not arrive", || {
+        if recv.comm.test(request, &mut sizes)? {
             return Ok(Some(()));
         }
-        if let Some(request) = sent
-            && done(net, request)?.is_some()
+        if let Some(request) = &mut sent
+            && done(send.comm, request)?.is_some()
         {
             sent = None;
         }
         Ok(None)
     })?;
-    receiving.judge_sizes(n, &sizes[..1])?;
-    session.net.irecv_consumed(recv.comm, 1, request)?;
+    receiving.check_sizes(n, &sizes[..1])?;
+    recv.comm.irecv_consumed(request)?;
     Ok(sent)
 }
 
-fn done(net: &dyn Net, request: Request) -> Result<Option<()>, Failure> {
-    let mut sizes = [0; 64];
-    Ok(net.test(request, &mut sizes)?.then_some(()))
+fn done<Way>(comm: &Comm<Way>, request: &mut Request) -> Result<Option<()>, Failure> {
+    let mut sizes = NO_SIZES;
+    Ok(comm.test(request, &mut sizes)?.then_some(()))
 }
 
-/// Polls until there is something.
+/// Polls until there is a value.
 fn until<T>(
-    session: &mut Session,
+    session: &mut Session<'_>,
     state: &str,
-    mut poll: impl FnMut(&dyn Net) -> Result<Option<T>, Failure>,
+    mut poll: impl FnMut() -> Result<Option<T>, Failure>,
 ) -> Result<T, Failure> {
     let mut patience = Patience::new(session.plan.timeout);
     loop {
-        if let Some(value) = poll(&*session.net)? {
+        if let Some(value) = poll()? {
             return Ok(value);
         }
-        patience.idle(&mut session.link, || format!("in a round trip {state}"))?;
+        patience.idle(session.link, || format!("in a round trip {state}"))?;
     }
 }

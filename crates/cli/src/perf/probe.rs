@@ -1,4 +1,4 @@
-//! A short measurement over one way between two machines, for `mpib doctor`: this machine's end of it.
+//! One end of a short measurement between two machines over one route, for `mpib doctor`.
 
 use std::{os::fd::OwnedFd, path::PathBuf, time::Duration};
 
@@ -10,16 +10,16 @@ pub(crate) struct Probe {
     pub(crate) plugin: PathBuf,
     /// Version of the table, the same at both ends.
     pub(crate) version: u32,
-    /// Variables of the worker: set, or taken away.
+    /// Variables of the worker: set, or unset if `None`.
     pub(crate) env: Vec<(String, Option<String>)>,
     /// Whether this end sends.
     pub(crate) sends: bool,
-    /// Give up when nothing happens for this long.
+    /// Limit for a time without progress.
     pub(crate) timeout: Duration,
 }
 
 impl Probe {
-    /// Moves checked data for a moment; gives 10^9 bytes a second. Whatever the plugin does, this comes back.
+    /// Moves checked data briefly; returns 10^9 bytes per second. Returns whatever the plugin does.
     pub(crate) fn run(self, peer: OwnedFd) -> Result<f64, Failure> {
         let plan = Plan {
             sizes: vec![1 << 20],

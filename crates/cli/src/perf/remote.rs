@@ -1,4 +1,5 @@
-//! Two machines: each watches its own worker; the TCP connection between them is lent to the workers for each table.
+//! Runs between two machines. Each supervises its own worker; the workers use the machines' TCP
+//! connection while a table runs.
 
 use std::{
     io,
@@ -18,38 +19,38 @@ use super::{
 };
 use crate::failure::{Context, Failure, Kind};
 
-/// First word of a connection, so that others are told apart.
+/// First word of a connection, by which other clients are recognised.
 const MAGIC: &str = "mpib perf";
-/// Changes when the messages of `link` or of this file do.
+/// Changes with the messages of `link` and of this file.
 const PROTOCOL: u32 = 2;
-/// A peer answers within this.
+/// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// From the connecting end.
+/// A message of the connecting end.
 #[derive(Debug, Serialize, Deserialize)]
-enum Ask {
+enum Request {
     Hello {
         magic: String,
         protocol: u32,
         plan: Plan,
     },
-    /// Run through this table; the workers have the connection until they end.
+    /// Run through this table; the workers own the connection until they end.
     Table(u32),
     Bye,
 }
 
-/// From the listening end.
+/// A message of the listening end.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Welcome { magic: String, protocol: u32, exported: Vec<u32> },
     Refused(Failure),
 }
 
-/// `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
+/// Splits `HOST`, `HOST:PORT`, `[v6]:PORT`, `:PORT`, or nothing.
 pub(crate) fn split(address: &str) -> Result<(&str, u16), Failure> {
     let bad = || {
         let text = format!(
-            "{address:?} is no address; expected HOST, HOST:PORT, 10.0.0.1:{PORT} or [fd00::1]:{PORT}"
+            "{address:?} is not an address; expected HOST, HOST:PORT, 10.0.0.1:{PORT} or [fd00::1]:{PORT}"
         );
         Failure::new(Kind::Usage, text)
     };
@@ -82,16 +83,16 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
     loop {
         let (stream, from) = listener.accept().tool("accept a connection")?;
         let mut channel = channel(stream)?;
-        // Whoever is not an mpib costs a line, not the run.
-        match welcome(setting, &mut channel) {
+        // A client that is not mpib costs a log line, not the run.
+        match receive_plan(setting, &mut channel) {
             Ok(plan) => {
-                setting.ui.note(&format!("{from} decides what is measured"));
+                setting.ui.note(&format!("{from} leads the run"));
                 drop(listener);
                 return serve(setting, channel, &plan, report);
             }
             Err(failure) => {
-                setting.ui.note(&format!("turned away {from}: {failure}; still listening"));
-                // It may be gone already.
+                setting.ui.note(&format!("refused {from}: {failure}; still listening"));
+                // The peer may have closed already.
                 let _ = channel.send(&Answer::Refused(failure));
             }
         }
@@ -100,21 +101,22 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
 
 pub(crate) fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     if host.is_empty() {
-        // One socket for both families, or IPv4 alone where IPv6 is switched off.
+        // One socket for both families, or IPv4 alone if IPv6 is disabled.
         return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     }
     TcpListener::bind((host, port))
 }
 
-fn welcome(setting: &Setting, channel: &mut Channel) -> Result<Plan, Failure> {
+fn receive_plan(setting: &Setting, channel: &mut Channel) -> Result<Plan, Failure> {
     let plan = match channel.recv(PATIENCE, || Ok(()))? {
-        Ask::Hello { magic, protocol: PROTOCOL, plan } if magic == MAGIC => plan.validate()?,
-        Ask::Hello { protocol, .. } => {
-            let text =
-                format!("protocol {protocol}, expected {PROTOCOL}; take the same release at both ends");
+        Request::Hello { magic, protocol: PROTOCOL, plan } if magic == MAGIC => plan.validate()?,
+        Request::Hello { protocol, .. } => {
+            let text = format!("protocol {protocol}, expected {PROTOCOL}; use the same release at both ends");
             return Err(Failure::new(Kind::Peer, text));
         }
-        Ask::Table(_) | Ask::Bye => return Err(Failure::new(Kind::Peer, "it did not begin with a hello")),
+        Request::Table(_) | Request::Bye => {
+            return Err(Failure::new(Kind::Peer, "its first message was not a hello"));
+        }
     };
     let exported = setting.exported.clone();
     channel.send(&Answer::Welcome { magic: MAGIC.into(), protocol: PROTOCOL, exported })?;
@@ -125,14 +127,16 @@ fn serve(setting: &Setting, mut channel: Channel, plan: &Plan, report: &mut Repo
     report.plan = Some(plan.clone());
     loop {
         let version = match channel.recv(PATIENCE, || Ok(()))? {
-            Ask::Table(version) => version,
-            Ask::Bye => return Ok(()),
-            Ask::Hello { .. } => return Err(Failure::new(Kind::Peer, "the other machine said hello twice")),
+            Request::Table(version) => version,
+            Request::Bye => return Ok(()),
+            Request::Hello { .. } => {
+                return Err(Failure::new(Kind::Peer, "the other machine sent a second hello"));
+            }
         };
         if !setting.exported.contains(&version) {
             return Err(Failure::new(
                 Kind::Load,
-                format!("the other machine asks for v{version}, which is not here"),
+                format!("the other machine requested v{version}, which this plugin does not export"),
             ));
         }
         let peer = channel.share().tool("share the control connection")?;
@@ -141,7 +145,7 @@ fn serve(setting: &Setting, mut channel: Channel, plan: &Plan, report: &mut Repo
     }
 }
 
-/// Decides the run and leads it.
+/// Sends the plan and leads the run.
 pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> Result<(), Failure> {
     let plan = setting.args.plan()?;
     report.plan = Some(plan.clone());
@@ -152,12 +156,12 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
         Failure::new(Kind::Peer, text)
     })?;
     let mut channel = channel(stream)?;
-    channel.send(&Ask::Hello { magic: MAGIC.into(), protocol: PROTOCOL, plan: plan.clone() })?;
+    channel.send(&Request::Hello { magic: MAGIC.into(), protocol: PROTOCOL, plan: plan.clone() })?;
     let theirs = match channel.recv(PATIENCE, || Ok(()))? {
         Answer::Welcome { magic, protocol: PROTOCOL, exported } if magic == MAGIC => exported,
         Answer::Welcome { protocol, .. } => {
             let text =
-                format!("{address} speaks protocol {protocol}, expected {PROTOCOL}; take the same release");
+                format!("{address} speaks protocol {protocol}, expected {PROTOCOL}; use the same release");
             return Err(Failure::new(Kind::Peer, text));
         }
         Answer::Refused(failure) => return Err(failure.at(format!("{address} refused"))),
@@ -171,11 +175,11 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
     let versions = setting.args.abi.choose(&both, "one of the two plugins, or both")?;
     setting.ui.expect(versions.len() * plan.sizes.len());
     for version in versions {
-        channel.send(&Ask::Table(version))?;
+        channel.send(&Request::Table(version))?;
         let peer = channel.share().tool("share the control connection")?;
         table(setting, vec![(setting.job(version, Role::A, &plan), peer)], &plan, &mut report.tables)?;
     }
-    channel.send(&Ask::Bye)
+    channel.send(&Request::Bye)
 }
 
 pub(crate) fn dial(host: &str, port: u16) -> io::Result<TcpStream> {

@@ -1,4 +1,4 @@
-//! What a run found, for people and for programs.
+//! The results of a run, as text and as JSON.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{args::Plan, rails::RailBytes, sizes::human};
 use crate::failure::Failure;
-use crate::plugin::Device;
+use mpib::device::Device;
 
-/// From an accepted isend to its completion, in nanoseconds.
+/// Times from an accepted isend to its completion, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Times {
     pub(crate) min: u64,
@@ -31,7 +31,7 @@ impl Times {
     }
 }
 
-/// One size through one table.
+/// The result of one size through one table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SizeResult {
     /// Version of the table.
@@ -42,36 +42,37 @@ pub(crate) struct SizeResult {
     pub(crate) messages: u64,
     /// Their bytes.
     pub(crate) bytes: u64,
-    /// Time in which they moved, filling and checking excluded.
+    /// Time in which they moved, without filling and checking.
     pub(crate) seconds: f64,
-    /// 10^9 bytes a second.
+    /// 10^9 bytes per second.
     pub(crate) gigabytes_per_second: f64,
-    /// Groups in flight: what was asked for, or what memory and version allow.
+    /// Groups in flight: the requested number, or what memory and version allow.
     pub(crate) depth: usize,
-    /// Each message.
+    /// Times of single messages.
     pub(crate) time_ns: Times,
-    /// Whether every byte was compared (a wrong one would have ended the run).
+    /// Whether every byte was compared (a wrong one ends the run).
     pub(crate) checked: bool,
-    /// What the first end's rails sent, warm-up excluded; absent where nothing counts.
+    /// Bytes that the first end's rails sent, without the warm-up; absent if nothing counts them.
     pub(crate) rails: Option<Vec<RailBytes>>,
-    /// What the second end's rails sent.
+    /// Bytes that the second end's rails sent.
     pub(crate) peer_rails: Option<Vec<RailBytes>>,
 }
 
-/// One table's run.
+/// The results of one table.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct AbiReport {
     pub(crate) abi: u32,
     /// The table's `name`.
     pub(crate) net: String,
     pub(crate) device: Option<Device>,
-    /// Where `--connections` asked for it.
+    /// Present with `--connections`.
     pub(crate) connections: Option<Connections>,
     pub(crate) results: Vec<SizeResult>,
 }
 
-/// What further connections cost. Memory is what came on top while they were made, for each, in bytes: `resident` all of
-/// it, `private` without what is shared with other processes or a file (the queues of softverbs are).
+/// The result for further connections. Memory is the growth per connection in bytes: `resident` in
+/// all, `private` without memory that is shared with other processes or a file (such as softverbs'
+/// queues).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Connections {
     pub(crate) count: usize,
@@ -90,7 +91,7 @@ pub(crate) struct PerConnection {
     pub(crate) private: f64,
 }
 
-/// The whole document of `--json`.
+/// The document of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) mpib: &'static str,
@@ -117,7 +118,7 @@ impl From<Failure> for ErrorReport {
     }
 }
 
-/// Nanoseconds with a unit and three or more digits.
+/// Formats nanoseconds with a unit and at least three digits.
 fn duration(nanos: u64) -> String {
     let value = nanos as f64;
     match nanos {
@@ -128,7 +129,7 @@ fn duration(nanos: u64) -> String {
     }
 }
 
-/// `sout 67 MB (66.7 %)`, for each rail.
+/// Formats `sout 67 MB (66.7 %)` for each rail.
 fn shares(rails: Option<&[RailBytes]>) -> String {
     let Some(rails) = rails else { return "-".into() };
     let total: u64 = rails.iter().map(|r| r.bytes).sum();
@@ -139,7 +140,7 @@ fn shares(rails: Option<&[RailBytes]>) -> String {
     rails.iter().map(one).collect::<Vec<_>>().join("  ")
 }
 
-/// Bytes with a decimal unit, as rates have.
+/// Formats bytes with a decimal unit, as rates have.
 pub(crate) fn decimal(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
@@ -150,13 +151,13 @@ pub(crate) fn decimal(bytes: u64) -> String {
     }
 }
 
-/// GB/s with three digits that say something.
+/// Formats GB/s with three significant digits.
 fn rate(value: f64) -> String {
     let digits = if value >= 0.1 { 3 } else { 5 };
     format!("{value:.digits$}")
 }
 
-/// The line over a table.
+/// Returns the line above a table.
 pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -> String {
     let device = match device {
         Some(d) => format!(", device {:?} of {} Mb/s", d.name, d.speed),
@@ -178,11 +179,11 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
     format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}")
 }
 
-/// The line on `--connections`.
+/// Returns the line for `--connections`.
 pub(super) fn connections(c: &Connections) -> String {
     let kib = |bytes: f64| bytes / 1024.0;
     format!(
-        "{} connections: {:.0} a second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
+        "{} connections: {:.0} per second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
         c.count,
         c.per_second,
         kib(c.memory.resident),
@@ -192,7 +193,7 @@ pub(super) fn connections(c: &Connections) -> String {
     )
 }
 
-/// The names of the columns.
+/// Returns the names of the columns.
 pub(super) fn head() -> String {
     format!(
         "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  bytes sent by rail",
@@ -200,7 +201,7 @@ pub(super) fn head() -> String {
     )
 }
 
-/// One line of the table.
+/// Returns one line of the table.
 pub(super) fn row(result: &SizeResult) -> String {
     let rails = shares(result.rails.as_deref());
     format!(
@@ -213,7 +214,7 @@ pub(super) fn row(result: &SizeResult) -> String {
     )
 }
 
-/// The line under a table: what all its sizes came to.
+/// Returns the line below a table: the totals of all sizes.
 pub(super) fn total(results: &[SizeResult]) -> String {
     let mut sums: Vec<RailBytes> = Vec::new();
     for rail in results.iter().filter_map(|r| r.rails.as_ref()).flatten() {

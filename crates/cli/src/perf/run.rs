@@ -1,4 +1,4 @@
-//! Watches the workers of one run until all have ended, and finds out what went wrong.
+//! Supervises the workers of one run until all have ended, and finds the cause of a failure.
 
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
@@ -14,29 +14,29 @@ use super::{
     worker::{Event, Job},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::watch::Call;
+use nccl_net_host::Call;
 
 const TICK: Duration = Duration::from_millis(50);
-/// A failure at one end shows at the other a little later, and the other's may be the cause.
+/// How long to wait for the other end after a failure: the other end's failure may be the cause.
 const GRACE: Duration = Duration::from_millis(1500);
-/// From a process's end to the end of what it told.
+/// How long to read a process's events after its end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// One worker's place in the run.
+/// One worker's state.
 struct Slot {
     worker: Worker,
     role: Role,
-    /// Finished its run.
+    /// Completed its run.
     done: bool,
-    /// Said why it failed, or was found dead or stuck.
+    /// Reported a failure, or was found dead or stuck.
     failed: bool,
-    /// Will tell no more.
-    silent: bool,
-    /// Since when the process is gone.
-    gone: Option<(String, bool, Instant)>,
+    /// Sends no more events.
+    drained: bool,
+    /// How the process ended, whether successfully, and when.
+    exit: Option<(String, bool, Instant)>,
 }
 
-/// The workers that run on this machine: both, or one.
+/// The workers of a run on this machine: both, or one.
 pub(super) struct Run<'a> {
     slots: Vec<Slot>,
     events: Receiver<(usize, Option<Event>)>,
@@ -63,8 +63,8 @@ impl<'a> Run<'a> {
                 role: job.role,
                 done: false,
                 failed: false,
-                silent: false,
-                gone: None,
+                drained: false,
+                exit: None,
             });
         }
         let report =
@@ -72,10 +72,10 @@ impl<'a> Run<'a> {
         Ok(Self { slots, events, failures: Vec::new(), report, plan, ui })
     }
 
-    /// Until all workers have ended. What was measured comes back even if it failed.
+    /// Waits until all workers have ended. Returns what was measured, even if the run failed.
     pub(super) fn finish(mut self) -> (AbiReport, Result<(), Failure>) {
         let outcome = self.watch();
-        // Dropping the slots kills what is left.
+        // Dropping the slots kills the remaining workers.
         (self.report, outcome)
     }
 
@@ -83,12 +83,12 @@ impl<'a> Run<'a> {
         let mut give_up = None;
         while !self.slots.iter().all(Slot::ended) {
             match self.events.recv_timeout(TICK) {
-                Ok((index, event)) => self.take(index, event)?,
+                Ok((index, event)) => self.handle(index, event)?,
                 Err(RecvTimeoutError::Timeout) => {}
-                // The readers ended; what is left to wait for are the processes.
+                // The readers have ended; only the processes remain.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
-            self.look()?;
+            self.check_workers()?;
             if !self.failures.is_empty()
                 && Instant::now() >= *give_up.get_or_insert_with(|| Instant::now() + GRACE)
             {
@@ -107,8 +107,8 @@ impl<'a> Run<'a> {
         self.failures.push(failure.at(self.name(index)));
     }
 
-    fn take(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
-        // Of two workers, the first one's results are taken; the second's are the same.
+    fn handle(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
+        // The workers send the same results; the first one's are used.
         let first = index == 0;
         match event {
             Some(Event::Log { level, text }) => self.ui.log(self.name(index), level, &text),
@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
             Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_)) => {}
             Some(Event::Failed(failure)) => self.fail(index, failure),
             Some(Event::Done) => self.slots[index].done = true,
-            None => self.slots[index].silent = true,
+            None => self.slots[index].drained = true,
         }
         Ok(())
     }
@@ -135,20 +135,20 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Looks for workers that ended or are stuck.
-    fn look(&mut self) -> Result<(), Failure> {
+    /// Checks for workers that have ended or are stuck.
+    fn check_workers(&mut self) -> Result<(), Failure> {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            if slot.gone.is_none()
+            if slot.exit.is_none()
                 && let Some(status) = slot.worker.exited()?
             {
-                slot.gone = Some((ending(status), status.success(), Instant::now()));
+                slot.exit = Some((ending(status), status.success(), Instant::now()));
             }
-            match &slot.gone {
+            match &slot.exit {
                 Some((how, success, since)) => {
-                    slot.silent |= since.elapsed() > DRAIN; // a process it started may hold the socket
+                    slot.drained |= since.elapsed() > DRAIN; // a process it started may hold the socket
                     let fine = slot.failed || (slot.done && *success);
-                    if slot.silent && !fine {
+                    if slot.drained && !fine {
                         let (call, _) = slot.worker.watch.read();
                         let text = format!("the worker process {how}, {}", whereabouts(call));
                         self.fail(index, Failure::new(Kind::Died, text));
@@ -167,7 +167,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Of all failures, the one that most likely caused the others; those that do not just follow from it are added.
+    /// Returns the failure that most likely caused the others, followed by those that do not merely
+    /// follow from it.
     fn verdict(&mut self) -> Result<(), Failure> {
         self.failures.sort_by_key(|f| f.kind.rank());
         let mut failures = std::mem::take(&mut self.failures).into_iter();
@@ -181,11 +182,11 @@ impl<'a> Run<'a> {
 
 impl Slot {
     fn ended(&self) -> bool {
-        self.gone.is_some() && self.silent
+        self.exit.is_some() && self.drained
     }
 }
 
-/// Where the process was when it ended.
+/// Describes where the process was when it ended.
 fn whereabouts(call: Call) -> String {
     match call {
         Call::Outside => "outside of any call of the plugin on the main thread".into(),
@@ -194,15 +195,15 @@ fn whereabouts(call: Call) -> String {
     }
 }
 
-/// Whether a worker without a sign of life has had its time.
+/// Returns a failure if a worker has shown no progress for too long.
 fn overdue(call: Call, quiet: Duration, plan: &Plan) -> Option<Failure> {
     let limit = match call {
-        // No call of the plugin, and nothing else takes so long.
+        // Outside of the plugin, nothing takes longer.
         Call::Outside => plan.timeout * 2 + Duration::from_secs(60),
         _ => plan.timeout,
     };
     let text = match call {
-        Call::Outside => "the worker process shows no sign of life".into(),
+        Call::Outside => "the worker process made no progress".into(),
         Call::Exit => "the process does not exit: an exit handler or destructor of the plugin hangs".into(),
         call => format!("the plugin's {} did not return", call.name()),
     };

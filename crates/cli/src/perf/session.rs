@@ -1,31 +1,29 @@
-//! A worker's run: from `init` to `finalize`, in the order in which NCCL's core calls.
+//! A worker's run after `init`: devices, connections and sizes, in the order of NCCL's calls.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::{
     args::Plan,
     connections,
-    link::{Link, Role, Say, hear_one},
+    link::{Link, Message, Role, expect_message},
     measure,
     region::Layout,
     report::{Connections, SizeResult},
 };
 use crate::failure::{Failure, Kind};
-use crate::plugin::{Comm, Device, HANDLE_BYTES, Handle, Net, watch::Watch};
+use mpib::device::Device;
+use nccl_net_host::{Handle, Net, RecvComm, SendComm, Watch};
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
-/// Requests in flight that a v6 table promises.
+/// Requests in flight that a v6 table guarantees.
 const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
 
-/// What a worker works with.
-pub(super) struct Session {
-    pub(super) net: Box<dyn Net>,
-    pub(super) link: Link,
-    pub(super) watch: Rc<Watch>,
+/// A worker's state.
+pub(super) struct Session<'a> {
+    pub(super) net: Net,
+    pub(super) link: &'a mut Link,
+    pub(super) watch: &'static Watch,
     pub(super) role: Role,
     pub(super) version: u32,
     pub(super) device: i32,
@@ -34,37 +32,45 @@ pub(super) struct Session {
 }
 
 /// The comms of one end.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Comms {
-    pub(super) send: Option<Comm>,
-    pub(super) recv: Option<Comm>,
+    pub(super) send: Option<SendComm>,
+    pub(super) recv: Option<RecvComm>,
 }
 
-/// What a session tells as it goes.
+impl Comms {
+    pub(super) fn close(self) -> Result<(), Failure> {
+        self.send.map_or(Ok(()), SendComm::close)?;
+        self.recv.map_or(Ok(()), RecvComm::close)?;
+        Ok(())
+    }
+}
+
+/// Receives results as they are made.
 pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
 }
 
-impl Session {
-    /// All of it. A failure leaves everything as it is: the process ends.
+impl Session<'_> {
+    /// Runs everything between `init` and `finalize`. A failure leaves all objects open: the
+    /// process ends.
     pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
-        self.net.init()?;
         let device = self.choose_device()?;
         listener.device(&self.net.name(), &device)?;
-        self.link.say(&Say::Device(device))?;
-        let peer = hear_one!(self.link, Say::Device(device) => device);
+        self.link.send(&Message::Device(device))?;
+        let peer = expect_message!(self.link, Message::Device(device) => device);
         self.fits(&peer, "the other end's device")?;
         let comms = self.connect()?;
         if self.plan.connections > 0 {
             listener.connections(&connections::make(self)?)?;
         }
         for size in self.plan.sizes.clone() {
-            let result = measure::size(self, comms, size)?;
+            let result = measure::size(self, &comms, size)?;
             listener.result(&result)?;
         }
-        self.close(comms)
+        comms.close()
     }
 
     fn choose_device(&mut self) -> Result<Device, Failure> {
@@ -75,7 +81,7 @@ impl Session {
         };
         if last >= count {
             let text = match count {
-                ..=0 => format!("the plugin has no devices (devices gives {count})"),
+                ..=0 => format!("the plugin has no devices (devices returned {count})"),
                 _ => format!("{option} {last}: the plugin has {count}, numbered from 0"),
             };
             return Err(Failure::new(Kind::Load, text));
@@ -83,51 +89,51 @@ impl Session {
         if !self.merge.is_empty() {
             self.device = self.net.make_vdevice(&self.merge)?;
         }
-        let device = self.net.properties(self.device)?;
+        let device = Device::from(self.net.properties(self.device)?);
         self.fits(&device, &format!("device {}", self.device))?;
         Ok(device)
     }
 
-    /// Whether a device can do what the plan asks.
+    /// Checks that a device can do what the plan needs.
     fn fits(&self, device: &Device, which: &str) -> Result<(), Failure> {
         let Device { name, ptr_support, max_recvs, max_bytes, .. } = device;
         let refuse = |text: String| Err(Failure::new(Kind::Usage, format!("{which} ({name:?}) {text}")));
         if ptr_support & HOST == 0 {
             return refuse(format!(
-                "takes no host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
+                "does not support host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
             ));
         }
         if usize::try_from(*max_recvs).is_ok_and(|max| self.plan.receives > max) || *max_recvs < 1 {
             return refuse(format!(
-                "takes {max_recvs} receives in an irecv, but {} are asked for",
+                "supports {max_recvs} receives in an irecv, but {} are requested",
                 self.plan.receives
             ));
         }
         match self.plan.sizes.iter().find(|size| *size > max_bytes) {
             Some(size) => {
-                refuse(format!("takes messages of at most {max_bytes} bytes, but {size} are asked for"))
+                refuse(format!("supports messages of at most {max_bytes} bytes, but {size} are requested"))
             }
             None => Ok(()),
         }
     }
 
-    /// Which directions this end has: sends, receives.
+    /// Returns this end's directions: sends, receives.
     pub(super) fn directions(&self) -> (bool, bool) {
         (self.role == Role::A || self.plan.both_ways(), self.role == Role::B || self.plan.both_ways())
     }
 
-    /// Listen, exchange handles, and poll connect and accept until both gave a comm.
+    /// Listens, exchanges handles, and polls connect and accept until both return a comm.
     pub(super) fn connect(&mut self) -> Result<Comms, Failure> {
         let (sends, receives) = self.directions();
         let mut listening = None;
         if receives {
-            let mut handle = Handle([0; HANDLE_BYTES]);
-            listening = Some(self.net.listen(self.device, &mut handle)?);
-            self.link.say(&Say::Handle(handle.0.to_vec()))?;
+            let listener = self.net.listen(self.device)?;
+            self.link.send(&Message::Handle(listener.handle().0.to_vec()))?;
+            listening = Some(listener);
         }
         let mut handle = None;
         if sends {
-            let bytes = hear_one!(self.link, Say::Handle(bytes) => bytes);
+            let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
             let Ok(bytes) = bytes.try_into() else {
                 return Err(Failure::new(Kind::Peer, "the other end sent a handle of a wrong length"));
             };
@@ -136,53 +142,38 @@ impl Session {
         let mut comms = Comms { send: None, recv: None };
         let mut patience = Patience::new(self.plan.timeout);
         while (sends && comms.send.is_none()) || (receives && comms.recv.is_none()) {
-            if let (None, Some(handle)) = (comms.send, &mut handle) {
+            if let (None, Some(handle)) = (&comms.send, &mut handle) {
                 comms.send = self.net.connect(self.device, handle)?;
             }
-            if let (None, Some(listening)) = (comms.recv, listening) {
-                comms.recv = self.net.accept(listening)?;
+            if let Some(listener) = listening.take() {
+                comms.recv = listener.accept()?;
                 if comms.recv.is_some() {
-                    self.net.close_listen(listening)?;
+                    listener.close()?;
+                } else {
+                    listening = Some(listener);
                 }
             }
-            patience.idle(&mut self.link, || {
-                let waits = |wanted: bool, comm: Option<Comm>, call: &str| match (wanted, comm) {
-                    (true, None) => format!("; {call} still gives no comm"),
-                    _ => String::new(),
+            patience.idle(self.link, || {
+                let waits = |waits: bool, call: &str| match waits {
+                    true => format!("; {call} has returned no comm"),
+                    false => String::new(),
                 };
-                let (c, a) = (waits(sends, comms.send, "connect"), waits(receives, comms.recv, "accept"));
+                let c = waits(sends && comms.send.is_none(), "connect");
+                let a = waits(receives && comms.recv.is_none(), "accept");
                 format!("the connection is not made{c}{a}")
             })?;
         }
-        self.link.say(&Say::Connected)?;
-        hear_one!(self.link, Say::Connected => ());
+        self.link.send(&Message::Connected)?;
+        expect_message!(self.link, Message::Connected => ());
         Ok(comms)
     }
 
-    pub(super) fn close_comms(&self, comms: Comms) -> Result<(), Failure> {
-        if let Some(comm) = comms.send {
-            self.net.close_send(comm)?;
-        }
-        if let Some(comm) = comms.recv {
-            self.net.close_recv(comm)?;
-        }
-        Ok(())
-    }
-
-    fn close(&mut self, comms: Comms) -> Result<(), Failure> {
-        self.close_comms(comms)?;
-        self.net.finalize()?;
-        self.link.say(&Say::Closed)?;
-        hear_one!(self.link, Say::Closed => ());
-        Ok(())
-    }
-
-    /// How many slots a region of this size has, and how many groups may be in flight.
+    /// Returns the layout of a region for this size, and how many groups may be in flight.
     pub(super) fn layout(&self, size: usize) -> (Layout, usize) {
         const MOST_GROUPS: usize = 4096;
         let receives = self.plan.receives;
         let counted = self.plan.iterations.map_or(MOST_GROUPS, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        // Enough for one round, and for the warm-up.
+        // Enough for one round and for the warm-up.
         let wanted = counted.div_ceil(receives).max(2 * self.plan.depth).min(MOST_GROUPS);
         let groups = (self.plan.memory / (size.max(1) * receives)).clamp(1, wanted);
         let promised = if self.version == 6 { V6_REQUESTS } else { usize::MAX };
@@ -190,7 +181,7 @@ impl Session {
     }
 }
 
-/// Waits politely between polls, and not for ever.
+/// Yields between polls, up to a limit.
 pub(super) struct Patience {
     limit: Duration,
     since: Option<Instant>,
@@ -198,27 +189,27 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Polls between looks at the clock and at the other end.
+    /// Polls between checks of the clock and of the other end.
     const STRIDE: u32 = 256;
 
     pub(super) const fn new(limit: Duration) -> Self {
         Self { limit, since: None, polls: 0 }
     }
 
-    /// Something moved.
+    /// Restarts the limit after progress.
     pub(super) const fn moved(&mut self) {
         self.since = None;
         self.polls = 0;
     }
 
-    /// Nothing moved in this poll; `state` says what is outstanding.
+    /// Waits after a poll without progress; `state` describes the requests in flight.
     pub(super) fn idle(&mut self, link: &mut Link, state: impl Fn() -> String) -> Result<(), Failure> {
         std::thread::yield_now();
         self.polls = self.polls.wrapping_add(1);
         if !self.polls.is_multiple_of(Self::STRIDE) {
             return Ok(());
         }
-        link.glance(&state)?;
+        link.check_peer(&state)?;
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if waited < self.limit {
             return Ok(());

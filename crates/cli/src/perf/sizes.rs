@@ -1,14 +1,15 @@
-//! Sizes of messages, read and written.
+//! Message sizes, parsed and formatted.
 
 use std::str::FromStr;
 
 use crate::failure::{Failure, Kind};
 
-/// Largest message: NCCL's core never sends more than 1 GiB at once, and `test` tells sizes as a C int.
+/// The largest message: NCCL's core never sends more than 1 GiB at once, and `test` returns sizes
+/// as a C int.
 pub(crate) const LARGEST: usize = 1 << 30;
-/// Most memory for messages.
+/// The largest memory for messages.
 pub(crate) const MOST_MEMORY: usize = 1 << 40;
-/// More are a slip of the factor.
+/// More sizes indicate a mistyped factor.
 pub(crate) const MOST_SIZES: usize = 1000;
 
 /// A list of sizes and ranges.
@@ -21,7 +22,7 @@ enum Part {
     Range(usize, usize),
 }
 
-/// A number of bytes with an optional K, M or G.
+/// Parses a number of bytes with an optional K, M or G.
 pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let (digits, unit) = match text.char_indices().next_back() {
@@ -35,7 +36,7 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).filter(|n| *n <= MOST_MEMORY).ok_or_else(|| format!("{text} is more than 1024G"))
 }
 
-/// A message's size.
+/// Parses a message's size.
 fn size(text: &str) -> Result<usize, String> {
     let size = bytes(text)?;
     if size > LARGEST {
@@ -53,7 +54,7 @@ impl FromStr for Sizes {
             Some((from, to)) => {
                 let (from, to) = (size(from)?, size(to)?);
                 if from == 0 || from > to {
-                    return Err(format!("{word:?}: a range goes up from at least 1"));
+                    return Err(format!("{word:?}: a range starts at 1 or more and ends at no less"));
                 }
                 Ok(Part::Range(from, to))
             }
@@ -63,7 +64,7 @@ impl FromStr for Sizes {
 }
 
 impl Sizes {
-    /// All sizes, with the end of each range whether or not a step falls on it.
+    /// Returns all sizes. The end of each range is included, even if no step falls on it.
     pub(crate) fn expand(&self, factor: u32) -> Result<Vec<usize>, Failure> {
         let mut all = Vec::new();
         for part in &self.0 {
@@ -79,14 +80,14 @@ impl Sizes {
         if all.len() > MOST_SIZES {
             return Err(Failure::new(
                 Kind::Usage,
-                format!("{} sizes; at most {MOST_SIZES} make sense", all.len()),
+                format!("{} sizes, expected at most {MOST_SIZES}", all.len()),
             ));
         }
         Ok(all)
     }
 }
 
-/// 512 B, 4 KiB, 1536 KiB, 4095 B: exact, in the largest unit that is.
+/// Formats 512 B, 4 KiB, 1536 KiB, 4095 B: exact, in the largest possible unit.
 pub(crate) fn human(size: u64) -> String {
     const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
     let mut unit = 0;
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn nonsense_is_named() {
         for bad in ["", "8..", "64..8", "0..8", "x", "4T", "-1", "99999999999G", "2G"] {
-            assert!(bad.parse::<Sizes>().is_err(), "{bad:?} was taken");
+            assert!(bad.parse::<Sizes>().is_err(), "{bad:?} was accepted");
         }
     }
 

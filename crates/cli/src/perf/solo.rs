@@ -1,12 +1,7 @@
-//! Both ends of a connection in one process and one thread, a message at a time or several: no waiting for another
-//! process, so what is counted (work requests, completions, instructions) is the same in every run.
+//! Both ends of a connection in one process and one thread. Nothing waits for another process: the
+//! counts (work requests, completions, instructions) are the same in every run.
 
-use std::{
-    fs,
-    path::PathBuf,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{fs, mem::ManuallyDrop, path::PathBuf, time::Duration};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -16,17 +11,18 @@ use super::{
     region::{Layout, Region},
 };
 use crate::failure::{Context, Failure, Kind};
-use crate::plugin::{self, Comm, HANDLE_BYTES, Handle, Net, Recv, Request, watch::Watch};
+use crate::plugin;
+use nccl_net_host::{Mr, Net, Recv, RecvComm, SendComm, Settings, until};
 
-/// The function in which messages move, as callgrind knows it.
+/// The function that moves messages, by the name that callgrind uses.
 pub(crate) const MOVES: &str = "mpib::perf::solo::Solo::group";
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-solo";
 
-/// Longest that a step may take. A run under an instruction counter is some fifty times slower than without.
+/// How long a step may take. An instruction counter makes a run some fifty times slower.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to run.
+/// Options of the run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SoloArgs {
     #[arg(long)]
@@ -47,12 +43,12 @@ pub(crate) struct SoloArgs {
     /// Receives are optional.
     #[arg(long)]
     pub(crate) optional: bool,
-    /// Where the counts go; the plugin may print on stdout.
+    /// Where to write the counts; the plugin may print on stdout.
     #[arg(long)]
     pub(crate) output: PathBuf,
 }
 
-/// What the verbs were asked for while the messages moved, at both ends together.
+/// Verbs calls of both ends while the messages moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) messages: u64,
@@ -60,34 +56,33 @@ pub(crate) struct Counts {
     pub(crate) work_requests: u64,
     /// Work requests of receive queues.
     pub(crate) receives: u64,
-    /// Calls that posted to a send queue.
+    /// Calls that post to a send queue.
     pub(crate) doorbells: u64,
-    /// Completions taken.
+    /// Polled completions.
     pub(crate) completions: u64,
 }
 
-/// The command.
+/// Runs the command.
 pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
-    let watch = Rc::new(Watch::new()?);
-    let mut net = plugin::open(&args.plugin, args.version, args.table.as_deref(), watch)?;
-    net.init()?;
+    let table = plugin::open_table(&args.plugin, args.version, args.table.as_deref(), None)?;
+    let net = Net::init(table, &Settings::default())?;
     let count = net.devices()?;
     let device = match &args.merge[..] {
         [] if count < 1 => {
             return Err(Failure::new(
                 Kind::Load,
-                format!("the plugin has no devices (devices gives {count})"),
+                format!("the plugin has no devices (devices returned {count})"),
             ));
         }
         [] => 0,
         several => net.make_vdevice(several)?,
     };
-    // As NCCL does before it uses a device.
+    // NCCL reads the properties before it uses a device.
     net.properties(device)?;
-    let solo = Solo::connect(&*net, device, args)?;
+    let solo = Solo::connect(&net, device, args)?;
     let before = rails::verbs();
     for _ in 0..args.groups {
-        solo.group(&*net, args.depth, args.optional)?;
+        solo.group(args.depth, args.optional)?;
     }
     let messages = args.groups * args.depth as u64;
     let counts = rails::verbs().zip(before).map(|(now, then)| {
@@ -100,94 +95,69 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
             completions: new.send_cqes + new.recv_cqes,
         }
     });
-    solo.close(&*net)?;
+    solo.close()?;
     net.finalize()?;
     let text = serde_json::to_string(&counts).tool("encode the counts")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
 }
 
-/// A connection to itself.
+/// A connection to itself, with memory at both ends.
 struct Solo {
-    send: Comm,
-    recv: Comm,
-    out: Recv,
-    back: Recv,
-    _regions: [Region; 2],
+    send: SendComm,
+    recv: RecvComm,
+    from: Mr,
+    to: Mr,
+    size: usize,
+    /// Stay mapped after a failure: the plugin may still access them until the process ends.
+    regions: [ManuallyDrop<Region>; 2],
 }
 
 impl Solo {
-    fn connect(net: &dyn Net, device: i32, args: &SoloArgs) -> Result<Self, Failure> {
-        let mut handle = Handle([0; HANDLE_BYTES]);
-        let listen = net.listen(device, &mut handle)?;
-        let (mut send, mut recv) = (None, None);
-        let (send, recv) = until("the connection is not made", || {
-            if send.is_none() {
-                send = net.connect(device, &mut handle)?;
-            }
-            if recv.is_none() {
-                recv = net.accept(listen)?;
-            }
-            Ok(send.zip(recv))
-        })?;
-        net.close_listen(listen)?;
+    fn connect(net: &Net, device: i32, args: &SoloArgs) -> Result<Self, Failure> {
+        let (send, recv) = net.connect_to_itself(device, LIMIT)?;
         let layout = Layout { size: args.size, slots: args.depth };
-        let regions = [Region::new(layout)?, Region::new(layout)?];
-        let end = |comm: Comm, region: &Region| -> Result<Recv, Failure> {
-            let mr = net.reg_mr(comm, region.addr(), layout.len())?;
-            Ok(Recv { addr: region.addr(), len: args.size, tag: 1, mr })
-        };
-        Ok(Self {
-            send,
-            recv,
-            out: end(send, &regions[0])?,
-            back: end(recv, &regions[1])?,
-            _regions: regions,
-        })
+        let regions = [Region::new(layout)?, Region::new(layout)?].map(ManuallyDrop::new);
+        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does; nothing here
+        // accesses it.
+        let from = unsafe { send.reg_mr(regions[0].addr(), layout.len()) }?;
+        // SAFETY: as above.
+        let to = unsafe { recv.reg_mr(regions[1].addr(), layout.len()) }?;
+        Ok(Self { send, recv, from, to, size: args.size, regions })
     }
 
-    /// `depth` messages at once. What is counted happens in here, so it keeps its name.
+    /// Moves `depth` messages at once. callgrind counts inside this function, by its name.
     #[inline(never)]
-    fn group(&self, net: &dyn Net, depth: usize, optional: bool) -> Result<(), Failure> {
+    fn group(&self, depth: usize, optional: bool) -> Result<(), Failure> {
         let mut receives = Vec::with_capacity(depth);
         let mut sends = Vec::with_capacity(depth);
+        let group = [Recv { mr: &self.to, offset: 0, len: self.size, tag: 1 }];
         for _ in 0..depth {
-            receives
-                .push(until("irecv takes no request", || net.irecv_as(self.recv, &[self.back], optional))?);
+            receives.push(until("irecv accepts no receive", LIMIT, || match optional {
+                true => self.recv.irecv_optional(&group),
+                false => self.recv.irecv(&group),
+            })?);
         }
         for _ in 0..depth {
-            let Recv { addr, len, tag, mr } = self.out;
-            sends.push(until("isend takes no request", || net.isend(self.send, addr, len, tag, mr))?);
+            sends.push(until("isend accepts no send", LIMIT, || {
+                self.send.isend(&self.from, 0, self.size, 1)
+            })?);
         }
-        for request in receives {
-            wait(net, request)?;
-            net.irecv_consumed(self.recv, 1, request)?;
+        for mut request in receives {
+            self.recv.wait(&mut request, LIMIT)?;
+            self.recv.irecv_consumed(&request)?;
         }
-        sends.into_iter().try_for_each(|request| wait(net, request))
+        for mut request in sends {
+            self.send.wait(&mut request, LIMIT)?;
+        }
+        Ok(())
     }
 
-    fn close(self, net: &dyn Net) -> Result<(), Failure> {
-        net.dereg_mr(self.send, self.out.mr)?;
-        net.dereg_mr(self.recv, self.back.mr)?;
-        net.close_send(self.send)?;
-        net.close_recv(self.recv)
-    }
-}
-
-fn wait(net: &dyn Net, request: Request) -> Result<(), Failure> {
-    let mut sizes = [0; 64];
-    until("a request does not complete", || Ok(net.test(request, &mut sizes)?.then_some(())))
-}
-
-/// Polls until there is something. No look at the clock where the first poll succeeds: that would be counted.
-fn until<T>(state: &str, mut poll: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
-    let mut since = None;
-    loop {
-        if let Some(value) = poll()? {
-            return Ok(value);
-        }
-        std::thread::yield_now();
-        if since.get_or_insert_with(Instant::now).elapsed() > LIMIT {
-            return Err(Failure::new(Kind::Timeout, format!("{state} for {LIMIT:?}")));
-        }
+    fn close(self) -> Result<(), Failure> {
+        self.send.dereg_mr(self.from)?;
+        self.recv.dereg_mr(self.to)?;
+        self.send.close()?;
+        self.recv.close()?;
+        drop(self.regions.map(ManuallyDrop::into_inner));
+        Ok(())
     }
 }

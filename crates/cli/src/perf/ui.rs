@@ -1,4 +1,4 @@
-//! What is shown while a run goes on: the table line by line on stdout, log lines and progress on stderr.
+//! Output during a run: the table line by line on stdout, log lines and progress on stderr.
 
 use std::{
     io::{self, Write},
@@ -12,9 +12,10 @@ use super::{
     report::{self, Connections, SizeResult},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::{Device, logger};
+use mpib::device::Device;
+use nccl_net_host::logger;
 
-/// The terminal, or what stands in its place.
+/// The terminal or its replacement.
 pub(super) struct Ui {
     bar: ProgressBar,
     json: bool,
@@ -22,7 +23,8 @@ pub(super) struct Ui {
 }
 
 impl Ui {
-    /// With `json` nothing but the document goes to stdout. The bar hides itself where stderr is no terminal.
+    /// With `json`, only the document goes to stdout. The bar is hidden if stderr is not a
+    /// terminal.
     pub(super) fn new(json: bool) -> Self {
         let bar = ProgressBar::new(0);
         if let Ok(style) =
@@ -33,30 +35,30 @@ impl Ui {
         Self { bar, json, silent: false }
     }
 
-    /// Shows nothing at all.
+    /// Makes one that shows nothing.
     pub(super) fn silent() -> Self {
         Self { silent: true, ..Self::new(true) }
     }
 
-    /// So many sizes are to come in all.
+    /// Announces the number of sizes.
     pub(super) fn expect(&self, sizes: usize) {
         self.bar.set_length(sizes as u64);
         self.bar.enable_steady_tick(Duration::from_millis(200));
     }
 
-    /// A line for who watches.
+    /// Shows a line on stderr.
     pub(super) fn note(&self, text: &str) {
         if !self.silent {
             self.bar.suspend(|| eprintln!("{text}"));
         }
     }
 
-    /// A line that the plugin logged.
+    /// Shows a line that the plugin logged.
     pub(super) fn log(&self, who: &str, level: i32, text: &str) {
         let level = match level {
             logger::WARN => "WARN".into(),
-            3 => "INFO".into(),
-            5 => "TRACE".into(),
+            logger::INFO => "INFO".into(),
+            logger::TRACE => "TRACE".into(),
             other => format!("level {other}"),
         };
         self.note(&format!("{who}: plugin {level}: {text}"));
@@ -69,27 +71,27 @@ impl Ui {
         self.bar.suspend(|| writeln!(io::stdout(), "{text}")).tool("write to stdout")
     }
 
-    /// The head of a table.
+    /// Shows the header of a table.
     pub(super) fn begin(&self, abi: u32, net: &str, device: &Device, plan: &Plan) -> Result<(), Failure> {
         self.bar.set_message(format!("v{abi}"));
         self.print(&report::title(abi, net, Some(device), plan))?;
-        // The line on connections comes before the table of sizes.
+        // The line about connections precedes the table of sizes.
         if plan.connections > 0 { Ok(()) } else { self.print(&report::head()) }
     }
 
-    /// The further connections are made.
+    /// Shows the result for further connections.
     pub(super) fn connections(&self, connections: &Connections) -> Result<(), Failure> {
         self.print(&report::connections(connections))?;
         self.print(&report::head())
     }
 
-    /// A size is measured.
+    /// Shows a size's result.
     pub(super) fn row(&self, result: &SizeResult) -> Result<(), Failure> {
         self.bar.inc(1);
         self.print(&report::row(result))
     }
 
-    /// A table is complete.
+    /// Ends a table.
     pub(super) fn total(&self, results: &[SizeResult]) -> Result<(), Failure> {
         if results.len() > 1 {
             self.print(&report::total(results))?;
@@ -97,7 +99,7 @@ impl Ui {
         self.print("")
     }
 
-    /// Nothing more will come.
+    /// Ends the output.
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,9 +1,8 @@
-//! The process that loads the plugin. It is started by this same program, does one run through one table, and ends.
+//! The process that loads the plugin. This program starts it for one run through one table.
 
 use std::{
     os::fd::{FromRawFd, OwnedFd, RawFd},
     path::PathBuf,
-    rc::Rc,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,20 +13,19 @@ use serde::{Deserialize, Serialize};
 use super::{
     args::Plan,
     control::Channel,
-    link::{Link, Role, Say},
+    link::{Link, Message, Role, expect_message},
     report::{Connections, SizeResult},
     session::{Listener, Session},
 };
 use crate::failure::{Context, Failure};
-use crate::plugin::{
-    self, Device, logger,
-    watch::{Call, Watch},
-};
+use crate::plugin;
+use mpib::device::Device;
+use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
 
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-worker";
 
-/// Descriptors that the parent left open.
+/// Descriptors that the process inherits.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// To the parent.
@@ -36,119 +34,135 @@ pub(crate) struct WorkerArgs {
     /// To the other worker.
     #[arg(long)]
     pub(super) peer: RawFd,
-    /// The page that the parent watches.
+    /// The page with the current call.
     #[arg(long)]
     pub(super) watch: RawFd,
 }
 
-/// What a worker is to do: the parent's only message.
+/// The job: the parent's only message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) plugin: PathBuf,
     pub(super) version: u32,
-    /// The table's symbol, where it is not the exported one of its version.
+    /// The table's symbol, if it is not the exported one of its version.
     pub(super) table: Option<String>,
     pub(super) device: i32,
-    /// Devices to make one of, instead of `device`.
+    /// Devices to merge, instead of `device`.
     pub(super) merge: Vec<i32>,
     pub(super) role: Role,
     pub(super) plan: Plan,
-    /// Log lines of this level or more severe ones: WARN is 2, INFO 3.
+    /// Whether to pass on log lines below WARN.
     pub(super) verbose: bool,
-    /// Variables of the process: set, or taken away. Applied when it starts.
+    /// Variables of the process: set, or unset if `None`. Applied when it starts.
     pub(super) env: Vec<(String, Option<String>)>,
 }
 
-/// What a worker tells its parent.
+/// An event for the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Event {
-    /// A line of the plugin.
+    /// A line that the plugin logged.
     Log { level: i32, text: String },
-    /// `init` is done and the device is there.
+    /// `init` succeeded and the device exists.
     Device { net: String, device: Device },
-    /// The further connections were made.
+    /// The result for further connections.
     Connections(Connections),
-    /// A size is measured.
+    /// The result of a size.
     Result(Box<SizeResult>),
-    /// The run ended with a failure.
+    /// The run failed.
     Failed(Failure),
-    /// The run ended well; only the process's exit is to come.
+    /// The run succeeded; the process is about to exit.
     Done,
 }
 
-/// The way to the parent, for the run and for the plugin's threads that log.
+/// The channel to the parent, shared by the run and the plugin's logging threads.
 #[derive(Clone)]
 struct Parent(Arc<Mutex<Channel>>);
 
 impl Parent {
-    fn tell(&self, event: &Event) -> Result<(), Failure> {
+    fn send(&self, event: &Event) -> Result<(), Failure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).send(event)
     }
 }
 
 impl Listener for Parent {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure> {
-        self.tell(&Event::Device { net: net.to_owned(), device: device.clone() })
+        self.send(&Event::Device { net: net.to_owned(), device: device.clone() })
     }
 
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure> {
-        self.tell(&Event::Connections(*connections))
+        self.send(&Event::Connections(*connections))
     }
 
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure> {
-        self.tell(&Event::Result(Box::new(result.clone())))
+        self.send(&Event::Result(Box::new(result.clone())))
     }
 }
 
-/// Takes a descriptor that the parent passed, and keeps it from programs that the plugin may start.
-fn take(fd: RawFd) -> Result<OwnedFd, Failure> {
-    // SAFETY: fcntl on any number is defined; it fails where nothing is open.
+/// Takes an inherited descriptor, and closes it for programs that the plugin may start.
+fn inherit(fd: RawFd) -> Result<OwnedFd, Failure> {
+    // SAFETY: fcntl is defined for any number; it fails if nothing is open.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         let error = std::io::Error::last_os_error();
         return Err(error).tool(format!("use descriptor {fd}; only \"mpib perf\" starts this command"));
     }
-    // SAFETY: open, and the parent made it for this process's sole use.
+    // SAFETY: open, and this process is the only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The worker's main. It does not return after a failure, as the plugin's destructors must not run in a state that
-/// nobody knows.
+/// Runs the worker. Does not return after a failure: the plugin's destructors must not run in an
+/// unknown state.
 pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
-    let mut control = Channel::new(take(args.control)?, "mpib")?;
-    let peer = Channel::new(take(args.peer)?, "the other end")?;
-    let watch = Rc::new(Watch::open(take(args.watch)?)?);
+    let mut control = Channel::new(inherit(args.control)?, "mpib")?;
+    let peer = Channel::new(inherit(args.peer)?, "the other end")?;
+    let watch = Watch::open(inherit(args.watch)?).tool("map the memory file of the current call")?.leak();
     let job: Job = control.recv(Duration::from_secs(60), || Ok(()))?;
     let mut parent = Parent(Arc::new(Mutex::new(control)));
 
     let (sink, verbose) = (parent.clone(), job.verbose);
-    logger::install(move |level, text| {
-        if level == logger::WARN || verbose {
-            // A lost parent is found by the run itself.
-            let _ = sink.tell(&Event::Log { level, text: text.to_owned() });
+    logger::install(move |line| {
+        if line.level == logger::WARN || verbose {
+            // The run itself notices a lost parent.
+            let _ = sink.send(&Event::Log { level: line.level, text: line.text.clone() });
         }
     });
 
-    let mut link = Link::new(peer, Rc::clone(&watch), &job.plan, job.role);
-    let net = match plugin::open(&job.plugin, job.version, job.table.as_deref(), Rc::clone(&watch)) {
-        Ok(net) => net,
+    let mut link = Link::new(peer, watch, &job.plan, job.role);
+    let table = match plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)) {
+        Ok(table) => table,
         Err(failure) => give_up(&mut link, &parent, failure),
     };
-    let Job { version, device, merge, role, plan, .. } = job;
-    let mut session = Session { net, link, watch: Rc::clone(&watch), role, version, device, merge, plan };
-    if let Err(failure) = session.run(&mut parent) {
-        let failure = session.link.blame(failure);
-        give_up(&mut session.link, &parent, failure);
+    if let Err(failure) = run(table, &mut link, watch, job, &mut parent) {
+        let failure = link.attribute(failure);
+        give_up(&mut link, &parent, failure);
     }
     watch.set(Call::Exit);
-    parent.tell(&Event::Done)
+    parent.send(&Event::Done)
 }
 
-/// Tells both sides, and ends the process at once.
+/// Runs the job, from `init` to `finalize`.
+fn run(
+    table: Table,
+    link: &mut Link,
+    watch: &'static Watch,
+    job: Job,
+    parent: &mut Parent,
+) -> Result<(), Failure> {
+    let Job { version, device, merge, role, plan, .. } = job;
+    let net = Net::init(table, &Settings::default())?;
+    let mut session = Session { net, link, watch, role, version, device, merge, plan };
+    session.run(parent)?;
+    session.net.finalize()?;
+    link.send(&Message::Closed)?;
+    expect_message!(link, Message::Closed => ());
+    Ok(())
+}
+
+/// Sends the failure to both sides, and ends the process at once.
 fn give_up(link: &mut Link, parent: &Parent, failure: Failure) -> ! {
-    // Either may be gone; the other is told all the same.
-    let _ = link.say(&Say::Failed(failure.clone()));
+    // Either connection may be closed; the other one still gets the failure.
+    let _ = link.send(&Message::Failed(failure.clone()));
     let code = failure.kind.exit_code();
-    let _ = parent.tell(&Event::Failed(failure));
-    // SAFETY: ends the process without running destructors of the plugin.
+    let _ = parent.send(&Event::Failed(failure));
+    // SAFETY: ends the process without running the plugin's destructors.
     unsafe { libc::_exit(i32::from(code)) }
 }

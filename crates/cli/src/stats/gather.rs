@@ -1,4 +1,4 @@
-//! What the pages of processes say, as the documents of `--json` have it.
+//! Reads the pages of processes into the documents of `--json`.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -8,12 +8,12 @@ use std::time::Instant;
 use nccl_net_mpib_agent_iface::stats::{Connection, Event, NoPage, Rail, StatsPage, pages_of, processes};
 use serde::Serialize;
 
-/// All that was read at one time.
+/// The pages read at one time.
 #[derive(Debug, Serialize)]
 pub(super) struct Gathered {
-    /// One for each plugin file in a process.
+    /// One entry for each plugin file in a process.
     pub(super) processes: Vec<ProcessStats>,
-    /// Processes that this user may not look into, where none was asked for.
+    /// Processes that this user may not inspect, if no process was named.
     pub(super) not_permitted: usize,
     #[serde(skip)]
     pub(super) unreadable: Vec<String>,
@@ -24,7 +24,7 @@ pub(super) struct Gathered {
 /// One page.
 #[derive(Debug, Serialize)]
 pub(super) struct ProcessStats {
-    /// As this program sees it.
+    /// The process's number in this program's namespace.
     pub(super) pid: u32,
     /// `/proc/PID/comm`
     pub(super) command: String,
@@ -34,13 +34,14 @@ pub(super) struct ProcessStats {
     made: u64,
     /// Connections made so far.
     pub(super) opened: u64,
-    /// Connections there are now.
+    /// Open connections.
     pub(super) open: u32,
-    /// How many of them are not in `connections`, since the page is full.
+    /// Open connections that are not in `connections`, since the page is full.
     pub(super) not_shown: u32,
-    /// Connections made so far by a NIC that NCCL did not ask for.
+    /// Connections made so far over another NIC than NCCL requested.
     pub(super) elsewhere: u32,
-    /// What adapters reported: in words, and how often. What never came is left out.
+    /// Asynchronous events of the adapters, by name, with their number. Events that never occurred
+    /// are omitted.
     pub(super) events: BTreeMap<&'static str, u64>,
     pub(super) connections: Vec<ConnectionStats>,
 }
@@ -54,7 +55,7 @@ pub(super) struct ConnectionStats {
     pub(super) state: &'static str,
     /// `send` or `recv`
     pub(super) direction: &'static str,
-    /// `intra`, `inter`, or `-`: a device that is not SOUT and SUP
+    /// `intra`, `inter`, or `-` for a device other than SOUT and SUP
     pub(super) islands: &'static str,
     /// `split`, `one rail` or `plain`
     pub(super) data: &'static str,
@@ -76,13 +77,13 @@ pub(super) struct ConnectionStats {
     pub(super) rails: Vec<RailStats>,
 }
 
-/// One rail of it.
+/// A rail of a connection.
 #[derive(Debug, Serialize)]
 pub(super) struct RailStats {
     pub(super) name: String,
     /// Index in its device.
     pub(super) role: u32,
-    /// None at a receiver.
+    /// Absent at a receiver.
     pub(super) bytes: Option<u64>,
     pub(super) parts: u64,
     pub(super) work_requests: u64,
@@ -91,10 +92,8 @@ pub(super) struct RailStats {
     pub(super) errors: u64,
 }
 
-/// Reads one process, or all that can be read.
-///
-/// # Errors
-/// Why the process that was asked for shows nothing.
+/// Reads one process, or all that this user may inspect. If the named process has no page, returns
+/// the reason.
 pub(super) fn gather(pid: Option<u32>) -> Result<Gathered, (u32, NoPage)> {
     let mut gathered = Gathered {
         processes: Vec::new(),
@@ -111,7 +110,7 @@ pub(super) fn gather(pid: Option<u32>) -> Result<Gathered, (u32, NoPage)> {
     for pid in all {
         match pages_of(pid) {
             Ok(pages) => gathered.processes.extend(pages.iter().map(|page| process(pid, page))),
-            // Ended meanwhile, or of no concern.
+            // The process has ended, or it has no page.
             Err(NoPage::NoProcess | NoPage::None) => {}
             Err(NoPage::NotPermitted) => gathered.not_permitted += 1,
             Err(e) => gathered.unreadable.push(format!("process {pid}: {e}")),
@@ -187,7 +186,7 @@ impl From<&Rail> for RailStats {
 }
 
 impl Gathered {
-    /// Fills in the rates since `last`, of connections that were there then.
+    /// Computes the rates since `last`, for connections that existed then.
     pub(super) fn rates(&mut self, last: &Self) {
         let (Some(now), Some(then)) = (self.at, last.at) else { return };
         let seconds = now.duration_since(then).as_secs_f64();

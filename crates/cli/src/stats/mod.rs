@@ -1,6 +1,6 @@
-//! `mpib stats`: what the connections of running processes have done, read from their statistics pages.
+//! `mpib stats`: shows the connections of running processes from their statistics pages.
 //!
-//! `gather` reads, `table` prints for people; the documents of `--json` are what `gather` read.
+//! `gather` reads the pages into the documents of `--json`; `table` prints them for people.
 
 mod gather;
 mod table;
@@ -14,30 +14,30 @@ use clap::Args;
 use gather::{Gathered, gather};
 use nccl_net_mpib_agent_iface::stats::NoPage;
 
-/// The table for `--help`.
+/// Exit codes for `--help`.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  statistics were shown
-  1  the tool itself failed, or the system said something unexpected
-  2  options that make no sense
+  1  the tool itself failed, or the system returned something unexpected
+  2  invalid options
   3  no such process
-  4  not permitted to look into the process
+  4  no permission to inspect the process
   5  no statistics page: no plugin in the process, not initialised, or MPIB_STATS=0
   6  the page cannot be read: it is not sealed, damaged, or of another version";
 
-/// Shows what each connection of this project's plugin has done, in any process that this user may look into.
+/// Shows the connections of this project's plugin in any process that this user may inspect
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct StatsArgs {
-    /// The process [default: all that this user may look into]
+    /// The process [default: all that this user may inspect]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
-    /// Print a JSON document instead of the table; with --watch one a line
+    /// Print a JSON document instead of the table; with --watch one per line
     #[arg(long)]
     json: bool,
 
-    /// Print again every so many seconds, with rates, until the processes have ended
+    /// Print again at this interval, with rates, until the processes have ended
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 }
@@ -50,11 +50,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number).map_err(|e| e.to_string())
 }
 
-/// The command. Failures are printed here.
+/// Runs the command and prints failures.
 pub(crate) fn main(args: &StatsArgs) -> ExitCode {
     match show(args) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err((_, why)) if why.is_empty() => ExitCode::SUCCESS,
         Err((code, why)) => {
             eprintln!("mpib: {why}");
@@ -70,7 +70,7 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
     loop {
         let mut now = match (gather(args.pid), &last) {
             (Ok(now), _) => now,
-            // A process that is about to end has let go of its page before it is gone.
+            // A process that is about to end closes its page first.
             (Err((pid, NoPage::NoProcess | NoPage::None)), Some(last)) => {
                 eprintln!("mpib: process {pid} ({}) has ended", last.processes[0].command);
                 return Ok(());
@@ -85,10 +85,10 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
         if now.processes.is_empty() {
             let others = match now.not_permitted {
                 0 => String::new(),
-                n => format!("; {n} of others may not be looked into"),
+                n => format!("; {n} of other users cannot be inspected"),
             };
             return match last {
-                // All that were watched have ended.
+                // All watched processes have ended.
                 Some(_) => Ok(()),
                 None => Err((5, format!("no process has a statistics page{others}"))),
             };

@@ -1,14 +1,15 @@
-//! The table for people: a line for each connection and, under it, one for each of its rails.
+//! The table for people: a line for each connection, followed by a line for each of its rails.
 
 use super::gather::{ConnectionStats, Gathered, ProcessStats, RailStats};
 use crate::perf::decimal;
 
-/// What [`text`] aligns: the first three columns to the left, the others to the right.
+/// A row for [`text`], which aligns the first three columns to the left and the others to the
+/// right.
 type Row = [String; 13];
 
 const LEFT: usize = 4;
 
-/// Everything, with a line at its end.
+/// Formats the whole table.
 pub(super) fn text(all: &Gathered) -> String {
     let mut out = String::new();
     for process in &all.processes {
@@ -31,7 +32,7 @@ fn head(p: &ProcessStats) -> String {
     };
     let elsewhere = match p.elsewhere {
         0 => String::new(),
-        n => format!(", {n} of these by another NIC than NCCL asked for"),
+        n => format!(", {n} of these over another NIC than NCCL requested"),
     };
     let (pid, command, plugin, open, opened) = (p.pid, &p.command, &p.plugin, p.open, p.opened);
     let mut head = format!(
@@ -84,7 +85,7 @@ fn table(connections: &[ConnectionStats]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// `1234567 (1.2 MB)`: exact, and fit to be read.
+/// Formats `1234567 (1.2 MB)`: the exact number and a short form.
 fn bytes(n: u64) -> String {
     if n < 1000 { n.to_string() } else { format!("{n} ({})", decimal(n)) }
 }
@@ -113,7 +114,7 @@ fn connection(c: &ConnectionStats) -> Row {
 }
 
 fn rail_row(c: &ConnectionStats, r: &RailStats) -> Row {
-    // Only a device of two rails has names for them.
+    // Only a device of two rails has named roles.
     let role = match (c.islands, r.role) {
         ("-", _) => "",
         (_, 0) => " SOUT",

@@ -1,4 +1,4 @@
-//! `mpib doctor` on hosts made of softverbs.
+//! Runs `mpib doctor` on simulated hosts.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-/// What "make build" puts under build/.
+/// Returns a file of "make build".
 pub fn artifact(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
     let path = path.canonicalize().unwrap_or(path);
@@ -18,16 +18,17 @@ pub fn artifact(name: &str) -> PathBuf {
     path
 }
 
-/// A fabric of its own for each test, so that none meets another or a user's.
+/// Returns a new fabric for each test.
 pub fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("doctor-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Two ports in networks of their own.
+/// Two ports in two networks.
 pub const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
 
-/// `mpib` with nothing set but these devices, the plugin where NCCL would find it, and NCCL told to use it.
+/// Prepares `mpib` with these devices and no other settings, the plugin where NCCL would find it,
+/// and NCCL_NET set to it.
 pub fn mpib(fabric: &str, devices: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     for (name, _) in std::env::vars_os() {
@@ -48,14 +49,14 @@ pub fn mpib(fabric: &str, devices: &str) -> Command {
     command
 }
 
-/// `mpib doctor --json` with these variables on top.
+/// Runs `mpib doctor --json` with these variables on top.
 pub fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
     let mut command = mpib(&fabric(), devices);
     command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
     Doctor::of(command.envs(env.iter().copied()))
 }
 
-/// What it said.
+/// The result.
 #[derive(Debug)]
 pub struct Doctor {
     pub code: i32,
@@ -75,7 +76,7 @@ impl Doctor {
         doctor
     }
 
-    /// Text and remedy of the checks with this name and level.
+    /// Returns text and remedy of the checks with this name and level.
     pub fn checks(&self, id: &str, level: &str) -> Vec<(String, String)> {
         let all = self.document["checks"].as_array().unwrap();
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -83,14 +84,15 @@ impl Doctor {
         found.map(|c| (text(&c["text"]), text(&c["remedy"]))).collect()
     }
 
-    /// Names of the checks of this level. What limits this process's locked memory is not the test's.
+    /// Returns the names of the checks of this level. The limit of this process's locked memory is
+    /// ignored.
     pub fn of_level(&self, level: &str) -> Vec<&str> {
         let all = self.document["checks"].as_array().unwrap().iter();
         let names = all.filter(|c| c["level"] == level).map(|c| c["id"].as_str().unwrap());
         names.filter(|id| *id != "memlock").collect()
     }
 
-    /// There is one check with this name and level, and each of the words is in it; gives its text.
+    /// Asserts that one check has this name, level and words; returns its text.
     #[track_caller]
     pub fn says(&self, id: &str, level: &str, words: &[&str]) -> String {
         let found = self.checks(id, level);
@@ -102,13 +104,13 @@ impl Doctor {
         found[0].0.clone()
     }
 
-    /// The verdict is unusable.
+    /// Asserts that the verdict is unusable.
     #[track_caller]
     pub fn unusable(&self) {
         assert_eq!((self.code, &self.document["verdict"]), (2, &Value::from("unusable")), "{self:#?}");
     }
 
-    /// The verdict that there is without a failure, with these warnings.
+    /// Asserts the verdict without failures and with these warnings.
     #[track_caller]
     pub fn usable_with(&self, warnings: &[&str]) {
         assert_eq!(self.of_level("fail"), [""; 0], "{self:#?}");

@@ -2,12 +2,13 @@
 //! with the bytes behind it and the size that `test` gives.
 
 use std::ffi::c_int;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use mpib::failure::{Failure, Kind};
 use mpib::pattern;
-use mpib::plugin::{Comm, Mr, Net, Recv, Request};
 use mpib::region::{Layout, Region};
+use nccl_net_host::{Mr, NO_SIZES, Recv, RecvComm, Request, SendComm, Sizes};
 
 /// A round takes seconds at most; only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(100);
@@ -25,20 +26,58 @@ pub(crate) struct Spec {
     pub(crate) seed: u64,
 }
 
+/// A comm of either direction.
+pub(crate) enum End {
+    Send(Rc<SendComm>),
+    Recv(Rc<RecvComm>),
+}
+
+impl End {
+    /// # Safety
+    /// As for `Comm::reg_mr`.
+    unsafe fn reg_mr(&self, addr: *mut u8, len: usize) -> nccl_net_host::Result<Mr> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Send(comm) => unsafe { comm.reg_mr(addr, len) },
+            // SAFETY: the caller's promise.
+            Self::Recv(comm) => unsafe { comm.reg_mr(addr, len) },
+        }
+    }
+
+    fn dereg_mr(&self, mr: Mr) -> nccl_net_host::Result<()> {
+        match self {
+            Self::Send(comm) => comm.dereg_mr(mr),
+            Self::Recv(comm) => comm.dereg_mr(mr),
+        }
+    }
+
+    fn test(&self, request: &mut Request, sizes: &mut Sizes) -> nccl_net_host::Result<bool> {
+        match self {
+            Self::Send(comm) => comm.test(request, sizes),
+            Self::Recv(comm) => comm.test(request, sizes),
+        }
+    }
+}
+
 /// One comm with its memory.
 pub(crate) struct Flow {
-    comm: Comm,
-    sends: bool,
+    end: End,
     region: Region,
     mr: Mr,
     steps: Vec<Step>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Step {
     Due,
     UnderWay(Request),
     Done,
+}
+
+impl Step {
+    const fn is_done(&self) -> bool {
+        matches!(self, Self::Done)
+    }
 }
 
 impl Spec {
@@ -63,46 +102,57 @@ impl Spec {
 
 impl Flow {
     /// Memory for all that `spec` says, registered.
-    pub(crate) fn new(net: &dyn Net, comm: Comm, sends: bool, spec: &Spec) -> Result<Self, Failure> {
+    pub(crate) fn new(end: End, spec: &Spec) -> Result<Self, Failure> {
         let layout = Layout { size: spec.size.max(1), slots: spec.slots() };
         let region = Region::new(layout)?;
-        let mr = net.reg_mr(comm, region.addr(), layout.len())?;
-        Ok(Self { comm, sends, region, mr, steps: Vec::new() })
+        // SAFETY: `end` unmaps the memory after deregMr; a flow that failed is kept until then. Slots are filled before
+        // requests are posted, and checked when theirs is done.
+        let mr = unsafe { end.reg_mr(region.addr(), layout.len()) }?;
+        Ok(Self { end, region, mr, steps: Vec::new() })
     }
 
     /// Deregisters; for when no request is under way, or none will be asked for again.
-    pub(crate) fn end(self, net: &dyn Net) -> Result<(), Failure> {
-        net.dereg_mr(self.comm, self.mr)
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        Ok(self.end.dereg_mr(self.mr)?)
+    }
+
+    const fn sends(&self) -> bool {
+        matches!(self.end, End::Send(_))
     }
 
     fn prepare(&mut self, number: usize, spec: &Spec) {
+        let sends = self.sends();
         for slot in 0..spec.slots() {
             let message = spec.message(number, slot);
             let memory = &mut self.region.slot(slot)[..spec.len(slot)];
-            if self.sends { pattern::fill(memory, message) } else { pattern::poison(memory, message) }
+            if sends { pattern::fill(memory, message) } else { pattern::poison(memory, message) }
         }
-        self.steps = vec![Step::Due; if self.sends { spec.slots() } else { spec.depth }];
+        let requests = if sends { spec.slots() } else { spec.depth };
+        self.steps = std::iter::repeat_with(|| Step::Due).take(requests).collect();
     }
 
     /// Starts what can be started, in order.
-    fn start(&mut self, net: &dyn Net, spec: &Spec) -> Result<bool, Failure> {
+    fn start(&mut self, spec: &Spec) -> Result<bool, Failure> {
         let mut moved = false;
         for turn in 0..self.steps.len() {
-            if self.steps[turn] != Step::Due {
+            if !matches!(self.steps[turn], Step::Due) {
                 continue;
             }
-            let request = if self.sends {
-                let slot = spec.slot(turn);
-                let tag = (slot % spec.group) as c_int;
-                net.isend(self.comm, self.region.slot_addr(slot), spec.len(slot), tag, self.mr)?
-            } else {
-                let recv = |i: usize| Recv {
-                    addr: self.region.slot_addr(turn * spec.group + i),
-                    len: spec.size,
-                    tag: i as c_int,
-                    mr: self.mr,
-                };
-                net.irecv(self.comm, &(0..spec.group).map(recv).collect::<Vec<_>>())?
+            let request = match &self.end {
+                End::Send(comm) => {
+                    let slot = spec.slot(turn);
+                    let tag = (slot % spec.group) as c_int;
+                    comm.isend(&self.mr, self.region.slot_offset(slot), spec.len(slot), tag)?
+                }
+                End::Recv(comm) => {
+                    let recv = |i: usize| Recv {
+                        mr: &self.mr,
+                        offset: self.region.slot_offset(turn * spec.group + i),
+                        len: spec.size,
+                        tag: i as c_int,
+                    };
+                    comm.irecv(&(0..spec.group).map(recv).collect::<Vec<_>>())?
+                }
             };
             let Some(request) = request else { break };
             self.steps[turn] = Step::UnderWay(request);
@@ -111,21 +161,23 @@ impl Flow {
         Ok(moved)
     }
 
-    fn test(&mut self, number: usize, net: &dyn Net, spec: &Spec) -> Result<bool, Failure> {
+    fn test(&mut self, number: usize, spec: &Spec) -> Result<bool, Failure> {
         let mut moved = false;
         for turn in 0..self.steps.len() {
-            let Step::UnderWay(request) = self.steps[turn] else { continue };
-            let mut sizes = [0; 64];
-            if !net.test(request, &mut sizes)? {
+            let Step::UnderWay(request) = &mut self.steps[turn] else { continue };
+            let mut sizes = NO_SIZES;
+            if !self.end.test(request, &mut sizes)? {
                 continue;
             }
-            self.steps[turn] = Step::Done;
             moved = true;
-            if self.sends {
+            if let End::Recv(comm) = &self.end {
+                comm.irecv_consumed(request)?;
+            }
+            self.steps[turn] = Step::Done;
+            if self.sends() {
                 judge_size("sender", spec.len(spec.slot(turn)), sizes[0])?;
                 continue;
             }
-            net.irecv_consumed(self.comm, spec.group, request)?;
             for (i, size) in sizes.iter().take(spec.group).enumerate() {
                 let slot = turn * spec.group + i;
                 judge_size("receiver", spec.len(slot), *size)?;
@@ -155,7 +207,7 @@ fn judge_size(end: &str, expected: usize, given: c_int) -> Result<(), Failure> {
 }
 
 /// One round over all of `flows`, whose number among those of their end tells them apart.
-pub(crate) fn round(net: &dyn Net, flows: &mut [(usize, Flow)], spec: &Spec) -> Result<(), Failure> {
+pub(crate) fn round(flows: &mut [(usize, Flow)], spec: &Spec) -> Result<(), Failure> {
     for (number, flow) in flows.iter_mut() {
         flow.prepare(*number, spec);
     }
@@ -163,16 +215,16 @@ pub(crate) fn round(net: &dyn Net, flows: &mut [(usize, Flow)], spec: &Spec) -> 
     loop {
         let mut moved = false;
         for (number, flow) in flows.iter_mut() {
-            moved |= flow.start(net, spec)?;
-            moved |= flow.test(*number, net, spec)?;
+            moved |= flow.start(spec)?;
+            moved |= flow.test(*number, spec)?;
         }
-        if flows.iter().all(|(_, flow)| flow.steps.iter().all(|step| *step == Step::Done)) {
+        if flows.iter().all(|(_, flow)| flow.steps.iter().all(Step::is_done)) {
             return Ok(());
         }
         if moved {
             since = Instant::now();
         } else if since.elapsed() > LIMIT {
-            let due = |(_, f): &(usize, Flow)| f.steps.iter().filter(|s| **s != Step::Done).count();
+            let due = |(_, f): &(usize, Flow)| f.steps.iter().filter(|s| !s.is_done()).count();
             let due: usize = flows.iter().map(due).sum();
             return Err(Failure::new(
                 Kind::Timeout,

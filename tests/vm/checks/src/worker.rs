@@ -1,6 +1,5 @@
 //! A process with the plugin in it, told what to do a line at a time. Each line is answered by "ok …" or "error …".
 
-use std::collections::VecDeque;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,9 +8,10 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::transfer::{Flow, Spec, round};
+use crate::transfer::{End, Flow, Spec, round};
 use mpib::failure::{Failure, Kind};
-use mpib::plugin::{Comm, HANDLE_BYTES, Handle, Net, logger, open, watch::Watch};
+use mpib::plugin::open_table;
+use nccl_net_host::{Error, HANDLE_BYTES, Handle, Listener, Net, RecvComm, SendComm, Settings, logger};
 
 /// Longer than the plugin's own limits for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(100);
@@ -19,20 +19,20 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(100);
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Worker {
-    net: Box<dyn Net>,
-    listening: VecDeque<Comm>,
-    sends: Vec<Comm>,
-    recvs: Vec<Comm>,
+    net: Net,
+    listening: Vec<Listener>,
+    sends: Vec<Rc<SendComm>>,
+    recvs: Vec<Rc<RecvComm>>,
     /// Memory of transfers that failed, which is in use until its comm is closed.
     failed: Vec<Flow>,
 }
 
 /// Loads the plugin, says "ok PID", and obeys until its input ends.
 pub(crate) fn run(plugin: &Path, abi: u32) -> ExitCode {
-    logger::install(|level, line| {
-        eprintln!("{} [{level}] {line}", std::process::id());
-        if level == logger::WARN {
-            WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+    logger::install(|line| {
+        eprintln!("{} [{}] {}", std::process::id(), line.level, line.text);
+        if line.level == logger::WARN {
+            WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(line.text.clone());
         }
     });
     let mut worker = match Worker::new(plugin, abi) {
@@ -69,13 +69,12 @@ fn word<T: FromStr>(words: &[&str], name: &str) -> Result<T, Failure> {
 
 impl Worker {
     fn new(plugin: &Path, abi: u32) -> Result<Self, Failure> {
-        let mut net = open(plugin, abi, None, Rc::new(Watch::new()?))?;
-        net.init()?;
+        let net = Net::init(open_table(plugin, abi, None, None)?, &Settings::default())?;
         if net.devices()? < 1 {
             return Err(usage("the plugin has no devices".into()));
         }
-        let (listening, failed) = (VecDeque::new(), Vec::new());
-        Ok(Self { net, listening, sends: Vec::new(), recvs: Vec::new(), failed })
+        let (sends, recvs) = (Vec::new(), Vec::new());
+        Ok(Self { net, listening: Vec::new(), sends, recvs, failed: Vec::new() })
     }
 
     fn obey(&mut self, line: &str) -> Result<String, Failure> {
@@ -102,18 +101,18 @@ impl Worker {
     }
 
     fn listen(&mut self) -> Result<String, Failure> {
-        let mut handle = Handle([0; HANDLE_BYTES]);
-        self.listening.push_back(self.net.listen(0, &mut handle)?);
-        Ok(handle.0.iter().map(|b| format!("{b:02x}")).collect())
+        let listener = self.net.listen(0)?;
+        let handle = listener.handle().0.iter().map(|b| format!("{b:02x}")).collect();
+        self.listening.push(listener);
+        Ok(handle)
     }
 
     /// One connection on each listener, which are closed.
     fn accept(&mut self) -> Result<String, Failure> {
-        let mut waiting: VecDeque<Comm> = std::mem::take(&mut self.listening);
-        let mut comms = vec![None; waiting.len()];
-        self.all("accept", &mut comms, |net, i| net.accept(waiting[i]))?;
-        self.recvs.extend(comms.into_iter().flatten());
-        waiting.drain(..).try_for_each(|listen| self.net.close_listen(listen))?;
+        let waiting = std::mem::take(&mut self.listening);
+        let comms = all("accept", waiting.len(), |i| waiting[i].accept())?;
+        self.recvs.extend(comms.into_iter().map(Rc::new));
+        waiting.into_iter().try_for_each(Listener::close)?;
         Ok(self.recvs.len().to_string())
     }
 
@@ -123,35 +122,9 @@ impl Worker {
         let byte = |pair: &[u8]| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or_default();
         let handle = |text: &[u8]| Handle(std::array::from_fn(|i| byte(&text[2 * i..2 * i + 2])));
         let mut handles: Vec<Handle> = digits.map(handle).collect();
-        let mut comms = vec![None; handles.len()];
-        self.all("connect", &mut comms, |net, i| net.connect(0, &mut handles[i]))?;
-        self.sends.extend(comms.into_iter().flatten());
+        let comms = all("connect", handles.len(), |i| self.net.connect(0, &mut handles[i]))?;
+        self.sends.extend(comms.into_iter().map(Rc::new));
         Ok(self.sends.len().to_string())
-    }
-
-    /// Polls until each has its comm.
-    fn all(
-        &self,
-        what: &str,
-        comms: &mut [Option<Comm>],
-        mut poll: impl FnMut(&dyn Net, usize) -> Result<Option<Comm>, Failure>,
-    ) -> Result<(), Failure> {
-        let start = Instant::now();
-        while comms.iter().any(Option::is_none) {
-            for (i, comm) in comms.iter_mut().enumerate() {
-                if comm.is_none() {
-                    *comm = poll(&*self.net, i)?;
-                }
-            }
-            if start.elapsed() > CONNECT_LIMIT {
-                return Err(Failure::new(
-                    Kind::Timeout,
-                    format!("{what} gives no comm within {CONNECT_LIMIT:?}"),
-                ));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
     }
 
     /// `rounds` rounds of each size over all comms of the directions named. With `tell=1` a line "moving" comes
@@ -166,15 +139,15 @@ impl Worker {
             let size = size.parse().map_err(|_| usage(format!("size {size:?}")))?;
             let mut spec = Spec { size, group: word(words, "group")?, depth: word(words, "depth")?, seed };
             let mut flows = Vec::new();
-            for (sends, comms) in [(true, &self.sends), (false, &self.recvs)] {
-                if way == "both" || (way == "send") == sends {
-                    for (number, comm) in comms.iter().enumerate() {
-                        flows.push((number, Flow::new(&*self.net, *comm, sends, &spec)?));
-                    }
+            let sends = self.sends.iter().cloned().map(End::Send).enumerate();
+            let recvs = self.recvs.iter().cloned().map(End::Recv).enumerate();
+            for (number, end) in sends.chain(recvs) {
+                if way == "both" || (way == "send") == matches!(end, End::Send(_)) {
+                    flows.push((number, Flow::new(end, &spec)?));
                 }
             }
             for n in 0..rounds {
-                if let Err(e) = round(&*self.net, &mut flows, &spec) {
+                if let Err(e) = round(&mut flows, &spec) {
                     self.failed.extend(flows.into_iter().map(|(_, flow)| flow));
                     return Err(e);
                 }
@@ -185,16 +158,40 @@ impl Worker {
                 }
             }
             seed = spec.seed;
-            flows.into_iter().try_for_each(|(_, flow)| flow.end(&*self.net))?;
+            flows.into_iter().try_for_each(|(_, flow)| flow.end())?;
         }
         Ok(moved.to_string())
     }
 
     fn close(&mut self) -> Result<String, Failure> {
-        self.failed.drain(..).try_for_each(|flow| flow.end(&*self.net))?;
-        self.sends.drain(..).try_for_each(|comm| self.net.close_send(comm))?;
-        self.recvs.drain(..).try_for_each(|comm| self.net.close_recv(comm))?;
-        self.listening.drain(..).try_for_each(|comm| self.net.close_listen(comm))?;
+        self.failed.drain(..).try_for_each(Flow::end)?;
+        // Nobody but a flow shares a comm, and no flow is left.
+        self.sends.drain(..).filter_map(Rc::into_inner).try_for_each(SendComm::close)?;
+        self.recvs.drain(..).filter_map(Rc::into_inner).try_for_each(RecvComm::close)?;
+        self.listening.drain(..).try_for_each(Listener::close)?;
         Ok(String::new())
     }
+}
+
+/// Polls until each of `n` has its comm.
+fn all<T>(
+    what: &str,
+    n: usize,
+    mut poll: impl FnMut(usize) -> Result<Option<T>, Error>,
+) -> Result<Vec<T>, Failure> {
+    let mut comms: Vec<Option<T>> = std::iter::repeat_with(|| None).take(n).collect();
+    let start = Instant::now();
+    while comms.iter().any(Option::is_none) {
+        for (i, comm) in comms.iter_mut().enumerate() {
+            if comm.is_none() {
+                *comm = poll(i)?;
+            }
+        }
+        if start.elapsed() > CONNECT_LIMIT {
+            let text = format!("{what} gives no comm within {CONNECT_LIMIT:?}");
+            return Err(Failure::new(Kind::Timeout, text));
+        }
+        std::thread::yield_now();
+    }
+    Ok(comms.into_iter().flatten().collect())
 }

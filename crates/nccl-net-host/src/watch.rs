@@ -1,26 +1,30 @@
-//! A page that a worker and the process that started it share: which call the worker is in, and a counter that moves
-//! as long as it lives. It lets the parent name a call that does not return.
+//! The call that a process is in, readable by another process.
+//!
+//! The page is a memory file that both processes map. The child process that loads a plugin marks
+//! each call in it and counts a beat at every mark and whenever it does something else. Its parent
+//! reads the call and the beat. It can name a call that does not return, or the call in which the
+//! child died.
 
 use std::{
+    io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
-use crate::failure::{Context, Failure};
-
 macro_rules! calls {
     ($($name:ident = $text:literal),+ $(,)?) => {
-        /// What a worker is doing, as far as it matters to who watches it.
+        /// A call of a plugin.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
         pub enum Call { $(#[doc = $text] $name),+ }
 
         impl Call {
-            /// The C name, or what else it is.
+            /// Returns the name in C.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
+
             fn from_u32(word: u32) -> Option<Self> {
                 [$(Self::$name),+].into_iter().find(|c| *c as u32 == word)
             }
@@ -31,16 +35,18 @@ macro_rules! calls {
 calls! {
     Outside = "no call of the plugin",
     Load = "dlopen",
-    Doctor = "mpib_doctor_v1",
     Init = "init",
     Devices = "devices",
     GetProperties = "getProperties",
     MakeVDevice = "makeVDevice",
+    SetNetAttr = "setNetAttr",
     Listen = "listen",
     Connect = "connect",
     Accept = "accept",
     RegMr = "regMr",
+    RegMrDmaBuf = "regMrDmaBuf",
     DeregMr = "deregMr",
+    GetDeviceMr = "getDeviceMr",
     Isend = "isend",
     Irecv = "irecv",
     Iflush = "iflush",
@@ -59,33 +65,38 @@ struct Page {
     beat: AtomicU64,
 }
 
-/// One end's view of the page.
+/// One process's view of the page.
 #[derive(Debug)]
 pub struct Watch {
     page: NonNull<Page>,
     fd: OwnedFd,
 }
 
+// SAFETY: the page holds atomics only, and stays mapped as long as the `Watch` lives.
+unsafe impl Send for Watch {}
+// SAFETY: as above.
+unsafe impl Sync for Watch {}
+
 impl Watch {
-    /// A new page of zeros; `fd` is what the worker opens it by.
-    pub fn new() -> Result<Self, Failure> {
+    /// Makes a page of zeros. Another process opens it by its [`fd`](Self::fd).
+    pub fn new() -> io::Result<Self> {
         // SAFETY: a NUL-terminated name; the call takes no other pointer.
-        let fd = unsafe { libc::memfd_create(c"mpib-watch".as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = unsafe { libc::memfd_create(c"nccl-net-host-watch".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
-            return Err(std::io::Error::last_os_error()).tool("make a memory file (memfd_create)");
+            return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: an open descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size_of::<Page>() as libc::off_t) } != 0 {
-            return Err(std::io::Error::last_os_error()).tool("size a memory file (ftruncate)");
+            return Err(io::Error::last_os_error());
         }
         Self::open(fd)
     }
 
-    /// The page behind a descriptor that [`Watch::new`] made in another process.
-    pub fn open(fd: OwnedFd) -> Result<Self, Failure> {
-        // SAFETY: a fresh shared mapping of an open file; no address is asked for.
+    /// Maps the page behind a descriptor that [`Watch::new`] made in another process.
+    pub fn open(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: a fresh shared mapping of an open file at an address of the kernel's choice.
         let addr = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -98,45 +109,54 @@ impl Watch {
         };
         match NonNull::new(addr.cast::<Page>()) {
             Some(page) if addr != libc::MAP_FAILED => Ok(Self { page, fd }),
-            _ => Err(std::io::Error::last_os_error()).tool("map a memory file"),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// What another process opens the page by.
-    pub fn fd(&self) -> &OwnedFd {
+    /// Keeps the page until the process ends, as [`Table::watched`](crate::Table::watched) needs
+    /// it.
+    pub fn leak(self) -> &'static Self {
+        Box::leak(Box::new(self))
+    }
+
+    /// Returns the descriptor by which another process opens the page.
+    pub const fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    fn page(&self) -> &Page {
-        // SAFETY: mapped as long as `self` lives, page-aligned, and every bit pattern of the atomics is valid.
+    const fn page(&self) -> &Page {
+        // SAFETY: mapped as long as `self` lives, page-aligned, and every bit pattern of the
+        // atomics is valid.
         unsafe { self.page.as_ref() }
     }
 
-    /// Runs `f`, a call of the plugin, marked as such.
-    pub fn during<T>(&self, call: Call, f: impl FnOnce() -> T) -> T {
+    /// Marks a call while `run` runs.
+    #[inline]
+    pub fn during<T>(&self, call: Call, run: impl FnOnce() -> T) -> T {
         self.set(call);
-        let out = f();
+        let out = run();
         self.set(Call::Outside);
         out
     }
 
-    /// Says what comes next, for a state that is not left again.
+    /// Marks a call until the next mark.
+    #[inline]
     pub fn set(&self, call: Call) {
-        let page = self.page();
-        page.call.store(call as u32, Relaxed);
+        self.page().call.store(call as u32, Relaxed);
         self.beat();
     }
 
-    /// Still alive. There is one writer, so load and store will do.
+    /// Counts a beat: the process is alive. Only one thread may do so, hence no atomic addition.
+    #[inline]
     pub fn beat(&self) {
         let beat = &self.page().beat;
         beat.store(beat.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// What the worker is doing, and its counter.
+    /// Returns the marked call and the number of beats.
     pub fn read(&self) -> (Call, u64) {
         let page = self.page();
-        // The worker shares its memory with a foreign plugin, which may have written here.
+        // The plugin shares its process with the page and may have overwritten it.
         let call = Call::from_u32(page.call.load(Relaxed)).unwrap_or(Call::Outside);
         (call, page.beat.load(Relaxed))
     }
@@ -144,7 +164,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and `&mut self` says that nobody reads it any more.
+        // SAFETY: `open` made the mapping, and `&mut self` proves that nothing refers to it.
         unsafe { libc::munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
     }
 }
