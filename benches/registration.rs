@@ -1,17 +1,12 @@
 //! What a registration costs that another one serves, beside one that is made: through the newest table, over a software device, which
 //! pins no memory, so that a real adapter's cost more. `cargo bench -p nccl-net-mpib --bench registration` (`docs/memory.md`).
 
-extern crate softverbs as _;
-
-#[path = "../tests/common/mod.rs"]
-mod common;
-
 use std::time::Instant;
 
-use common::memory::Pages;
-use common::pair::{HOST, Pair};
-use common::set;
-use common::table::{Ptr, newest};
+use mpib_tests::memory::Pages;
+use mpib_tests::pair::{HOST, Pair};
+use mpib_tests::set;
+use mpib_tests::table::{Ptr, newest};
 
 /// The least of so many rounds: what disturbs one only makes it longer.
 const ROUNDS: usize = 200;
