@@ -44,7 +44,7 @@ SECONDS ?= 600
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
-	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test --locked -p nccl-net-mpib --test soak -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
 check: check-fmt check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts

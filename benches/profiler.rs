@@ -4,18 +4,14 @@
 //! `cargo bench -p nccl-net-mpib --bench profiler` times all of them in turns. With `--count N KIND` after `--`, KIND from 0 on in the order of the
 //! table, it moves N messages within `counted_messages`: for tools that count a function's instructions (`docs/guide/profiler.md`).
 
-extern crate softverbs as _;
-
-#[path = "../tests/common/mod.rs"]
-mod common;
 mod util;
 
 use std::ffi::c_int;
 use std::ptr::without_provenance_mut;
 use std::time::{Duration, Instant};
 
-use common::set;
-use common::table::{Ptr, set_profiler, set_profiler_handles};
+use mpib_tests::set;
+use mpib_tests::table::{Ptr, set_profiler, set_profiler_handles};
 use nccl_net_abi as abi;
 use util::{Lane, ROUND, ROUNDS, SIZE, argument, count, mean, measure};
 
@@ -75,7 +71,7 @@ fn handles(kind: Kind) {
 }
 
 fn main() {
-    for (name, value) in common::mpib("0", &[("SOFTVERBS_FABRIC", "bench-profiler")]) {
+    for (name, value) in mpib_tests::mpib("0", &[("SOFTVERBS_FABRIC", "bench-profiler")]) {
         set(name, Some(value));
     }
     if let Some(n) = argument("--count", 1) {

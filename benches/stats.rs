@@ -4,15 +4,11 @@
 //! `cargo bench -p nccl-net-mpib` times both in turns. With `--count N 0` or `--count N 1` after `--` it moves N messages in one of the two
 //! ways within `counted_messages`: for tools that count a function's instructions (`docs/guide/stats.md`).
 
-extern crate softverbs as _;
-
-#[path = "../tests/common/mod.rs"]
-mod common;
 mod util;
 
 use std::time::{Duration, Instant};
 
-use common::set;
+use mpib_tests::set;
 use util::{Lane, ROUND, ROUNDS, SIZE, argument, count, mean, measure};
 
 /// Which connections count, in the order in which they are made: where a connection's memory lies and when its turn comes make a
@@ -34,7 +30,7 @@ fn lane(stats: bool) -> Lane {
 }
 
 fn main() {
-    for (name, value) in common::mpib("512", &[("SOFTVERBS_FABRIC", "bench-stats")]) {
+    for (name, value) in mpib_tests::mpib("512", &[("SOFTVERBS_FABRIC", "bench-stats")]) {
         set(name, Some(value));
     }
     if let Some(n) = argument("--count", 1) {

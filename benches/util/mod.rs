@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::common::pair::{Buffer, Pair, connect, init, until};
-use crate::common::table::{Ptr, newest};
+use mpib_tests::pair::{Buffer, Pair, connect, init, until};
+use mpib_tests::table::{Ptr, newest};
 
 /// Messages in a round: short enough that a disturbed round is one of many.
 pub(crate) const ROUND: usize = 500;

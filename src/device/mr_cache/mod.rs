@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::verbs::{Keys, Mr, Pd, page_size};
 use cache::{Cache, Held, Span};
 
-/// The locks of [`cache`], for which `tests/loom.rs` has others.
+/// The locks of [`cache`], for which `tests/suites/loom.rs` has others.
 mod sync {
     pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 }

@@ -1,0 +1,198 @@
+//! Several inits in one process: of one table, of several, after one that failed, after settings that changed.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::sync::Mutex;
+
+use mpib_tests::code::{InvalidUsage, Success, SystemError};
+use mpib_tests::log::{LOG, as_logger, take_warning, take_warnings};
+use mpib_tests::pair::{connect, init};
+use mpib_tests::table::{TABLES, Table, newest};
+use mpib_tests::{here, isolated, set};
+
+use crate::net::Net;
+
+fn of(version: u32) -> &'static dyn Table {
+    *TABLES.iter().find(|t| t.version() == version).unwrap()
+}
+
+/// One connection of each table at the same time, and messages in turn.
+fn side_by_side(tables: &[&'static dyn Table]) {
+    let rigs: Vec<_> = tables.iter().map(|t| (init(*t), *t)).collect();
+    let pairs: Vec<_> = rigs.iter().map(|(ctx, t)| connect(*t, *ctx, 0)).collect();
+    for round in 0..3 {
+        pairs.iter().for_each(|pair| pair.message(5000, 5000, round));
+    }
+    for ((ctx, table), pair) in rigs.into_iter().zip(pairs) {
+        pair.close();
+        assert_eq!(table.finalize(ctx), Success);
+    }
+}
+
+#[test]
+fn every_table_may_be_initialised_twice() {
+    isolated(here!(), &mpib_tests::TWO_RAILS, || {
+        for table in TABLES {
+            side_by_side(&[*table, *table]);
+        }
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn two_tables_work_side_by_side_in_one_process() {
+    isolated(here!(), &mpib_tests::TWO_RAILS, || {
+        side_by_side(&[of(8), of(12)]);
+        side_by_side(&[of(11), of(6), of(12), of(10)]);
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn init_works_once_the_environment_is_repaired() {
+    isolated(here!(), &mpib_tests::mpib("1025", &[]), || {
+        for table in TABLES {
+            // A new communicator, nothing repaired yet.
+            for _ in 0..2 {
+                let (rc, ctx) = table.init();
+                assert_eq!((rc, ctx.is_null()), (InvalidUsage, true), "v{}", table.version());
+                assert_eq!(take_warnings().len(), 1);
+                // NCCL 2.28.3 to 2.29.3 do so after an init that failed.
+                assert_eq!(table.finalize(ctx), Success);
+                assert_eq!(table.devices(), (InvalidUsage, 0));
+                assert_eq!(take_warnings().len(), 1);
+            }
+        }
+        set("MPIB_SUP_SHARE", Some("512"));
+        set("NCCL_IB_GID_INDEX", Some("200"));
+        assert_eq!(newest().init().0, InvalidUsage, "the next fault of the same environment");
+        take_warning(&["NCCL_IB_GID_INDEX says GID index 200"]);
+        set("NCCL_IB_GID_INDEX", None::<&str>);
+        TABLES.iter().for_each(|table| side_by_side(&[*table]));
+    });
+}
+
+#[test]
+fn init_works_once_there_are_devices_that_can_be_used() {
+    let env = [("NCCL_IB_GID_INDEX", "200")];
+    isolated(here!(), &env, || {
+        for table in [of(8), of(12)] {
+            assert_eq!(table.init().0, SystemError);
+            let said = take_warnings();
+            assert!(said[0].contains("no usable RDMA port") && said[0].contains("soft1:1"), "{said:?}");
+        }
+        set("NCCL_IB_GID_INDEX", None::<&str>);
+        side_by_side(&[of(8), of(12)]);
+    });
+}
+
+static SECOND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn second_logger(
+    _: c_int,
+    _: c_ulong,
+    _: *const c_char,
+    _: c_int,
+    _: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: the plugin's C string, alone behind "%s".
+    SECOND.lock().unwrap().push(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+}
+
+/// Two libnccl in one process, one of them unloaded later: lines go where the latest init says.
+#[test]
+fn lines_go_to_the_logger_of_the_latest_init() {
+    isolated(here!(), &[], || {
+        for version in [8, 10, 12] {
+            let table = of(version);
+            let first = init(table);
+            take_warnings();
+            let mut second = std::ptr::null_mut();
+            let rc = exported(version).init(&raw mut second, 1, None, as_logger(second_logger), None);
+            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
+            // Of the adapters, and of the plugin.
+            assert_ne!(table.properties(-1).0, Success);
+            assert_ne!(table.properties(99).0, Success);
+            let lines = std::mem::take(&mut *SECOND.lock().unwrap());
+            assert_eq!(LOG.lock().unwrap().len(), 0, "the first logger is done with");
+            assert!(lines.iter().any(|l| l.contains("-1")), "v{version}: {lines:?}");
+            assert!(lines.iter().any(|l| l.contains("99")), "v{version}: {lines:?}");
+            assert_eq!((table.finalize(second), table.finalize(first)), (Success, Success));
+        }
+    });
+}
+
+/// A host that gives no logger: what cannot be told is dropped, and the codes say the rest.
+#[test]
+fn without_a_logger_failures_are_silent_and_the_same() {
+    isolated(here!(), &[], || {
+        for version in [8, 10, 12] {
+            let mut ctx = std::ptr::null_mut();
+            set("MPIB_STRICT", Some("2"));
+            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
+            set("MPIB_STRICT", None::<&str>);
+            // v10 finds the context that v8 has made, and reads nothing again.
+            assert_eq!(rc == nccl_net_versions::abi::ncclSuccess, version == 10, "v{version}");
+            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
+            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
+            let table = of(version);
+            assert_ne!(table.properties(-1).0, Success);
+            assert_ne!(table.properties(99).0, Success);
+            let pair = connect(table, ctx, 0);
+            pair.message(100, 100, 1);
+            pair.close();
+            assert_eq!(table.finalize(ctx), Success);
+        }
+        assert!(LOG.lock().unwrap().is_empty());
+    });
+}
+
+/// Communicators of one process are made by several threads at once.
+#[test]
+fn inits_at_the_same_time_open_devices_once() {
+    isolated(here!(), &mpib_tests::TWO_RAILS, || {
+        std::thread::scope(|scope| {
+            for table in TABLES.iter().chain(TABLES) {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        side_by_side(&[*table]);
+                    }
+                });
+            }
+        });
+        let opened =
+            LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("device(s): soft0+soft1")).count();
+        assert_eq!((opened, take_warnings().len()), (1, 0));
+    });
+}
+
+fn exported(version: u32) -> Net {
+    match version {
+        8 => Net::V8(nccl_net_mpib::ncclNetPlugin_v8),
+        10 => Net::V10(nccl_net_mpib::ncclNetPlugin_v10),
+        12 => Net::V12(nccl_net_mpib::ncclNetPlugin_v12),
+        other => panic!("no version {other}"),
+    }
+}
+
+/// Devices are opened once: what a later environment says of them cannot come true, and that is told.
+#[test]
+fn settings_of_devices_that_change_between_inits_are_reported_once() {
+    isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {
+        let ctx = init(newest());
+        set("NCCL_IB_HCA", Some("soft1"));
+        let second = init(newest());
+        take_warning(&["NCCL_IB_HCA=soft1 (was soft0)"]);
+        assert_eq!(newest().properties(0).1.unwrap().name, "soft0");
+        set("MPIB_STRICT", Some("1"));
+        assert_eq!(newest().init().0, InvalidUsage);
+        let said = take_warnings();
+        assert!(said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
+        assert!(said[0].contains("MPIB_STRICT=1"), "{said:?}");
+        // The communicators that are there go on.
+        let pair = connect(newest(), second, 0);
+        pair.message(1000, 1000, 1);
+        pair.close();
+        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (Success, Success));
+    });
+}

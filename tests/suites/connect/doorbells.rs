@@ -1,0 +1,188 @@
+//! How messages meet the adapter: one doorbell for each chain of work requests, CTS entries in the work request itself, whole cache lines.
+
+use mpib_tests::code::Success;
+use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::log::take_warnings;
+use mpib_tests::pair::{Pair, both_fail, connect, init, pattern, until};
+use mpib_tests::table::{Ptr, newest};
+use mpib_tests::{here, isolated, mpib};
+use nccl_net_mpib::proto::CACHE_LINE;
+use softverbs::Counters;
+
+/// What a rail was asked for, by both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Asked {
+    doorbells: u64,
+    writes: u64,
+    with_imm: u64,
+    inline: u64,
+}
+
+fn counted() -> Vec<Counters> {
+    softverbs::counters().into_iter().map(|device| device.total).collect()
+}
+
+/// A group of `n` messages of `len` bytes; what each rail was asked for.
+fn group(pair: &Pair, n: usize, len: usize) -> Vec<Asked> {
+    let (from, to) = (pair.send_buffer(pattern(len.max(1), 1)), pair.recv_buffer(n * len + 1));
+    let before = counted();
+    let receives: Vec<_> = (0..n).map(|i| (to.addr() + i * len, len, i as i32, to.mr)).collect();
+    let request = pair.irecv(&receives);
+    let sends: Vec<Ptr> = (0..n).map(|i| pair.isend(from.addr(), len, i as i32, from.mr)).collect();
+    sends.into_iter().chain([request]).for_each(|r| {
+        pair.wait(r);
+    });
+    assert!((0..n).all(|i| to.bytes[i * len..(i + 1) * len] == from.bytes[..len]));
+    let asked = |(now, before): (Counters, &Counters)| {
+        let c = now.since(before);
+        Asked { doorbells: c.doorbells, writes: c.writes, with_imm: c.writes_with_imm, inline: c.inlines }
+    };
+    let grown = counted().into_iter().zip(&before).map(asked).collect();
+    from.dereg();
+    to.dereg();
+    grown
+}
+
+/// On the rail that carries CTS writes `cts` is the receiver's part.
+fn expect(parts: [u64; 2], imms: [u64; 2], inline: u64) -> Vec<Asked> {
+    let rail = |i: usize| {
+        let cts = u64::from(i == 0);
+        Asked {
+            doorbells: cts + imms[i],
+            writes: cts + parts[i],
+            with_imm: imms[i],
+            inline: if i == 0 { inline } else { 0 },
+        }
+    };
+    vec![rail(0), rail(1)]
+}
+
+#[test]
+fn messages_on_one_rail_take_a_doorbell_at_each_end() {
+    isolated(here!(), &mpib("0", &[]), || {
+        let pair = Pair::new(newest());
+        for len in [0, 8, 100_000] {
+            assert_eq!(group(&pair, 1, len), expect([0, 0], [1, 0], 1), "{len} bytes");
+        }
+        for n in 2..=8 {
+            // A write for each, and one with the immediate and the record.
+            assert_eq!(group(&pair, n, 1000), expect([n as u64, 0], [1, 0], 0), "groups of {n}");
+        }
+        // A size that the immediate of two rails cannot say.
+        let large = (2 << 20) + 1;
+        assert_eq!(group(&pair, 1, large), expect([1, 0], [1, 0], 1), "{large} bytes");
+        pair.close();
+    });
+}
+
+#[test]
+fn messages_on_two_rails_take_a_doorbell_on_each() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        assert_eq!(group(&pair, 1, 8192), expect([0, 0], [1, 1], 1));
+        assert_eq!(group(&pair, 8, 8192), expect([8, 8], [1, 1], 0));
+        assert_eq!(group(&pair, 1, (2 << 20) + 1), expect([1, 1], [1, 1], 1));
+        pair.close();
+    });
+}
+
+/// Data of more than 8 KiB goes without its immediate, in one chain with it.
+#[test]
+fn data_and_a_separate_immediate_take_one_doorbell() {
+    isolated(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), || {
+        let pair = Pair::new(newest());
+        assert_eq!(group(&pair, 1, 100_000), expect([1, 1], [1, 1], 1));
+        pair.close();
+    });
+}
+
+const NO_ROOM: &str = "soft0:addr=192.168.200.1/24,inline=0;soft1:addr=192.168.201.1/24,inline=63";
+
+/// One message with these settings: how many of its CTS writes were inline, and what was told.
+fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
+    isolated(test, &mpib("512", env), || {
+        let table = newest();
+        let ctx = init(table);
+        for _ in 0..2 {
+            let pair = connect(table, ctx, 0);
+            assert_eq!(group(&pair, 1, 8192), expect([0, 0], [1, 1], inline));
+            assert_eq!(group(&pair, 3, 8192), expect([3, 3], [1, 1], 0));
+            pair.close();
+        }
+        let lines = take_warnings();
+        assert_eq!(lines.len(), told, "{lines:?}");
+        let says = |line: &String| {
+            line.contains("carries 0 bytes inline, of 64: CTS writes are not inline (NCCL_IB_USE_INLINE=1)")
+        };
+        assert!(lines.iter().all(says), "{lines:?}");
+    });
+}
+
+#[test]
+fn cts_writes_are_inline_as_the_settings_say() {
+    // Where the settings want that, and where they say nothing, see above.
+    with(here!(), &[("NCCL_IB_USE_INLINE", "1")], 1, 0);
+}
+
+#[test]
+fn cts_writes_are_read_from_memory_where_the_settings_say_so() {
+    with(here!(), &[("NCCL_IB_USE_INLINE", "0")], 0, 0);
+}
+
+#[test]
+fn adapters_without_inline_room_read_cts_writes_from_memory() {
+    with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM)], 0, 0);
+}
+
+/// Once, though there are two rails and two connections.
+#[test]
+fn adapters_without_inline_room_are_reported_if_inline_is_configured() {
+    with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1")], 0, 1);
+}
+
+#[test]
+fn adapters_without_inline_room_are_refused_with_strict() {
+    let env = [("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1"), ("MPIB_STRICT", "1")];
+    isolated(here!(), &mpib("512", &env), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(ctx, 0, &mut handle);
+        assert_eq!(rc, Success);
+        // The acceptor's adapter it is that has no room; the connector is told.
+        both_fail(table, ctx, &mut handle, listen);
+        let lines = take_warnings();
+        let says = |line: &String| line.contains("carries 0 bytes inline") && line.contains("MPIB_STRICT=1");
+        assert!(lines.iter().any(says), "{lines:?}");
+        assert_eq!(table.close_listen(listen), Success);
+    });
+}
+
+/// A peer is given memory that begins a line, so that no entry or record of its own, which are a line each, lies in two.
+#[test]
+fn what_peers_write_begins_a_cache_line() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        for _ in 0..5 {
+            let mut handle = [0; 128];
+            let (rc, listen) = table.listen(ctx, 0, &mut handle);
+            assert_eq!(rc, Success);
+            let sender = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+            let recv = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
+            let listener = Evil::listen();
+            let mut handle = listener.handle().encode();
+            let receiver = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
+            let send = until("connect", || {
+                Some(table.connect(ctx, 0, &mut handle).1).filter(|comm| !comm.is_null())
+            });
+            for evil in [sender.join().unwrap(), receiver.join().unwrap()] {
+                assert_eq!(evil.memory().addr % CACHE_LINE as u64, 0, "{:?}", evil.memory());
+            }
+            assert_eq!(
+                (table.close_send(send), table.close_recv(recv), table.close_listen(listen)),
+                (Success, Success, Success)
+            );
+        }
+    });
+}

@@ -1,0 +1,8 @@
+//! How a connection is made: modes, attributes of queue pairs, retries, many connections at once.
+
+mod concurrency;
+mod doorbells;
+mod modes;
+mod qp_attributes;
+mod retries;
+mod simultaneous_connect;

@@ -1,0 +1,321 @@
+//! Control connections over real sockets: how they come about, and how they end.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use mpib_tests::pair::{LIMIT, until};
+use mpib_tests::peer::{Peer, commands, handle_of, word};
+use mpib_tests::process::Role;
+use mpib_tests::{here, isolated_with};
+use nccl_net_mpib::control::{Channel, Listener, Options, State};
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
+
+use super::util::{
+    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options, recv,
+    stranger,
+};
+
+/// Both ends of a connection.
+fn pair() -> (Channel, Channel) {
+    let listener = listen();
+    let connector = connect(&listener);
+    let acceptor = accept(&listener);
+    until("the connector to know", || connector.peer());
+    (connector, acceptor)
+}
+
+#[test]
+fn hello_is_the_first_message_on_both_ends() {
+    let listener = listen();
+    a_real_peer_gets_in(&listener);
+    a_real_peer_gets_in(&listener);
+}
+
+#[test]
+fn addresses_and_names_are_told() {
+    let (connector, acceptor) = pair();
+    acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
+    recv(&connector);
+    assert_eq!(connector.peer(), acceptor.local());
+    assert_eq!(connector.local(), acceptor.peer());
+    let peer = acceptor.peer().unwrap();
+    assert_eq!(acceptor.describe(), format!("{peer} (connector, pid 42)"));
+    assert_eq!((connector.state(), acceptor.state()), (State::Open, State::Open));
+}
+
+#[test]
+fn each_address_of_a_handle_leads_to_the_listener() {
+    let listener = listen();
+    let handle = listener.handle();
+    for addr in handle.addrs() {
+        let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
+        let connector = Channel::connect(&alone, &hello("connector"), LIMIT, SILENCE).unwrap();
+        let acceptor = accept(&listener);
+        acceptor.send(&Message::Ready).unwrap();
+        assert_eq!(recv(&connector), Message::Ready);
+        assert_eq!(connector.peer().unwrap().ip(), addr.ip());
+    }
+}
+
+#[test]
+fn a_refusal_reaches_the_connector_as_a_sentence() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let answer = thread::spawn(move || {
+        let (mut stream, _) = server.accept().unwrap();
+        let mut first = [0; HELLO_PREFIX_BYTES];
+        stream.read_exact(&mut first).unwrap();
+        stream.write_all(&Message::Refuse { reason: "not today\n".into() }.encode().unwrap()).unwrap();
+        // Not closed before the connector has read it.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let channel =
+        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), LIMIT, SILENCE).unwrap();
+    let error = until("the refusal", || channel.try_recv().err()).to_string();
+    assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
+    assert_eq!(channel.state(), State::Lost);
+    answer.join().unwrap();
+}
+
+/// Accepts on `server` and gives the connection with the token of its HELLO.
+fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
+    server.set_nonblocking(true).unwrap();
+    let (mut stream, _) = until("a connection", || server.accept().ok());
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut start = [0; HELLO_PREFIX_BYTES + 16];
+    stream.read_exact(&mut start).unwrap();
+    (stream, start[HELLO_PREFIX_BYTES..].try_into().unwrap())
+}
+
+#[test]
+fn a_listener_that_closes_without_an_answer_is_tried_again() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    drop(accept_raw(&server));
+    let (mut stream, token) = accept_raw(&server);
+    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
+}
+
+#[test]
+fn a_silent_address_does_not_hold_up_the_next() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
+    let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let (mut stream, token) = accept_raw(&server);
+    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
+    assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
+}
+
+/// In less time than one has before those of other networks are tried beside it.
+#[test]
+fn all_addresses_of_own_networks_are_tried_at_once() {
+    let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];
+    let first = std::net::TcpListener::bind((ips[0], 0)).unwrap();
+    let port = first.local_addr().unwrap().port();
+    let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
+    let handle = handle_with(port, &ips);
+    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50), SILENCE).unwrap();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
+    for ip in ips {
+        assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
+    }
+    drop((first, others));
+}
+
+#[test]
+fn another_connectors_welcome_is_no_answer() {
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let (mut first, mut token) = accept_raw(&server);
+    token[0] ^= 1;
+    first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    // It gives this one up, and tries again.
+    let (mut second, token) = accept_raw(&server);
+    second.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+    second.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    assert_eq!(recv(&channel), Message::Ready);
+}
+
+#[test]
+fn a_missing_listener_is_reported_soon_with_every_address() {
+    let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
+    // Long before the time of the handshake is over.
+    let channel = Channel::connect(&handle, &hello("c"), 60 * LIMIT, SILENCE).unwrap();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
+    for part in [
+        "none of its addresses answers",
+        &format!("127.0.0.1:{port}: "),
+        &format!("127.0.0.2:{port}: "),
+        "refused",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn a_port_that_accepts_and_says_nothing_ends_in_time() {
+    let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
+    for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn many_ways_to_one_listener_are_one_channel() {
+    let listener = listen();
+    let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
+    let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
+    let connector = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let acceptor = accept(&listener);
+    acceptor.send(&Message::Ready).unwrap();
+    assert_eq!(recv(&connector), Message::Ready);
+    assert!(listener.try_accept().unwrap().is_none());
+}
+
+#[test]
+fn both_directions_at_once_keep_their_order() {
+    let (connector, acceptor) = pair();
+    // Each end runs ahead of what it reads, by less than may wait unread.
+    let (rounds, ahead) = (2000, 16);
+    let text =
+        |i: usize| Message::Probed { mask: i as u8, reasons: vec![(0, format!("{i}").repeat(200)); 8] };
+    thread::scope(|scope| {
+        for end in [&connector, &acceptor] {
+            scope.spawn(move || {
+                for i in 0..rounds + ahead {
+                    if i < rounds {
+                        end.send(&text(i)).unwrap();
+                    }
+                    if i >= ahead {
+                        assert_eq!(recv(end), text(i - ahead));
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn close_delivers_everything_and_then_says_bye() {
+    let (connector, acceptor) = pair();
+    let wiring =
+        Message::Wiring(Wiring { routes: Vec::new(), memory: Memory { addr: 1, len: 2, rkeys: vec![3] } });
+    connector.send(&wiring).unwrap();
+    connector.send(&Message::Ready).unwrap();
+    connector.close();
+    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    assert_eq!(recv(&acceptor), wiring);
+    assert_eq!(recv(&acceptor), Message::Ready);
+    acceptor.expect("READY");
+    let text = acceptor.try_recv().unwrap_err().to_string();
+    assert!(
+        text.ends_with("(connector, pid 42) has closed the connection while this end waited for READY"),
+        "{text}"
+    );
+    assert!(acceptor.send(&Message::Ready).is_err());
+    assert_eq!(acceptor.state(), State::ByePeer);
+}
+
+#[test]
+fn a_close_with_much_unsent_still_delivers_it_all() {
+    let listener = listen();
+    let mut peer = stranger(&listener);
+    peer.write_all(&hello_bytes(&listener)).unwrap();
+    let channel = until("the peer", || listener.try_accept().unwrap());
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let frame = large.encode().unwrap();
+    let count = (16 << 20) / frame.len();
+    for _ in 0..count {
+        channel.send(&large).unwrap();
+    }
+    channel.close();
+    let mut all = Vec::new();
+    peer.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 21 + count * frame.len() + 5, "WELCOME, the messages, BYE");
+    assert!(all.ends_with(&Message::Bye.encode().unwrap()));
+}
+
+#[test]
+fn both_ends_may_close_at_once() {
+    for _ in 0..20 {
+        let (connector, acceptor) = pair();
+        thread::scope(|scope| {
+            scope.spawn(|| connector.close());
+            scope.spawn(|| acceptor.close());
+        });
+    }
+    let (connector, acceptor) = pair();
+    connector.close();
+    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    acceptor.close();
+}
+
+#[test]
+fn a_drop_without_close_is_a_loss() {
+    let (connector, acceptor) = pair();
+    connector.send(&Message::Ready).unwrap();
+    assert_eq!(recv(&acceptor), Message::Ready);
+    drop(connector);
+    until("the loss", || (acceptor.state() == State::Lost).then_some(()));
+    let text = acceptor.try_recv().unwrap_err().to_string();
+    assert!(text.contains("(connector, pid 42): "), "{text}");
+}
+
+#[test]
+fn a_step_that_takes_too_long_is_named() {
+    let listener = Listener::open(&Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
+    // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
+    let _connector = connect(&listener);
+    let acceptor = accept(&listener);
+    acceptor.expect("WIRING");
+    let text = until("the limit", || acceptor.try_recv().err()).to_string();
+    let end =
+        "(connector, pid 42): nothing came within 50 ms while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)";
+    assert!(text.ends_with(end), "{text}");
+    acceptor.settled();
+    assert_eq!(acceptor.try_recv().unwrap(), None);
+    assert_eq!(acceptor.state(), State::Open);
+}
+
+/// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.
+/// A second process that connects to the listener of this handle, and stays.
+fn connects_and_stays() {
+    let word = commands().next().unwrap();
+    let handle = Handle::decode(&handle_of(&word)).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    channel.send(&Message::Ready).unwrap();
+    // The first process kills this one.
+    thread::sleep(LIMIT);
+    drop(channel);
+}
+
+#[test]
+fn a_killed_peer_is_lost() {
+    isolated_with(here!(), &[], connects_and_stays, || {
+        let listener = listen();
+        let mut peer = Peer::start_as(Role::Second, &[]);
+        peer.say(&word(&listener.handle().encode()));
+        let channel = accept(&listener);
+        assert_eq!(recv(&channel), Message::Ready);
+        assert_eq!(channel.state(), State::Open);
+        peer.kill();
+        until("the loss", || (channel.state() == State::Lost).then_some(()));
+        let text = channel.try_recv().unwrap_err().to_string();
+        assert!(text.contains("did its process end?") && text.contains("(connector, pid 42)"), "{text}");
+    });
+}

@@ -1,0 +1,42 @@
+//! A process without a free descriptor: the listener says so once, and takes up again. One test, since the limit is the process's.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
+use nccl_net_mpib::proto::Message;
+use nccl_net_versions::{Level, Logger};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::util::{hello_bytes, listen, recv, stranger};
+
+static WARNINGS: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn a_listener_without_descriptors_warns_once_and_recovers() {
+    isolated(here!(), &[], || {
+        nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
+            let text = text.to_string_lossy();
+            assert!(level != Level::Warn || text.contains("ulimit -n"), "{text}");
+            WARNINGS.fetch_add(usize::from(level == Level::Warn), Ordering::Relaxed);
+        }));
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 128, hard).unwrap();
+        let listener = listen();
+
+        // All descriptors but one, which goes to the peer's own end.
+        let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        files.pop();
+        let mut peer = stranger(&listener);
+        peer.write_all(&hello_bytes(&listener)).unwrap();
+        until("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
+
+        // It waits in the backlog, and gets in as soon as there is room; nothing new comes to tell of it.
+        drop(files);
+        let channel = until("the peer", || listener.try_accept().unwrap());
+        assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));
+        assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
+    });
+}

@@ -1,0 +1,114 @@
+//! Ten thousand strangers of every kind, while peers come and go: memory and descriptors stay bounded, and nobody of the
+//! right ones is lost. One test, since both are counted for the process.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+
+use mpib_tests::holdings::{descriptors, resident};
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
+use nccl_net_mpib::control::{Channel, Listener, State};
+use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
+use socket2::{Domain, Socket, Type};
+
+use super::util::{connect, hello, hello_bytes, listen, recv};
+
+const STRANGERS: usize = 10_000;
+/// Strangers that stay until others take their place.
+const STAYING: usize = 600;
+
+/// From a network of its own each 5,000: a port that was left is not free at once, and these are more than one address has.
+fn stranger(listener: &Listener, n: usize) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let from = Ipv4Addr::new(127, 9, (n / 5000) as u8, 1);
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, listener.handle().port())).into()).unwrap();
+    socket.into()
+}
+
+/// What the `n`-th stranger says.
+fn saying(right: &[u8], n: usize) -> Vec<u8> {
+    let mut hello = right.to_vec();
+    match n % 8 {
+        0 => Vec::new(),
+        1 => b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        // A HELLO that never ends: one of these is there as long as nobody takes its place.
+        2 => hello[..1 + n / 8 % (hello.len() - 1)].to_vec(),
+        3 => {
+            hello[HELLO_PREFIX_BYTES - 1] ^= 1;
+            hello
+        }
+        // The HELLO of a connector that was here before.
+        4 => hello,
+        // A frame longer than any, with the right beginning.
+        5 => [&(1u32 << 20).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
+        // The longest that may be, which does not come to its end.
+        6 => [&(64u32 << 10).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
+        _ => vec![0xFF; 1 << (n % 13)],
+    }
+}
+
+/// Messages go both ways.
+fn works(connector: &Channel, acceptor: &Channel) {
+    for (from, to) in [(connector, acceptor), (acceptor, connector)] {
+        from.send(&Message::Ready).unwrap();
+        assert_eq!(recv(to), Message::Ready);
+    }
+}
+
+fn next(listener: &Listener) -> Channel {
+    let acceptor = until("the peer", || listener.try_accept().unwrap());
+    assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
+    acceptor
+}
+
+#[test]
+fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
+    isolated(here!(), &[], || {
+        let listener = listen();
+        // Somebody has listened to this one.
+        let first = {
+            let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
+            peer.write_all(&hello_bytes(&listener)).unwrap();
+            (until("the first peer", || listener.try_accept().unwrap()), peer)
+        };
+        assert!(matches!(recv(&first.0), Message::Hello(h) if h.token == hello("x").token));
+        let right = hello_bytes(&listener);
+        let connector = connect(&listener);
+        let acceptor = next(&listener);
+        let mut staying = std::collections::VecDeque::new();
+        let before = resident();
+        let (mut most, mut peers) = ((0, 0), Vec::new());
+        for n in 0..STRANGERS {
+            let mut stream = stranger(&listener, n);
+            // It may be cut off while it speaks.
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write_all(&saying(&right, n));
+            staying.push_back(stream);
+            if staying.len() > STAYING {
+                staying.pop_front();
+            }
+            if n % 500 == 499 {
+                // A peer comes, behind all of them, and stays.
+                let connector = connect(&listener);
+                let acceptor = next(&listener);
+                works(&connector, &acceptor);
+                peers.push((connector, acceptor));
+                most.0 = most.0.max(resident());
+                most.1 = most.1.max(descriptors() - 2 * peers.len());
+            }
+        }
+        // What they may hold: 64 frames of 64 KiB that are not whole yet, and as many descriptors.
+        assert!(most.0 - before <= 64 * 64, "{before} KiB, then {}", most.0);
+        assert!(most.1 <= STAYING + 64 + 32, "{} descriptors", most.1);
+        works(&connector, &acceptor);
+        for (connector, acceptor) in &peers {
+            works(connector, acceptor);
+            assert_eq!((connector.state(), acceptor.state()), (State::Open, State::Open));
+        }
+        assert_eq!(peers.len(), STRANGERS / 500);
+        assert_eq!(first.0.state(), State::Open);
+        // Of all those who were no peers none came in, the one that repeated another's HELLO included.
+        assert!(listener.try_accept().unwrap().is_none());
+    });
+}

@@ -1,0 +1,14 @@
+//! Control connections: addresses, peers that are not trusted, time limits, resources.
+
+mod addresses;
+mod channels;
+mod exhausted_descriptors;
+mod flood;
+mod forked_child;
+mod hostile_handles;
+mod resources;
+mod silence;
+mod syscalls;
+mod untrusted_connects;
+mod untrusted_peers;
+mod util;

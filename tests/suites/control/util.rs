@@ -1,0 +1,82 @@
+//! What the tests of control connections share.
+
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use mpib_tests::pair::{LIMIT, until};
+use nccl_net_mpib::control::{Channel, Listener, Options};
+use nccl_net_mpib::proto::{Addr, Handle, Hello, Message};
+
+/// How long a host may be silent: longer than any test takes.
+pub(crate) const SILENCE: Duration = Duration::from_secs(600);
+
+/// The next message.
+pub(crate) fn recv(channel: &Channel) -> Message {
+    until("a message", || channel.try_recv().unwrap())
+}
+
+pub(crate) fn options() -> Options {
+    let (timeout, silence) = (LIMIT, SILENCE);
+    Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout, silence }
+}
+
+pub(crate) fn listen() -> Listener {
+    Listener::open(&options()).unwrap()
+}
+
+pub(crate) fn hello(host: &str) -> Hello {
+    let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
+    let (nonce, token, host) = ([0; 16], [5; 16], host.into());
+    Hello { nonce, token, pid: 42, host, terms, turn: 0, rails: Vec::new(), lost: Vec::new() }
+}
+
+pub(crate) fn connect(listener: &Listener) -> Channel {
+    Channel::connect(listener.handle(), &hello("connector"), LIMIT, SILENCE).unwrap()
+}
+
+/// A handle that nobody wrote, with these addresses.
+pub(crate) fn handle_with(port: u16, ips: &[&str]) -> Handle {
+    let addrs: Vec<Addr> = ips.iter().map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap()).collect();
+    Handle::new([7; 16], port, &addrs).unwrap()
+}
+
+/// A stranger's connection to the listener.
+pub(crate) fn stranger(listener: &Listener) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+/// The bytes of a HELLO as this listener's peers send them.
+pub(crate) fn hello_bytes(listener: &Listener) -> Vec<u8> {
+    Message::Hello(Hello { nonce: *listener.handle().nonce(), ..hello("stranger") }).encode().unwrap()
+}
+
+/// Accepts one channel, and checks that it is the real peer's.
+pub(crate) fn accept(listener: &Listener) -> Channel {
+    let channel = until("a channel to accept", || listener.try_accept().unwrap());
+    match recv(&channel) {
+        Message::Hello(hello) => assert_eq!(hello.host, "connector"),
+        other => panic!("first message {other:?}"),
+    }
+    channel
+}
+
+/// The stranger sees the end of its connection, without a word.
+pub(crate) fn is_dropped(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => assert_eq!(answer, b""),
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
+pub(crate) fn a_real_peer_gets_in(listener: &Listener) {
+    let connector = connect(listener);
+    let acceptor = accept(listener);
+    acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
+    assert!(matches!(recv(&connector), Message::Hello(h) if h.host == "acceptor"));
+    assert!(listener.try_accept().unwrap().is_none(), "only one came in");
+}

@@ -1,0 +1,12 @@
+//! Messages and flushes: every size, optional receives, the features alone and combined.
+
+mod features;
+mod flush;
+mod flush_gpu;
+mod flush_util;
+mod optional;
+mod optional_loss;
+mod optional_mixture;
+mod optional_util;
+mod separate_immediate;
+mod transfer;

@@ -1,0 +1,190 @@
+//! Optional receives whose data does not come: NCCL makes no call while it waits for the data, so something else has to see that.
+
+use mpib_tests::code::{RemoteError, Success, SystemError};
+use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::log::{take_warnings, warnings};
+use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
+use mpib_tests::peer::{Peer, from_peer};
+use mpib_tests::table::{Ptr, newest};
+use mpib_tests::{SHORT, here, isolated, mpib};
+use nccl_net_mpib::proto::{ImmLayout, SizeQ};
+use softverbs::{EventTarget, raise_event};
+
+use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
+
+/// Nobody makes a call while data is owed, and the peer goes: the log says so, and then every call.
+fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
+    let env = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")];
+    isolated(test, &mpib("512", &env), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut peer = Peer::start();
+        let comm = from_peer(table, ctx, &mut peer);
+        let to = Buffer::new(table, comm, vec![0; 1000]);
+        let untaken = optional(table, comm, &to, 0, 1000);
+        for _ in 0..3 {
+            taken(table, optional(table, comm, &to, 0, 1000));
+        }
+        go(&mut peer);
+        let line = until("a warning", || take_warnings().pop());
+        for part in said.iter().copied().chain(["receiving: ", "with receives outstanding", &peer.name()]) {
+            assert!(line.contains(part), "{part:?} is not in {line:?}");
+        }
+        // NCCL has not asked for the first.
+        assert_eq!(table.test(untaken).0, RemoteError);
+        let group = [(to.addr(), 1000, 1, to.mr)];
+        assert_eq!(table.irecv_as(comm, &group, OPTIONAL), (RemoteError, Ptr::default()));
+        assert_eq!(table.irecv(comm, &group).0, RemoteError);
+        assert!(take_warnings().is_empty(), "it was told twice");
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+    });
+}
+
+#[test]
+fn a_killed_peer_is_reported_without_a_call() {
+    lost(here!(), Peer::kill, &["is gone"]);
+}
+
+#[test]
+fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
+    lost(here!(), |peer| peer.must("close"), &["closed the connection"]);
+}
+
+/// Nothing is owed when the peer goes, so nobody looks after it. A receive after that is not done: its test says why.
+#[test]
+fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut peer = Peer::start();
+        let comm = from_peer(table, ctx, &mut peer);
+        let to = Buffer::new(table, comm, vec![0; 1000]);
+        taken(table, optional(table, comm, &to, 0, 1000));
+        peer.must("send 1000 1");
+        until("the data", || here(&to, 0, &pattern(1000, 1)));
+        let sockets = || {
+            let fds = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+            let to = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+            to.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
+        };
+        let before = sockets();
+        peer.must("close");
+        // The good-bye ends the control connection, the one socket of this comm.
+        until("the good-bye", || (sockets() < before).then_some(()));
+        let request = optional(table, comm, &to, 0, 1000);
+        assert_eq!(tested(table, request), (false, 0));
+        assert_eq!(
+            until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success)),
+            RemoteError
+        );
+        let last = warnings().pop().unwrap();
+        for part in ["test: ", "closed the connection with receives outstanding"] {
+            assert!(last.contains(part), "{part:?} is not in {last:?}");
+        }
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+        peer.finish();
+    });
+}
+
+/// All that a peer sent before it closed is taken, though nobody asks, and is no loss.
+#[test]
+fn a_peer_that_closes_after_its_data_is_no_loss() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut peer = Peer::start();
+        let comm = from_peer(table, ctx, &mut peer);
+        let to = Buffer::new(table, comm, vec![0; 1000]);
+        for _ in 0..5 {
+            taken(table, optional(table, comm, &to, 0, 1000));
+            peer.must("send 1000 1");
+        }
+        peer.must("close");
+        peer.finish();
+        until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
+        assert_eq!((shown().messages, shown().bytes), (5, 5000));
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+        assert!(warnings().is_empty(), "{:?}", warnings());
+    });
+}
+
+/// A CTS write that nobody answers: only a completion tells that.
+#[test]
+fn a_failed_write_is_reported_without_a_call() {
+    let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();
+    isolated(here!(), &mpib("512", &env), || {
+        let table = newest();
+        let pair = Pair::new(table);
+        let to = pair.recv_buffer(100);
+        for device in ["soft0", "soft1"] {
+            softverbs::set_link(device, false).unwrap();
+        }
+        let untaken = optional(table, pair.recv, &to, 0, 100);
+        let line = until("a warning", || take_warnings().into_iter().find(|l| l.contains("receiving: ")));
+        assert!(line.contains("CTS write"), "{line:?}");
+        let code = table.test(untaken).0;
+        assert!([RemoteError, SystemError].contains(&code), "{code}");
+        assert_eq!(table.irecv_as(pair.recv, &[(to.addr(), 100, 1, to.mr)], OPTIONAL).0, code);
+        to.dereg();
+        pair.close();
+    });
+}
+
+#[test]
+fn a_failed_adapter_is_reported_without_a_call() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let pair = Pair::new(table);
+        let to = pair.recv_buffer(100);
+        let untaken = optional(table, pair.recv, &to, 0, 100);
+        raise_event(8, EventTarget::Device("soft0")).unwrap();
+        until("a warning", || {
+            take_warnings().into_iter().find(|l| l.contains("receiving: ") && l.contains("DEVICE_FATAL"))
+        });
+        assert_eq!(table.test(untaken).0, SystemError);
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// An arrival for a receive that is done is right once, if it is right at all.
+#[test]
+fn arrivals_for_done_receives_are_checked() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let layout = ImmLayout::new(2).unwrap();
+        let word = |slot, mask, bytes| layout.encode(slot, mask, layout.size(bytes));
+        let cases: &[(&[(usize, u32)], &str)] = &[
+            (&[(0, word(1, 1, 9)), (0, word(1, 1, 9))], "slot 1, where no receive waits"),
+            (&[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
+            (&[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
+            (&[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
+            (&[(0, word(200, 1, 9))], "slot 200, where no receive waits"),
+            // Of one message, in a record of zeroes: right. Then once more.
+            (&[(0, layout.encode(1, 1, SizeQ::RECORD)); 2], "slot 1, where no receive waits"),
+        ];
+        for (words, said) in cases {
+            let mut handle = [0; 128];
+            let (rc, listen) = table.listen(ctx, 0, &mut handle);
+            assert_eq!(rc, Success);
+            let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+            let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
+            let evil = evil.join().unwrap();
+            let to = Buffer::new(table, comm, vec![0; 1000]);
+            taken(table, optional(table, comm, &to, 0, 1000));
+            words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
+            let (rc, second) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+            assert_eq!(rc, Success);
+            let code = until(said, || Some(table.test(second).0).filter(|rc| *rc != Success));
+            assert_eq!(code, RemoteError, "{said}");
+            assert!(warnings().iter().any(|line| line.contains(said)), "{said:?}: {:?}", take_warnings());
+            take_warnings();
+            to.dereg();
+            assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
+        }
+    });
+}

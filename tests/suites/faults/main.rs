@@ -1,0 +1,6 @@
+//! What fails: errors of the caller, of the peer, of adapters.
+
+mod events;
+mod failures;
+mod kills;
+mod violations;

@@ -1,0 +1,312 @@
+//! A peer that breaks the protocol fails its own connection, with a sentence, and nothing else.
+
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
+use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::log::{assert_last_warning, warnings};
+use mpib_tests::pair::{Buffer, Pair, init, until};
+use mpib_tests::table::{Ptr, newest};
+use mpib_tests::{here, isolated, mpib};
+use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring};
+
+/// Receives in the group, immediates as (rail, word), what is said of them.
+type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
+
+/// A comm of the plugin that receives from an evil sender.
+fn receiver(ctx: Ptr) -> (Ptr, Evil) {
+    let table = newest();
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, 0, &mut handle);
+    assert_eq!(rc, Success);
+    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+    let comm = until("accept", || {
+        let (rc, comm) = table.accept(listen);
+        assert_eq!(rc, Success);
+        (!comm.is_null()).then_some(comm)
+    });
+    assert_eq!(table.close_listen(listen), Success);
+    (comm, evil.join().unwrap())
+}
+
+/// A comm of the plugin that sends to an evil receiver.
+fn sender(ctx: Ptr) -> (Ptr, Evil) {
+    let table = newest();
+    let listener = Evil::listen();
+    let mut handle = listener.handle().encode();
+    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
+    let comm = until("connect", || {
+        let (rc, comm) = table.connect(ctx, 0, &mut handle);
+        assert_eq!(rc, Success);
+        (!comm.is_null()).then_some(comm)
+    });
+    (comm, evil.join().unwrap())
+}
+
+/// The peer was told why, in the same words.
+fn told(evil: &Evil, said: &str) {
+    let reason = until("REFUSE", || match evil.channel.try_recv() {
+        Ok(Some(Message::Refuse { reason })) => Some(reason),
+        Ok(_) => None,
+        Err(e) => panic!("the channel ended without a reason: {e}"),
+    });
+    assert!(reason.contains(said), "{said:?} is not in {reason:?}");
+}
+
+#[test]
+fn immediates_that_contradict_each_other() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let layout = ImmLayout::new(2).unwrap();
+        // The first receive of a comm is in slot 1; its room is 1000 bytes.
+        let word = |slot, mask, size| layout.encode(slot, mask, layout.size(size));
+        let record = |slot, mask| layout.encode(slot, mask, SizeQ::RECORD);
+        let cases: &[Case<'_>] = &[
+            (1, &[(0, word(200, 1, 0))], "slot 200, where no receive waits"),
+            (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
+            (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "says mask 0b10 after an earlier one said 0b11"),
+            (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),
+            (1, &[(1, 1)], "an immediate that no sender makes"),
+            // One unit of 128 bytes, which the byte unit tells.
+            (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
+            (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
+            (1, &[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
+            (2, &[(0, word(1, 1, 10))], "a group of 2 receives got one size"),
+            // The record's second size is too large, see below.
+            (2, &[(0, record(1, 1))], "says 1001 bytes for receive 1"),
+            // The slot was free again after the first arrival.
+            (1, &[(0, word(1, 1, 9)), (0, word(1, 1, 9))], "slot 1, where no receive waits"),
+        ];
+        for (n, words, said) in cases {
+            let (comm, evil) = receiver(ctx);
+            let buffer = Buffer::new(table, comm, vec![0; 4096]);
+            let group: Vec<_> =
+                (0..*n).map(|i| (buffer.addr() + 1000 * i, 1000, i as i32, buffer.mr)).collect();
+            let (rc, request) = table.irecv(comm, &group);
+            assert_eq!(rc, Success);
+            // A second receive keeps the comm busy where the first is fulfilled.
+            let (rc, second) = table.irecv(comm, &group);
+            assert_eq!(rc, Success);
+            let mut sizes = [0; RECORD_BYTES];
+            sizes[8..16].copy_from_slice(&1001u64.to_le_bytes());
+            evil.poke(Sequence::FIRST.record_offset(), &sizes);
+            words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
+            let code = until(said, || {
+                let (rc, _, _) = table.test(second);
+                (rc != Success).then_some(rc)
+            });
+            assert_eq!(code, RemoteError, "{said}");
+            assert_last_warning(&[said]);
+            told(&evil, said);
+            let lines = warnings().len();
+            // All that follows fails with the same code, and is not told again.
+            assert_eq!(table.test(second).0, RemoteError);
+            assert_eq!(table.irecv(comm, &group).0, RemoteError);
+            assert_eq!(warnings().len(), lines);
+            let _ = request;
+            buffer.dereg();
+            assert_eq!(table.close_recv(comm), Success);
+        }
+        let pair = Pair::new(table);
+        pair.message(1000, 1000, 1);
+        pair.close();
+    });
+}
+
+#[test]
+fn cts_entries_that_no_receiver_writes() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let good = Cts { addr: 4096, size: 100, rkeys: [0; 8], tag: 1, count: 2, index: 0, seq: 1 };
+        let second = Cts { index: 1, ..good };
+        let cases: &[(&[Cts], &str)] = &[
+            (&[Cts { count: 0, ..good }], "a group of 0 receives"),
+            (&[Cts { count: 9, ..good }], "a group of 9 receives"),
+            (&[Cts { index: 2, ..good }], "number 2 of a group of 2"),
+            (&[Cts { index: 1, ..good }], "CTS entry 0 of a group of 2 says that it is number 1"),
+            (&[good, Cts { count: 3, ..second }], "says that it is number 1 of 3"),
+            (&[Cts { seq: 2, ..good }], "running number 2, expected 1"),
+            (&[good, Cts { seq: u64::MAX, ..second }], "expected 1"),
+        ];
+        for (entries, said) in cases {
+            let (comm, evil) = sender(ctx);
+            let buffer = Buffer::new(table, comm, vec![0; 64]);
+            let bytes: Vec<u8> = entries.iter().flat_map(Cts::encode).collect();
+            evil.poke(Sequence::FIRST.cts_offset(0), &bytes);
+            let code = until(said, || {
+                let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
+                assert!(request.is_null());
+                (rc != Success).then_some(rc)
+            });
+            assert_eq!(code, RemoteError, "{said}");
+            assert_last_warning(&[said]);
+            told(&evil, said);
+            assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
+            buffer.dereg();
+            assert_eq!(table.close_send(comm), Success);
+        }
+    });
+}
+
+/// A remote key that the receiver never gave out: the NIC refuses the write, and both ends hear of it.
+#[test]
+fn a_cts_with_a_wrong_key_is_a_failed_completion() {
+    isolated(here!(), &mpib("0", &[]), || {
+        let table = newest();
+        let (comm, evil) = sender(init(table));
+        let buffer = Buffer::new(table, comm, vec![0; 64]);
+        let cts = Cts { addr: 4096, size: 100, rkeys: [0xdead; 8], tag: 1, count: 1, index: 0, seq: 1 };
+        evil.poke(Sequence::FIRST.cts_offset(0), &cts.encode());
+        let request = until("isend", || {
+            let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
+            assert_eq!(rc, Success);
+            (!request.is_null()).then_some(request)
+        });
+        let code = until("a failed completion", || Some(table.test(request).0).filter(|rc| *rc != Success));
+        assert_eq!(code, RemoteError);
+        for said in ["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "evil"] {
+            assert_last_warning(&[said]);
+        }
+        told(&evil, "data write");
+        assert_eq!(table.test(request).0, RemoteError);
+        assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
+        buffer.dereg();
+        assert_eq!(table.close_send(comm), Success);
+    });
+}
+
+/// What may be wrong in a handshake, and what the log says of it.
+fn handshakes() -> Vec<(Lies, &'static str)> {
+    fn wiring(lie: fn(&mut Wiring)) -> Lies {
+        Lies { wiring: Some(lie), ..Lies::default() }
+    }
+    let refuse = || Some(Message::Refuse { reason: "no wish to".into() });
+    vec![
+        (wiring(|w| drop(w.routes.pop())), "1 routes, expected 2"),
+        (wiring(|w| w.routes.clear()), "0 routes, expected 2"),
+        (wiring(|w| w.routes.swap(0, 1)), "route 0 joins our rail and its rail (1, 1), expected (0, 0)"),
+        (wiring(|w| w.routes[1].remote_rail = 0), "route 1 joins"),
+        (wiring(|w| w.routes[0].qps.clear()), "0 queue pairs for route 0, expected 2"),
+        (wiring(|w| w.memory.len = 100), "100 bytes at"),
+        (wiring(|w| w.memory.addr = u64::MAX - 5), "bytes at 0xfffffffffffffffa"),
+        (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 routes"),
+        (
+            Lies { ready: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
+            "PROBED while READY was due",
+        ),
+        (Lies { ready: refuse(), ..Lies::default() }, "refuses: no wish to"),
+        (Lies { probed: Some(Message::Probed { mask: 7, reasons: Vec::new() }), ..Lies::default() }, "of 2"),
+        (
+            Lies {
+                probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "cable cut".into())] }),
+                ..Lies::default()
+            },
+            "no rail works to",
+        ),
+        (
+            Lies {
+                probed: Some(Message::Wiring(Wiring {
+                    routes: Vec::new(),
+                    memory: Memory { addr: 0, len: 0, rkeys: Vec::new() },
+                })),
+                ..Lies::default()
+            },
+            "WIRING while PROBED was due",
+        ),
+        // The rails work, and the peer does not take the connection so.
+        (Lies { last: refuse(), ..Lies::default() }, "refuses: no wish to"),
+        (
+            Lies { last: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
+            "PROBED while READY to use the connection was due",
+        ),
+        (Lies { last: Some(Message::Bye), ..Lies::default() }, "has closed the connection"),
+        (Lies { hello: Some(|h| h.rails.clear()), ..Lies::default() }, "no rail reaches"),
+        (
+            Lies {
+                hello: Some(|h| {
+                    h.rails
+                        .iter_mut()
+                        .for_each(|r| r.link_layer = nccl_net_mpib::proto::LinkLayer::InfiniBand)
+                }),
+                ..Lies::default()
+            },
+            "is InfiniBand",
+        ),
+    ]
+}
+
+#[test]
+fn a_lying_connector_does_not_keep_others_out() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        for (lies, said) in handshakes() {
+            let mut handle = [0; 128];
+            let (rc, listen) = table.listen(ctx, 0, &mut handle);
+            assert_eq!(rc, Success);
+            let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
+            let code = until(said, || {
+                let (rc, comm) = table.accept(listen);
+                assert!(comm.is_null(), "{said}");
+                (rc != Success).then_some(rc)
+            });
+            assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
+            assert_last_warning(&[said]);
+            drop(evil.join().unwrap());
+            // The real one comes after it.
+            let (mut send, mut recv) = (Ptr::default(), Ptr::default());
+            until("a real peer", || {
+                if send.is_null() {
+                    let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                    assert_eq!(rc, Success);
+                    send = comm;
+                }
+                if recv.is_null() {
+                    recv = table.accept(listen).1;
+                }
+                (!send.is_null() && !recv.is_null()).then_some(())
+            });
+            assert_eq!(table.close_listen(listen), Success);
+            let pair = Pair { table, send, recv };
+            pair.message(5000, 5000, 1);
+            pair.close();
+        }
+    });
+}
+
+#[test]
+fn a_lying_listener_fails_connect() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        for (lies, said) in handshakes() {
+            let listener = Evil::listen();
+            let mut handle = listener.handle().encode();
+            let evil = std::thread::spawn(move || Evil::accept(&listener, &lies));
+            let code = until(said, || {
+                let (rc, comm) = table.connect(ctx, 0, &mut handle);
+                assert!(comm.is_null(), "{said}");
+                (rc != Success).then_some(rc)
+            });
+            assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
+            assert_last_warning(&[said]);
+            assert_eq!(handle[120..], [0; 8], "the handle is as new");
+            drop(evil.join().unwrap());
+        }
+    });
+}
+
+/// Reads are for flushes, and those are between an adapter and itself.
+#[test]
+fn a_peer_may_write_and_not_read() {
+    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+        let ctx = init(newest());
+        for rail in [0, 1] {
+            // IBV_WC_REM_INV_REQ_ERR
+            let (comm, evil) = receiver(ctx);
+            assert_eq!((evil.read(rail), newest().close_recv(comm)), (9, Success));
+            let (comm, evil) = sender(ctx);
+            assert_eq!((evil.read(rail), newest().close_send(comm)), (9, Success));
+        }
+    });
+}

@@ -1,0 +1,147 @@
+//! The cache of registrations under every schedule of two threads: what somebody has a share in is there, once, and gone with the
+//! last. The cache's own file, with loom's locks in the place of the plugin's.
+
+#[path = "../../src/device/mr_cache/cache.rs"]
+#[allow(dead_code, reason = "a part of it is the plugin's")]
+mod cache;
+
+#[path = "../../crates/agent-iface/tests/explore/mod.rs"]
+mod explore;
+
+mod sync {
+    pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+}
+
+use cache::{Cache, Held, Span};
+use explore::explore;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicUsize as Count, Ordering::SeqCst};
+use loom::thread;
+
+/// A registration: tells whether it is there, and how many are.
+struct Made {
+    there: Arc<AtomicBool>,
+    all: Arc<Count>,
+}
+
+impl Made {
+    fn new(all: &Arc<Count>) -> Self {
+        all.fetch_add(1, SeqCst);
+        Self { there: Arc::new(AtomicBool::new(true)), all: Arc::clone(all) }
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.there.store(false, SeqCst);
+        self.all.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A share and the word of what it is of.
+struct Share {
+    held: Held<u8, Made>,
+    there: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+struct World {
+    cache: Arc<Cache<u8, Made>>,
+    all: Arc<Count>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { cache: Arc::new(Cache::new()), all: Arc::new(Count::new(0)) }
+    }
+
+    /// `None` where it had to be made, and `good` was not.
+    fn get(&self, addr: usize, len: usize, good: bool) -> Option<Share> {
+        let span = Span::new(addr, len, 4096).unwrap();
+        let make = || if good { Ok(Made::new(&self.all)) } else { Err(()) };
+        let (held, there) = self.cache.get(0, span, make, |made| Arc::clone(&made.there)).ok()?;
+        Some(Share { held, there })
+    }
+
+    fn ended(&self) {
+        assert_eq!((self.all.load(SeqCst), self.cache.len()), (0, 0));
+    }
+}
+
+impl Share {
+    fn end(self) {
+        assert!(self.there.load(SeqCst), "somebody has a share in it");
+        drop(self.held);
+    }
+}
+
+/// Runs `other` beside `this`, and finds nothing left.
+fn two(this: fn(&World), other: fn(&World)) -> impl Fn() + Sync + Send + 'static {
+    move || {
+        let world = World::new();
+        let theirs = world.clone();
+        let thread = thread::spawn(move || other(&theirs));
+        this(&world);
+        thread.join().unwrap();
+        world.ended();
+    }
+}
+
+#[test]
+fn who_asks_at_the_same_time_gets_one_registration() {
+    let schedules = explore(|| {
+        let world = World::new();
+        let theirs = world.clone();
+        let thread = thread::spawn(move || theirs.get(0x5000, 0x3000, true).unwrap());
+        let ours = world.get(0x5000, 0x3000, true).unwrap();
+        let other = thread.join().unwrap();
+        assert_eq!(world.all.load(SeqCst), 1);
+        ours.end();
+        other.end();
+        world.ended();
+    });
+    println!("{schedules} schedules");
+    assert!(schedules > 10, "{schedules}");
+}
+
+/// The last share goes in one thread while another asks: it gets that registration, or one of its own.
+#[test]
+fn what_is_let_go_is_there_or_made_anew() {
+    fn twice(world: &World) {
+        world.get(0x5000, 0x3000, true).unwrap().end();
+        world.get(0x5000, 0x3000, true).unwrap().end();
+    }
+    let schedules = explore(two(twice, twice));
+    println!("{schedules} schedules");
+    assert!(schedules > 100, "{schedules}");
+}
+
+#[test]
+fn a_part_is_served_by_the_whole_or_by_itself() {
+    let schedules = explore(two(
+        |world| {
+            let whole = world.get(0x5000, 0x3000, true).unwrap();
+            let part = world.get(0x6000, 0x100, true).unwrap();
+            whole.end();
+            part.end();
+        },
+        |world| world.get(0x6080, 0x10, true).unwrap().end(),
+    ));
+    println!("{schedules} schedules");
+    assert!(schedules > 10, "{schedules}");
+}
+
+/// Who waits for it makes their own then, and nobody waits for ever.
+#[test]
+fn a_failed_registration_fails_its_caller_only() {
+    let schedules = explore(two(
+        |world| {
+            if let Some(share) = world.get(0x5000, 0x3000, false) {
+                share.end();
+            }
+        },
+        |world| world.get(0x5000, 0x3000, true).unwrap().end(),
+    ));
+    println!("{schedules} schedules");
+    assert!(schedules > 10, "{schedules}");
+}

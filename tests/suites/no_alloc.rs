@@ -1,0 +1,224 @@
+//! The data path allocates nothing: isend, irecv, iflush and test, over thousands of messages of each kind.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mpib_tests::code::Success;
+use mpib_tests::pair::{Buffer, Pair, init, until};
+use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
+use mpib_tests::{here, isolated, mpib};
+use nccl_net_abi as abi;
+
+/// The system's allocator, counting what this thread does while it is told to.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+    static ARMED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count() {
+    // A thread that is ending has no cells; nothing that is counted runs there.
+    let _ = ARMED.try_with(|armed| {
+        if armed.get() {
+            COUNT.with(|count| count.set(count.get() + 1));
+        }
+    });
+}
+
+// SAFETY: hands everything to the system's allocator; the counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One call of the plugin, counted.
+fn counted<T>(call: impl FnOnce() -> T) -> T {
+    ARMED.set(true);
+    let result = call();
+    ARMED.set(false);
+    result
+}
+
+const MESSAGES: usize = 10_000;
+/// Messages under way at a time, so that queues fill and wrap.
+const WINDOW: usize = 20;
+
+fn wait(table: &dyn Table, request: Ptr) {
+    until("test", || {
+        let (rc, done, _) = counted(|| table.test(request));
+        assert_eq!(rc, Success);
+        done.then_some(())
+    });
+}
+
+/// As [`run_as`], without a hint.
+fn run(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize) -> usize {
+    run_as(pair, from, to, n, len, 0)
+}
+
+/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given back.
+fn run_as(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize, hint: usize) -> usize {
+    let table = newest();
+    let group: Vec<_> = (0..n).map(|i| (to.addr(), len, i as i32, to.mr)).collect();
+    COUNT.set(0);
+    for _ in 0..MESSAGES / WINDOW {
+        let mut recvs = [Ptr::default(); WINDOW];
+        for recv in &mut recvs {
+            let (rc, request) = counted(|| table.irecv_as(pair.recv, &group, hint));
+            assert!(rc == Success && !request.is_null());
+            *recv = request;
+        }
+        let mut sends = [Ptr::default(); WINDOW * 8];
+        for (i, send) in sends[..WINDOW * n].iter_mut().enumerate() {
+            *send = until("isend", || {
+                let (rc, request) =
+                    counted(|| table.isend(pair.send, from.addr(), len, (i % n) as i32, from.mr));
+                assert_eq!(rc, Success);
+                (!request.is_null()).then_some(request)
+            });
+        }
+        sends[..WINDOW * n].iter().for_each(|s| wait(table, *s));
+        recvs.iter().for_each(|r| wait(table, *r));
+    }
+    COUNT.get()
+}
+
+#[test]
+fn the_counter_counts() {
+    COUNT.set(0);
+    counted(|| drop(std::hint::black_box(Vec::<u64>::with_capacity(100))));
+    assert_eq!(COUNT.get(), 2);
+}
+
+#[test]
+fn transfers_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let size = 4096;
+        let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
+        // What the first calls set up, in the library and the thread, is not the data path's.
+        pair.message(10, 10, 1);
+        for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
+            assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
+        }
+        // With the hint that the completion is optional.
+        assert_eq!(run_as(&pair, &from, &to, 1, 4096, 1), 0, "optional receives");
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// Events that began and that ended.
+static EVENTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+/// A profiler that takes each event.
+unsafe extern "C" fn profiler(event: *mut Ptr, kind: c_int, _: Ptr, _: i64, _: Ptr) -> abi::ncclResult_t {
+    EVENTS[usize::from(kind != 0)].fetch_add(1, Ordering::Relaxed);
+    if kind == 0 {
+        // SAFETY: the plugin's place for an event.
+        unsafe { *event = std::ptr::without_provenance_mut(1) };
+    }
+    abi::ncclSuccess
+}
+
+#[test]
+fn profiled_transfers_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        set_profiler(Some(profiler));
+        let pair = Pair::new(newest());
+        let (from, to) = (pair.send_buffer(vec![1; 4096]), pair.recv_buffer(4096));
+        pair.message(10, 10, 1);
+        set_profiler_handles(Some([std::ptr::without_provenance_mut(1); 8]));
+        for (kind, n, len) in [("fast path", 1, 4096), ("groups of 8", 8, 512), ("empty", 1, 0)] {
+            assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
+        }
+        // Two rails for each send that is not empty, and for each receive.
+        let events = MESSAGES * ((2 + 2) + 8 * (2 + 2) + (1 + 2));
+        assert_eq!(EVENTS.each_ref().map(|n| n.load(Ordering::Relaxed)), [events; 2]);
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// The smallest size that the immediate of two rails cannot tell.
+#[test]
+fn records_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let size = (2 << 20) + 1;
+        let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
+        pair.message(size, size, 1);
+        assert_eq!(run(&pair, &from, &to, 1, size), 0);
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+#[test]
+fn flushes_allocate_nothing() {
+    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+        let (pair, table) = (Pair::new(newest()), newest());
+        pair.message(1000, 1000, 1);
+        let to = pair.recv_buffer(4096);
+        let group: Vec<_> = (0..8).map(|_| (to.addr(), 4096, to.mr)).collect();
+        // As above: what the first one sets up in the library.
+        wait(table, table.iflush(pair.recv, &group[..1]).1);
+        COUNT.set(0);
+        for round in 0..MESSAGES / WINDOW {
+            let mut flushes = [Ptr::default(); WINDOW];
+            for flush in &mut flushes {
+                let (rc, request) = counted(|| table.iflush(pair.recv, &group[..1 + round % 8]));
+                assert!(rc == Success && !request.is_null());
+                *flush = request;
+            }
+            flushes.iter().for_each(|f| wait(table, *f));
+        }
+        assert_eq!(COUNT.get(), 0);
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// NCCL's thread polls all connections that it makes, of a thousand peers, in turn.
+#[test]
+fn a_connect_that_waits_allocates_nothing() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(ctx, 0, &mut handle);
+        assert_eq!(rc, Success);
+        // Nobody accepts; until all that happens without that has happened, memory may be needed.
+        let mut quiet = 0;
+        until("connect", || {
+            COUNT.set(0);
+            let (rc, comm) = counted(|| table.connect(ctx, 0, &mut handle));
+            assert_eq!((rc, comm.is_null()), (Success, true));
+            quiet = if COUNT.get() == 0 { quiet + 1 } else { 0 };
+            (quiet == 100).then_some(())
+        });
+        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (Success, Success));
+    });
+}

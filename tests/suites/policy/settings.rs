@@ -1,0 +1,402 @@
+//! Settings that cannot be used: each variable of the manual, in each way, through the tables. The code and the line in
+//! NCCL's log are asserted.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+
+use mpib_tests::code::{InvalidUsage, RemoteError, Success, SystemError};
+use mpib_tests::log::{LOG, take_warning, take_warnings};
+use mpib_tests::pair::{connect, init, until};
+use mpib_tests::paths::workspace;
+use mpib_tests::table::{TABLES, Table, newest};
+use mpib_tests::{here, isolated, mpib, set};
+
+/// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
+fn manual() -> Vec<(&'static str, &'static str)> {
+    let page = include_str!("../../../docs/guide/configuration.md");
+    let (_, rest) = page.split_once("<!-- settings -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- end of settings -->").unwrap();
+    let row = |line: &'static str| {
+        let mut cells = line.split(" | ");
+        let variable = cells.next().unwrap().trim_matches(['|', ' ', '`']);
+        (variable, cells.next().unwrap())
+    };
+    table.lines().skip(2).map(row).collect()
+}
+
+/// The bounds in "a whole number from 1 to 31".
+fn bounds(form: &str) -> Option<(i64, i64)> {
+    let (low, rest) = form.split_once("whole number from ")?.1.split_once(" to ")?;
+    let high = rest.split(' ').next()?;
+    Some((low.parse().unwrap(), high.parse().unwrap()))
+}
+
+const HUGE: &str = "99999999999999999999999999";
+
+/// Texts that are not of a form: words, overflow, negative, garbage behind.
+fn misfits(variable: &str, form: &str) -> Vec<String> {
+    let own = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect();
+    if let Some((low, high)) = bounds(form) {
+        let mut texts: Vec<String> = own(&["many", HUGE, "-3", "-", "0x", "1.5", "1e3", "1,2", "+1", "٣"]);
+        if !form.starts_with("-2 or") {
+            texts.push("-2".into());
+        }
+        // -1 has a meaning in some.
+        let below = if form.starts_with("-1 or") { -2 } else { low - 1 };
+        texts.extend([
+            below.to_string(),
+            (high + 1).to_string(),
+            format!("{low}x"),
+            format!("{high} {high}"),
+        ]);
+        texts.extend([format!("0x{:x}", high + 1), format!("{high}\u{7f}"), (1u64 << 32).to_string()]);
+        return texts;
+    }
+    match form {
+        "-2 or 0 or 1" => own(&["yes", "true", HUGE, "-1", "-3", "2", "01", "1x", "0 1", "auto"]),
+        "0 or 1" => own(&["yes", "true", HUGE, "-1", "2", "01", "1x", "0 1"]),
+        "prefer-subnet, subnet, any or strict" => {
+            own(&["Any", "prefer_subnet", "subnets", "any strict", "any,subnet", "0", "-1", HUGE])
+        }
+        "AF_INET or AF_INET6" => own(&["inet", "af_inet", "AF_INET4", "AF_INET6x", "2", "-1", HUGE]),
+        "`name[:port]`, as ibv_devices lists it" => {
+            let long = "n".repeat(64);
+            own(&[
+                "a b", "a:", "a:x", "a:0", "a:-1", "a:256", "a:1x", "a:+1", ":1", "a:1:2", "a,b", "^a", &long,
+            ])
+        }
+        _ if form.starts_with("`[^][=]name[:port[:rail[:plane]]],…`") => own(&[
+            "^",
+            "=",
+            "^=",
+            ",",
+            "a,",
+            "a,,b",
+            "a b",
+            "a:",
+            "a:0",
+            "a:256",
+            "a:1x",
+            "=^a",
+            "a/b",
+            "a:1:",
+            "a:1:x",
+            "a:1:-1",
+            "a:1:2:32768",
+            "a:1:2:3:4",
+        ]),
+        _ if form.starts_with("`name[:port]:number,…` with each port named once and numbers") => own(&[
+            "a",
+            "5",
+            "a:",
+            "a:0",
+            "a:x",
+            "a:-1",
+            "a:1.5",
+            "a:1,",
+            "a:1,a:2",
+            "a:100000001",
+            "a:1:2:3",
+            "a b:1",
+            HUGE,
+        ]),
+        _ if form.starts_with("`[^][=]interface,…`") => {
+            own(&["^", "=", ",", "a,", "a,,b", "a b", "=^a", "a/b", &"n".repeat(64)])
+        }
+        _ if form.starts_with("an absolute path of a file, at most ") => {
+            let limit: usize = form.split(' ').rev().nth(1).unwrap().parse().unwrap();
+            let mut texts = own(&["agent.sock", "./hints", "~/hints", "/", "/tmp/", HUGE, "-1"]);
+            // A longer one is not repeated whole.
+            if limit < 120 {
+                texts.push(format!("/{}", "n".repeat(limit)));
+            }
+            texts
+        }
+        _ if form.starts_with("an IPv4 or IPv6 address and a prefix length") => own(&[
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "10.0.0.0/8x",
+            "10.0.0.0/+8",
+            "10.0.0/8",
+            "/8",
+            "::/129",
+            "::ffff:10.0.0.0/104",
+            "10.0.0.0/8,11.0.0.0/8",
+            "host/8",
+            HUGE,
+            "-1",
+        ]),
+        _ => panic!("{variable}: tell this test which values are not {form:?}"),
+    }
+}
+
+/// `init` with one setting fails, and says which, what and what else it may be.
+fn refused(table: &dyn Table, variable: &str, value: &OsStr, form: &str) {
+    set(variable, Some(value));
+    let (rc, ctx) = table.init();
+    set(variable, None::<&str>);
+    let (version, lines) = (table.version(), take_warnings());
+    assert_eq!((rc, ctx.is_null()), (InvalidUsage, true), "v{version} {variable}={value:?}: {lines:?}");
+    let [line] = &lines[..] else { panic!("v{version} {variable}={value:?}: not one line but {lines:?}") };
+    let found: String = value.to_string_lossy().chars().take(120).collect();
+    // The log shows no sign that could end or change a line.
+    let printable = |text: String| nccl_net_mpib::proto::printable(&text).to_string();
+    let expected = printable(format!("NET/MPIB : init: {variable}={found:?}: expected {form}, or unset"));
+    assert_eq!(*line, expected, "v{version}");
+}
+
+#[test]
+fn every_variable_refuses_malformed_values() {
+    isolated(here!(), &[], || {
+        let variables = manual();
+        assert!(variables.len() >= 19, "{variables:?}");
+        for (i, (variable, form)) in variables.into_iter().enumerate() {
+            // One table after another, so that each variable meets old and new ones.
+            let table = |n: usize| TABLES[(i + n) % TABLES.len()];
+            for (n, text) in misfits(variable, form).iter().enumerate() {
+                refused(table(n), variable, text.as_ref(), form);
+            }
+            for bytes in [b"\xff".to_vec(), b"1\xff".to_vec(), b"soft0\xc3".to_vec()] {
+                refused(table(0), variable, &OsString::from_vec(bytes), form);
+            }
+            for blank in [" ", "\t", "\n", "1\n2", "a\nb"] {
+                refused(table(1), variable, blank.as_ref(), form);
+            }
+        }
+        // Nothing of it stays.
+        TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
+    });
+}
+
+#[test]
+fn an_empty_variable_is_unset_where_nccl_reads_it_and_an_error_where_only_we_do() {
+    isolated(here!(), &[], || {
+        let (nccl, ours): (Vec<_>, Vec<_>) =
+            manual().into_iter().partition(|(variable, _)| variable.starts_with("NCCL_"));
+        assert!(!nccl.is_empty() && !ours.is_empty());
+        for (i, (variable, form)) in ours.into_iter().enumerate() {
+            refused(TABLES[i % TABLES.len()], variable, "".as_ref(), form);
+        }
+        for (variable, _) in nccl {
+            set(variable, Some(""));
+        }
+        let ctx = init(newest());
+        assert_eq!(newest().devices(), (Success, 2));
+        let pair = connect(newest(), ctx, 1);
+        pair.message(1000, 1000, 1);
+        pair.close();
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn all_invalid_settings_are_reported_at_once() {
+    isolated(here!(), &[], || {
+        let all = manual();
+        all.iter().for_each(|(variable, _)| set(variable, Some("not good\u{1b}[31m")));
+        for table in TABLES {
+            assert_eq!(table.init().0, InvalidUsage);
+            let lines = take_warnings();
+            // NCCL cuts a line, with its own beginning, at 1023 bytes.
+            assert!(lines.len() > 1 && lines.iter().all(|l| l.len() < 850), "{lines:?}");
+            assert!(!lines.iter().any(|l| l.chars().any(char::is_control)), "{lines:?}");
+            let text = |l: &String| {
+                let l = l.strip_prefix("NET/MPIB : ").unwrap();
+                l.trim_start_matches("… ").trim_end_matches(" …").to_owned()
+            };
+            let whole = lines.iter().map(text).collect::<Vec<_>>().join(" ");
+            assert!(whole.starts_with("init: MPIB_HCA_SOUT="), "{lines:?}");
+            for (variable, form) in &all {
+                let said = format!("{variable}=\"not good\\u{{1b}}[31m\": expected {form}, or unset");
+                assert!(whole.contains(&said), "{said}: {lines:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_long_value_is_cut() {
+    isolated(here!(), &[("MPIB_STRICT", &"y".repeat(100_000))], || {
+        assert_eq!(newest().init().0, InvalidUsage);
+        let lines = take_warnings();
+        assert!(lines[0].len() < 300 && lines[0].contains("expected 0 or 1"), "{lines:?}");
+    });
+}
+
+/// `init` in this environment fails with one line that has all `parts`.
+fn contradiction(env: &[(&str, &str)], parts: &[&str]) {
+    env.iter().for_each(|(name, value)| set(name, Some(value)));
+    for table in [TABLES[0], newest()] {
+        assert_eq!(table.init().0, InvalidUsage, "{env:?}");
+        take_warning(parts);
+    }
+    env.iter().for_each(|(name, _)| set(name, None::<&str>));
+}
+
+#[test]
+fn contradictory_settings_are_reported_together() {
+    isolated(here!(), &[], || {
+        let (sout, sup) = ("MPIB_HCA_SOUT", "MPIB_HCA_SUP");
+        for (set, missing) in [(sout, sup), (sup, sout)] {
+            let (unset, given) = (format!("{missing}=(unset): expected an HCA"), format!("{set}=soft1"));
+            contradiction(&[(set, "soft1")], &[&unset, &given, "set both or neither"]);
+        }
+        for (a, b) in [("soft0", "soft0"), ("soft0:1", "soft0"), ("soft0", "soft0:1"), ("soft0:1", "soft0:1")]
+        {
+            let (found, expected) =
+                (format!("{sup}=\"{b}\""), format!("expected another HCA or port than {sout}={a}"));
+            contradiction(&[(sout, a), (sup, b)], &[&found, &expected]);
+        }
+        for (low, high) in [("64", "64"), ("65", "64"), ("32767", "2")] {
+            let found = [format!("MPIB_SRQ_LOW=\"{low}\""), format!("less than MPIB_SRQ_HIGH={high}")];
+            contradiction(&[("MPIB_SRQ_LOW", low), ("MPIB_SRQ_HIGH", high)], &[&found[0], &found[1]]);
+        }
+        contradiction(
+            &[(sout, "soft0"), ("MPIB_SRQ_LOW", "600")],
+            &["MPIB_HCA_SUP=(unset)", "MPIB_SRQ_LOW=\"600\": expected less than MPIB_SRQ_HIGH=512"],
+        );
+        assert_eq!(newest().init().0, Success);
+    });
+}
+
+#[test]
+fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do() {
+    for (variable, filter) in
+        [("MPIB_OOB_IF", "=nosuch0,nosuch1"), ("NCCL_SOCKET_IFNAME", "nosuch"), ("MPIB_OOB_IF", "=l")]
+    {
+        isolated(here!(), &[(variable, filter)], || {
+            let (variable, filter) = ["MPIB_OOB_IF", "NCCL_SOCKET_IFNAME"]
+                .into_iter()
+                .find_map(|v| Some((v, std::env::var(v).ok()?)))
+                .unwrap();
+            for table in TABLES {
+                let ctx = init(*table);
+                let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
+                assert_eq!((rc, listen.is_null()), (InvalidUsage, true));
+                let lines = take_warnings();
+                let [line] = &lines[..] else { panic!("{lines:?}") };
+                for part in [&format!("listen: {variable}=\"{filter}\": expected a filter"), "lo 127.0.0.1/8"]
+                {
+                    assert!(line.contains(part), "{part} in {line}");
+                }
+            }
+        });
+    }
+}
+
+/// Good in form, and no P_Key of this port: the adapter says so when a queue pair is set up.
+#[test]
+fn a_pkey_index_that_the_port_lacks_is_an_error_of_connect() {
+    isolated(here!(), &mpib("512", &[("NCCL_IB_PKEY", "77")]), || {
+        let ctx = init(newest());
+        let mut handle = [0; 128];
+        let (rc, listen) = newest().listen(ctx, 0, &mut handle);
+        assert_eq!(rc, Success);
+        let code = until("connect", || {
+            assert!(newest().accept(listen).1.is_null());
+            Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
+        });
+        assert!([SystemError, InvalidUsage].contains(&code) || code == RemoteError, "{code}");
+        let lines = take_warnings();
+        assert!(lines.iter().any(|l| l.contains("P_Key") && l.contains("soft0")), "{lines:?}");
+    });
+}
+
+/// The ends of what the manual allows do connect, or the call that cannot says why.
+#[test]
+fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
+    for (low, high) in [("1", "2"), ("1", "32768"), ("32767", "32768")] {
+        let env =
+            mpib("512", &[("MPIB_SRQ_LOW", low), ("MPIB_SRQ_HIGH", high), ("MPIB_CTS_SIGNAL_INTERVAL", "1")]);
+        isolated(here!(), &env, || {
+            let ctx = init(newest());
+            let pair = connect(newest(), ctx, 0);
+            for size in [0, 1, 100_000, 50, 7_000, 128] {
+                pair.message(size, size, 1);
+            }
+            // As many at once as are taken, which is one at least.
+            let (to, from) = (pair.recv_buffer(100), pair.send_buffer(vec![1; 100]));
+            let mut receives = vec![pair.irecv(&[(to.addr(), 100, 1, to.mr)])];
+            while let (Success, more) = newest().irecv(pair.recv, &[(to.addr(), 100, 1, to.mr)])
+                && !more.is_null()
+            {
+                receives.push(more);
+            }
+            let sends: Vec<_> = receives.iter().map(|_| pair.isend(from.addr(), 100, 1, from.mr)).collect();
+            for request in sends.into_iter().chain(receives) {
+                assert_eq!(pair.wait(request)[0], 100);
+            }
+            to.dereg();
+            from.dereg();
+            pair.close();
+            assert_eq!(newest().finalize(ctx), Success);
+        });
+    }
+}
+
+/// What is set in vain is told once, by the first init that succeeds, and fails each init where that is asked for.
+#[test]
+fn settings_without_effect_are_reported_and_fail_a_strict_init() {
+    let vain = [
+        ("MPIB_SUPSHARE", "512"),
+        ("NCCL_IB_HAC", "soft1"),
+        ("NCCL_IB_OOO_RQ", "1"),
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_EVENT_BASED_LB", "0"),
+    ];
+    isolated(here!(), &vain, || {
+        TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
+        let log: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
+        let lines = take_warnings();
+        let told = [
+            "MPIB_SUPSHARE=\"512\" has no effect: there is no such setting; the nearest name is MPIB_SUP_SHARE",
+            "NCCL_IB_HAC=\"soft1\" has no effect: neither NCCL 2.32 nor this plugin knows it; the nearest name is NCCL_IB_HCA",
+            "NCCL_IB_OOO_RQ=\"1\" has no effect: queue pairs are made without mlx5's out-of-order delivery",
+        ];
+        assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
+        let log = log.join("\n");
+        assert!(
+            log.contains("NCCL_IB_DISABLE=\"1\" has no effect") && !log.contains("EVENT_BASED_LB"),
+            "{log}"
+        );
+        set("MPIB_STRICT", Some("1"));
+        for name in ["MPIB_SUPSHARE", "NCCL_IB_HAC", "NCCL_IB_OOO_RQ"] {
+            assert_eq!(newest().init().0, InvalidUsage);
+            let line = take_warning(&[name]);
+            assert!(line.ends_with("(MPIB_STRICT=1)"), "{line}");
+            set(name, None::<&str>);
+        }
+        assert_eq!(newest().init().0, Success);
+    });
+}
+
+#[test]
+fn scripts_that_show_or_measure_keep_settings_of_the_shell_out() {
+    let script = ". scripts/own-settings.sh; env | grep -E '^(MPIB|NCCL|SOFTVERBS)_' | sort";
+    let mut shell = std::process::Command::new("bash");
+    shell
+        .args(["-euc", script])
+        .current_dir(workspace())
+        .env_clear()
+        .env("PATH", std::env::var("PATH").unwrap());
+    for name in [
+        "MPIB_MODE",
+        "MPIB_NOT_YET",
+        "NCCL_IB_TC",
+        "NCCL_NET",
+        "NCCL_DEBUG",
+        "SOFTVERBS_FABRIC",
+        "SOFTVERBS_REPORT",
+        "SOFTVERBS_COPY",
+    ] {
+        shell.env(name, "x");
+    }
+    let output = shell.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "NCCL_DEBUG=x\nSOFTVERBS_COPY=x\n", "{output:?}");
+    for script in ["demo", "bench", "bench-rails"] {
+        let path = workspace().join(format!("scripts/{script}.sh"));
+        assert!(std::fs::read_to_string(path).unwrap().contains(". scripts/own-settings.sh"), "{script}");
+    }
+}

@@ -1,0 +1,271 @@
+//! What goes on which rail: counted by the software devices, per message.
+
+use mpib_tests::code::Success;
+use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
+use mpib_tests::table::newest;
+use mpib_tests::{here, isolated, mpib};
+
+/// Since the process began, per rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Count {
+    /// RDMA writes with immediate: what tells the receiver.
+    signals: u64,
+    /// RDMA writes without.
+    writes: u64,
+    doorbells: u64,
+    send_cqes: u64,
+    recv_cqes: u64,
+    bytes: u64,
+}
+
+const NOTHING: Count = Count { signals: 0, writes: 0, doorbells: 0, send_cqes: 0, recv_cqes: 0, bytes: 0 };
+
+fn rails() -> [Count; 2] {
+    let counters = softverbs::counters();
+    ["soft0", "soft1"].map(|name| {
+        let c = &counters.iter().find(|d| d.name == name).unwrap().total;
+        Count {
+            signals: c.writes_with_imm,
+            writes: c.writes,
+            doorbells: c.doorbells,
+            send_cqes: c.send_cqes,
+            recv_cqes: c.recv_cqes,
+            bytes: c.bytes,
+        }
+    })
+}
+
+fn during(f: impl FnOnce()) -> [Count; 2] {
+    let before = rails();
+    f();
+    let after = rails();
+    [0, 1].map(|i| {
+        let (a, b) = (after[i], before[i]);
+        Count {
+            signals: a.signals - b.signals,
+            writes: a.writes - b.writes,
+            doorbells: a.doorbells - b.doorbells,
+            send_cqes: a.send_cqes - b.send_cqes,
+            recv_cqes: a.recv_cqes - b.recv_cqes,
+            bytes: a.bytes - b.bytes,
+        }
+    })
+}
+
+/// One work request, one doorbell and one completion per side; `bytes` of payload.
+fn fast(bytes: usize) -> Count {
+    Count { signals: 1, doorbells: 1, send_cqes: 1, recv_cqes: 1, bytes: bytes as u64, ..NOTHING }
+}
+
+/// And the receiver's CTS write of `entries`, which asks for no completion.
+fn with_cts(count: Count, entries: u64) -> Count {
+    Count {
+        writes: count.writes + 1,
+        doorbells: count.doorbells + 1,
+        bytes: count.bytes + 64 * entries,
+        ..count
+    }
+}
+
+/// What SUP should carry of `size` bytes.
+fn sup_part(size: usize, share: usize) -> usize {
+    if share == 1024 { size } else { ((size * share) >> 10) & !127 }
+}
+
+fn fast_path(share: usize) {
+    let pair = Pair::new(newest());
+    // Fewer than 128 messages, so that no CTS write asks for a completion.
+    for size in [0, 1, 255, 256, 4096, 100_000, 1 << 20, 4 << 20] {
+        let sup = sup_part(size, share);
+        let counted = during(|| pair.message(size, size, 3));
+        let sout_active = size == 0 || sup < size;
+        let sout = if sout_active { fast(size - sup) } else { NOTHING };
+        let expected = [with_cts(sout, 1), if sup > 0 { fast(sup) } else { NOTHING }];
+        assert_eq!(counted, expected, "{size} bytes, share {share}");
+    }
+    pair.close();
+}
+
+#[test]
+fn the_fast_path_at_share_0() {
+    isolated(here!(), &mpib("0", &[]), || fast_path(0));
+}
+
+#[test]
+fn the_fast_path_at_share_256() {
+    isolated(here!(), &mpib("256", &[]), || fast_path(256));
+}
+
+#[test]
+fn the_fast_path_at_share_512() {
+    isolated(here!(), &mpib("512", &[]), || fast_path(512));
+}
+
+#[test]
+fn the_fast_path_at_share_1024() {
+    isolated(here!(), &mpib("1024", &[]), || fast_path(1024));
+}
+
+/// A size that the immediate cannot say takes a record: one more write request, still one doorbell.
+#[test]
+fn an_inexpressible_size_takes_a_record() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let size = (2 << 20) + 1;
+        let sup = sup_part(size, 512);
+        let counted = during(|| pair.message(size, size, 3));
+        let sout = Count { writes: 1, ..fast(size - sup + 64) };
+        assert_eq!(counted, [with_cts(sout, 1), Count { writes: 1, ..fast(sup) }]);
+        pair.close();
+    });
+}
+
+/// A group: its payload writes and one signalling write per active rail, one doorbell each.
+#[test]
+fn a_group_rings_each_active_rail_once() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        // Large ones have parts on both rails, small ones on SOUT only, the empty one on none.
+        let lens = [4096, 100, 0, 8192];
+        let to: Vec<_> = lens.iter().map(|_| pair.recv_buffer(8192)).collect();
+        let from: Vec<_> = lens.iter().map(|len| pair.send_buffer(pattern(8192.min(len + 1), 1))).collect();
+        let group: Vec<_> = to.iter().zip(0..).map(|(b, tag)| (b.addr(), 8192, tag, b.mr)).collect();
+        let counted = during(|| {
+            let recv = pair.irecv(&group);
+            let sends: Vec<_> =
+                (0..4).map(|i| pair.isend(from[i].addr(), lens[i], i as i32, from[i].mr)).collect();
+            for send in sends {
+                pair.wait(send);
+            }
+            assert_eq!(pair.wait(recv)[..4], [4096, 100, 0, 8192]);
+        });
+        let sout = Count { writes: 3, ..fast(2048 + 100 + 4096 + 64) };
+        let sup = Count { writes: 2, ..fast(2048 + 4096) };
+        assert_eq!(counted, [with_cts(sout, 4), sup]);
+        to.into_iter().chain(from).for_each(|b| b.dereg());
+        pair.close();
+    });
+}
+
+#[test]
+fn a_group_of_empty_sends_uses_sout_only() {
+    isolated(here!(), &mpib("1024", &[]), || {
+        let pair = Pair::new(newest());
+        let to = pair.recv_buffer(64);
+        let from = pair.send_buffer(vec![1; 64]);
+        let counted = during(|| {
+            let recv = pair.irecv(&[(to.addr(), 64, 1, to.mr), (to.addr(), 64, 2, to.mr)]);
+            let sends = [1, 2].map(|tag| pair.isend(from.addr(), 0, tag, from.mr));
+            for send in sends {
+                pair.wait(send);
+            }
+            assert_eq!(pair.wait(recv)[..2], [0, 0]);
+        });
+        assert_eq!(counted, [with_cts(fast(64), 2), NOTHING]);
+        to.dereg();
+        from.dereg();
+        pair.close();
+    });
+}
+
+/// CTS writes are accounted for by one completion in `interval`.
+#[test]
+fn a_cts_write_asks_for_a_completion_now_and_then() {
+    isolated(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
+        let pair = Pair::new(newest());
+        let counted = during(|| (0..160).for_each(|i| pair.message(512, 512, i)));
+        // All data is on SUP, so that SOUT's completions are those of CTS writes; the last may not be polled yet.
+        assert!((9..=10).contains(&counted[0].send_cqes), "{counted:?}");
+        assert_eq!((counted[0].writes, counted[1].signals), (160, 160));
+        pair.close();
+    });
+}
+
+/// 256 receives are taken, the next is not; all of them are met in the end.
+fn a_full_house() {
+    let pair = Pair::new(newest());
+    // Some receives of the shared queues are used up, and the low mark is not reached.
+    (0..100).for_each(|i| pair.message(256, 256, i));
+    let to = pair.recv_buffer(256 * 256);
+    let data = pattern(256 * 256, 9);
+    let from = pair.send_buffer(data.clone());
+    for round in 0..3 {
+        let recvs: Vec<_> =
+            (0..256).map(|i| pair.irecv(&[(to.addr() + 256 * i, 256, i as i32, to.mr)])).collect();
+        let (rc, none) = newest().irecv(pair.recv, &[(to.addr(), 256, 0, to.mr)]);
+        assert_eq!((rc, none.is_null()), (Success, true), "receive 257, round {round}");
+        let sends: Vec<_> =
+            (0..256).map(|i| pair.isend(from.addr() + 256 * i, 256, i as i32, from.mr)).collect();
+        let (rc, none) = newest().isend(pair.send, from.addr(), 256, 0, from.mr);
+        assert_eq!((rc, none.is_null()), (Success, true), "send 257, round {round}");
+        // Newest first: completion does not follow the order of asking.
+        for (i, (recv, send)) in recvs.into_iter().zip(sends).enumerate().rev() {
+            assert_eq!(pair.wait(recv)[0], 256, "receive {i}");
+            assert_eq!(pair.wait(send)[0], 256, "send {i}");
+        }
+        assert!(to.bytes == data);
+    }
+    assert_no_rnr();
+    to.dereg();
+    from.dereg();
+    pair.close();
+}
+
+#[test]
+fn two_hundred_and_fifty_six_receives_are_under_way() {
+    isolated(here!(), &mpib("512", &[]), a_full_house);
+}
+
+#[test]
+fn two_hundred_and_fifty_six_receives_with_low_marks() {
+    let marks = [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_CTS_SIGNAL_INTERVAL", "256")];
+    isolated(here!(), &mpib("512", &marks), a_full_house);
+}
+
+/// Two comms, one each way, driven by one loop: neither waits for the other.
+#[test]
+fn both_directions_at_once() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pairs = [Pair::new(newest()), Pair::new(newest())];
+        std::thread::scope(|scope| {
+            for (i, pair) in pairs.iter().enumerate() {
+                scope.spawn(move || {
+                    for n in 0..200u64 {
+                        let size = (n as usize * 7919) % 300_000;
+                        pair.message(size, size, n + i as u64);
+                    }
+                });
+            }
+        });
+        pairs.into_iter().for_each(Pair::close);
+    });
+}
+
+/// NCCL's service thread registers while its progress thread transfers, on one comm.
+#[test]
+fn registration_runs_beside_transfers() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let shared = &pair;
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let service = scope.spawn(|| {
+                let memory = vec![0u8; 1 << 16];
+                let mut rounds = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    for comm in shared.comms() {
+                        let (rc, mr) = newest().reg_mr(comm, memory.as_ptr().addr(), memory.len(), HOST);
+                        assert_eq!(rc, Success);
+                        assert_eq!(newest().dereg_mr(comm, mr), Success);
+                    }
+                    rounds += 1;
+                }
+                rounds
+            });
+            (0..300).for_each(|i| pair.message(10_000, 10_000, i));
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(service.join().unwrap() > 0);
+        });
+        pair.close();
+    });
+}

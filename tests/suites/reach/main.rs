@@ -1,0 +1,9 @@
+//! Which way a connection takes on networks of many shapes.
+
+mod islands;
+mod many_networks;
+mod mesh;
+mod reported_topologies;
+mod routes;
+mod subnets;
+mod util;

@@ -1,0 +1,3 @@
+//! The statistics page.
+
+mod stats;

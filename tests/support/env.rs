@@ -1,0 +1,26 @@
+//! Settings that many tests use.
+
+use std::ffi::OsStr;
+
+/// The MPIB profile: two rails behind one device.
+pub const TWO_RAILS: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1")];
+
+/// Ends a probe or a write that nobody answers soon.
+pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
+
+/// The MPIB profile with a share for SUP, and `more`.
+pub fn mpib<'a>(share: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", share)], more].concat()
+}
+
+/// Sets a variable of this process, or removes it. Only for the body of
+/// [`isolated`](crate::isolated), while no comm exists.
+pub fn set(name: &str, value: Option<impl AsRef<OsStr>>) {
+    match value {
+        // SAFETY: this process runs one test. Its other threads wait: libtest's for the test, the
+        // plugin's in its event loop. Neither reads the environment.
+        Some(value) => unsafe { std::env::set_var(name, value) },
+        // SAFETY: as above.
+        None => unsafe { std::env::remove_var(name) },
+    }
+}

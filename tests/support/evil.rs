@@ -1,0 +1,244 @@
+//! A peer that knows the protocol and breaks it: raw verbs and raw messages, joined by the same handshake.
+
+use std::sync::Arc;
+
+use nccl_net_mpib::config::Config;
+use nccl_net_mpib::control::{Channel, Listener, Options};
+use nccl_net_mpib::device::{self, Device};
+use nccl_net_mpib::proto::{
+    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,
+    Wiring,
+};
+use nccl_net_mpib::verbs::{
+    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
+};
+
+use crate::pair::until;
+
+/// What a test may change in what the peer is told.
+#[derive(Default)]
+pub struct Lies {
+    pub hello: Option<fn(&mut Hello)>,
+    pub wiring: Option<fn(&mut Wiring)>,
+    /// In place of READY.
+    pub ready: Option<Message>,
+    /// In place of the last READY.
+    pub last: Option<Message>,
+    /// In place of PROBED.
+    pub probed: Option<Message>,
+}
+
+/// Joined to a comm of the plugin.
+pub struct Evil {
+    pub channel: Channel,
+    /// A rail's queue pairs share a completion queue.
+    rails: Vec<(Vec<Qp<Ready>>, Arc<Cq>)>,
+    pub region: Region,
+    peer: Memory,
+}
+
+pub fn config() -> Config {
+    Config::from_env().unwrap()
+}
+
+fn device() -> &'static Device {
+    // As long as the process lives.
+    std::mem::forget(device::Hold::open(&config()).unwrap());
+    device::get(0).unwrap()
+}
+
+/// What an honest end says of the two rails.
+pub fn hello() -> Hello {
+    let rail = |(role, nic): (usize, &Arc<device::Nic>)| {
+        let (port, gids) = nic.now().unwrap();
+        let gid = gids[0];
+        RailInfo {
+            name: nic.name().into(),
+            port: port.number,
+            link_layer: port.link,
+            mtu: nccl_net_mpib::proto::Mtu::B4096,
+            lid: port.lid,
+            addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
+            speed_mbps: port.speed,
+            role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
+            requested: true,
+        }
+    };
+    let rails = device().rails.iter().enumerate().map(rail).collect();
+    let terms = nccl_net_mpib::policy::terms(&config(), device().is_mpib);
+    let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
+    Hello { nonce, token, pid, host, terms, turn: 0, rails, lost: Vec::new() }
+}
+
+/// Begins to connect, with the times of the settings.
+pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
+    Channel::connect(handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
+}
+
+/// The next message, whatever it is; the error's text where the channel ends.
+fn next(channel: &Channel) -> Result<Message, String> {
+    until("a message for the evil peer", || match channel.try_recv() {
+        Ok(message) => message.map(Ok),
+        Err(e) => Some(Err(e.to_string())),
+    })
+}
+
+impl Evil {
+    /// Connects to a listener of the plugin: the sender's part. The error is what the plugin said in place of going on.
+    pub fn connect(handle: &[u8; 128], lies: &Lies) -> Result<Self, String> {
+        let handle = Handle::decode(handle).unwrap();
+        let mut ours = hello();
+        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        let channel = to_listener(&handle, &ours);
+        Self::join(channel, lies)
+    }
+
+    /// Takes a connector of the plugin: the receiver's part.
+    pub fn accept(listener: &Listener, lies: &Lies) -> Result<Self, String> {
+        let channel = until("a connector", || listener.try_accept().unwrap());
+        let mut ours = hello();
+        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        channel.send(&Message::Hello(ours)).unwrap();
+        Self::join(channel, lies)
+    }
+
+    pub fn listen() -> Listener {
+        Listener::open(&Options::from(&config())).unwrap()
+    }
+
+    /// Of the two rails, in Mb/s, as the devices say.
+    pub fn rail_speeds() -> Vec<u32> {
+        device().rails.iter().map(|nic| nic.port().speed).collect()
+    }
+
+    fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
+        let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
+        let device = device();
+        let pds: Vec<_> = device.rails.iter().map(|n| Arc::clone(n.pd())).collect();
+        let region = Region::new(&pds, (FIFO_BYTES + RECORDS_BYTES) / 8).unwrap();
+        let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds
+            .iter()
+            .zip(hello.terms.qps)
+            .map(|(pd, n)| {
+                let cq = Arc::new(Cq::new(pd.context(), 512).unwrap());
+                let options = QpOptions { send_depth: 256, inline: 0 };
+                ((0..n).map(|_| Qp::new(pd, &cq, None, options).unwrap()).collect(), cq)
+            })
+            .collect();
+        let route = |(i, (qps, _)): (usize, &(Vec<Qp<Fresh>>, Arc<Cq>))| RouteWiring {
+            local_rail: i as u8,
+            remote_rail: i as u8,
+            qps: qps.iter().map(|qp| QpWiring { qpn: qp.number(), psn: 0 }).collect(),
+            service_level: 0,
+            traffic_class: 0,
+            ece: None,
+        };
+        let rkeys = region.mrs().iter().map(|mr| mr.rkey()).collect();
+        let mut wiring = Wiring {
+            routes: fresh.iter().enumerate().map(route).collect(),
+            memory: Memory { addr: region.addr(0) as u64, len: FIFO_BYTES as u64, rkeys },
+        };
+        lies.wiring.iter().for_each(|lie| lie(&mut wiring));
+        let _ = channel.send(&Message::Wiring(wiring));
+        let theirs = match next(&channel)? {
+            Message::Wiring(wiring) => wiring,
+            other => return Err(format!("{other:?}")),
+        };
+        let mut rails = Vec::new();
+        for (i, ((qps, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
+            let (port, gids) = nic.now().unwrap();
+            let gid = gids[0];
+            let Some(route) = theirs.routes.get(i) else { break };
+            let path = |theirs: &QpWiring| Path {
+                port: port.number,
+                gid_index: gid.index,
+                pkey_index: 0,
+                mtu: 5,
+                lid: 0,
+                gid: Some(hello.rails[i].addrs[0].gid),
+                service_level: 0,
+                traffic_class: 0,
+                qpn: theirs.qpn,
+                peer_psn: theirs.psn,
+                psn: 0,
+                access: Access::Write,
+                ece: None,
+            };
+            let timing = Timing { timeout: 14, retries: 7 };
+            let join = |(mut qp, theirs): (Qp<Fresh>, &QpWiring)| {
+                qp.advance(&path(theirs), timing).unwrap();
+                qp.ready().unwrap()
+            };
+            rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
+        }
+        let _ = channel.send(lies.ready.as_ref().unwrap_or(&Message::Ready));
+        match next(&channel)? {
+            Message::Ready => {}
+            other => return Err(format!("{other:?}")),
+        }
+        let probed = Message::Probed { mask: 0b11, reasons: Vec::new() };
+        let _ = channel.send(lies.probed.as_ref().unwrap_or(&probed));
+        match next(&channel)? {
+            Message::Probed { .. } => {}
+            other => return Err(format!("{other:?}")),
+        }
+        // A mask of none is not the end: what was held in reserve is wired next.
+        if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
+            let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
+            match next(&channel)? {
+                Message::Ready => {}
+                other => return Err(format!("{other:?}")),
+            }
+        }
+        channel.settled();
+        Ok(Self { channel, rails, region, peer: theirs.memory })
+    }
+
+    /// Where the plugin's end lets its peer write.
+    pub fn memory(&self) -> &Memory {
+        &self.peer
+    }
+
+    fn write(&self, rail: usize, words: Option<(usize, usize)>, to: usize, imm: Option<u32>) {
+        let lkey = self.region.mrs()[rail].lkey();
+        let local = words.map(|(at, n)| Local { addr: self.region.addr(at) as u64, len: 8 * n as u32, lkey });
+        let remote = Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[rail] };
+        let mut chain = Chain::default();
+        assert!(chain.write(local, remote, imm, Some(1)));
+        self.rails[rail].0[0].post(&mut chain).unwrap();
+        self.completion("a completion at the evil peer", rail);
+    }
+
+    /// Tries to read the peer's control memory; the status that this ends with.
+    pub fn read(&self, rail: usize) -> u32 {
+        let local = Local { addr: self.region.addr(0) as u64, len: 8, lkey: self.region.mrs()[rail].lkey() };
+        let mut chain = Chain::default();
+        assert!(chain.read(local, Remote { addr: self.peer.addr, rkey: self.peer.rkeys[rail] }, 1));
+        self.rails[rail].0[0].post(&mut chain).unwrap();
+        self.completion("the end of a read", rail)
+    }
+
+    /// The status of the next completion.
+    fn completion(&self, what: &str, rail: usize) -> u32 {
+        let mut batch = Batch::new();
+        until(what, || {
+            self.rails[rail].1.poll(&mut batch).unwrap();
+            batch.iter().next().map(Completion::status)
+        })
+    }
+
+    /// A zero-byte write with an immediate.
+    pub fn signal(&self, rail: usize, imm: u32) {
+        self.write(rail, None, 0, Some(imm));
+    }
+
+    /// Bytes (a multiple of 8) into the peer's control memory at `to`.
+    pub fn poke(&self, to: usize, bytes: &[u8]) {
+        // The end of our own memory is not the peer's to write.
+        let at = FIFO_BYTES / 8;
+        for (word, b) in self.region.words()[at..].iter().zip(bytes.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(b.try_into().unwrap()), std::sync::atomic::Ordering::Relaxed);
+        }
+        self.write(0, Some((at, bytes.len() / 8)), to, None);
+    }
+}

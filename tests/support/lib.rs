@@ -1,0 +1,34 @@
+//! What the tests of the whole plugin share: a process for each test, every version's C table behind
+//! one trait, peers, agents, hosts in network namespaces, and a peer that breaks the protocol.
+//!
+//! The suites are the folders of `tests/suites`, one binary for each area.
+
+#![allow(missing_docs, reason = "only the tests of this repository use it")]
+
+// The verbs library of every test.
+extern crate softverbs as _;
+
+pub mod agent;
+pub mod code;
+pub mod env;
+pub mod evil;
+pub mod holdings;
+pub mod hosts;
+pub mod log;
+pub mod memory;
+pub mod obey;
+pub mod pair;
+pub mod paths;
+pub mod peer;
+pub mod process;
+pub mod recorder;
+pub mod rng;
+pub mod stats;
+pub mod sys;
+pub mod table;
+pub mod vdevices;
+
+pub use code::Code;
+pub use env::{SHORT, TWO_RAILS, mpib, set};
+pub use process::{is_child, isolated, isolated_with};
+pub use sys::{PEERMEM, with_sys};

@@ -1,0 +1,224 @@
+//! A connection from this process to itself, and transfers over it.
+
+use std::time::{Duration, Instant};
+
+use crate::code::{Code, Success};
+use crate::table::{Ptr, Table};
+
+/// Long enough for a busy machine; only a failing test waits for it.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub const HOST: i32 = 1;
+
+/// How long a wait polls before it sleeps between polls.
+const BUSY: Duration = Duration::from_millis(5);
+
+/// Calls `f` until it returns something. Most waits are short, so it polls at first; in a longer one
+/// the processor belongs to the other processes of the tests.
+#[track_caller]
+pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = f() {
+            return value;
+        }
+        let waited = start.elapsed();
+        assert!(waited < LIMIT, "{what}: nothing within {LIMIT:?}");
+        if waited < BUSY {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Both ends of one connection.
+pub struct Pair {
+    pub table: &'static dyn Table,
+    pub send: Ptr,
+    pub recv: Ptr,
+}
+
+// SAFETY: handles may be used from any thread; the tests keep to NCCL's rules.
+unsafe impl Send for Pair {}
+// SAFETY: as above.
+unsafe impl Sync for Pair {}
+
+/// `init` that must succeed.
+pub fn init(table: &dyn Table) -> Ptr {
+    let (rc, ctx) = table.init();
+    assert_eq!(rc, Success, "init of v{}", table.version());
+    ctx
+}
+
+/// Calls connect with `handle` and accept of `listen` until both are done; the two comms.
+pub fn connect_both(
+    table: &dyn Table,
+    ctx: Ptr,
+    dev: i32,
+    handle: &mut [u8; 128],
+    listen: Ptr,
+) -> (Ptr, Ptr) {
+    let (mut send, mut recv) = (Ptr::default(), Ptr::default());
+    until("connect and accept", || {
+        if send.is_null() {
+            let (rc, comm) = table.connect(ctx, dev, handle);
+            assert_eq!(rc, Success, "connect");
+            send = comm;
+        }
+        if recv.is_null() {
+            let (rc, comm) = table.accept(listen);
+            assert_eq!(rc, Success, "accept");
+            recv = comm;
+        }
+        (!send.is_null() && !recv.is_null()).then_some((send, recv))
+    })
+}
+
+/// Asserts that no write of this process found its peer's receive queue empty.
+#[track_caller]
+pub fn assert_no_rnr() {
+    let rnr: u64 = softverbs::counters().iter().map(|d| d.total.rnr).sum();
+    assert_eq!(rnr, 0, "a write found no receive");
+}
+
+/// Connects `dev` to itself.
+pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, dev, &mut handle);
+    assert_eq!(rc, Success, "listen");
+    let (send, recv) = connect_both(table, ctx, dev, &mut handle, listen);
+    assert_eq!(table.close_listen(listen), Success);
+    Pair { table, send, recv }
+}
+
+/// Calls connect and accept until both have failed; their codes.
+pub fn both_fail(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128], listen: Ptr) -> [Code; 2] {
+    let mut codes = [Success; 2];
+    until("connect and accept to fail", || {
+        if codes[0] == Success {
+            let (rc, comm) = table.connect(ctx, 0, handle);
+            assert!(comm.is_null(), "connected");
+            codes[0] = rc;
+        }
+        if codes[1] == Success {
+            let (rc, comm) = table.accept(listen);
+            assert!(comm.is_null(), "accepted");
+            codes[1] = rc;
+        }
+        (!codes.contains(&Success)).then_some(codes)
+    })
+}
+
+/// Tests a request that must fail until it does; its code.
+pub fn failure(table: &dyn Table, request: Ptr) -> Code {
+    until("a failure", || {
+        let (rc, done, _) = table.test(request);
+        assert!(!done, "a request that must fail is done");
+        rc.failed().then_some(rc)
+    })
+}
+
+/// A registered buffer on one comm.
+pub struct Buffer {
+    table: &'static dyn Table,
+    comm: Ptr,
+    pub bytes: Vec<u8>,
+    pub mr: Ptr,
+}
+
+impl Buffer {
+    pub fn new(table: &'static dyn Table, comm: Ptr, bytes: Vec<u8>) -> Self {
+        let (rc, mr) = table.reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), HOST);
+        assert_eq!(rc, Success, "regMr");
+        assert!(!mr.is_null());
+        Self { table, comm, bytes, mr }
+    }
+
+    pub fn addr(&self) -> usize {
+        self.bytes.as_ptr().addr()
+    }
+
+    /// Before its comm is closed.
+    pub fn dereg(self) {
+        assert_eq!(self.table.dereg_mr(self.comm, self.mr), Success, "deregMr");
+    }
+}
+
+/// Bytes that tell their place and their message.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..len).map(next).collect()
+}
+
+impl Pair {
+    pub fn new(table: &'static dyn Table) -> Self {
+        let ctx = init(table);
+        connect(table, ctx, 0)
+    }
+
+    pub fn send_buffer(&self, bytes: Vec<u8>) -> Buffer {
+        Buffer::new(self.table, self.send, bytes)
+    }
+
+    pub fn recv_buffer(&self, len: usize) -> Buffer {
+        Buffer::new(self.table, self.recv, vec![0xEE; len])
+    }
+
+    /// One receive group that must be taken.
+    pub fn irecv(&self, buffers: &[(usize, usize, i32, Ptr)]) -> Ptr {
+        let (rc, request) = self.table.irecv(self.recv, buffers);
+        assert_eq!(rc, Success, "irecv");
+        assert!(!request.is_null(), "irecv took nothing");
+        request
+    }
+
+    /// A send, tried until it is taken. `request`s in `progress` are not tested meanwhile.
+    pub fn isend(&self, addr: usize, len: usize, tag: i32, mr: Ptr) -> Ptr {
+        until("isend", || {
+            let (rc, request) = self.table.isend(self.send, addr, len, tag, mr);
+            assert_eq!(rc, Success, "isend");
+            (!request.is_null()).then_some(request)
+        })
+    }
+
+    /// Tests until done.
+    pub fn wait(&self, request: Ptr) -> [i32; 8] {
+        until("test", || {
+            let (rc, done, sizes) = self.table.test(request);
+            assert_eq!(rc, Success, "test");
+            done.then_some(sizes)
+        })
+    }
+
+    /// One message of `len` bytes into a buffer with `room`, checked byte by byte.
+    pub fn message(&self, len: usize, room: usize, seed: u64) {
+        let data = pattern(len, seed);
+        let from = self.send_buffer(if len == 0 { vec![0] } else { data.clone() });
+        let to = self.recv_buffer(room.max(1) + 64);
+        let recv = self.irecv(&[(to.addr(), room, 7, to.mr)]);
+        let send = self.isend(from.addr(), len, 7, from.mr);
+        assert_eq!(self.wait(send)[0], len as i32, "size at the sender");
+        assert_eq!(self.wait(recv)[0], len as i32, "size at the receiver");
+        assert!(to.bytes[..len] == data[..], "{len} bytes differ");
+        assert!(to.bytes[len..].iter().all(|b| *b == 0xEE), "bytes behind a message of {len} were written");
+        from.dereg();
+        to.dereg();
+    }
+
+    /// The sending and the receiving comm.
+    pub fn comms(&self) -> [Ptr; 2] {
+        [self.send, self.recv]
+    }
+
+    pub fn close(self) {
+        assert_eq!(self.table.close_send(self.send), Success, "closeSend");
+        assert_eq!(self.table.close_recv(self.recv), Success, "closeRecv");
+    }
+}

@@ -1,0 +1,220 @@
+//! makeVDevice of each version that has it, and what rails of a device carry.
+use std::ffi::c_int;
+
+use nccl_net_abi as abi;
+
+use crate::code::{Code, Success};
+use crate::pair::{Buffer, Pair, connect, init, pattern};
+use crate::table::{Ptr, TABLES, Table};
+
+/// What newer versions say of a device besides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Made {
+    /// `vProps`
+    pub members: Vec<c_int>,
+    /// v12: rail and plane.
+    pub ids: Option<(i16, i16)>,
+}
+
+/// A version with virtual devices.
+pub struct Version {
+    pub number: u32,
+    /// Most devices in one.
+    pub most: usize,
+    /// Code and index, of a `ndevs` and an array that has these first.
+    pub make: fn(c_int, &[c_int]) -> (Code, c_int),
+    pub made: fn(c_int) -> Made,
+}
+
+macro_rules! versions {
+    ($($number:literal: $module:ident::$symbol:ident, $props:ident, most $most:literal, ids $ids:expr;)+) => {
+        /// Oldest first.
+        pub const VERSIONS: &[Version] = &[$(Version {
+            number: $number,
+            most: $most,
+            make: |ndevs, devs| {
+                let mut props = abi::$props::VDeviceProps { ndevs, devs: [0; $most] };
+                props.devs[..devs.len()].copy_from_slice(devs);
+                let mut d = 77;
+                // SAFETY: a writable int and a struct of this version.
+                let rc = unsafe { nccl_net_mpib::$symbol.makeVDevice.unwrap()(&raw mut d, &raw mut props) };
+                (Code::from(rc), d)
+            },
+            made: |dev| {
+                // SAFETY: a struct of integers and pointers.
+                let mut props: abi::$module::Props = unsafe { std::mem::zeroed() };
+                // SAFETY: a writable struct of this version.
+                let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(dev, &raw mut props) };
+                assert_eq!(Code::from(rc), Success, "getProperties({dev})");
+                let ids: fn(&abi::$module::Props) -> Option<(i16, i16)> = $ids;
+                let members = props.vProps.devs[..props.vProps.ndevs as usize].to_vec();
+                Made { members, ids: ids(&props) }
+            },
+        }),+];
+    };
+}
+
+versions! {
+    9: v9::ncclNetPlugin_v9, v9, most 4, ids |_| None;
+    10: v10::ncclNetPlugin_v10, v9, most 4, ids |_| None;
+    11: v11::ncclNetPlugin_v11, v9, most 4, ids |_| None;
+    12: v12::ncclNetPlugin_v12, v12, most 8, ids |p| Some((p.railId, p.planeId));
+}
+
+/// The table of a version.
+pub fn table(number: u32) -> &'static dyn Table {
+    *TABLES.iter().find(|t| t.version() == number).unwrap()
+}
+
+impl Version {
+    /// A device that must come to be.
+    pub fn fuse(&self, devs: &[c_int]) -> c_int {
+        let (rc, d) = (self.make)(devs.len() as c_int, devs);
+        assert_eq!(rc, Success, "v{}: makeVDevice of {devs:?}", self.number);
+        d
+    }
+}
+
+/// The newest version.
+pub fn newest() -> &'static Version {
+    &VERSIONS[VERSIONS.len() - 1]
+}
+
+/// RoCE rails r0, r1, …, each in a subnet of its own, for `SOFTVERBS_DEVICES`. `host` is the last byte of their addresses.
+pub fn rails(n: usize, host: u8) -> String {
+    (0..n).map(|i| format!("r{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")
+}
+
+/// Speeds of r0, r1, …, for `MPIB_RAIL_SPEED`.
+pub fn speeds(of: &[u32]) -> String {
+    of.iter().enumerate().map(|(i, speed)| format!("r{i}:{speed}")).collect::<Vec<_>>().join(",")
+}
+
+/// What a rail carried.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    pub bytes: u64,
+    /// Writes that tell the receiver.
+    pub signals: u64,
+}
+
+/// By rail, since the process began; rails are named r0, r1, ….
+pub fn carried(n: usize) -> Vec<Carried> {
+    let counters = softverbs::counters();
+    let rail = |i: usize| {
+        let c = &counters.iter().find(|d| d.name == format!("r{i}")).unwrap().total;
+        Carried { bytes: c.bytes, signals: c.writes_with_imm }
+    };
+    (0..n).map(rail).collect()
+}
+
+/// The rule: parts in proportion to the weights, rounded down to 128; the first rail with a weight has the rest.
+pub fn parts(len: usize, weights: &[u64]) -> Vec<usize> {
+    let sum: u64 = weights.iter().sum();
+    let first = weights.iter().position(|w| *w > 0).unwrap();
+    let part = |(i, w): (usize, &u64)| {
+        if i == first { 0 } else { (len as u128 * u128::from(*w) / u128::from(sum)) as usize / 128 * 128 }
+    };
+    let mut parts: Vec<_> = weights.iter().enumerate().map(part).collect();
+    parts[first] = len - parts.iter().sum::<usize>();
+    parts
+}
+
+/// Whether an immediate of a connection of `rails` rails can say this size.
+pub fn told(len: usize, rails: usize) -> bool {
+    let bits = 23 - rails.max(2);
+    len < 1 << bits || len.is_multiple_of(128) && len / 128 < (1 << bits) - 1
+}
+
+/// What a group of sends of these lengths should be carried by, when the rails have these weights: payload, the record on
+/// the first active rail where the immediate cannot tell the size, and the CTS entries on rail `cts`.
+pub fn by_the_rule(lens: &[usize], weights: &[u64], cts: usize) -> Vec<Carried> {
+    let rails = weights.iter().filter(|w| **w > 0).count();
+    let mut all = vec![Carried::default(); weights.len()];
+    for len in lens {
+        for (rail, part) in all.iter_mut().zip(parts(*len, weights)) {
+            rail.bytes += part as u64;
+            rail.signals |= u64::from(part > 0);
+        }
+    }
+    if lens.iter().all(|len| *len == 0) {
+        all[weights.iter().position(|w| *w > 0).unwrap()].signals = 1;
+    }
+    if lens.len() > 1 || !told(lens[0], rails) {
+        all.iter_mut().find(|rail| rail.signals > 0).unwrap().bytes += 64;
+    }
+    all[cts].bytes += 64 * lens.len() as u64;
+    all
+}
+
+/// A connection, and memory for its largest messages.
+pub struct Rig {
+    pub pair: Pair,
+    from: Buffer,
+    to: Buffer,
+    turn: usize,
+    /// Single receives are called optional: they are done before their data is here.
+    pub optional: bool,
+}
+
+/// Room behind each message that must stay as it was.
+const SLACK: usize = 64;
+
+impl Rig {
+    pub fn new(table: &'static dyn Table, ctx: Ptr, dev: c_int, most: usize) -> Self {
+        Self::of(connect(table, ctx, dev), most)
+    }
+
+    /// Over a connection that is there.
+    pub fn of(pair: Pair, most: usize) -> Self {
+        let from = pair.send_buffer(pattern(most + 65_536, 1));
+        let to = pair.recv_buffer(most + 8 * SLACK);
+        Self { pair, from, to, turn: 0, optional: false }
+    }
+
+    /// One group of messages of these lengths, sent last first; every byte is checked, and those behind.
+    pub fn exchange(&mut self, lens: &[usize]) {
+        let mut at = 0;
+        let mut places = Vec::new();
+        for len in lens {
+            self.turn += 1;
+            places.push((at, self.turn * 4099 % 65_536));
+            at += len + SLACK;
+        }
+        self.to.bytes[..at].fill(0xEE);
+        let (pair, to, from) = (&self.pair, &self.to, &self.from);
+        let group: Vec<_> =
+            (0..lens.len()).map(|i| (to.addr() + places[i].0, lens[i] + SLACK, i as c_int, to.mr)).collect();
+        let optional = self.optional && lens.len() == 1;
+        let (rc, recv) = pair.table.irecv_as(pair.recv, &group, usize::from(optional));
+        assert!(rc == Success && recv.addr() > 1, "irecv");
+        let sends: Vec<_> = (0..lens.len())
+            .rev()
+            .map(|i| (i, pair.isend(from.addr() + places[i].1, lens[i], i as c_int, from.mr)))
+            .collect();
+        for (i, send) in sends {
+            assert_eq!(pair.wait(send)[0] as usize, lens[i], "send {i} of {lens:?}");
+        }
+        let sizes = pair.wait(recv);
+        for (i, (len, (at, source))) in lens.iter().zip(&places).enumerate() {
+            let told = sizes[i] as usize;
+            assert!(told == *len || optional && told == 0, "receive {i} of {lens:?}: {told}");
+            let (data, rest) = self.to.bytes[*at..at + len + SLACK].split_at(*len);
+            assert!(*data == self.from.bytes[*source..source + len], "receive {i} of {lens:?} differs");
+            assert!(rest.iter().all(|b| *b == 0xEE), "written behind receive {i} of {lens:?}");
+        }
+    }
+
+    pub fn close(self) {
+        self.from.dereg();
+        self.to.dereg();
+        self.pair.close();
+    }
+}
+
+/// `init` of the newest version, and a device of the first `n` rails.
+pub fn newest_device(n: usize) -> (Ptr, c_int) {
+    let ctx = init(table(12));
+    let devs: Vec<c_int> = (0..n as c_int).collect();
+    (ctx, newest().fuse(&devs))
+}
