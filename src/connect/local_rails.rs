@@ -6,31 +6,14 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use nix::net::if_::if_indextoname;
-
 use crate::config::Config;
-use crate::control::{Interface, interfaces};
+use crate::control::interfaces;
 use crate::device::{self, Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
-use crate::proto::{
-    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RailRole,
-    RoutePolicy,
-};
-use crate::verbs::{Gid, Port};
-
-/// A port that can be used now.
-#[derive(Debug, Clone)]
-pub(crate) struct LocalRail {
-    pub(crate) nic: Arc<Nic>,
-    pub(crate) port: Port,
-    /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
-    pub(crate) gids: Vec<Gid>,
-    /// Rail index in its device.
-    pub(crate) role: RailRole,
-    /// Whether it is of the device that NCCL requested.
-    requested: bool,
-}
+use crate::proto::{Addr, Handle, Hello, LostRail, MAX_OFFERS, Nonce, RailRole, RoutePolicy};
+pub(crate) use crate::route::LocalRail;
+use crate::route::host_name;
 
 /// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
 /// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
@@ -53,7 +36,7 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     for (role, nic, requested) in own.chain(others) {
         match nic.now() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(),
-            Ok((port, gids)) => usable.push(local(nic, port, gids, role, requested)),
+            Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
             Err(why) if lost.len() < MAX_OFFERS => {
                 lost.push(LostRail { name: nic.name().to_owned(), role, requested, why });
             }
@@ -71,15 +54,6 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     Ok((usable, hello))
 }
 
-fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: RailRole, requested: bool) -> LocalRail {
-    if gids.len() > MAX_RAIL_ADDRS {
-        let (name, n) = (nic.name(), gids.len());
-        tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
-        gids.truncate(MAX_RAIL_ADDRS);
-    }
-    LocalRail { nic: Arc::clone(nic), port, gids, role, requested }
-}
-
 /// Said once: every connection would say the same.
 fn too_many() {
     static TOLD: AtomicBool = AtomicBool::new(false);
@@ -89,46 +63,6 @@ fn too_many() {
             "this process has more than {MAX_OFFERS} ports; a peer is told of its device's own and of the first others"
         );
     }
-}
-
-/// What a peer is told of a port, as if NCCL had requested it. The error is why it cannot be used.
-pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) -> Result<RailInfo, String> {
-    let (port, gids) = nic.now()?;
-    local(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
-}
-
-impl LocalRail {
-    /// What the peer is told of it.
-    fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
-        let addr = |gid: &Gid| RailAddr {
-            gid: gid.raw,
-            gid_index: gid.index,
-            gid_kind: gid.kind,
-            prefix_len: prefix_len(networks, gid),
-        };
-        let (name, port) = (self.nic.name(), &self.port);
-        let mtu = Mtu::from_raw(port.mtu.into());
-        Ok(RailInfo {
-            name: name.to_owned(),
-            port: port.number,
-            link_layer: port.link,
-            mtu: mtu.ok_or_else(|| Error::Internal(format!("{name} has MTU number {}", port.mtu)))?,
-            lid: port.lid,
-            addrs: self.gids.iter().map(addr).collect(),
-            speed_mbps: port.speed,
-            role: self.role,
-            requested: self.requested,
-        })
-    }
-}
-
-/// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
-/// address; 0 where there is none, as in a container that has the adapter and not its interface.
-pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
-    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
-    let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = with_address().find(|i| Some(&i.name) == name.as_ref());
-    own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
 }
 
 /// Connections begun from a device to a host.
@@ -146,9 +80,4 @@ pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
     let turn = *count;
     *count = count.wrapping_add(1);
     turn.wrapping_add(u32::try_from(place).unwrap_or(0))
-}
-
-/// For logs.
-pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
 }

@@ -11,8 +11,6 @@ mod queue_depths;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use local_rails::{host_name, prefix_len, rail_info};
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

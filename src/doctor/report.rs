@@ -11,7 +11,6 @@ use nix::net::if_::if_indextoname;
 
 use super::checks;
 use crate::config::Config;
-use crate::connect::{host_name, rail_info};
 use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
 use crate::error::Result;
@@ -20,6 +19,7 @@ use crate::proto::{
     GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
     RailRole,
 };
+use crate::route::{host_name, prefix_len, rail_info};
 use crate::verbs;
 
 /// Of this host, under the settings of this process.
@@ -137,7 +137,7 @@ fn numa(device: &Path) -> Option<u32> {
 fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let name = name.filter(|name| !name.is_empty());
-    let prefix = crate::connect::prefix_len(networks, gid);
+    let prefix = prefix_len(networks, gid);
     Gid {
         index: gid.index,
         address: gid.addr().to_string(),
