@@ -3,13 +3,14 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::device;
@@ -61,11 +62,6 @@ static CONNECTIONS: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
 static RETURNED: AtomicBool = AtomicBool::new(true);
 
-/// Each is whole after a panic: the lists change by one push or one removal.
-fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Watch {
     /// The running thread, or a new one, which calls `chore` now and then. To be called when the devices are open.
     ///
@@ -73,7 +69,7 @@ impl Watch {
     /// The system has no thread or descriptor left.
     pub fn get(config: &Config, chore: fn()) -> Result<Arc<Self>> {
         RETURNED.store(config.return_async_events, Ordering::Relaxed);
-        let mut running = lock(&RUNNING);
+        let mut running = RUNNING.lock();
         if let Some(watch) = running.upgrade() {
             return Ok(watch);
         }
@@ -163,7 +159,7 @@ fn handle(context: &Context, event: &AsyncEvent) {
         _ => context.name().to_owned(),
     };
     let mut text = format!("{place}: {event}");
-    let mut connections = lock(&CONNECTIONS);
+    let mut connections = CONNECTIONS.lock();
     connections.retain(|connection| connection.strong_count() > 0);
     let concerned: Vec<_> = connections
         .iter()
@@ -195,7 +191,7 @@ impl Watched {
     /// From now on, until it is dropped, events of these queues are its own.
     pub fn new(name: String, rails: Vec<Queues>) -> Arc<Self> {
         let watched = Arc::new(Self { name, rails, over: OnceLock::new() });
-        let mut connections = lock(&CONNECTIONS);
+        let mut connections = CONNECTIONS.lock();
         connections.retain(|connection| connection.strong_count() > 0);
         connections.push(Arc::downgrade(&watched));
         watched

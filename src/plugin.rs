@@ -3,13 +3,14 @@
 use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use nccl_net_versions::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MAX_RECVS, MemKind, NetAttr, NetPlugin,
     ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
 };
+use parking_lot::RwLock;
 
 use crate::async_events::Watch;
 use crate::config::{self, Config};
@@ -38,7 +39,7 @@ static LATEST: RwLock<Option<Arc<Config>>> = RwLock::new(None);
 
 impl Context {
     fn settings(&self) -> Arc<Settings> {
-        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.settings.read())
     }
 }
 
@@ -70,7 +71,7 @@ fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Resu
 
 /// The settings of the latest `init`.
 fn latest() -> Result<Arc<Config>> {
-    let config = LATEST.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let config = LATEST.read().clone();
     config.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
 }
 
@@ -98,7 +99,7 @@ fn open(args: &Init) -> Result<Context> {
     }
     stats::init(&config)?;
     let events = Watch::get(&config, transport::look_after)?;
-    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&config)).is_none();
+    let first = LATEST.write().replace(Arc::clone(&config)).is_none();
     if first {
         let all: Vec<String> = device::all().into_iter().map(describe).collect();
         let set = config.differing();
@@ -211,7 +212,7 @@ impl NetPlugin for Plugin {
     fn init_again(ctx: &Context, args: &Init) -> Result<(), Failure> {
         // Only these tables bring a callback, and handles to go with it.
         if args.version >= 10 {
-            let mut settings = ctx.settings.write().unwrap_or_else(PoisonError::into_inner);
+            let mut settings = ctx.settings.write();
             Arc::make_mut(&mut settings).profiler = args.profiler;
         }
         Ok(())

@@ -1,13 +1,14 @@
 //! The background thread, and its users' side.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::conn_id::ConnId;
 use super::file::{self, HintFile};
@@ -45,7 +46,7 @@ impl Client {
     /// The running thread of these options, or a new one.
     pub(super) fn get(options: &Options) -> Result<Arc<Self>> {
         static RUNNING: Mutex<Vec<(Options, Weak<Client>)>> = Mutex::new(Vec::new());
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = RUNNING.lock();
         running.retain(|(_, client)| client.strong_count() > 0);
         if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
             return Ok(client);
@@ -90,17 +91,17 @@ impl Drop for Client {
 
 impl Shared {
     fn tell(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.commands.lock().push(command);
         // It fails only when so many are pending that the thread wakes anyway.
         let _ = self.wake.write(1);
     }
 
     fn commands(&self) -> Vec<Command> {
-        std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.commands.lock())
     }
 
     fn fault(&self) -> MutexGuard<'_, Option<String>> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fault.lock()
     }
 }
 

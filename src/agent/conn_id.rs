@@ -5,7 +5,8 @@
 //! namespace) apart as well, for agents that do not tell sockets apart.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// An identifier that no other connection of this process has until this is dropped.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Taken {
 
 fn taken() -> MutexGuard<'static, Taken> {
     static TAKEN: Mutex<Taken> = Mutex::new(Taken { ids: BTreeSet::new(), next: 0 });
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+    TAKEN.lock()
 }
 
 impl ConnId {

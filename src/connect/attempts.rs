@@ -3,7 +3,9 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
@@ -216,7 +218,6 @@ type Told = HashSet<(String, Option<IpAddr>)>;
 fn first_time(device: &str, host: Option<IpAddr>) -> bool {
     const MOST: usize = 1 << 16;
     static TOLD: LazyLock<Mutex<Told>> = LazyLock::new(Mutex::default);
-    // The set is whole after a panic: each use is one insertion.
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = TOLD.lock();
     told.len() < MOST && told.insert((device.to_owned(), host))
 }

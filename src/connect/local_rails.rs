@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::control::interfaces;
@@ -74,8 +76,7 @@ pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
     static BEGUN: LazyLock<Mutex<ConnectionCounts>> = LazyLock::new(Mutex::default);
     let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
-    // The map is whole after a panic: each use is one addition.
-    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut begun = BEGUN.lock();
     let count = begun.entry((device.name, host)).or_default();
     let turn = *count;
     *count = count.wrapping_add(1);

@@ -13,9 +13,10 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use nccl_net_versions::HandleBuf;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::connect::commit::Connecting;
 use crate::connect::handshake::Handshake;
@@ -41,8 +42,7 @@ struct Pending {
 static PENDING: LazyLock<Mutex<HashMap<u64, Pending>>> = LazyLock::new(Mutex::default);
 
 fn pending() -> MutexGuard<'static, HashMap<u64, Pending>> {
-    // The map is whole after a panic: each use is one insertion or removal.
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    PENDING.lock()
 }
 
 /// Begins or continues a connection to the listener behind `handle`, whose last eight bytes are ours.
@@ -105,7 +105,8 @@ pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    underway: Mutex<Vec<Connecting>>,
+    /// `None` while a call has it, and for good after a panic in that call.
+    underway: Mutex<Option<Vec<Connecting>>>,
 }
 
 impl Listening {
@@ -116,7 +117,7 @@ impl Listening {
         let options = Options { sout, adapters: device::addrs, ..Options::from(&*settings.config) };
         let listener = Listener::open(&options)?;
         *handle = listener.handle().encode();
-        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
+        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::new(Some(Vec::new())) })
     }
 
     /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
@@ -126,9 +127,15 @@ impl Listening {
     /// A handshake has failed with a peer that knows the listener's nonce, and none is under way with another: NCCL makes one connector
     /// for each listener, so that nobody else would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let underway = self.underway.lock();
+        let mut place = self.underway.lock();
         let mut underway =
-            underway.map_err(|_| Error::Internal("the listener's state was left by a panic".into()))?;
+            place.take().ok_or_else(|| Error::Internal("the listener's state was left by a panic".into()))?;
+        let accepted = self.poll(&mut underway);
+        *place = Some(underway);
+        accepted
+    }
+
+    fn poll(&self, underway: &mut Vec<Connecting>) -> Result<Option<RecvComm>> {
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::socket::canonical;
 use crate::error::{Error, Result};
@@ -84,7 +84,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     pub(super) fn state(&self) -> State {

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use mio::Token;
 use mio::net::TcpListener;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
 use super::half_open::HalfOpen;
@@ -48,11 +49,11 @@ struct Shared {
 
 impl Shared {
     fn with<T>(&self, f: impl FnOnce(&mut VecDeque<(Token, Arc<Link>)>) -> T) -> T {
-        f(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.waiting.lock())
     }
 
     fn refused(&self) -> MutexGuard<'_, Option<String>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refused.lock()
     }
 }
 

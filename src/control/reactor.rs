@@ -5,12 +5,13 @@ use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::event::Source;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use parking_lot::Mutex;
 
 use super::connector::{Attempt, Connector, Outcome};
 use super::half_open::HalfOpen;
@@ -76,7 +77,7 @@ impl Reactor {
     /// The running thread, or a new one.
     pub(super) fn get() -> Result<Arc<Self>> {
         static RUNNING: Mutex<Weak<Reactor>> = Mutex::new(Weak::new());
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = RUNNING.lock();
         // A dead thread has told its users; new ones get a new one.
         if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
             return Ok(reactor);
@@ -148,7 +149,7 @@ impl Shared {
     }
 
     fn with_commands<T>(&self, f: impl FnOnce(&mut Vec<Command>) -> T) -> T {
-        f(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.commands.lock())
     }
 }
 

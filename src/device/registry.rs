@@ -4,7 +4,8 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Device, enumerate, fuse, lose, selection};
 use crate::config::Config;
@@ -29,11 +30,11 @@ static LIST: RwLock<Option<List>> = RwLock::new(None);
 
 // The list is whole at every step: a device is made before it is shown.
 fn read() -> RwLockReadGuard<'static, Option<List>> {
-    LIST.read().unwrap_or_else(PoisonError::into_inner)
+    LIST.read()
 }
 
 fn write() -> RwLockWriteGuard<'static, Option<List>> {
-    LIST.write().unwrap_or_else(PoisonError::into_inner)
+    LIST.write()
 }
 
 /// A context's hold on the devices. NCCL makes its virtual devices anew when it has closed the plugin and opens it again,

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -103,7 +102,7 @@ impl<K: PartialEq, R> Cache<K, R> {
                     *users += 1;
                     return Ok((held(place), look(made)));
                 }
-                Some(_) => list = self.0.settled.wait(list).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => self.0.settled.wait(&mut list),
             }
         }
         let place = (span.pages.start, list.next);
@@ -137,9 +136,8 @@ impl<K: PartialEq, R> List<K, R> {
 }
 
 impl<K, R> Shared<K, R> {
-    // The list is whole whenever the lock is free: nothing panics in between.
     fn lock(&self) -> MutexGuard<'_, List<K, R>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 }
 

@@ -4,8 +4,10 @@
 //! other requests, now and then irecv, and where NCCL makes no call the thread of the adapters' events, which is then the only one
 //! who sees that the peer is gone or a queue has failed. It tells the log; NCCL is told at its next call.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::Fast;
 use crate::proto::SLOTS;
@@ -20,9 +22,8 @@ const LAST: Duration = Duration::from_millis(200);
 /// The receivers that are not closed.
 static RECEIVERS: Mutex<Vec<Weak<Receiver>>> = Mutex::new(Vec::new());
 
-/// Whole after a panic: it changes by one push, or by removals.
 fn receivers() -> MutexGuard<'static, Vec<Weak<Receiver>>> {
-    RECEIVERS.lock().unwrap_or_else(PoisonError::into_inner)
+    RECEIVERS.lock()
 }
 
 /// From now on [`look_after`] looks at it.
