@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bootstrap_util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options,
+    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, options,
     patience, recv, stranger, wait,
 };
 use nccl_net_mpib::control::{Channel, Listener, Options, State};
@@ -49,7 +49,8 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let handle = listener.handle();
     for addr in handle.addrs() {
         let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
-        let connector = Channel::connect(&alone, &hello("connector"), patience(), SILENCE).unwrap();
+        let connector =
+            Channel::connect(control(), &alone, &hello("connector"), patience(), SILENCE).unwrap();
         let acceptor = accept(&listener);
         acceptor.send(&Message::Ready).unwrap();
         assert_eq!(recv(&connector), Message::Ready);
@@ -69,9 +70,14 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
         // Not closed before the connector has read it.
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let channel =
-        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), patience(), SILENCE)
-            .unwrap();
+    let channel = Channel::connect(
+        control(),
+        &handle_with(port, &["127.0.0.1"]),
+        &hello("connector"),
+        patience(),
+        SILENCE,
+    )
+    .unwrap();
     let error = wait("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
     assert_eq!(channel.state(), State::Lost);
@@ -93,7 +99,7 @@ fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), patience(), SILENCE).unwrap();
     drop(accept_raw(&server));
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -107,7 +113,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
     let port = server.local_addr().unwrap().port();
     let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), patience(), SILENCE).unwrap();
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
     stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
@@ -123,7 +129,9 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
     let port = first.local_addr().unwrap().port();
     let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
-    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50), SILENCE).unwrap();
+    let channel =
+        Channel::connect(control(), &handle, &hello("connector"), Duration::from_millis(50), SILENCE)
+            .unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for ip in ips {
         assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
@@ -135,7 +143,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), patience(), SILENCE).unwrap();
     let (mut first, mut token) = accept_raw(&server);
     token[0] ^= 1;
     first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -151,7 +159,7 @@ fn no_listener_is_told_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
-    let channel = Channel::connect(&handle, &hello("c"), 60 * patience(), SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("c"), 60 * patience(), SILENCE).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",
@@ -167,7 +175,8 @@ fn no_listener_is_told_soon_with_every_address() {
 fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
+    let channel =
+        Channel::connect(control(), &handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
     let text = wait("the failure", || channel.try_recv().err()).to_string();
     for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
         assert!(text.contains(part), "{part} in {text}");
@@ -179,7 +188,7 @@ fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
     let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
-    let connector = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let connector = Channel::connect(control(), &handle, &hello("connector"), patience(), SILENCE).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
@@ -277,7 +286,8 @@ fn a_drop_without_close_is_a_loss() {
 
 #[test]
 fn a_step_that_takes_too_long_is_named() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
     // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
     let _connector = connect(&listener);
     let acceptor = accept(&listener);
@@ -299,7 +309,7 @@ fn child_that_connects() {
     let nonce: Vec<u8> = nonce.split(',').map(|b| b.parse().unwrap()).collect();
     let addr = Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap();
     let handle = Handle::new(nonce.try_into().unwrap(), port.parse().unwrap(), &[addr]).unwrap();
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), patience(), SILENCE).unwrap();
     channel.send(&Message::Ready).unwrap();
     thread::sleep(patience());
     drop(channel);

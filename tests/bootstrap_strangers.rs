@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bootstrap_util::{
-    a_real_peer_gets_in, accept, connect, hello, hello_bytes, is_dropped, listen, options, patience, recv,
-    stranger, wait,
+    a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options, patience,
+    recv, stranger, wait,
 };
 use nccl_net_mpib::control::{Listener, Options, State};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
@@ -52,7 +52,8 @@ fn an_oversized_hello_is_dropped() {
 
 #[test]
 fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(200), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(200), ..options() }).unwrap();
     let silent = stranger(&listener);
     let mut half = stranger(&listener);
     let bytes = hello_bytes(&listener);
@@ -69,7 +70,8 @@ fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
 
 #[test]
 fn a_hello_that_drips_ends_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(300), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(300), ..options() }).unwrap();
     let bytes = hello_bytes(&listener);
     let mut slow = stranger(&listener);
     slow.set_nodelay(true).unwrap();

@@ -21,7 +21,7 @@ fn warnings(place: &Place) -> Vec<String> {
 }
 
 /// A connection with a hint of 256 in slot 0.
-fn hinted(place: &Place) -> (Agent, nccl_net_mpib::agent::Flow) {
+fn hinted(place: &Place) -> (Agent, nccl_net_mpib::agent::Subscription) {
     let mut agent = place.agent();
     let flow = place.flow(2);
     agent.event("registered");

@@ -1,7 +1,7 @@
 //! The background thread, and its users' side.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::file::{self, HintFile};
 use super::link::{self, Link, State};
 use super::table::{Sum, TROUBLES, Table};
 use super::watch::{Change, Human, Watch};
-use super::{Addresses, Options, Told};
+use super::{Addresses, LatestHint, Options};
 use crate::error::{Error, Result};
 
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.
@@ -37,26 +37,13 @@ struct Shared {
 
 #[derive(Debug)]
 enum Command {
-    Open(Arc<ConnId>, Addresses, Arc<Told>),
+    Open(Arc<ConnId>, Addresses, Arc<LatestHint>),
     Close(u32),
     Stop,
 }
 
 impl Client {
-    /// The running thread of these options, or a new one.
-    pub(super) fn get(options: &Options) -> Result<Arc<Self>> {
-        static RUNNING: Mutex<Vec<(Options, Weak<Client>)>> = Mutex::new(Vec::new());
-        let mut running = RUNNING.lock();
-        running.retain(|(_, client)| client.strong_count() > 0);
-        if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
-            return Ok(client);
-        }
-        let client = Arc::new(Self::start(options.clone())?);
-        running.push((options.clone(), Arc::downgrade(&client)));
-        Ok(client)
-    }
-
-    fn start(options: Options) -> Result<Self> {
+    pub(super) fn start(options: Options) -> Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake =
             EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
@@ -69,8 +56,8 @@ impl Client {
         Ok(Self { shared })
     }
 
-    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
-        self.shared.tell(Command::Open(id, addresses, told));
+    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, hint: Arc<LatestHint>) {
+        self.shared.tell(Command::Open(id, addresses, hint));
     }
 
     pub(super) fn fault(&self) -> Option<String> {
@@ -141,7 +128,7 @@ impl Worker {
         loop {
             for command in self.shared.commands() {
                 match command {
-                    Command::Open(id, addresses, told) => self.table.open(id, addresses, told),
+                    Command::Open(id, addresses, hint) => self.table.open(id, addresses, hint),
                     Command::Close(id) => self.table.close(id),
                     Command::Stop => self.until = Some(Instant::now() + LINGER),
                 }

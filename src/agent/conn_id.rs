@@ -6,16 +6,21 @@
 
 use std::collections::BTreeSet;
 
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// An identifier that no other connection of this process has until this is dropped.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct ConnId(u32);
+#[derive(Debug)]
+pub(super) struct ConnId {
+    id: u32,
+    ids: ConnIds,
+}
 
 /// How many begin with the process id.
 const OWN: u32 = 1 << 10;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Taken {
     ids: BTreeSet<u32>,
     /// Where to look first: not where one was just given back, so that a late word about it finds nobody.
@@ -35,24 +40,26 @@ impl Taken {
     }
 }
 
-fn taken() -> MutexGuard<'static, Taken> {
-    static TAKEN: Mutex<Taken> = Mutex::new(Taken { ids: BTreeSet::new(), next: 0 });
-    TAKEN.lock()
+/// The identifiers of one process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ConnIds(Arc<Mutex<Taken>>);
+
+impl ConnIds {
+    /// Reserves an identifier.
+    pub(super) fn reserve(&self) -> ConnId {
+        ConnId { id: self.0.lock().take(std::process::id()), ids: self.clone() }
+    }
 }
 
 impl ConnId {
-    pub(super) fn take() -> Self {
-        Self(taken().take(std::process::id()))
-    }
-
     pub(super) fn get(&self) -> u32 {
-        self.0
+        self.id
     }
 }
 
 impl Drop for ConnId {
     fn drop(&mut self) {
-        taken().ids.remove(&self.0);
+        self.ids.0.lock().ids.remove(&self.id);
     }
 }
 
@@ -77,11 +84,11 @@ mod tests {
 
     #[test]
     fn a_dropped_identifier_is_free() {
-        let id = ConnId::take();
-        let n = id.get();
-        assert!(taken().ids.contains(&n));
-        drop(id);
-        // Another test may have it by now, but not before a thousand others.
-        assert!(!taken().ids.contains(&n));
+        let ids = ConnIds::default();
+        let (one, other) = (ids.reserve(), ids.reserve());
+        let n = one.get();
+        assert!(n != other.get() && ids.0.lock().ids.contains(&n));
+        drop(one);
+        assert!(!ids.0.lock().ids.contains(&n));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use nccl_net_mpib_agent_iface::{ENTRIES, Hint, Register, Request, Response, Settled, Status};
 
 use super::conn_id::ConnId;
-use super::{Addresses, Options, Told};
+use super::{Addresses, LatestHint, Options};
 
 /// Where a connection is with the agent that is connected now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ struct Entry {
     /// Kept until the agent has forgotten it.
     _id: Arc<ConnId>,
     addresses: Addresses,
-    told: Arc<Told>,
+    hint: Arc<LatestHint>,
     stage: Stage,
     /// Its user has dropped it.
     closing: bool,
@@ -120,10 +120,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
+    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, hint: Arc<LatestHint>) {
         let entry = Entry {
             addresses,
-            told,
+            hint,
             stage: Stage::New,
             closing: false,
             slot: None,
@@ -149,7 +149,7 @@ impl Table {
     /// Connections in use, and how many of them have had a hint.
     pub(super) fn hinted(&self) -> (usize, usize) {
         let used = || self.entries.values().filter(|e| !e.closing);
-        (used().count(), used().filter(|e| e.told.hinted.load(Ordering::Relaxed)).count())
+        (used().count(), used().filter(|e| e.hint.hinted.load(Ordering::Relaxed)).count())
     }
 
     /// What to tell the agent next; from then on it is asked. Leaving goes first: it frees slots.
@@ -220,8 +220,8 @@ impl Table {
             let Some(slot) = entry.slot else { continue };
             let trouble = match slots[usize::from(slot)] {
                 Settled::Whole(hint) if same_pair(&hint, &entry.addresses) => {
-                    entry.told.share.store(hint.share(), Ordering::Relaxed);
-                    entry.told.hinted.store(true, Ordering::Relaxed);
+                    entry.hint.share.store(hint.share(), Ordering::Relaxed);
+                    entry.hint.hinted.store(true, Ordering::Relaxed);
                     None
                 }
                 Settled::Whole(hint) => Some(Trouble::Other(slot, hint)),

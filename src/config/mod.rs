@@ -307,7 +307,7 @@ impl Config {
     ///
     /// # Errors
     /// With `MPIB_STRICT=1`: the same words.
-    pub fn lose(&self, what: String) -> Result<String> {
+    pub fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mio::Token;
 
+use super::Control;
 use super::connector::Connector;
 use super::interfaces::{in_groups, interfaces};
 use super::link::{Link, State};
@@ -32,13 +33,19 @@ impl Channel {
     /// filled in. Returns at once. [`try_recv`](Self::try_recv) tells a failure, at the latest after `timeout`,
     /// and else the listener's own HELLO. Messages may be sent from now on; they wait. A peer whose host is not heard of for `silence`
     /// counts as gone.
-    pub fn connect(handle: &Handle, hello: &Hello, timeout: Duration, silence: Duration) -> Result<Self> {
+    pub fn connect(
+        control: &Control,
+        handle: &Handle,
+        hello: &Hello,
+        timeout: Duration,
+        silence: Duration,
+    ) -> Result<Self> {
         let local: Vec<_> = interfaces()?.into_iter().map(|i| i.addr).collect();
         let mut token = Nonce::default();
         getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
         let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
         let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
-        let reactor = Reactor::get()?;
+        let reactor = control.reactor()?;
         let link = Arc::new(Link::pending());
         let (groups, times) = (in_groups(handle, &local), (timeout, silence));
         let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -14,9 +14,10 @@ use super::half_open::HalfOpen;
 use super::interfaces::{fitted, interfaces, reachable};
 use super::link::Link;
 use super::reactor::{Command, Core, Entry, Reactor};
-use super::{Options, socket};
+use super::{Control, Options, socket};
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, Nonce};
+use crate::warned::Subject;
 
 /// Connections of a listener that have not shown a HELLO, at most; the oldest makes room.
 const HALF_OPEN_MAX: usize = 64;
@@ -59,7 +60,7 @@ impl Shared {
 
 impl Listener {
     /// Listens on a port of the system's choice.
-    pub fn open(options: &Options) -> Result<Self> {
+    pub fn open(control: &Control, options: &Options<'_>) -> Result<Self> {
         let addrs = reachable(&interfaces()?, options)?;
         let failed = |e| Error::io("listening for control connections", e);
         let mut socket = socket::listen(options.family).map_err(failed)?;
@@ -67,8 +68,10 @@ impl Listener {
         let mut nonce = Nonce::default();
         getrandom::fill(&mut nonce).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
         let (handle, left) = fitted(nonce, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
-        tell_of_those_left_out(&handle, &left);
-        let reactor = Reactor::get()?;
+        if !left.is_empty() && control.warned.once(Subject::HandleFull) {
+            log_left_out(&handle, &left);
+        }
+        let reactor = control.reactor()?;
         let shared = Arc::new(Shared::default());
         let token = reactor.next_token();
         let limit = options.timeout.min(STRANGER_LIMIT);
@@ -101,23 +104,16 @@ impl Listener {
     }
 }
 
-/// Once in a process: its listeners have the same addresses.
-fn tell_of_those_left_out(handle: &Handle, left: &[Addr]) {
-    static ONCE: Once = Once::new();
-    let tell = || {
-        let [named, left] = [handle.addrs(), left].map(|addrs| {
-            let texts: Vec<String> = addrs.iter().map(ToString::to_string).collect();
-            texts.join(", ")
-        });
-        tracing::info!(
-            target: "net",
-            "this host has more addresses than peers can be told, who are told of {named}; left out are {left}: a peer that reaches \
-             these only needs them in MPIB_OOB_IF or NCCL_SOCKET_IFNAME"
-        );
-    };
-    if !left.is_empty() {
-        ONCE.call_once(tell);
-    }
+fn log_left_out(handle: &Handle, left: &[Addr]) {
+    let [named, left] = [handle.addrs(), left].map(|addrs| {
+        let texts: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+        texts.join(", ")
+    });
+    tracing::info!(
+        target: "net",
+        "this host has more addresses than peers can be told, who are told of {named}; left out are {left}: a peer that reaches \
+         these only needs them in MPIB_OOB_IF or NCCL_SOCKET_IFNAME"
+    );
 }
 
 impl Drop for Listener {

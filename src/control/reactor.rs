@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -74,22 +74,12 @@ pub(super) struct Lingering {
 }
 
 impl Reactor {
-    /// The running thread, or a new one.
-    pub(super) fn get() -> Result<Arc<Self>> {
-        static RUNNING: Mutex<Weak<Reactor>> = Mutex::new(Weak::new());
-        let mut running = RUNNING.lock();
-        // A dead thread has told its users; new ones get a new one.
-        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
-            return Ok(reactor);
-        }
-        let reactor = Arc::new(
-            Self::start().map_err(|e| Error::io("starting the thread of the control connections", e))?,
-        );
-        *running = Arc::downgrade(&reactor);
-        Ok(reactor)
+    /// Starts the thread.
+    pub(super) fn start() -> Result<Self> {
+        Self::spawn().map_err(|e| Error::io("starting the thread of the control connections", e))
     }
 
-    fn start() -> io::Result<Self> {
+    fn spawn() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let registry = poll.registry().try_clone()?;

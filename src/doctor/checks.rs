@@ -31,7 +31,7 @@ pub(super) fn all(
 
 /// What is lost, which MPIB_STRICT=1 does not allow.
 fn lost(config: &Config, id: &str, text: &str) -> Check {
-    match config.lose(text.to_owned()) {
+    match config.degraded(text.to_owned()) {
         Ok(text) => Check::new(id, Warn, text),
         Err(e) => Check::new(id, Fail, e.to_string()),
     }

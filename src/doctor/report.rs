@@ -15,6 +15,7 @@ use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
 use crate::error::Result;
 use crate::policy;
+use crate::process::Process;
 use crate::proto::{
     GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
     RailRole,
@@ -28,7 +29,8 @@ pub fn report() -> Report {
     let networks = interfaces();
     let survey = survey(&config);
     let control = networks.as_ref().map_err(ToString::to_string).and_then(|networks| {
-        let options = Options { sout: sout_addr(&survey), adapters: device::addrs, ..Options::from(&config) };
+        let adapters = || Process::global().devices.addrs();
+        let options = Options { sout: sout_addr(&survey), adapters: &adapters, ..Options::from(&config) };
         reachable(networks, &options).map_err(|e| e.to_string())
     });
     let networks = networks.unwrap_or_default();

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::async_events::Watched;
+use crate::async_events::CommWatch;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Plan;
+use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
 use crate::transport::peer::Peer;
@@ -34,7 +35,7 @@ pub(crate) struct Comm {
     pub(crate) stats: Counters,
     /// Where init brought the profiler's callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
-    watched: Arc<Watched>,
+    watch: Arc<CommWatch>,
     failed: Option<Error>,
 }
 
@@ -48,18 +49,17 @@ pub(crate) struct RemoteMemory {
 
 impl Comm {
     pub(crate) fn new(
+        process: &Process,
         rails: Vec<Rail>,
-        region: Region,
-        remote: RemoteMemory,
+        (region, remote): (Region, RemoteMemory),
         layout: ImmLayout,
         peer: Peer,
         plan: Plan,
         stats: Counters,
     ) -> Self {
-        let watched = Watched::new(
-            format!("the connection with {}", peer.name()),
-            rails.iter().map(Rail::queues).collect(),
-        );
+        let watch = process
+            .events
+            .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
         Self {
             rails,
             region,
@@ -70,7 +70,7 @@ impl Comm {
             plan,
             stats,
             profiler: None,
-            watched,
+            watch,
             failed: None,
         }
     }
@@ -96,12 +96,12 @@ impl Comm {
 
     #[inline(always)]
     fn not_ended(&mut self) -> Fast<()> {
-        if self.watched.is_marked() { self.ended() } else { Ok(()) }
+        if self.watch.is_marked() { self.ended() } else { Ok(()) }
     }
 
     #[cold]
     fn ended(&mut self) -> Fast<()> {
-        match self.watched.over() {
+        match self.watch.ended() {
             None => Ok(()),
             Some(why) => {
                 let e = Error::Event(why.to_owned());

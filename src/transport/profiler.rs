@@ -4,20 +4,19 @@
 //! that the connection has failed: so all events of a request end before that.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
 use crate::proto::{MAX_RECVS, Part, SLOTS, rails};
+use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::request::REQUESTS;
 use crate::transport::send::group::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
-
-/// Whether a profiler has ever taken an event in this process. NCCL gives handles whether there is one or not.
-static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// Operations of a comm that are told whatever becomes of it. From then on it is one of [`SELDOM`], while nobody in this process has
 /// ever taken an event.
@@ -31,6 +30,8 @@ const SELDOM: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct CommProfiler {
     profiler: Profiler,
+    /// Whether a profiler has ever accepted an event in this process.
+    seen: Arc<AtomicBool>,
     /// Events under way: none where nobody profiles, and then the data path has nothing else to look at.
     under_way: usize,
     /// By request or receive, then by rail. Made once: nothing is allocated later.
@@ -61,19 +62,20 @@ impl Drop for CommProfiler {
 
 impl CommProfiler {
     /// For a sender.
-    pub(crate) fn of_sends(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, comm, REQUESTS))
+    pub(crate) fn of_sends(settings: &Settings, comm: &Comm) -> Option<Box<Self>> {
+        settings.profiler.map(|profiler| Self::new(profiler, settings, comm, REQUESTS))
     }
 
     /// For a receiver.
-    pub(crate) fn of_receives(profiler: Option<Profiler>, comm: &Comm) -> Option<Box<Self>> {
-        profiler.map(|profiler| Self::new(profiler, comm, SLOTS * MAX_RECVS))
+    pub(crate) fn of_receives(settings: &Settings, comm: &Comm) -> Option<Box<Self>> {
+        settings.profiler.map(|profiler| Self::new(profiler, settings, comm, SLOTS * MAX_RECVS))
     }
 
-    fn new(profiler: Profiler, comm: &Comm, operations: usize) -> Box<Self> {
+    fn new(profiler: Profiler, settings: &Settings, comm: &Comm, operations: usize) -> Box<Self> {
         let roles = comm.roles();
         Box::new(Self {
             profiler,
+            seen: Arc::clone(&settings.process.profiler_seen),
             under_way: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| role.index().into()).collect(),
@@ -101,7 +103,7 @@ impl CommProfiler {
             return false;
         }
         profiler.told = profiler.told.saturating_add(1);
-        let all = profiler.told < FIRST || TAKEN.load(Ordering::Relaxed);
+        let all = profiler.told < FIRST || profiler.seen.load(Ordering::Relaxed);
         profiler.left = if all { 0 } else { SELDOM - 1 };
         true
     }
@@ -193,7 +195,7 @@ impl CommProfiler {
         let taken = !place.is_none();
         self.under_way += usize::from(taken);
         if taken {
-            TAKEN.store(true, Ordering::Relaxed);
+            self.seen.store(true, Ordering::Relaxed);
             self.left = 0;
         }
         taken

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use nccl_net_versions::Profiler;
 
 use crate::config::Config;
+use crate::process::Process;
 use crate::verbs::Timing;
 
 /// What a communicator's connections have in common.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The state that all communicators share.
+    pub process: Arc<Process>,
     /// The process's settings.
     pub config: Arc<Config>,
     /// What NCCL wants of this communicator's packets, where it says so.
@@ -23,11 +26,12 @@ pub struct Settings {
 impl Settings {
     /// For one communicator.
     pub fn new(
+        process: Arc<Process>,
         config: impl Into<Arc<Config>>,
         comm_traffic_class: Option<i32>,
         profiler: Option<Profiler>,
     ) -> Self {
-        Self { config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
+        Self { process, config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
     }
 
     /// Traffic class of RoCE packets, where the settings or the communicator say one.

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib::agent::{Addresses, Flow, Options};
+use nccl_net_mpib::agent::{Addresses, Options, Subscription};
+use nccl_net_mpib::process::Process;
 use nccl_net_mpib_agent_iface::{HintsWriter, Request, Response, Status, entry_offset};
 use nccl_net_versions::{Level, Logger};
 
@@ -33,7 +34,7 @@ pub(crate) fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-pub(crate) fn wait_share(flow: &Flow, share: u16) {
+pub(crate) fn wait_share(flow: &Subscription, share: u16) {
     wait(&format!("share {share}"), || (flow.share() == share).then_some(()));
 }
 
@@ -92,8 +93,8 @@ impl Place {
         }
     }
 
-    pub(crate) fn flow(&self, last: u8) -> Flow {
-        Flow::open(&self.options, addresses(last)).unwrap()
+    pub(crate) fn flow(&self, last: u8) -> Subscription {
+        Subscription::open(&Process::global().agent, &self.options, addresses(last)).unwrap()
     }
 
     /// An agent that has made its file and listens.

@@ -14,8 +14,9 @@ use crate::transport::comm::{Comm, Progress, progress};
 use cts_writer::CtsWriter;
 use slot::{Slot, Wrong, read_record};
 
-use crate::agent::Flow;
+use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
+use crate::housekeeping::Housekeeping;
 use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
 use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
@@ -44,7 +45,9 @@ pub(crate) struct Receiver {
     /// With `MPIB_FLUSH=1`: host memory is flushed as well.
     flush_host: bool,
     /// The agent knows the connection as long as it lives. Its hints are the sender's affair.
-    _flow: Option<Flow>,
+    _flow: Option<Subscription>,
+    /// Runs [`look_after`](Self::look_after).
+    housekeeping: Arc<Housekeeping>,
     // NCCL's progress thread takes it, registration does not, and the watch only where no call is seen.
     state: StateLock<RecvState>,
 }
@@ -65,9 +68,9 @@ pub(crate) struct RecvState {
 }
 
 impl RecvComm {
-    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Flow>) -> Self {
+    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Self {
         let config = &settings.config;
-        comm.profiler = CommProfiler::of_receives(settings.profiler, &comm);
+        comm.profiler = CommProfiler::of_receives(settings, &comm);
         let cts = CtsWriter::new(&comm, config);
         let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
             let flushes = flush::possible(&comm.rails);
@@ -77,6 +80,7 @@ impl RecvComm {
                 memory: Registrar::new(comm.nics(), config),
                 flush_host: config.flush == Some(true),
                 _flow: flow,
+                housekeeping: Arc::clone(&settings.process.housekeeping),
                 state: StateLock::new(RecvState {
                     flushes: flushes.then(|| Flushes::new(SINK / 8, &comm.rails)),
                     comm,
@@ -88,7 +92,7 @@ impl RecvComm {
                 }),
             }
         });
-        optional::watch(&receiver);
+        settings.process.housekeeping.add(optional::JOB, optional::job(&receiver));
         Self(receiver)
     }
 
@@ -148,7 +152,7 @@ impl RecvComm {
 
     /// Takes leave of the peer.
     pub fn close(self) -> Result<()> {
-        optional::forget(&self.0);
+        self.0.housekeeping.remove(&self.0);
         let leave = |state: &mut RecvState| {
             state.last_arrivals();
             state.comm.peer.leave();

@@ -7,9 +7,8 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
-
-use crate::error::Fast;
+use crate::error::{Fast, Result};
+use crate::housekeeping::Job;
 use crate::proto::SLOTS;
 use crate::transport::comm::Progress;
 use crate::transport::recv::{Receiver, RecvState};
@@ -19,30 +18,20 @@ const MANY: usize = 32;
 /// How long close waits for immediates: they are right behind the data that NCCL has seen.
 const LAST: Duration = Duration::from_millis(200);
 
-/// The receivers that are not closed.
-static RECEIVERS: Mutex<Vec<Weak<Receiver>>> = Mutex::new(Vec::new());
+/// The name of the receivers' job.
+pub(crate) const JOB: &str = "receiving";
 
-fn receivers() -> MutexGuard<'static, Vec<Weak<Receiver>>> {
-    RECEIVERS.lock()
+/// Returns a receiver as a job of the process.
+pub(crate) fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
+    let job: Arc<dyn Job> = Arc::<Receiver>::clone(receiver);
+    Arc::downgrade(&job)
 }
 
-/// From now on [`look_after`] looks at it.
-pub(crate) fn watch(receiver: &Arc<Receiver>) {
-    receivers().push(Arc::downgrade(receiver));
-}
-
-/// From now on, when this returns, it does not.
-pub(crate) fn forget(receiver: &Arc<Receiver>) {
-    receivers().retain(|one| one.strong_count() > 0 && !std::ptr::eq(one.as_ptr(), Arc::as_ptr(receiver)));
-}
-
-/// Does for receivers that no call is made for what calls would do, where data is owed to early receives. What it finds wrong is one
-/// warning, and the connection has failed with that.
-pub(crate) fn look_after() {
-    for receiver in receivers().iter().filter_map(Weak::upgrade) {
-        if let Some(Err(e)) = receiver.look_after() {
-            e.report("receiving");
-        }
+/// Does for a receiver that no call is made for what calls would do, where data is owed to early receives. The connection has failed
+/// with what it finds wrong.
+impl Job for Receiver {
+    fn run(&self) -> Result<()> {
+        self.look_after().unwrap_or(Ok(())).map_err(|e| *e)
     }
 }
 

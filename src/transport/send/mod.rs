@@ -59,7 +59,7 @@ pub(crate) struct SendState {
 impl SendComm {
     pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let config = &settings.config;
-        comm.profiler = CommProfiler::of_sends(settings.profiler, &comm);
+        comm.profiler = CommProfiler::of_sends(settings, &comm);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::of_sender(me);
             let apart_above = comm.apart_above(config);

@@ -11,7 +11,7 @@ use crate::proto::MAX_RAILS;
 /// # Errors
 /// [`Error::Argument`], not [`Error::Usage`]: for the code of the latter NCCL 2.24 and 2.25 fail the communicator, where others let
 /// them go on with the devices as they are.
-pub(super) fn fuse(members: &[c_int], devices: &[&Device], physical: usize) -> Result<Device> {
+pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> Result<Device> {
     let refuse = |why: String| Err(Error::Argument(why));
     if members.is_empty() || members.len() > MAX_RAILS {
         return refuse(format!("{} devices: expected 1 to {MAX_RAILS}", members.len()));
