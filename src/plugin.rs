@@ -89,9 +89,9 @@ fn open(args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
-    let mut findings = config::in_vain(std::env::vars_os());
+    let mut findings = config::without_effect(std::env::vars_os());
     findings.extend(device::findings(&config, &process.devices.all()));
-    for lost in findings.iter().filter(|f| f.lost) {
+    for lost in findings.iter().filter(|f| f.degraded) {
         config.degraded(lost.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
@@ -106,7 +106,7 @@ fn open(args: &Init) -> Result<Context> {
             env!("CARGO_PKG_VERSION"), args.version, all.len(), all.join(", ")
         );
         for found in findings {
-            match found.lost {
+            match found.degraded {
                 true => tracing::warn!(target: "init", "{}", found.text),
                 false => tracing::info!(target: "init", "{}", found.text),
             }

@@ -12,7 +12,7 @@ use bootstrap_util::{
     SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, options,
     patience, recv, stranger, wait,
 };
-use nccl_net_mpib::control::{Channel, Listener, Options, State};
+use nccl_net_mpib::control::{Channel, ChannelState, Listener, Options};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
 /// Both ends of a connection.
@@ -40,7 +40,7 @@ fn addresses_and_names_are_told() {
     assert_eq!(connector.local(), acceptor.peer());
     let peer = acceptor.peer().unwrap();
     assert_eq!(acceptor.describe(), format!("{peer} (connector, pid 42)"));
-    assert_eq!((connector.state(), acceptor.state()), (State::Open, State::Open));
+    assert_eq!((connector.state(), acceptor.state()), (ChannelState::Open, ChannelState::Open));
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
     .unwrap();
     let error = wait("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
-    assert_eq!(channel.state(), State::Lost);
+    assert_eq!(channel.state(), ChannelState::Lost);
     answer.join().unwrap();
 }
 
@@ -226,7 +226,7 @@ fn close_delivers_everything_and_then_says_bye() {
     connector.send(&wiring).unwrap();
     connector.send(&Message::Ready).unwrap();
     connector.close();
-    wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    wait("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
     assert_eq!(recv(&acceptor), wiring);
     assert_eq!(recv(&acceptor), Message::Ready);
     acceptor.expect("READY");
@@ -236,7 +236,7 @@ fn close_delivers_everything_and_then_says_bye() {
         "{text}"
     );
     assert!(acceptor.send(&Message::Ready).is_err());
-    assert_eq!(acceptor.state(), State::ByePeer);
+    assert_eq!(acceptor.state(), ChannelState::ByePeer);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn both_ends_may_close_at_once() {
     }
     let (connector, acceptor) = pair();
     connector.close();
-    wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    wait("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
     acceptor.close();
 }
 
@@ -279,7 +279,7 @@ fn a_drop_without_close_is_a_loss() {
     connector.send(&Message::Ready).unwrap();
     assert_eq!(recv(&acceptor), Message::Ready);
     drop(connector);
-    wait("the loss", || (acceptor.state() == State::Lost).then_some(()));
+    wait("the loss", || (acceptor.state() == ChannelState::Lost).then_some(()));
     let text = acceptor.try_recv().unwrap_err().to_string();
     assert!(text.contains("(connector, pid 42): "), "{text}");
 }
@@ -298,7 +298,7 @@ fn a_step_that_takes_too_long_is_named() {
     assert!(text.ends_with(end), "{text}");
     acceptor.settled();
     assert_eq!(acceptor.try_recv().unwrap(), None);
-    assert_eq!(acceptor.state(), State::Open);
+    assert_eq!(acceptor.state(), ChannelState::Open);
 }
 
 /// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.
@@ -328,10 +328,10 @@ fn a_killed_peer_is_lost() {
         .unwrap();
     let channel = accept(&listener);
     assert_eq!(recv(&channel), Message::Ready);
-    assert_eq!(channel.state(), State::Open);
+    assert_eq!(channel.state(), ChannelState::Open);
     child.kill().unwrap();
     child.wait().unwrap();
-    wait("the loss", || (channel.state() == State::Lost).then_some(()));
+    wait("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
     let text = channel.try_recv().unwrap_err().to_string();
     assert!(text.contains("did its process end?") && text.contains("(connector, pid 42)"), "{text}");
 }

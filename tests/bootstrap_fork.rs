@@ -3,7 +3,7 @@
 mod bootstrap_util;
 
 use bootstrap_util::{accept, connect, listen, wait};
-use nccl_net_mpib::control::State;
+use nccl_net_mpib::control::ChannelState;
 
 #[test]
 fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
@@ -23,7 +23,7 @@ fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
     };
     assert!(child > 0);
     drop(connector);
-    wait("the loss", || (acceptor.state() == State::Lost).then_some(()));
+    wait("the loss", || (acceptor.state() == ChannelState::Lost).then_some(()));
     // SAFETY: our own child, which nobody else waits for.
     unsafe {
         libc::kill(child, libc::SIGKILL);

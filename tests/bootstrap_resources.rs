@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 
 use bootstrap_util::{connect, listen, recv, stranger, wait};
-use nccl_net_mpib::control::{Listener, State};
+use nccl_net_mpib::control::{ChannelState, Listener};
 use nccl_net_mpib::proto::Message;
 
 fn descriptors() -> usize {
@@ -42,7 +42,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
             let connector = connect(&listener);
             let acceptor = wait("the peer", || listener.try_accept().unwrap());
             assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
-            assert_eq!(connector.state(), State::Open);
+            assert_eq!(connector.state(), ChannelState::Open);
             // The peer was behind them all in the backlog, so each of them has been taken or evicted by now. Ours are the
             // listener, the thread's own, both ends of the peer, at most 64 strangers, and a few tries of the peer.
             let ours = descriptors() - before - strangers.len();
@@ -61,7 +61,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
     drop(others);
     drop(acceptors);
     for connector in &connectors {
-        wait("the loss", || (connector.state() == State::Lost).then_some(()));
+        wait("the loss", || (connector.state() == ChannelState::Lost).then_some(()));
     }
     assert_eq!(threads(), 1, "the connectors still use it");
     drop(connectors);
@@ -75,7 +75,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
     drop(listener);
     wait("the connector to know", || connector.peer());
     connector.close();
-    wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    wait("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
     acceptor.close();
     wait("the thread to end", || (threads() == 0).then_some(()));
     wait("all descriptors to be closed", || (descriptors() == before).then_some(()));

@@ -11,7 +11,7 @@ use bootstrap_util::{
     a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options, patience,
     recv, stranger, wait,
 };
-use nccl_net_mpib::control::{Listener, Options, State};
+use nccl_net_mpib::control::{ChannelState, Listener, Options};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 
 #[test]
@@ -177,7 +177,7 @@ fn a_broken_frame_is_a_protocol_error() {
         text.starts_with("protocol error: 127.0.0.1:") && text.ends_with("unknown message type 77"),
         "{text}"
     );
-    assert_eq!(channel.state(), State::Lost);
+    assert_eq!(channel.state(), ChannelState::Lost);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_flood_of_messages_is_a_protocol_error() {
     // It may be cut off while it writes.
     let _ = peer.write_all(&Message::Ready.encode().unwrap().repeat(1000));
     let channel = wait("the peer", || listener.try_accept().unwrap());
-    wait("the end", || (channel.state() == State::Lost).then_some(()));
+    wait("the end", || (channel.state() == ChannelState::Lost).then_some(()));
     let messages = std::iter::from_fn(|| channel.try_recv().ok().flatten()).count();
     assert_eq!(messages, 64);
     assert!(channel.try_recv().unwrap_err().to_string().contains("more than 64 messages"));
@@ -207,7 +207,7 @@ fn a_closed_listener_takes_what_nobody_accepted_with_it() {
     // At once, not when a stranger's time is up.
     silent.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     is_dropped(silent);
-    wait("the second to be lost", || (waiting.state() == State::Lost).then_some(()));
+    wait("the second to be lost", || (waiting.state() == ChannelState::Lost).then_some(()));
     wait("the port to be closed", || TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).err());
     accepted.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);

@@ -21,14 +21,14 @@ pub(super) struct ConnId {
 const OWN: u32 = 1 << 10;
 
 #[derive(Debug, Default)]
-struct Taken {
+struct Reserved {
     ids: BTreeSet<u32>,
     /// Where to look first: not where one was just given back, so that a late word about it finds nobody.
     next: u32,
 }
 
-impl Taken {
-    fn take(&mut self, pid: u32) -> u32 {
+impl Reserved {
+    fn reserve(&mut self, pid: u32) -> u32 {
         let (first, next) = (pid.wrapping_mul(OWN), self.next);
         let own = (0..OWN).map(|i| first.wrapping_add((next + i) % OWN));
         // Behind these, those of process ids far from this one.
@@ -42,12 +42,12 @@ impl Taken {
 
 /// The identifiers of one process.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ConnIds(Arc<Mutex<Taken>>);
+pub(super) struct ConnIds(Arc<Mutex<Reserved>>);
 
 impl ConnIds {
     /// Reserves an identifier.
     pub(super) fn reserve(&self) -> ConnId {
-        ConnId { id: self.0.lock().take(std::process::id()), ids: self.clone() }
+        ConnId { id: self.0.lock().reserve(std::process::id()), ids: self.clone() }
     }
 }
 
@@ -70,15 +70,15 @@ mod tests {
     #[test]
     fn identifiers_are_unique_while_they_live_and_begin_with_the_process_id() {
         for pid in [1, 65_536, 4_194_303] {
-            let mut taken = Taken { ids: BTreeSet::new(), next: 0 };
-            let first = taken.take(pid);
-            taken.ids.remove(&first);
-            assert_ne!(first, taken.take(pid), "one that was given back is not the next");
-            let many: Vec<u32> = (1..3000).map(|_| taken.take(pid)).collect();
-            assert_eq!(taken.ids.len(), 3000, "no two are the same");
-            assert_eq!(taken.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
-            taken.ids.remove(&many[17]);
-            assert_eq!(taken.take(pid), many[17], "the only free one of its own");
+            let mut reserved = Reserved { ids: BTreeSet::new(), next: 0 };
+            let first = reserved.reserve(pid);
+            reserved.ids.remove(&first);
+            assert_ne!(first, reserved.reserve(pid), "one that was given back is not the next");
+            let many: Vec<u32> = (1..3000).map(|_| reserved.reserve(pid)).collect();
+            assert_eq!(reserved.ids.len(), 3000, "no two are the same");
+            assert_eq!(reserved.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
+            reserved.ids.remove(&many[17]);
+            assert_eq!(reserved.reserve(pid), many[17], "the only free one of its own");
         }
     }
 

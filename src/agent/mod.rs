@@ -8,10 +8,10 @@
 
 mod client;
 mod conn_id;
+mod fault_log;
 mod file;
 mod link;
 mod table;
-mod watch;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

@@ -10,7 +10,7 @@ use crate::connect::bringup::{Bringup, BringupContext};
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::local_rails::{LocalRail, prepare, turn};
 use crate::connect::probe::ProbeRun;
-use crate::control::{Channel, State};
+use crate::control::{Channel, ChannelState};
 use crate::device::Device;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
@@ -313,7 +313,7 @@ impl Handshake {
 
     /// While this end is at work: has the peer given up?
     fn still_there(&self, at: &str) -> Result<Progress> {
-        if self.channel()?.state() == State::Open {
+        if self.channel()?.state() == ChannelState::Open {
             return Ok(Progress::Waiting);
         }
         // What it said before it gave up is of no use any more. The end of the channel is an error, too.

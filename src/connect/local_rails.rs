@@ -17,7 +17,7 @@ use crate::warned::Subject;
 /// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
 pub(crate) fn prepare(settings: &Settings, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
     let Settings { config, process, .. } = settings;
-    let terms = policy::terms(config, device.is_mpib);
+    let terms = policy::terms(config, device.is_sout_sup);
     let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
     let others = || {
         let mut others: Vec<(RailRole, &Arc<Nic>, bool)> = Vec::new();

@@ -49,7 +49,7 @@ fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
     let fused = FUSED.get_or_init(|| {
         let [sout, sup, ..] = ports()[..] else { panic!("two devices") };
         let rails = [&sout.rails[0], &sup.rails[0]].map(Arc::clone);
-        Device { name: c"fused", rails: rails.into(), is_mpib: true, ..sout.clone() }
+        Device { name: c"fused", rails: rails.into(), is_sout_sup: true, ..sout.clone() }
     });
     let config = Config { sup_share: Some(512), sup_qp: 3, ..Config::default() };
     join(sender, receiver, fused, &config)

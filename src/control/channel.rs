@@ -9,7 +9,7 @@ use mio::Token;
 use super::Control;
 use super::connector::Connector;
 use super::interfaces::{in_groups, interfaces};
-use super::link::{Link, State};
+use super::link::{ChannelState, Link};
 use super::reactor::{Command, Reactor};
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Nonce};
@@ -50,7 +50,7 @@ impl Channel {
         let (groups, times) = (in_groups(handle, &local), (timeout, silence));
         let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
         let id = reactor.next_token();
-        reactor.tell(Command::Connect(id, connector))?;
+        reactor.submit(Command::Connect(id, connector))?;
         Ok(Self::new(link, reactor, id, timeout))
     }
 
@@ -92,7 +92,7 @@ impl Channel {
     }
 
     /// One atomic load, for the data path. Tells of a BYE or a loss also while earlier messages wait to be read.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ChannelState {
         self.link.state()
     }
 
@@ -115,20 +115,20 @@ impl Channel {
     /// channel; the thread waits a while for the peer to take it and to close, too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
-        self.link.say_bye();
-        self.leave(Command::Linger(self.token));
+        self.link.send_bye();
+        self.submit(Command::Linger(self.token));
     }
 
     /// The thread may have ended, and then there is nobody to tell.
-    fn leave(&self, command: Command) {
-        let _ = self.reactor.tell(command);
+    fn submit(&self, command: Command) {
+        let _ = self.reactor.submit(command);
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
-            self.leave(Command::Remove(self.token));
+            self.submit(Command::Remove(self.token));
         }
     }
 }

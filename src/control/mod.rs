@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 pub use channel::Channel;
 pub use interfaces::{Interface, interfaces, reachable};
-pub use link::State;
+pub use link::ChannelState;
 pub use listener::Listener;
 
 use crate::config::{Config, Family, NameFilter};

@@ -44,7 +44,7 @@ pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> 
     if others.is_empty() {
         return Ok(Device { members: members.to_vec(), ..(*first).clone() });
     }
-    if let Some(part) = parts.iter().find(|part| part.is_mpib) {
+    if let Some(part) = parts.iter().find(|part| part.is_sout_sup) {
         return refuse(format!("{} is SOUT and SUP already: it is not joined with others", name(part)));
     }
     let link = |part: &Device| part.rails.first().map(|nic| nic.port().link);
@@ -67,7 +67,7 @@ pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> 
         pci_path: first.pci_path,
         card_place: first.card_place,
         rails: parts.iter().flat_map(|part| part.rails.iter().cloned()).collect(),
-        is_mpib: false,
+        is_sout_sup: false,
         members: members.to_vec(),
         rail_id: one(|d| d.rail_id),
         plane_id: one(|d| d.plane_id),

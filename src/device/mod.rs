@@ -56,7 +56,7 @@ pub struct Device {
     /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
     /// Whether it is SOUT and SUP, for which `policy` has rules of their own.
-    pub is_mpib: bool,
+    pub is_sout_sup: bool,
     /// How many devices before it are on the same PCI card. Ports of one adapter have one GUID, and today each is a function of its
     /// own with port number 1: this tells them apart, as NCCL's search of the topology wants them.
     pub card_place: u8,
@@ -239,7 +239,7 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
             name: leak(plan.name),
             pci_path: pci_path.map(leak),
             card_place,
-            is_mpib: rails.len() > 1,
+            is_sout_sup: rails.len() > 1,
             rails,
             members: vec![index],
             rail_id: plan.ids.0,

@@ -25,7 +25,7 @@ use crate::verbs;
 
 /// Of this host, under the settings of this process.
 pub fn report() -> Report {
-    let (config, bad) = Config::judge(|name| std::env::var_os(name));
+    let (config, bad) = Config::read_lenient(|name| std::env::var_os(name));
     let networks = interfaces();
     let survey = survey(&config);
     let control = networks.as_ref().map_err(ToString::to_string).and_then(|networks| {
@@ -68,7 +68,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
             Err(why) => lost.push(LostRail { name: nic.name().into(), role, requested: true, why }),
         }
     }
-    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_mpib));
+    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
     let (nonce, token) = (Nonce::default(), Nonce::default());
     let hello =
         Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn: 0, rails, lost };
@@ -78,7 +78,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
 
 /// The address of SOUT, which the control connections keep to.
 fn sout_addr(survey: &Result<Survey>) -> Option<IpAddr> {
-    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (_, gids) = device.rails.first()?.now().ok()?;
     Some(gids.first()?.addr())
 }
@@ -158,7 +158,7 @@ fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interfac
 
 /// The rule is that of [`route::class`](crate::route::class); the address is the one that a connection prefers.
 fn island(survey: &Result<Survey>, config: &Config) -> Option<String> {
-    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (port, gids) = device.rails.first()?.now().ok()?;
     let gid = gids.first()?;
     Some(match (config.island_prefix_len, port.link, gid.addr()) {
