@@ -1,47 +1,68 @@
-//! Asynchronous events of adapters. One thread of the process takes each of them, tells it once in words, counts it, and marks the
-//! connections that it ends; whoever uses such a connection next finds the mark.
+//! Asynchronous events of adapters. One thread reads them, logs and counts each once, and marks
+//! the comms that a fatal event ends; the next call on such a comm finds the mark.
+//!
+//! Between two events the thread runs the jobs of [`Housekeeping`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 
 use crate::config::Config;
-use crate::device;
 use crate::error::{Error, Result};
-use crate::stats;
+use crate::housekeeping::Housekeeping;
+use crate::stats::Stats;
 use crate::verbs::{About, AsyncEvent, Context};
 
-/// Connections that a line names; of more only the number is told.
+/// Comms that a line names. Of the others it gives only the number.
 const NAMED: usize = 4;
-/// How often the thread does its chore where no event comes.
+/// How often the thread runs the jobs when no event comes.
 const TICK: Duration = Duration::from_millis(250);
-/// How long the completion that a failed queue may still give goes before the event: it says which request failed, and why.
+/// How long an event waits for the completion that a failed queue may still deliver: the completion
+/// names the request that failed, and the cause.
 const GRACE: Duration = Duration::from_millis(200);
+
+/// The events of a process's adapters.
+#[derive(Debug)]
+pub struct AsyncEvents {
+    running: Mutex<Weak<EventThread>>,
+    state: Arc<EventState>,
+}
+
+/// What the thread and the comms share.
+#[derive(Debug)]
+struct EventState {
+    comms: Mutex<Vec<Weak<CommWatch>>>,
+    /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
+    end_comms: AtomicBool,
+    stats: Arc<Stats>,
+    housekeeping: Arc<Housekeeping>,
+}
 
 /// The thread as contexts hold it: it ends with the last of them.
 #[derive(Debug)]
-pub struct Watch {
+pub struct EventThread {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a connection uses, and what became of it.
+/// What a comm uses, and the event that ended it.
 #[derive(Debug)]
-pub struct Watched {
+pub struct CommWatch {
     /// For messages.
     name: String,
     rails: Vec<Queues>,
-    /// Why it is over, once it is, and since when.
-    over: OnceLock<(String, Instant)>,
+    /// Why an event ended the comm, and when the event came.
+    ended: OnceLock<(String, Instant)>,
 }
 
-/// What a connection uses on one rail.
+/// What a comm uses on one rail.
 #[derive(Debug)]
 pub struct Queues {
     /// [`Context::id`]
@@ -56,63 +77,66 @@ pub struct Queues {
     pub srq: Option<usize>,
 }
 
-static RUNNING: Mutex<Weak<Watch>> = Mutex::new(Weak::new());
-static CONNECTIONS: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
-/// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
-static RETURNED: AtomicBool = AtomicBool::new(true);
+impl AsyncEvents {
+    pub(crate) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Self {
+        let (comms, end_comms) = (Mutex::default(), AtomicBool::new(true));
+        let state = EventState { comms, end_comms, stats, housekeeping };
+        Self { running: Mutex::default(), state: Arc::new(state) }
+    }
 
-/// Each is whole after a panic: the lists change by one push or one removal.
-fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Watch {
-    /// The running thread, or a new one, which calls `chore` now and then. To be called when the devices are open.
+    /// Returns the running thread, or starts one that reads the events of `contexts`.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
-    pub fn get(config: &Config, chore: fn()) -> Result<Arc<Self>> {
-        RETURNED.store(config.return_async_events, Ordering::Relaxed);
-        let mut running = lock(&RUNNING);
-        if let Some(watch) = running.upgrade() {
-            return Ok(watch);
+    pub fn start(
+        &self,
+        config: &Config,
+        contexts: impl FnOnce() -> Vec<Arc<Context>>,
+    ) -> Result<Arc<EventThread>> {
+        self.state.end_comms.store(config.return_async_events, Ordering::Relaxed);
+        let mut running = self.running.lock();
+        if let Some(thread) = running.upgrade() {
+            return Ok(thread);
         }
-        let failed = |e: std::io::Error| Error::io("starting the thread of the adapters' events", e);
-        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let stop = Arc::new(stop.map_err(|e| failed(e.into()))?);
-        let (told, contexts) = (Arc::clone(&stop), contexts());
-        let thread = thread::Builder::new()
-            .name("mpib-events".into())
-            .spawn(move || run(&told, contexts, chore))
-            .map_err(failed)?;
-        let watch = Arc::new(Self { stop, thread: Some(thread) });
-        *running = Arc::downgrade(&watch);
-        Ok(watch)
+        let thread = EventThread::start(Arc::clone(&self.state), contexts())
+            .map_err(|e| Error::io("starting the thread of the adapters' events", e))?;
+        let thread = Arc::new(thread);
+        *running = Arc::downgrade(&thread);
+        Ok(thread)
+    }
+
+    /// Begins to watch the queues of a comm, until the result is dropped.
+    pub fn watch(&self, name: String, rails: Vec<Queues>) -> Arc<CommWatch> {
+        let watch = Arc::new(CommWatch { name, rails, ended: OnceLock::new() });
+        let mut comms = self.state.comms.lock();
+        comms.retain(|comm| comm.strong_count() > 0);
+        comms.push(Arc::downgrade(&watch));
+        watch
     }
 }
 
-impl Drop for Watch {
+impl EventThread {
+    fn start(state: Arc<EventState>, contexts: Vec<Arc<Context>>) -> std::io::Result<Self> {
+        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new()
+            .name("mpib-events".into())
+            .spawn(move || run(&stopped, contexts, &state))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for EventThread {
     fn drop(&mut self) {
-        // It waits for this descriptor, and for no lock that we may hold.
-        let told = self.stop.write(1);
-        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+        // The thread waits for this descriptor, and for no lock that this thread may hold.
+        let stopped = self.stop.write(1);
+        if let (Ok(_), Some(thread)) = (stopped, self.thread.take()) {
             let _ = thread.join();
         }
     }
 }
 
-/// The open adapters, each once.
-fn contexts() -> Vec<Arc<Context>> {
-    let mut found: Vec<Arc<Context>> = Vec::new();
-    for nic in device::all().into_iter().flat_map(|device| &device.rails) {
-        if found.iter().all(|context| context.id() != nic.pd().context().id()) {
-            found.push(Arc::clone(nic.pd().context()));
-        }
-    }
-    found
-}
-
-fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>, chore: fn()) {
+fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>, state: &EventState) {
     let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::MAX);
     loop {
         let ready: Vec<bool> = {
@@ -132,89 +156,83 @@ fn run(stop: &EventFd, mut contexts: Vec<Arc<Context>>, chore: fn()) {
         if ready[0] {
             return;
         }
-        chore();
+        state.housekeeping.run();
         let mut ready = ready[1..].iter();
-        contexts.retain(|context| !ready.next().is_some_and(|ready| *ready) || take(context));
+        contexts.retain(|context| !ready.next().is_some_and(|ready| *ready) || state.read(context));
     }
 }
 
-/// Takes what is there. `false` where no more will come.
-fn take(context: &Context) -> bool {
-    loop {
-        match context.next_event() {
-            Ok(Some(event)) => handle(context, &event),
-            Ok(None) => return true,
-            Err(e) => {
-                tracing::warn!(target: "net", "no events of {} are seen any more: {e}", context.name());
-                return false;
+impl EventState {
+    /// Handles the pending events of an adapter. Returns `false` if no more will come.
+    fn read(&self, context: &Context) -> bool {
+        loop {
+            match context.next_event() {
+                Ok(Some(event)) => self.handle(context, &event),
+                Ok(None) => return true,
+                Err(e) => {
+                    tracing::warn!(target: "net", "no events of {} are seen any more: {e}", context.name());
+                    return false;
+                }
             }
         }
     }
+
+    /// Counts and logs an event, and marks the comms that it ends.
+    fn handle(&self, context: &Context, event: &AsyncEvent) {
+        if event.is_consequence() {
+            return;
+        }
+        self.stats.event(event);
+        let place = match event.about {
+            About::Port(port) => format!("{}:{port}", context.name()),
+            _ => context.name().to_owned(),
+        };
+        let mut text = format!("{place}: {event}");
+        let concerned = self.concerned(context, event);
+        let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
+        for comm in concerned.iter().filter(|_| ends) {
+            // The first event stays.
+            let why = format!("{} is over, since an adapter reported: {text}", comm.name);
+            let _ = comm.ended.set((why, Instant::now()));
+        }
+        if !concerned.is_empty() {
+            let names: Vec<_> = concerned.iter().take(NAMED).map(|c| c.name.as_str()).collect();
+            let more = concerned.len() - names.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let verb = if ends { "ends" } else { "concerns" };
+            text += &format!("; it {verb} {}{more}", names.join(", "));
+        }
+        if event.is_fatal() || event.is_link_down() {
+            tracing::warn!(target: "net", "{text}");
+        } else {
+            tracing::info!(target: "net", "{text}");
+        }
+    }
+
+    /// Returns the comms that use the subject of an event.
+    fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<Arc<CommWatch>> {
+        let mut comms = self.comms.lock();
+        comms.retain(|comm| comm.strong_count() > 0);
+        let uses = |comm: &CommWatch| comm.rails.iter().any(|q| q.includes(context.id(), event.about));
+        comms.iter().filter_map(Weak::upgrade).filter(|comm| uses(comm)).collect()
+    }
 }
 
-/// Tells, counts, marks.
-fn handle(context: &Context, event: &AsyncEvent) {
-    if event.is_consequence() {
-        return;
-    }
-    stats::event(event);
-    let place = match event.about {
-        About::Port(port) => format!("{}:{port}", context.name()),
-        _ => context.name().to_owned(),
-    };
-    let mut text = format!("{place}: {event}");
-    let mut connections = lock(&CONNECTIONS);
-    connections.retain(|connection| connection.strong_count() > 0);
-    let concerned: Vec<_> = connections
-        .iter()
-        .filter_map(Weak::upgrade)
-        .filter(|connection| connection.rails.iter().any(|q| q.concerned(context.id(), event.about)))
-        .collect();
-    drop(connections);
-    let ends = event.is_fatal() && RETURNED.load(Ordering::Relaxed);
-    for connection in concerned.iter().filter(|_| ends) {
-        // The first reason stays.
-        let why = format!("{} is over, since an adapter reported: {text}", connection.name);
-        let _ = connection.over.set((why, Instant::now()));
-    }
-    if !concerned.is_empty() {
-        let names: Vec<_> = concerned.iter().take(NAMED).map(|c| c.name.as_str()).collect();
-        let more = concerned.len() - names.len();
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let verb = if ends { "ends" } else { "concerns" };
-        text += &format!("; it {verb} {}{more}", names.join(", "));
-    }
-    if event.is_fatal() || event.is_link_down() {
-        tracing::warn!(target: "net", "{text}");
-    } else {
-        tracing::info!(target: "net", "{text}");
-    }
-}
-
-impl Watched {
-    /// From now on, until it is dropped, events of these queues are its own.
-    pub fn new(name: String, rails: Vec<Queues>) -> Arc<Self> {
-        let watched = Arc::new(Self { name, rails, over: OnceLock::new() });
-        let mut connections = lock(&CONNECTIONS);
-        connections.retain(|connection| connection.strong_count() > 0);
-        connections.push(Arc::downgrade(&watched));
-        watched
-    }
-
-    /// Whether an event has ended it, now or soon: one load.
+impl CommWatch {
+    /// Whether an event has ended the comm, or will when its grace period is over: one load.
     #[inline]
     pub fn is_marked(&self) -> bool {
-        self.over.get().is_some()
+        self.ended.get().is_some()
     }
 
-    /// Why it is over, where an event has ended it.
-    pub fn over(&self) -> Option<&str> {
-        self.over.get().filter(|(_, since)| since.elapsed() >= GRACE).map(|(why, _)| why.as_str())
+    /// Returns why an event ended the comm, once the grace period is over.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.get().filter(|(_, since)| since.elapsed() >= GRACE).map(|(why, _)| why.as_str())
     }
 }
 
 impl Queues {
-    fn concerned(&self, context: usize, about: About) -> bool {
+    fn includes(&self, context: usize, about: About) -> bool {
         self.context == context
             && match about {
                 About::Device => true,

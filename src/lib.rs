@@ -17,11 +17,15 @@ pub mod device;
 pub mod doctor;
 pub mod error;
 mod fork_guard;
+#[forbid(unsafe_code)]
+pub mod housekeeping;
 pub mod log;
 #[forbid(unsafe_code)]
 pub mod plugin;
 #[forbid(unsafe_code)]
 pub mod policy;
+#[forbid(unsafe_code)]
+pub mod process;
 #[forbid(unsafe_code)]
 pub mod proto;
 #[forbid(unsafe_code)]
@@ -32,6 +36,8 @@ mod sync;
 #[forbid(unsafe_code)]
 pub mod transport;
 pub mod verbs;
+#[forbid(unsafe_code)]
+pub mod warned;
 
 pub use plugin::Plugin;
 

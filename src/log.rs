@@ -5,10 +5,11 @@
 
 use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::Once;
 
 use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
 use nccl_net_versions::{Level, Logger};
+use parking_lot::RwLock;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -24,7 +25,7 @@ pub fn install(logger: Logger) {
         // it links its own copy of `tracing`.
         let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(ToNccl));
     });
-    *LOGGER.write().unwrap_or_else(PoisonError::into_inner) = Some(logger);
+    *LOGGER.write() = Some(logger);
 }
 
 struct ToNccl;
@@ -38,7 +39,7 @@ impl<S: Subscriber> Layer<S> for ToNccl {
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         // Copied out: NCCL's logger takes its own lock and must not run under ours.
-        let logger = *LOGGER.read().unwrap_or_else(PoisonError::into_inner);
+        let logger = *LOGGER.read();
         let Some(logger) = logger else { return };
         let meta = event.metadata();
         let mut line = Line(String::new());

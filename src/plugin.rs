@@ -3,21 +3,22 @@
 use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use nccl_net_versions::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MAX_RECVS, MemKind, NetAttr, NetPlugin,
     ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
 };
+use parking_lot::RwLock;
 
-use crate::async_events::Watch;
+use crate::async_events::EventThread;
 use crate::config::{self, Config};
-use crate::connect::{self, Listening};
+use crate::connect::{Listening, PendingConnects};
 use crate::device::{self, Device, Gpu, Hold};
 use crate::error::{Error, Result};
-use crate::transport::{self, Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, log, policy, stats};
+use crate::process::Process;
+use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
+use crate::{fork_guard, log, policy};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -26,19 +27,16 @@ pub struct Plugin;
 /// What `init` makes.
 #[derive(Debug)]
 pub struct Context {
-    id: u64,
     /// Those of a process's context change with each `init`.
     settings: RwLock<Arc<Settings>>,
-    _events: Arc<Watch>,
+    pending: PendingConnects,
+    _events: Arc<EventThread>,
     _devices: Hold,
 }
 
-/// What the calls without a context go by: the settings of the latest `init`.
-static LATEST: RwLock<Option<Arc<Config>>> = RwLock::new(None);
-
 impl Context {
     fn settings(&self) -> Arc<Settings> {
-        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.settings.read())
     }
 }
 
@@ -70,37 +68,36 @@ fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Resu
 
 /// The settings of the latest `init`.
 fn latest() -> Result<Arc<Config>> {
-    let config = LATEST.read().unwrap_or_else(PoisonError::into_inner).clone();
-    config.ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+    Process::global().latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
 }
 
 /// Device `dev` and the settings. Called at each poll of a connect.
 fn device(dev: usize) -> Result<(Arc<Config>, &'static Device)> {
     let config = latest()?;
-    match device::get(dev) {
+    let devices = &Process::global().devices;
+    match devices.get(dev) {
         Some(device) => Ok((config, device)),
         None => Err(Error::Argument(format!(
             "device {dev}: expected 0 to {}, which are the devices of this process",
-            device::count().saturating_sub(1)
+            devices.count().saturating_sub(1)
         ))),
     }
 }
 
 fn open(args: &Init) -> Result<Context> {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let process = Process::global();
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
-    let hold = Hold::open(&config)?;
-    let mut findings = config::in_vain(std::env::vars_os());
-    findings.extend(device::findings(&config, &device::all()));
-    for lost in findings.iter().filter(|f| f.lost) {
-        config.lose(lost.text.clone())?;
+    let hold = process.devices.open(&config)?;
+    let mut findings = config::without_effect(std::env::vars_os());
+    findings.extend(device::findings(&config, &process.devices.all()));
+    for lost in findings.iter().filter(|f| f.degraded) {
+        config.degraded(lost.text.clone())?;
     }
-    stats::init(&config)?;
-    let events = Watch::get(&config, transport::look_after)?;
-    let first = LATEST.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&config)).is_none();
-    if first {
-        let all: Vec<String> = device::all().into_iter().map(describe).collect();
+    process.stats.init(&config, &process.warned)?;
+    let events = process.events.start(&config, || process.devices.contexts())?;
+    if process.set_latest(Arc::clone(&config)) {
+        let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
         tracing::info!(
@@ -109,15 +106,15 @@ fn open(args: &Init) -> Result<Context> {
             env!("CARGO_PKG_VERSION"), args.version, all.len(), all.join(", ")
         );
         for found in findings {
-            match found.lost {
+            match found.degraded {
                 true => tracing::warn!(target: "init", "{}", found.text),
                 false => tracing::info!(target: "init", "{}", found.text),
             }
         }
     }
-    let settings = Settings::new(config, args.config.traffic_class, args.profiler);
+    let settings = Settings::new(Arc::clone(process), config, args.config.traffic_class, args.profiler);
     let settings = RwLock::new(Arc::new(settings));
-    Ok(Context { id: NEXT.fetch_add(1, Ordering::Relaxed), settings, _events: events, _devices: hold })
+    Ok(Context { settings, pending: PendingConnects::default(), _events: events, _devices: hold })
 }
 
 /// One device, for the log.
@@ -164,9 +161,10 @@ fn properties(dev: usize) -> Result<Properties> {
 }
 
 fn make_vdevice(devs: &VDevs) -> Result<usize> {
-    let before = device::count();
-    let index = device::fused(devs.as_slice())?;
-    if let Some(device) = device::get(index).filter(|_| index >= before) {
+    let devices = &Process::global().devices;
+    let before = devices.count();
+    let index = devices.merge(devs.as_slice())?;
+    if let Some(device) = devices.get(index).filter(|_| index >= before) {
         tracing::info!(target: "init", "device {index} made of {:?}: {}", devs.as_slice(), describe(device));
     }
     Ok(index)
@@ -212,7 +210,7 @@ impl NetPlugin for Plugin {
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
         // Only these tables bring a callback, and handles to go with it.
         if args.version >= 10 {
-            let mut settings = ctx.settings.write().unwrap_or_else(PoisonError::into_inner);
+            let mut settings = ctx.settings.write();
             Arc::make_mut(&mut settings).profiler = args.profiler;
         }
         Ok(())
@@ -220,13 +218,13 @@ impl NetPlugin for Plugin {
 
     fn finalize(ctx: Context) -> Result<(), Failure> {
         end("finalize", ctx, |ctx| {
-            connect::abandon(ctx.id);
+            ctx.pending.abandon();
             Ok(())
         })
     }
 
     fn devices() -> Result<usize, Failure> {
-        here("devices", || latest().map(|_| device::count()))
+        here("devices", || latest().map(|_| Process::global().devices.count()))
     }
 
     fn properties(dev: usize) -> Result<Properties, Failure> {
@@ -266,7 +264,7 @@ impl NetPlugin for Plugin {
             if config.traffic_class.is_some() && settings.comm_traffic_class != config.traffic_class {
                 Arc::make_mut(&mut settings).comm_traffic_class = config.traffic_class;
             }
-            connect::connect(&settings, ctx.id, device, handle)
+            ctx.pending.connect(&settings, device, handle)
         })
     }
 

@@ -15,47 +15,55 @@ use crate::policy::Plan;
 use crate::proto::RailRole;
 use crate::route::Class;
 use crate::verbs::{About, AsyncEvent};
+use crate::warned::{Subject, Warned};
 
+/// Returns the page, which has the process's id in its name: one for all instances of the plugin.
 fn page() -> std::io::Result<&'static StatsWriter> {
     StatsWriter::for_this_process(env!("CARGO_PKG_VERSION"))
 }
 
-/// Some init wanted the page, and it is there.
-static COUNTS: AtomicBool = AtomicBool::new(false);
-
-/// Makes the page, unless the settings want none or it is there. Where that fails, one warning says so.
-///
-/// # Errors
-/// With `MPIB_STRICT=1`: it cannot be made.
-pub fn init(config: &Config) -> Result<()> {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    let Some(page) = config.stats.then(page) else { return Ok(()) };
-    let Err(e) = page else {
-        COUNTS.store(true, Ordering::Relaxed);
-        return Ok(());
-    };
-    let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
-    let what = config.lose(what)?;
-    if !TOLD.swap(true, Ordering::Relaxed) {
-        tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
-    }
-    Ok(())
+/// Whether a process's events are counted.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// An init requested the page, and the page is there.
+    counts: AtomicBool,
 }
 
-/// An adapter reported something.
-pub fn event(event: &AsyncEvent) {
-    let kind = match event {
-        e if e.is_link_down() => Event::LinkDown,
-        e if e.is_link_up() => Event::LinkUp,
-        e if e.is_table() => Event::Table,
-        e if e.is_fatal() && e.about == About::Device => Event::Device,
-        e if e.is_fatal() => Event::Queue,
-        _ => Event::Other,
-    };
-    if COUNTS.load(Ordering::Relaxed)
-        && let Ok(page) = page()
-    {
-        page.event(kind);
+impl Stats {
+    /// Makes the page, unless the settings want none or it is there. Logs once if the page cannot
+    /// be made.
+    ///
+    /// # Errors
+    /// With `MPIB_STRICT=1`: the page cannot be made.
+    pub fn init(&self, config: &Config, warned: &Warned) -> Result<()> {
+        let Some(page) = config.stats.then(page) else { return Ok(()) };
+        let Err(e) = page else {
+            self.counts.store(true, Ordering::Relaxed);
+            return Ok(());
+        };
+        let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
+        let what = config.degraded(what)?;
+        if warned.once(Subject::StatsPage) {
+            tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
+        }
+        Ok(())
+    }
+
+    /// Counts an event of an adapter.
+    pub fn event(&self, event: &AsyncEvent) {
+        let kind = match event {
+            e if e.is_link_down() => Event::LinkDown,
+            e if e.is_link_up() => Event::LinkUp,
+            e if e.is_table() => Event::Table,
+            e if e.is_fatal() && e.about == About::Device => Event::Device,
+            e if e.is_fatal() => Event::Queue,
+            _ => Event::Other,
+        };
+        if self.counts.load(Ordering::Relaxed)
+            && let Ok(page) = page()
+        {
+            page.event(kind);
+        }
     }
 }
 

@@ -1,20 +1,21 @@
 //! The background thread, and its users' side.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::conn_id::ConnId;
+use super::fault_log::{Change, FaultLog, Human};
 use super::file::{self, HintFile};
 use super::link::{self, Link, State};
 use super::table::{Sum, TROUBLES, Table};
-use super::watch::{Change, Human, Watch};
-use super::{Addresses, Options, Told};
+use super::{Addresses, LatestHint, Options};
 use crate::error::{Error, Result};
 
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.
@@ -23,11 +24,11 @@ const LINGER: Duration = Duration::from_secs(1);
 /// The thread as its users hold it: it ends when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Client {
-    shared: Arc<Shared>,
+    queue: Arc<ClientQueue>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ClientQueue {
     commands: Mutex<Vec<Command>>,
     /// What is wrong now, as it was told.
     fault: Mutex<Option<String>>,
@@ -36,77 +37,64 @@ struct Shared {
 
 #[derive(Debug)]
 enum Command {
-    Open(Arc<ConnId>, Addresses, Arc<Told>),
+    Open(Arc<ConnId>, Addresses, Arc<LatestHint>),
     Close(u32),
     Stop,
 }
 
 impl Client {
-    /// The running thread of these options, or a new one.
-    pub(super) fn get(options: &Options) -> Result<Arc<Self>> {
-        static RUNNING: Mutex<Vec<(Options, Weak<Client>)>> = Mutex::new(Vec::new());
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|(_, client)| client.strong_count() > 0);
-        if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
-            return Ok(client);
-        }
-        let client = Arc::new(Self::start(options.clone())?);
-        running.push((options.clone(), Arc::downgrade(&client)));
-        Ok(client)
-    }
-
-    fn start(options: Options) -> Result<Self> {
+    pub(super) fn start(options: Options) -> Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake =
             EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
-        let shared = Arc::new(Shared { commands: Mutex::default(), fault: Mutex::default(), wake });
-        let worker = Worker::new(Arc::clone(&shared), options);
+        let queue = Arc::new(ClientQueue { commands: Mutex::default(), fault: Mutex::default(), wake });
+        let worker = Worker::new(Arc::clone(&queue), options);
         thread::Builder::new()
             .name("mpib-hints".into())
             .spawn(move || worker.run())
             .map_err(|e| Error::io("starting the thread of the agent's client", e))?;
-        Ok(Self { shared })
+        Ok(Self { queue })
     }
 
-    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
-        self.shared.tell(Command::Open(id, addresses, told));
+    pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, hint: Arc<LatestHint>) {
+        self.queue.submit(Command::Open(id, addresses, hint));
     }
 
     pub(super) fn fault(&self) -> Option<String> {
-        self.shared.fault().clone()
+        self.queue.fault().clone()
     }
 
     pub(super) fn close(&self, id: u32) {
-        self.shared.tell(Command::Close(id));
+        self.queue.submit(Command::Close(id));
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
         // Not joined: the agent may be slow, and the file is never unmapped.
-        self.shared.tell(Command::Stop);
+        self.queue.submit(Command::Stop);
     }
 }
 
-impl Shared {
-    fn tell(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+impl ClientQueue {
+    fn submit(&self, command: Command) {
+        self.commands.lock().push(command);
         // It fails only when so many are pending that the thread wakes anyway.
         let _ = self.wake.write(1);
     }
 
     fn commands(&self) -> Vec<Command> {
-        std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.commands.lock())
     }
 
     fn fault(&self) -> MutexGuard<'_, Option<String>> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fault.lock()
     }
 }
 
 /// All that the thread has.
 struct Worker {
-    shared: Arc<Shared>,
+    queue: Arc<ClientQueue>,
     options: Options,
     table: Table,
     link: Link,
@@ -114,33 +102,33 @@ struct Worker {
     read_at: Instant,
     /// Set when the last user is gone.
     until: Option<Instant>,
-    link_watch: Watch<link::Fault>,
-    file_watch: Watch<file::Fault>,
-    trouble_watches: [Watch<Sum>; TROUBLES],
+    link_log: FaultLog<link::Fault>,
+    file_log: FaultLog<file::Fault>,
+    trouble_logs: [FaultLog<Sum>; TROUBLES],
 }
 
 impl Worker {
-    fn new(shared: Arc<Shared>, options: Options) -> Self {
+    fn new(queue: Arc<ClientQueue>, options: Options) -> Self {
         let gap = options.report_gap;
         Self {
-            shared,
+            queue,
             table: Table::default(),
             link: Link::new(&options),
             file: HintFile::new(),
             read_at: Instant::now(),
             until: None,
-            link_watch: Watch::new(gap),
-            file_watch: Watch::new(gap),
-            trouble_watches: std::array::from_fn(|_| Watch::new(gap)),
+            link_log: FaultLog::new(gap),
+            file_log: FaultLog::new(gap),
+            trouble_logs: std::array::from_fn(|_| FaultLog::new(gap)),
             options,
         }
     }
 
     fn run(mut self) {
         loop {
-            for command in self.shared.commands() {
+            for command in self.queue.commands() {
                 match command {
-                    Command::Open(id, addresses, told) => self.table.open(id, addresses, told),
+                    Command::Open(id, addresses, hint) => self.table.open(id, addresses, hint),
                     Command::Close(id) => self.table.close(id),
                     Command::Stop => self.until = Some(Instant::now() + LINGER),
                 }
@@ -175,7 +163,7 @@ impl Worker {
         let at = self.until.unwrap_or(self.read_at);
         let at = self.link.deadline().map_or(at, |d| d.min(at));
         let timeout = at.saturating_duration_since(Instant::now());
-        let wake = || PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN);
+        let wake = || PollFd::new(self.queue.wake.as_fd(), PollFlags::POLLIN);
         let mut fds = [wake(), wake()];
         let used = match self.link.socket() {
             Some((socket, more)) => {
@@ -191,7 +179,7 @@ impl Worker {
         }
         if fds[0].any() == Some(true) {
             // Empty is as good as not.
-            let _ = self.shared.wake.read();
+            let _ = self.queue.wake.read();
         }
         Ok(())
     }
@@ -213,7 +201,7 @@ impl Worker {
         }
         let readable = fault.is_none();
         self.report_file(now, fault);
-        if readable && self.table.settled() {
+        if readable && self.table.all_answered() {
             self.report_troubles(now);
         }
     }
@@ -224,17 +212,17 @@ impl Worker {
             State::Good => None,
             State::Bad(fault, since) => Some((fault, *since)),
         };
-        let Some(change) = self.link_watch.look(now, fault) else { return };
+        let Some(change) = self.link_log.update(now, fault) else { return };
         let what = fault.map(|(fault, _)| fault.to_string()).unwrap_or_default();
         let socket = self.options.socket.display().to_string();
-        self.tell("agent", &socket, &what, "the agent answers", change);
+        self.log_change("agent", &socket, &what, "the agent answers", change);
     }
 
     fn report_file(&mut self, now: Instant, fault: Option<file::Fault>) {
-        let Some(change) = self.file_watch.look(now, fault.as_ref().map(|f| (f, now))) else { return };
+        let Some(change) = self.file_log.update(now, fault.as_ref().map(|f| (f, now))) else { return };
         let what = fault.map(|fault| fault.to_string()).unwrap_or_default();
         let path = self.options.file.display().to_string();
-        self.tell("hint file", &path, &what, "the hint file is good", change);
+        self.log_change("hint file", &path, &what, "the hint file is good", change);
     }
 
     fn report_troubles(&mut self, now: Instant) {
@@ -244,7 +232,7 @@ impl Worker {
             "every slot has its connection's addresses",
         ];
         for (kind, sum) in self.table.troubles(now, &self.options).into_iter().enumerate() {
-            let change = self.trouble_watches[kind].look(now, sum.as_ref().map(|sum| (sum, sum.since)));
+            let change = self.trouble_logs[kind].update(now, sum.as_ref().map(|sum| (sum, sum.since)));
             let Some(change) = change else { continue };
             // That nothing is wrong in these ways is told only after something was.
             if matches!(change, Change::Good { after: None }) {
@@ -255,14 +243,14 @@ impl Worker {
                 0 => ("agent", &self.options.socket),
                 _ => ("hint file", &self.options.file),
             };
-            self.tell(name, &path.display().to_string(), &what, GOOD[kind], change);
+            self.log_change(name, &path.display().to_string(), &what, GOOD[kind], change);
         }
     }
 
-    fn tell(&self, name: &str, path: &str, what: &str, good: &str, change: Change) {
+    fn log_change(&self, name: &str, path: &str, what: &str, good: &str, change: Change) {
         let (all, hinted) = self.table.hinted();
         let fault = matches!(change, Change::Fault { .. });
-        *self.shared.fault() = fault.then(|| format!("{name} {path}: {what}"));
+        *self.queue.fault() = fault.then(|| format!("{name} {path}: {what}"));
         match change {
             Change::Fault { lasting, instead } => {
                 let time = Human(lasting);

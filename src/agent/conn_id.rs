@@ -5,24 +5,30 @@
 //! namespace) apart as well, for agents that do not tell sockets apart.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// An identifier that no other connection of this process has until this is dropped.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct ConnId(u32);
+#[derive(Debug)]
+pub(super) struct ConnId {
+    id: u32,
+    ids: ConnIds,
+}
 
 /// How many begin with the process id.
 const OWN: u32 = 1 << 10;
 
-#[derive(Debug)]
-struct Taken {
+#[derive(Debug, Default)]
+struct Reserved {
     ids: BTreeSet<u32>,
     /// Where to look first: not where one was just given back, so that a late word about it finds nobody.
     next: u32,
 }
 
-impl Taken {
-    fn take(&mut self, pid: u32) -> u32 {
+impl Reserved {
+    fn reserve(&mut self, pid: u32) -> u32 {
         let (first, next) = (pid.wrapping_mul(OWN), self.next);
         let own = (0..OWN).map(|i| first.wrapping_add((next + i) % OWN));
         // Behind these, those of process ids far from this one.
@@ -34,24 +40,26 @@ impl Taken {
     }
 }
 
-fn taken() -> MutexGuard<'static, Taken> {
-    static TAKEN: Mutex<Taken> = Mutex::new(Taken { ids: BTreeSet::new(), next: 0 });
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The identifiers of one process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ConnIds(Arc<Mutex<Reserved>>);
+
+impl ConnIds {
+    /// Reserves an identifier.
+    pub(super) fn reserve(&self) -> ConnId {
+        ConnId { id: self.0.lock().reserve(std::process::id()), ids: self.clone() }
+    }
 }
 
 impl ConnId {
-    pub(super) fn take() -> Self {
-        Self(taken().take(std::process::id()))
-    }
-
     pub(super) fn get(&self) -> u32 {
-        self.0
+        self.id
     }
 }
 
 impl Drop for ConnId {
     fn drop(&mut self) {
-        taken().ids.remove(&self.0);
+        self.ids.0.lock().ids.remove(&self.id);
     }
 }
 
@@ -62,25 +70,25 @@ mod tests {
     #[test]
     fn identifiers_are_unique_while_they_live_and_begin_with_the_process_id() {
         for pid in [1, 65_536, 4_194_303] {
-            let mut taken = Taken { ids: BTreeSet::new(), next: 0 };
-            let first = taken.take(pid);
-            taken.ids.remove(&first);
-            assert_ne!(first, taken.take(pid), "one that was given back is not the next");
-            let many: Vec<u32> = (1..3000).map(|_| taken.take(pid)).collect();
-            assert_eq!(taken.ids.len(), 3000, "no two are the same");
-            assert_eq!(taken.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
-            taken.ids.remove(&many[17]);
-            assert_eq!(taken.take(pid), many[17], "the only free one of its own");
+            let mut reserved = Reserved { ids: BTreeSet::new(), next: 0 };
+            let first = reserved.reserve(pid);
+            reserved.ids.remove(&first);
+            assert_ne!(first, reserved.reserve(pid), "one that was given back is not the next");
+            let many: Vec<u32> = (1..3000).map(|_| reserved.reserve(pid)).collect();
+            assert_eq!(reserved.ids.len(), 3000, "no two are the same");
+            assert_eq!(reserved.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
+            reserved.ids.remove(&many[17]);
+            assert_eq!(reserved.reserve(pid), many[17], "the only free one of its own");
         }
     }
 
     #[test]
     fn a_dropped_identifier_is_free() {
-        let id = ConnId::take();
-        let n = id.get();
-        assert!(taken().ids.contains(&n));
-        drop(id);
-        // Another test may have it by now, but not before a thousand others.
-        assert!(!taken().ids.contains(&n));
+        let ids = ConnIds::default();
+        let (one, other) = (ids.reserve(), ids.reserve());
+        let n = one.get();
+        assert!(n != other.get() && ids.0.lock().ids.contains(&n));
+        drop(one);
+        assert!(!ids.0.lock().ids.contains(&n));
     }
 }

@@ -66,7 +66,7 @@ struct Open {
     sent: usize,
     input: Vec<u8>,
     /// The connection that the request under way is about, and until when it may be unanswered.
-    asked: Option<(u32, Instant)>,
+    pending: Option<(u32, Instant)>,
 }
 
 /// What one step of an open connection came to.
@@ -93,7 +93,7 @@ impl Link {
     /// When to step again even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match &self.open {
-            Some(open) => open.asked.map(|(_, until)| until),
+            Some(open) => open.pending.map(|(_, until)| until),
             None => self.retry_at,
         }
     }
@@ -102,7 +102,7 @@ impl Link {
     pub(super) fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> bool {
         let mut answered = false;
         if let Err(fault) = self.advance(now, table, options, &mut answered) {
-            self.lose(fault, now, table, options);
+            self.fail(fault, now, table, options);
         }
         answered
     }
@@ -139,9 +139,9 @@ impl Link {
         }
     }
 
-    fn lose(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
+    fn fail(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
         self.close();
-        table.lost();
+        table.agent_lost();
         self.retry_at = Some(now + self.backoff);
         self.backoff = (self.backoff * 2).min(options.reconnect * 20);
         self.state = State::Bad(fault, now);
@@ -150,21 +150,21 @@ impl Link {
 
 impl Open {
     fn new(socket: Socket) -> Self {
-        Self { socket, out: ([0; MESSAGE_MAX], 0), sent: 0, input: Vec::new(), asked: None }
+        Self { socket, out: ([0; MESSAGE_MAX], 0), sent: 0, input: Vec::new(), pending: None }
     }
 
     fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> Result<Step, Fault> {
-        if self.asked.is_none()
+        if self.pending.is_none()
             && let Some((id, request)) = table.next_request(now)
         {
             (self.out, self.sent) = (request.encode(), 0);
-            self.asked = Some((id, now + options.answer_timeout));
+            self.pending = Some((id, now + options.answer_timeout));
         }
         self.send()?;
         let more = self.receive()?;
         match Response::decode(&self.input).map_err(|bad| Fault::Garbage(bad.to_string()))? {
             Some((response, len)) => {
-                let Some((id, _)) = self.asked.take() else {
+                let Some((id, _)) = self.pending.take() else {
                     return Err(Fault::Garbage(format!("{response:?}, which nothing had asked for")));
                 };
                 if self.sent < self.out.1 {
@@ -175,7 +175,7 @@ impl Open {
                 Ok(Step::Answer)
             }
             None if more => Ok(Step::Again),
-            None => match self.asked {
+            None => match self.pending {
                 Some((_, until)) if until <= now => {
                     Err(Fault::Silent(options.answer_timeout, self.input.len()))
                 }

@@ -1,28 +1,30 @@
 //! The agent's client: registers connections and keeps the last good hint of each where the send path finds it.
 //!
-//! One background thread talks to the agent's socket and reads its hint file. It starts with the first [`Flow`] and ends
-//! with the last. The agent is optional at every moment: whatever it does or does not do, [`Flow::share`] is the last good
+//! One background thread talks to the agent's socket and reads its hint file. It starts with the first [`Subscription`] and ends
+//! with the last. The agent is optional at every moment: whatever it does or does not do, [`Subscription::share`] is the last good
 //! hint, or 0 (all on SOUT) if there never was one. What is wrong is told once when it begins, and once when it is over.
 //!
 //! The file is read with `pread`, never mapped: a mapped file that somebody truncates kills the process that reads it.
 
 mod client;
 mod conn_id;
+mod fault_log;
 mod file;
 mod link;
 mod table;
-mod watch;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::error::Result;
 use client::Client;
-use conn_id::ConnId;
+use conn_id::{ConnId, ConnIds};
 
 /// What the client needs to know of the settings. Flows with equal options share one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,9 +98,30 @@ pub struct Addresses {
     pub sup_dst: Ipv4Addr,
 }
 
-/// What the client tells a connection.
+/// The clients of a process: one for each different [`Options`].
 #[derive(Debug, Default)]
-struct Told {
+pub struct Clients {
+    running: Mutex<Vec<(Options, Weak<Client>)>>,
+    ids: ConnIds,
+}
+
+impl Clients {
+    /// Returns the running client of these options, or starts one.
+    fn get(&self, options: &Options) -> Result<Arc<Client>> {
+        let mut running = self.running.lock();
+        running.retain(|(_, client)| client.strong_count() > 0);
+        if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
+            return Ok(client);
+        }
+        let client = Arc::new(Client::start(options.clone())?);
+        running.push((options.clone(), Arc::downgrade(&client)));
+        Ok(client)
+    }
+}
+
+/// The latest good hint of a connection. The client writes it, the send path reads it.
+#[derive(Debug, Default)]
+struct LatestHint {
     share: AtomicU16,
     /// There was a good hint, which may say 0.
     hinted: AtomicBool,
@@ -106,34 +129,34 @@ struct Told {
 
 /// A registered connection. Dropping it deregisters it.
 #[derive(Debug)]
-pub struct Flow {
-    told: Arc<Told>,
+pub struct Subscription {
+    hint: Arc<LatestHint>,
     id: Arc<ConnId>,
     client: Arc<Client>,
 }
 
-impl Flow {
+impl Subscription {
     /// Has the connection registered, in the background; never waits for the agent.
     ///
     /// # Errors
     /// The thread, or the descriptor that wakes it, cannot be made. The agent never makes this fail.
-    pub fn open(options: &Options, addresses: Addresses) -> Result<Self> {
-        let client = Client::get(options)?;
-        let id = Arc::new(ConnId::take());
-        let told = Arc::default();
-        client.open(Arc::clone(&id), addresses, Arc::clone(&told));
-        Ok(Self { told, id, client })
+    pub fn open(clients: &Clients, options: &Options, addresses: Addresses) -> Result<Self> {
+        let client = clients.get(options)?;
+        let id = Arc::new(clients.ids.reserve());
+        let hint = Arc::default();
+        client.open(Arc::clone(&id), addresses, Arc::clone(&hint));
+        Ok(Self { hint, id, client })
     }
 
     /// The last good hint: part of a transfer that goes on SUP, 0 to 1024; 0 if there never was a hint. One relaxed load.
     #[inline]
     pub fn share(&self) -> u16 {
-        self.told.share.load(Ordering::Relaxed)
+        self.hint.share.load(Ordering::Relaxed)
     }
 
     /// Whether there was a good hint: an agent has registered the connection, and its file says something of it.
     pub fn hinted(&self) -> bool {
-        self.told.hinted.load(Ordering::Relaxed)
+        self.hint.hinted.load(Ordering::Relaxed)
     }
 
     /// What is wrong with the agent or its file, as far as is known: which one, where, and what was found.
@@ -147,13 +170,13 @@ impl Flow {
     }
 }
 
-impl crate::policy::HintSource for Flow {
+impl crate::policy::HintSource for Subscription {
     fn share(&self) -> u16 {
         Self::share(self)
     }
 }
 
-impl Drop for Flow {
+impl Drop for Subscription {
     fn drop(&mut self) {
         self.client.close(self.id.get());
     }

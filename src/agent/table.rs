@@ -9,7 +9,7 @@ use std::time::Instant;
 use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
 
 use super::conn_id::ConnId;
-use super::{Addresses, Options, Told};
+use super::{Addresses, LatestHint, Options};
 
 /// Where a connection is with the agent that is connected now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,13 +17,13 @@ enum Stage {
     /// To be registered.
     New,
     /// Its REGISTER has no answer yet.
-    Asked,
+    Registering,
     /// It has a slot.
     Registered,
     /// It has none, and asks again after a while.
     Refused(Status, Instant),
     /// Its DEREGISTER has no answer yet.
-    Leaving,
+    Deregistering,
 }
 
 /// What keeps one connection from new hints.
@@ -34,7 +34,7 @@ pub(super) enum Trouble {
     /// Its slot is being written, and written.
     HalfWritten(u8, u32),
     /// Its slot has other addresses.
-    Other(u8, Hint),
+    WrongAddresses(u8, Hint),
 }
 
 /// Kinds of [`Trouble`].
@@ -45,7 +45,7 @@ impl Trouble {
         match self {
             Self::Refused(_) => 0,
             Self::HalfWritten(..) => 1,
-            Self::Other(..) => 2,
+            Trouble::WrongAddresses(..) => 2,
         }
     }
 }
@@ -79,7 +79,7 @@ impl fmt::Display for Sum {
                 )?;
                 f.write_str("its writer has stopped in the middle")?;
             }
-            Trouble::Other(slot, found) => {
+            Trouble::WrongAddresses(slot, found) => {
                 let (src, dst) = (found.src, found.dst);
                 write!(f, "slot {slot} is of {src} -> {dst}, expected {sout_src} -> {sout_dst}")?;
             }
@@ -96,7 +96,7 @@ struct Entry {
     /// Kept until the agent has forgotten it.
     _id: Arc<ConnId>,
     addresses: Addresses,
-    told: Arc<Told>,
+    hint: Arc<LatestHint>,
     stage: Stage,
     /// Its user has dropped it.
     closing: bool,
@@ -106,7 +106,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn note(&mut self, now: Instant, trouble: Option<Trouble>) {
+    fn set_trouble(&mut self, now: Instant, trouble: Option<Trouble>) {
         self.trouble = trouble.map(|new| match self.trouble {
             Some((old, since)) if old.kind() == new.kind() => (new, since),
             _ => (new, now),
@@ -120,10 +120,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, told: Arc<Told>) {
+    pub(super) fn open(&mut self, id: Arc<ConnId>, addresses: Addresses, hint: Arc<LatestHint>) {
         let entry = Entry {
             addresses,
-            told,
+            hint,
             stage: Stage::New,
             closing: false,
             slot: None,
@@ -149,14 +149,14 @@ impl Table {
     /// Connections in use, and how many of them have had a hint.
     pub(super) fn hinted(&self) -> (usize, usize) {
         let used = || self.entries.values().filter(|e| !e.closing);
-        (used().count(), used().filter(|e| e.told.hinted.load(Ordering::Relaxed)).count())
+        (used().count(), used().filter(|e| e.hint.hinted.load(Ordering::Relaxed)).count())
     }
 
-    /// What to tell the agent next; from then on it is asked. Leaving goes first: it frees slots.
+    /// What to tell the agent next; from then on it is asked. Deregistering goes first: it frees slots.
     pub(super) fn next_request(&mut self, now: Instant) -> Option<(u32, Request)> {
-        let leaving = |e: &Entry| e.closing && e.stage == Stage::Registered;
-        if let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| leaving(e)) {
-            entry.stage = Stage::Leaving;
+        let deregister = |e: &Entry| e.closing && e.stage == Stage::Registered;
+        if let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| deregister(e)) {
+            entry.stage = Stage::Deregistering;
             return Some((id, Request::Deregister { conn_id: id }));
         }
         let due = |e: &Entry| match e.stage {
@@ -165,7 +165,7 @@ impl Table {
             _ => false,
         };
         let (&id, entry) = self.entries.iter_mut().find(|(_, e)| due(e))?;
-        entry.stage = Stage::Asked;
+        entry.stage = Stage::Registering;
         let Addresses { sout_src, sout_dst, sup_src, sup_dst } = entry.addresses;
         Some((id, Request::Register(Register { conn_id: id, sout_src, sout_dst, sup_src, sup_dst })))
     }
@@ -180,34 +180,36 @@ impl Table {
     ) -> Result<(), String> {
         let Some(entry) = self.entries.get_mut(&id) else { return Ok(()) };
         match (entry.stage, response) {
-            (Stage::Asked, Response::Registered { status: Status::SUCCESS, slot }) => {
+            (Stage::Registering, Response::Registered { status: Status::SUCCESS, slot }) => {
                 let slot = u8::try_from(slot).map_err(|_| {
                     format!("a slot {slot} for connection {id:#x}, expected 0 to {}", ENTRIES - 1)
                 })?;
                 (entry.stage, entry.slot) = (Stage::Registered, Some(slot));
-                entry.note(now, None);
+                entry.set_trouble(now, None);
             }
-            (Stage::Asked, Response::Registered { status, .. } | Response::Deregistered { status })
+            (Stage::Registering, Response::Registered { status, .. } | Response::Deregistered { status })
                 if status != Status::SUCCESS =>
             {
                 (entry.stage, entry.slot) = (Stage::Refused(status, now + options.refused_again), None);
-                entry.note(now, Some(Trouble::Refused(status)));
+                entry.set_trouble(now, Some(Trouble::Refused(status)));
                 if entry.closing {
                     self.entries.remove(&id);
                 }
             }
             // Whatever it says: an agent that does not know the connection has nothing to forget.
-            (Stage::Leaving, Response::Deregistered { .. }) => {
+            (Stage::Deregistering, Response::Deregistered { .. }) => {
                 self.entries.remove(&id);
             }
-            (Stage::Asked, _) => return Err(format!("an answer without a slot to REGISTER of {id:#x}")),
+            (Stage::Registering, _) => {
+                return Err(format!("an answer without a slot to REGISTER of {id:#x}"));
+            }
             _ => return Err(format!("an answer with a slot to DEREGISTER of {id:#x}")),
         }
         Ok(())
     }
 
     /// The agent is gone, and with it all that it knew.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn agent_lost(&mut self) {
         self.entries.retain(|_, e| !e.closing);
         for entry in self.entries.values_mut() {
             (entry.stage, entry.trouble) = (Stage::New, None);
@@ -220,34 +222,34 @@ impl Table {
             let Some(slot) = entry.slot else { continue };
             let trouble = match slots[usize::from(slot)] {
                 Snapshot::Consistent(hint) if same_pair(&hint, &entry.addresses) => {
-                    entry.told.share.store(hint.share(), Ordering::Relaxed);
-                    entry.told.hinted.store(true, Ordering::Relaxed);
+                    entry.hint.share.store(hint.share(), Ordering::Relaxed);
+                    entry.hint.hinted.store(true, Ordering::Relaxed);
                     None
                 }
-                Snapshot::Consistent(hint) => Some(Trouble::Other(slot, hint)),
+                Snapshot::Consistent(hint) => Some(Trouble::WrongAddresses(slot, hint)),
                 Snapshot::Writing(seq) => Some(Trouble::HalfWritten(slot, seq)),
                 Snapshot::Changed => None,
             };
             // An agent that is gone, or has not answered yet, gave no such slot.
             let trouble = trouble.filter(|t| entry.stage == Stage::Registered || t.kind() == 1);
-            entry.note(now, trouble);
+            entry.set_trouble(now, trouble);
         }
     }
 
     /// There are no hints to judge.
     pub(super) fn unreadable(&mut self, now: Instant) {
         for entry in self.entries.values_mut().filter(|e| !matches!(e.stage, Stage::Refused(..))) {
-            entry.note(now, None);
+            entry.set_trouble(now, None);
         }
     }
 
     /// The agent has said something about every connection.
-    pub(super) fn settled(&self) -> bool {
+    pub(super) fn all_answered(&self) -> bool {
         let open = |e: &Entry| match e.stage {
             Stage::New => true,
             // One that was refused before, and asks again, is still refused.
-            Stage::Asked => !matches!(e.trouble, Some((Trouble::Refused(_), _))),
-            Stage::Registered | Stage::Refused(..) | Stage::Leaving => false,
+            Stage::Registering => !matches!(e.trouble, Some((Trouble::Refused(_), _))),
+            Stage::Registered | Stage::Refused(..) | Stage::Deregistering => false,
         };
         !self.entries.values().any(|e| !e.closing && open(e))
     }

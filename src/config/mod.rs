@@ -18,7 +18,7 @@ use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
     WholeOrUnset,
 };
-pub use unsupported::{Finding, in_vain};
+pub use unsupported::{Finding, without_effect};
 
 use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
 
@@ -46,13 +46,13 @@ macro_rules! settings {
             /// Reads through `var`, so that tests never touch the process environment. All settings that
             /// cannot be used are in the one error.
             pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-                let (config, bad) = Self::judge(var);
+                let (config, bad) = Self::read_lenient(var);
                 if bad.is_empty() { Ok(config) } else { Err(Error::Config(bad)) }
             }
 
             /// As [`Config::read`], with the settings that cannot be used beside those that can: each of the former has
             /// its default.
-            pub fn judge(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
+            pub fn read_lenient(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
                 let mut config = Self::default();
                 let mut bad = Vec::new();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
@@ -276,7 +276,7 @@ impl Config {
     ///
     /// # Errors
     /// With `MPIB_STRICT=1`: the same words.
-    pub fn lose(&self, what: String) -> Result<String> {
+    pub fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 

@@ -267,7 +267,7 @@ fn each_variable_of_nccls_transport_is_either_read_or_explained() {
 
 fn vain(pairs: &[(&str, &str)]) -> Vec<(bool, String)> {
     let env = pairs.iter().map(|(name, value)| (name.into(), value.into()));
-    in_vain(env).into_iter().map(|f| (f.lost, f.text)).collect()
+    without_effect(env).into_iter().map(|f| (f.degraded, f.text)).collect()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::form::shown;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Somebody misses it: a warning, or an error with `MPIB_STRICT=1`.
-    pub lost: bool,
+    pub degraded: bool,
     /// In words.
     pub text: String,
 }
@@ -131,7 +131,7 @@ others! {
 }
 
 /// What the environment asks for in vain.
-pub fn in_vain(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+pub fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
     let mut found: Vec<_> = env
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter(|(name, value)| {
@@ -156,13 +156,13 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
             shown(value),
             nearest(name)
         );
-        return Some(Finding { lost: true, text });
+        return Some(Finding { degraded: true, text });
     };
     if other.as_is.contains(&value.trim()) {
         return None;
     }
     Some(Finding {
-        lost: other.missed,
+        degraded: other.missed,
         text: format!("{name}={} has no effect: {}", shown(value), other.why),
     })
 }

@@ -1,15 +1,14 @@
 //! Which routes a handshake tries, in which order, and what is said of those that do not work. Both ends know the same of
 //! each, and so come to the same next round, and to the same end.
 
-use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
 use crate::proto::{Hello, MAX_RAILS, RailRole};
 use crate::route::{Choice, Ends, Route};
 use crate::transport::{Role, Settings};
+use crate::warned::Subject;
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -151,7 +150,7 @@ impl Attempts {
             }
             _ => what,
         };
-        let what = settings.config.lose(what)?;
+        let what = settings.config.degraded(what)?;
         let ours = |r: &Route| &self.ours.rails[self.ours(r)];
         let name = |r| match self.ours.terms.fused {
             true => ours(r).role.to_string(),
@@ -190,10 +189,11 @@ impl Attempts {
         }
         let how = self.choice.instead(&self.ends(), chosen, &self.tried);
         let what = format!("a connection of {device} with {peer} {how}");
-        let what = if fault { settings.config.lose(what)? } else { what };
+        let what = if fault { settings.config.degraded(what)? } else { what };
         let what =
             format!("{what}. Further ones of the two are only counted; MPIB_ROUTE=strict refuses them");
-        match first_time(device, host) {
+        let subject = Subject::Substituted(device.to_owned(), host);
+        match settings.process.warned.once(subject) {
             true if fault => tracing::warn!(target: "net", "{what}"),
             true => tracing::info!(target: "net", "{what}"),
             false => {}
@@ -207,16 +207,4 @@ impl Attempts {
             Role::Receiver => Ends::of(&self.theirs, &self.ours),
         }
     }
-}
-
-/// Devices, and hosts that they do not reach as asked for.
-type Told = HashSet<(String, Option<IpAddr>)>;
-
-/// Whether nothing was told yet of this device and this host. Hosts beyond a number that no job has are not told of.
-fn first_time(device: &str, host: Option<IpAddr>) -> bool {
-    const MOST: usize = 1 << 16;
-    static TOLD: LazyLock<Mutex<Told>> = LazyLock::new(Mutex::default);
-    // The set is whole after a panic: each use is one insertion.
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    told.len() < MOST && told.insert((device.to_owned(), host))
 }

@@ -3,12 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use crate::agent::{Addresses, Flow, Options};
+use crate::agent::{Addresses, Options, Subscription};
 use crate::config::Config;
 use crate::connect::handshake::Handshake;
 use crate::error::{Error, Result};
 use crate::policy::SplitMode;
 use crate::route::gid_addr;
+use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 
@@ -24,7 +25,7 @@ pub(crate) enum Connecting {
 #[derive(Debug)]
 pub(crate) struct Commit {
     comm: Comm,
-    flow: Option<Flow>,
+    flow: Option<Subscription>,
     /// With `MPIB_STRICT=1`: until when there must be a hint.
     hint_by: Option<Instant>,
     /// We take it.
@@ -39,10 +40,11 @@ impl Connecting {
     }
 
     /// One step further, if it can go one. The peer is told of a failure.
-    pub(crate) fn poll(&mut self, config: &Config) -> Result<Option<(Comm, Option<Flow>)>> {
+    pub(crate) fn poll(&mut self, settings: &Settings) -> Result<Option<(Comm, Option<Subscription>)>> {
         if let Self::Handshake(handshake) = self {
             let Some(mut comm) = handshake.poll()? else { return Ok(None) };
-            let flow = open(&comm, config).inspect_err(|e| comm.peer.refuse(e))?;
+            let config = &*settings.config;
+            let flow = open(&comm, settings).inspect_err(|e| comm.peer.refuse(e))?;
             let must = flow.is_some() && config.strict;
             let hint_by = must.then(|| Instant::now() + Options::from(config).patience());
             *self = Self::Commit(Box::new(Commit { comm, flow, hint_by, said: false, heard: false }));
@@ -50,7 +52,7 @@ impl Connecting {
         let Self::Commit(mut commit) = std::mem::replace(self, Self::Over) else {
             return Err(Error::Internal("a connection is over and goes on".into()));
         };
-        let done = commit.step(config);
+        let done = commit.step(&settings.config);
         if done.inspect_err(|e| commit.comm.peer.refuse(e))? {
             return Ok(Some((commit.comm, commit.flow)));
         }
@@ -92,7 +94,7 @@ fn hinted(comm: &Comm, config: &Config) -> bool {
 }
 
 /// Why a connection that must have a hint is not made.
-fn unhinted(comm: &Comm, flow: &Flow, config: &Config) -> Error {
+fn unhinted(comm: &Comm, flow: &Subscription, config: &Config) -> Error {
     let socket = config.agent_socket.display();
     let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
     Error::Usage(format!(
@@ -108,7 +110,8 @@ fn unhinted(comm: &Comm, flow: &Flow, config: &Config) -> Error {
 ///
 /// # Errors
 /// The client's thread cannot be made; and with `MPIB_STRICT=1` a connection that hints cannot be given for.
-fn open(comm: &Comm, config: &Config) -> Result<Option<Flow>> {
+fn open(comm: &Comm, settings: &Settings) -> Result<Option<Subscription>> {
+    let Settings { config, process, .. } = settings;
     if !hinted(comm, config) {
         return Ok(None);
     }
@@ -116,14 +119,14 @@ fn open(comm: &Comm, config: &Config) -> Result<Option<Flow>> {
     match (ends(sout), ends(sup)) {
         (Some((sout_src, sout_dst)), Some((sup_src, sup_dst))) => {
             let addresses = Addresses { sout_src, sout_dst, sup_src, sup_dst };
-            Flow::open(&Options::from(config), addresses).map(Some)
+            Subscription::open(&process.agent, &Options::from(&**config), addresses).map(Some)
         }
         _ => {
             let what = format!(
                 "no hints for the connection with {}: they are for rails with IPv4 addresses",
                 comm.peer.name()
             );
-            let what = config.lose(what)?;
+            let what = config.degraded(what)?;
             tracing::warn!(target: "net", "{what}; its data is all on SOUT");
             Ok(None)
         }

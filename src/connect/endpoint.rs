@@ -1,6 +1,6 @@
 //! Queues and memory of one end: made, told to the peer, joined to the peer's.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use crate::connect::bringup::{Bringup, BringupContext, RouteBringup};
 use crate::connect::local_rails::LocalRail;
@@ -18,6 +18,7 @@ use crate::transport::recv::cts_writer;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::{Role, Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
+use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
@@ -187,13 +188,14 @@ fn written_bytes(role: Role) -> u64 {
 
 /// The user wants what this adapter has no room for.
 fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
-    static TOLD: Once = Once::new();
     let name = nic.name();
     let what = format!(
         "{name} carries {has} bytes inline, of {INLINE}: CTS writes are not inline (NCCL_IB_USE_INLINE=1)"
     );
-    let what = settings.config.lose(what)?;
-    TOLD.call_once(|| tracing::warn!(target: "net", "{what}"));
+    let what = settings.config.degraded(what)?;
+    if settings.process.warned.once(Subject::NotInline) {
+        tracing::warn!(target: "net", "{what}");
+    }
     Ok(())
 }
 
@@ -239,14 +241,11 @@ impl LocalRoute {
 
     /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
     fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
-        static TOLD: Once = Once::new();
         let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
         let ece = qp.ece()?;
-        if ece.is_none() {
-            TOLD.call_once(|| {
-                let device = self.cq.context().name();
-                tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
-            });
+        if ece.is_none() && settings.process.warned.once(Subject::NoEce) {
+            let device = self.cq.context().name();
+            tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
         }
         Ok(ece)
     }

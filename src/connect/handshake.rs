@@ -10,7 +10,7 @@ use crate::connect::bringup::{Bringup, BringupContext};
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::local_rails::{LocalRail, prepare, turn};
 use crate::connect::probe::ProbeRun;
-use crate::control::{Channel, State};
+use crate::control::{Channel, ChannelState};
 use crate::device::Device;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
@@ -58,9 +58,14 @@ enum Stage {
 impl Handshake {
     /// The connecting end, which becomes the sender and speaks first.
     pub(crate) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
-        let (local_rails, ours) = prepare(&settings.config, device, turn(device, handle))?;
-        let channel =
-            Channel::connect(handle, &ours, settings.config.connect_timeout, settings.config.peer_timeout)?;
+        let (local_rails, ours) = prepare(settings, device, turn(&settings.process, device, handle))?;
+        let channel = Channel::connect(
+            &settings.process.control,
+            handle,
+            &ours,
+            settings.config.connect_timeout,
+            settings.config.peer_timeout,
+        )?;
         // It comes when the peer's NCCL calls accept: a rank may be busy with other things for long, and is none the worse for it.
         channel.expect_whenever("the first call of accept");
         Ok(Self::new(Role::Sender, settings, device, channel, (local_rails, ours)))
@@ -68,7 +73,7 @@ impl Handshake {
 
     /// The listening end, for a channel that has shown its HELLO.
     pub(crate) fn accept(settings: &Arc<Settings>, device: &Device, channel: Channel) -> Result<Self> {
-        let brought = match prepare(&settings.config, device, 0) {
+        let brought = match prepare(settings, device, 0) {
             Ok(brought) => brought,
             Err(e) => {
                 refuse(channel, &e);
@@ -302,13 +307,13 @@ impl Handshake {
         let named: Vec<_> = alive.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
         let peer = Peer::new(channel);
         let stats = Counters::open(&self.settings.config, direction, plan, peer.name(), &named, elsewhere);
-        let comm = Comm::new(alive, region, remote, layout, peer, plan, stats);
+        let comm = Comm::new(&self.settings.process, alive, (region, remote), layout, peer, plan, stats);
         Ok(Progress::Connected(Box::new(comm)))
     }
 
     /// While this end is at work: has the peer given up?
     fn still_there(&self, at: &str) -> Result<Progress> {
-        if self.channel()?.state() == State::Open {
+        if self.channel()?.state() == ChannelState::Open {
             return Ok(Progress::Waiting);
         }
         // What it said before it gave up is of no use any more. The end of the channel is an error, too.

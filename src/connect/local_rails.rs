@@ -1,45 +1,29 @@
 //! The rails that one end brings to a handshake.
 
-use std::collections::HashMap;
-use std::ffi::CStr;
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 
-use nix::net::if_::if_indextoname;
-
-use crate::config::Config;
-use crate::control::{Interface, interfaces};
-use crate::device::{self, Device, Nic};
+use crate::control::interfaces;
+use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
-use crate::proto::{
-    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RailRole,
-    RoutePolicy,
-};
-use crate::verbs::{Gid, Port};
-
-/// A port that can be used now.
-#[derive(Debug, Clone)]
-pub(crate) struct LocalRail {
-    pub(crate) nic: Arc<Nic>,
-    pub(crate) port: Port,
-    /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
-    pub(crate) gids: Vec<Gid>,
-    /// Rail index in its device.
-    pub(crate) role: RailRole,
-    /// Whether it is of the device that NCCL requested.
-    requested: bool,
-}
+use crate::process::Process;
+use crate::proto::{Addr, Handle, Hello, LostRail, MAX_OFFERS, Nonce, RailRole, RoutePolicy};
+pub(crate) use crate::route::LocalRail;
+use crate::route::host_name;
+use crate::transport::Settings;
+use crate::warned::Subject;
 
 /// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
 /// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
-pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
-    let terms = policy::terms(config, device.is_mpib);
+pub(crate) fn prepare(settings: &Settings, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
+    let Settings { config, process, .. } = settings;
+    let terms = policy::terms(config, device.is_sout_sup);
     let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
     let others = || {
         let mut others: Vec<(RailRole, &Arc<Nic>, bool)> = Vec::new();
-        for (role, nic) in device::all().into_iter().flat_map(|other| RailRole::all().zip(&other.rails)) {
+        for (role, nic) in
+            process.devices.all().into_iter().flat_map(|other| RailRole::all().zip(&other.rails))
+        {
             let known = device.rails.iter().chain(others.iter().map(|(_, nic, _)| *nic));
             if known.into_iter().all(|known| known.name() != nic.name()) {
                 others.push((role, nic, false));
@@ -52,8 +36,8 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     let (mut usable, mut lost) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
         match nic.now() {
-            Ok(_) if usable.len() == MAX_OFFERS => too_many(),
-            Ok((port, gids)) => usable.push(local(nic, port, gids, role, requested)),
+            Ok(_) if usable.len() == MAX_OFFERS => too_many(process),
+            Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
             Err(why) if lost.len() < MAX_OFFERS => {
                 lost.push(LostRail { name: nic.name().to_owned(), role, requested, why });
             }
@@ -71,19 +55,9 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     Ok((usable, hello))
 }
 
-fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: RailRole, requested: bool) -> LocalRail {
-    if gids.len() > MAX_RAIL_ADDRS {
-        let (name, n) = (nic.name(), gids.len());
-        tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
-        gids.truncate(MAX_RAIL_ADDRS);
-    }
-    LocalRail { nic: Arc::clone(nic), port, gids, role, requested }
-}
-
-/// Said once: every connection would say the same.
-fn too_many() {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+/// Logged once: every connection would repeat it.
+fn too_many(process: &Process) {
+    if process.warned.once(Subject::HelloFull) {
         tracing::info!(
             target: "net",
             "this process has more than {MAX_OFFERS} ports; a peer is told of its device's own and of the first others"
@@ -91,64 +65,11 @@ fn too_many() {
     }
 }
 
-/// What a peer is told of a port, as if NCCL had requested it. The error is why it cannot be used.
-pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) -> Result<RailInfo, String> {
-    let (port, gids) = nic.now()?;
-    local(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
-}
-
-impl LocalRail {
-    /// What the peer is told of it.
-    fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
-        let addr = |gid: &Gid| RailAddr {
-            gid: gid.raw,
-            gid_index: gid.index,
-            gid_kind: gid.kind,
-            prefix_len: prefix_len(networks, gid),
-        };
-        let (name, port) = (self.nic.name(), &self.port);
-        let mtu = Mtu::from_raw(port.mtu.into());
-        Ok(RailInfo {
-            name: name.to_owned(),
-            port: port.number,
-            link_layer: port.link,
-            mtu: mtu.ok_or_else(|| Error::Internal(format!("{name} has MTU number {}", port.mtu)))?,
-            lid: port.lid,
-            addrs: self.gids.iter().map(addr).collect(),
-            speed_mbps: port.speed,
-            role: self.role,
-            requested: self.requested,
-        })
-    }
-}
-
-/// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
-/// address; 0 where there is none, as in a container that has the adapter and not its interface.
-pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
-    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
-    let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = with_address().find(|i| Some(&i.name) == name.as_ref());
-    own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
-}
-
-/// Connections begun from a device to a host.
-type ConnectionCounts = HashMap<(&'static CStr, Option<IpAddr>), u32>;
-
 /// How many connections this process has begun before from this device to the handle's host, and the device's place among
 /// all: connections of one device take turns, and those of several devices do not begin with the same.
-pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
-    static BEGUN: LazyLock<Mutex<ConnectionCounts>> = LazyLock::new(Mutex::default);
-    let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
+pub(crate) fn turn(process: &Process, device: &Device, handle: &Handle) -> u32 {
+    let place = process.devices.all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
-    // The map is whole after a panic: each use is one addition.
-    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = begun.entry((device.name, host)).or_default();
-    let turn = *count;
-    *count = count.wrapping_add(1);
+    let turn = process.begun.next(device.name, host);
     turn.wrapping_add(u32::try_from(place).unwrap_or(0))
-}
-
-/// For logs.
-pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
 }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagged};
 
-use super::{Listening, connect};
+use super::{Listening, PendingConnects};
 use crate::config::Config;
 use crate::connect::queue_depths::MIN_DEPTH;
-use crate::device::{self, Device};
+use crate::device::Device;
 use crate::plugin::Plugin;
+use crate::process::Process;
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
 /// Only a failing test waits so long.
@@ -31,9 +32,10 @@ fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
+    let devices = &Process::global().devices;
     // As long as the process lives.
-    std::mem::forget(device::Hold::open(&Config::default()).unwrap());
-    device::all()
+    std::mem::forget(devices.open(&Config::default()).unwrap());
+    devices.all()
 }
 
 /// A connection with send queues of these depths at the sender and at the receiver.
@@ -47,21 +49,31 @@ fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
     let fused = FUSED.get_or_init(|| {
         let [sout, sup, ..] = ports()[..] else { panic!("two devices") };
         let rails = [&sout.rails[0], &sup.rails[0]].map(Arc::clone);
-        Device { name: c"fused", rails: rails.into(), is_mpib: true, ..sout.clone() }
+        Device { name: c"fused", rails: rails.into(), is_sout_sup: true, ..sout.clone() }
     });
     let config = Config { sup_share: Some(512), sup_qp: 3, ..Config::default() };
     join(sender, receiver, fused, &config)
 }
 
 fn join(sender: u32, receiver: u32, device: &'static Device, config: &Config) -> (SendComm, RecvComm) {
-    let with = |depth| Arc::new(Settings { queue_depth: depth, ..Settings::new(config.clone(), None, None) });
+    let with = |depth| {
+        let settings = Settings::new(Arc::clone(Process::global()), config.clone(), None, None);
+        Arc::new(Settings { queue_depth: depth, ..settings })
+    };
+    connected((&with(sender), device), (&with(receiver), device))
+}
+
+/// Connects a sender's device with a receiver's.
+fn connected(
+    (sender, from): (&Arc<Settings>, &'static Device),
+    (receiver, to): (&Arc<Settings>, &'static Device),
+) -> (SendComm, RecvComm) {
     let mut handle = [0; 128];
-    let listening = Listening::open(&with(receiver), device, &mut handle).unwrap();
-    let settings = with(sender);
-    let (mut send, mut recv) = (None, None);
+    let listening = Listening::open(receiver, to, &mut handle).unwrap();
+    let (pending, mut send, mut recv) = (PendingConnects::default(), None, None);
     until(|| {
         if send.is_none() {
-            send = connect(&settings, 0, device, &mut handle).unwrap();
+            send = pending.connect(sender, from, &mut handle).unwrap();
         }
         if recv.is_none() {
             recv = listening.accept().unwrap();
@@ -161,12 +173,15 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     let mut handle = [0; 128];
     let (send, recv) = pair(u32::MAX, u32::MAX);
     let device = ports()[0];
-    let settings = Arc::new(Settings { queue_depth: MIN_DEPTH - 1, ..Settings::new(config, None, None) });
+    let settings = Arc::new(Settings {
+        queue_depth: MIN_DEPTH - 1,
+        ..Settings::new(Arc::clone(Process::global()), config, None, None)
+    });
     let listening = Listening::open(&settings, device, &mut handle).unwrap();
-    let (mut ours, mut theirs) = (None, None);
+    let (pending, mut ours, mut theirs) = (PendingConnects::default(), None, None);
     until(|| {
         if ours.is_none() {
-            ours = connect(&settings, 0, device, &mut handle).err();
+            ours = pending.connect(&settings, device, &mut handle).err();
         }
         if theirs.is_none() {
             theirs = listening.accept().err();
@@ -178,4 +193,31 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     }
     send.close().unwrap();
     recv.close().unwrap();
+}
+
+/// Each has its own devices, settings, threads and counts.
+#[test]
+fn two_processes_in_one_connect_and_share_nothing() {
+    let names: Vec<_> = ports().iter().map(|d| d.rails[0].pd().context().name().to_owned()).collect();
+    let process = |settings: &[(&str, &str)]| {
+        let var = |name: &str| settings.iter().find(|s| s.0 == name).map(|s| s.1.into());
+        let (process, config) = (Process::new(), Arc::new(Config::read(var).unwrap()));
+        let hold = process.devices.open(&config).unwrap();
+        let events = process.events.start(&config, || process.devices.contexts()).unwrap();
+        assert!(process.set_latest(Arc::clone(&config)), "the first init of this process");
+        (Arc::new(Settings::new(Arc::clone(&process), config, None, None)), hold, events, process)
+    };
+    let last = format!("={}", names[1]);
+    let (a, _devices_of_a, _events_of_a, ours) = process(&[("MPIB_STATS", "0"), ("MPIB_SRQ_HIGH", "300")]);
+    let (b, _devices_of_b, _events_of_b, theirs) = process(&[("NCCL_IB_HCA", &last)]);
+    assert_eq!((ours.devices.count(), theirs.devices.count()), (names.len(), 1));
+    let (from, to) = (ours.devices.get(1).unwrap(), theirs.devices.get(0).unwrap());
+    assert!(!Arc::ptr_eq(from.rails[0].pd().context(), to.rails[0].pd().context()));
+
+    run(connected((&a, from), (&b, to)), 20, 1, 4096);
+    run(connected((&a, from), (&b, to)), 20, 8, 64);
+
+    assert_eq!((ours.begun.total(), theirs.begun.total()), (2, 0), "connections begun");
+    let high = |process: &Process| process.latest().unwrap().srq_high;
+    assert_eq!((high(&ours), high(&theirs)), (300, 512));
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use mio::Token;
 
+use super::Control;
 use super::connector::Connector;
 use super::interfaces::{in_groups, interfaces};
-use super::link::{Link, State};
+use super::link::{ChannelState, Link};
 use super::reactor::{Command, Reactor};
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Nonce};
@@ -32,18 +33,24 @@ impl Channel {
     /// filled in. Returns at once. [`try_recv`](Self::try_recv) tells a failure, at the latest after `timeout`,
     /// and else the listener's own HELLO. Messages may be sent from now on; they wait. A peer whose host is not heard of for `silence`
     /// counts as gone.
-    pub fn connect(handle: &Handle, hello: &Hello, timeout: Duration, silence: Duration) -> Result<Self> {
+    pub fn connect(
+        control: &Control,
+        handle: &Handle,
+        hello: &Hello,
+        timeout: Duration,
+        silence: Duration,
+    ) -> Result<Self> {
         let local: Vec<_> = interfaces()?.into_iter().map(|i| i.addr).collect();
         let mut token = Nonce::default();
         getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
         let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
         let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
-        let reactor = Reactor::get()?;
+        let reactor = control.reactor()?;
         let link = Arc::new(Link::pending());
         let (groups, times) = (in_groups(handle, &local), (timeout, silence));
         let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
         let id = reactor.next_token();
-        reactor.tell(Command::Connect(id, connector))?;
+        reactor.submit(Command::Connect(id, connector))?;
         Ok(Self::new(link, reactor, id, timeout))
     }
 
@@ -85,7 +92,7 @@ impl Channel {
     }
 
     /// One atomic load, for the data path. Tells of a BYE or a loss also while earlier messages wait to be read.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ChannelState {
         self.link.state()
     }
 
@@ -108,20 +115,20 @@ impl Channel {
     /// channel; the thread waits a while for the peer to take it and to close, too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
-        self.link.say_bye();
-        self.leave(Command::Linger(self.token));
+        self.link.send_bye();
+        self.submit(Command::Linger(self.token));
     }
 
     /// The thread may have ended, and then there is nobody to tell.
-    fn leave(&self, command: Command) {
-        let _ = self.reactor.tell(command);
+    fn submit(&self, command: Command) {
+        let _ = self.reactor.submit(command);
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
-            self.leave(Command::Remove(self.token));
+            self.submit(Command::Remove(self.token));
         }
     }
 }

@@ -10,7 +10,7 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::link::Link;
-use super::reactor::{Core, Entry};
+use super::reactor::{Entry, ReactorState};
 use super::socket;
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 
@@ -38,8 +38,8 @@ pub(super) struct Connector {
     failures: Vec<Failure>,
     /// All refuse connections, since then.
     refused_since: Option<Instant>,
-    /// That all have failed was told.
-    told: bool,
+    /// That all have failed was logged.
+    logged: bool,
     /// The soonest timer that is set.
     wake: Option<Instant>,
     hello: Arc<[u8]>,
@@ -56,7 +56,7 @@ struct Target {
     /// Not before this.
     from: Instant,
     /// Not before this while others are under way; the same for a whole group.
-    turn: Instant,
+    group_start: Instant,
 }
 
 /// An address that has failed.
@@ -79,10 +79,11 @@ impl Connector {
         (timeout, silence): (Duration, Duration),
     ) -> Self {
         let now = Instant::now();
-        let turns = (0..).map(|n| now + n * STAGGER).zip(groups);
-        let target = |turn, addr| Target { addr, from: now, turn };
-        let targets: VecDeque<_> =
-            turns.flat_map(|(turn, g)| g.into_iter().map(move |addr| target(turn, addr))).collect();
+        let starts = (0..).map(|n| now + n * STAGGER).zip(groups);
+        let target = |group_start, addr| Target { addr, from: now, group_start };
+        let targets: VecDeque<_> = starts
+            .flat_map(|(group_start, g)| g.into_iter().map(move |addr| target(group_start, addr)))
+            .collect();
         Self {
             link,
             addrs: targets.len(),
@@ -90,7 +91,7 @@ impl Connector {
             attempts: Vec::new(),
             failures: Vec::new(),
             refused_since: None,
-            told: false,
+            logged: false,
             wake: None,
             hello: hello.into(),
             token,
@@ -101,7 +102,7 @@ impl Connector {
     }
 
     /// Starts what is due. `None` when it has failed.
-    pub(super) fn on_timer(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+    pub(super) fn on_timer(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         let now = Instant::now();
         let all = self.failures.len() == self.addrs;
         let refused = all && self.failures.iter().all(|f| f.refused);
@@ -110,40 +111,40 @@ impl Connector {
             self.refused_since.map_or(self.until, |since| self.until.min(since + REFUSED_MAX));
         if refused && now >= refused_until {
             let advice = ". Each refuses connections: has the peer's process ended?";
-            return self.give_up("none of its addresses answers", advice, core);
+            return self.give_up("none of its addresses answers", advice, reactor);
         }
         if now >= self.until {
             let text = format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
             return self.give_up(
                 &text,
                 ". Does a firewall let TCP through to every port of that host?",
-                core,
+                reactor,
             );
         }
-        while self.start_group(me, now, core) {}
-        if all && !std::mem::replace(&mut self.told, true) {
+        while self.start_group(me, now, reactor) {}
+        if all && !std::mem::replace(&mut self.logged, true) {
             tracing::info!(target: "net", "the peer's listener cannot be reached yet, its addresses are tried again: {}", self.failed());
         }
-        // With none under way, none of these waits for its turn.
-        let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.turn) };
+        // With none under way, none of these waits for its group_start.
+        let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.group_start) };
         let soonest = self.targets.iter().map(due).min().map_or(refused_until, |t| t.min(refused_until));
         if self.wake.is_none_or(|at| at <= now || soonest < at) {
             self.wake = Some(soonest);
-            core.wake_at(soonest, me);
+            reactor.wake_at(soonest, me);
         }
         Some(Entry::Connector(self))
     }
 
     /// Tries all that are due; with none under way, the next group. `false` if there was nothing to try.
-    fn start_group(&mut self, me: Token, now: Instant, core: &mut Core) -> bool {
+    fn start_group(&mut self, me: Token, now: Instant, reactor: &mut ReactorState) -> bool {
         let ready = || self.targets.iter().filter(|t| t.from <= now);
-        let next = ready().map(|t| t.turn).min().filter(|_| self.attempts.is_empty());
-        let turn = next.map_or(now, |next| next.max(now));
+        let next = ready().map(|t| t.group_start).min().filter(|_| self.attempts.is_empty());
+        let group_start = next.map_or(now, |next| next.max(now));
         let (due, rest): (VecDeque<_>, _) =
-            self.targets.iter().partition(|t| t.from <= now && t.turn <= turn);
+            self.targets.iter().partition(|t| t.from <= now && t.group_start <= group_start);
         self.targets = rest;
         for target in &due {
-            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, core) {
+            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, reactor) {
                 Ok(token) => self.attempts.push(token),
                 Err(e) => self.failed_at(target.addr, &e),
             }
@@ -152,7 +153,7 @@ impl Connector {
     }
 
     /// Takes a failure down, and how often this address has failed by now.
-    fn note(&mut self, addr: SocketAddr, why: String, refused: bool) -> u32 {
+    fn record_failure(&mut self, addr: SocketAddr, why: String, refused: bool) -> u32 {
         if let Some(failure) = self.failures.iter_mut().find(|f| f.addr == addr) {
             let times = failure.times.saturating_add(1);
             *failure = Failure { addr, why, refused, times };
@@ -164,14 +165,14 @@ impl Connector {
 
     /// Takes the failure down, and has the address tried again later.
     fn failed_at(&mut self, addr: SocketAddr, e: &io::Error) {
-        let times = self.note(addr, e.to_string(), e.kind() == ErrorKind::ConnectionRefused);
+        let times = self.record_failure(addr, e.to_string(), e.kind() == ErrorKind::ConnectionRefused);
         let pause = PAUSE.saturating_mul(1 << (times - 1).min(16)).min(PAUSE_MAX);
-        self.later(addr, pause);
+        self.retry_after(addr, pause);
     }
 
-    fn later(&mut self, addr: SocketAddr, pause: Duration) {
+    fn retry_after(&mut self, addr: SocketAddr, pause: Duration) {
         let from = Instant::now() + pause;
-        self.targets.push_back(Target { addr, from, turn: from });
+        self.targets.push_back(Target { addr, from, group_start: from });
     }
 
     /// The addresses that have failed, each with its last error.
@@ -179,31 +180,31 @@ impl Connector {
         self.failures.iter().map(|f| format!("{}: {}", f.addr, f.why)).collect::<Vec<_>>().join("; ")
     }
 
-    fn give_up(self, why: &str, advice: &str, core: &mut Core) -> Option<Entry> {
+    fn give_up(self, why: &str, advice: &str, reactor: &mut ReactorState) -> Option<Entry> {
         let known = |addr: SocketAddr| self.failures.iter().any(|f| f.addr == addr);
         let mut tried = vec![self.failed()];
-        // One that has failed before is told with that error.
-        let pending = self.attempts.iter().filter_map(|t| core.attempt_state(*t));
+        // One that has failed before is logged with that error.
+        let pending = self.attempts.iter().filter_map(|t| reactor.attempt_state(*t));
         tried.extend(pending.filter(|(addr, _)| !known(*addr)).map(|(_, state)| state));
         let left = self.targets.iter().filter(|t| !known(t.addr));
         tried.extend(left.map(|t| format!("{}: not tried", t.addr)));
         tried.retain(|text| !text.is_empty());
         self.end(
             format!("cannot connect to the peer's listener: {why}; tried {}{advice}", tried.join("; ")),
-            core,
+            reactor,
         )
     }
 
-    fn end(self, why: String, core: &mut Core) -> Option<Entry> {
+    fn end(self, why: String, reactor: &mut ReactorState) -> Option<Entry> {
         self.link.fail(why);
-        self.close(core);
+        self.close(reactor);
         None
     }
 
     /// Closes what is under way.
-    pub(super) fn close(self, core: &mut Core) {
+    pub(super) fn close(self, reactor: &mut ReactorState) {
         for token in self.attempts {
-            core.remove(token);
+            reactor.remove(token);
         }
     }
 
@@ -214,29 +215,29 @@ impl Connector {
         attempt: Token,
         addr: SocketAddr,
         result: Outcome,
-        core: &mut Core,
+        reactor: &mut ReactorState,
     ) -> Option<Entry> {
         self.attempts.retain(|t| *t != attempt);
         match result {
             Outcome::Welcome(mut stream, rest) => {
                 // The channel's own number from here on; a change of registration tells of what waits to be read.
-                if let Err(e) = core.reregister(&mut stream, me) {
-                    return self.end(format!("{addr}: {e}"), core);
+                if let Err(e) = reactor.reregister(&mut stream, me) {
+                    return self.end(format!("{addr}: {e}"), reactor);
                 }
                 let link = Arc::clone(&self.link);
-                self.close(core);
+                self.close(reactor);
                 link.establish(stream, rest);
                 Some(Entry::Link(link))
             }
-            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), core),
+            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), reactor),
             Outcome::Unanswered(why) => {
-                self.note(addr, why, false);
-                self.later(addr, AGAIN);
-                self.on_timer(me, core)
+                self.record_failure(addr, why, false);
+                self.retry_after(addr, AGAIN);
+                self.on_timer(me, reactor)
             }
             Outcome::Failed(e) => {
                 self.failed_at(addr, &e);
-                self.on_timer(me, core)
+                self.on_timer(me, reactor)
             }
         }
     }
@@ -274,14 +275,14 @@ impl Attempt {
         addr: SocketAddr,
         (hello, token): (&Arc<[u8]>, Nonce),
         silence: Duration,
-        core: &mut Core,
+        reactor: &mut ReactorState,
     ) -> io::Result<Token> {
         let mut stream = TcpStream::connect(addr)?;
         socket::tune(&stream, silence)?;
-        let me = core.next_token();
-        core.register(&mut stream, me)?;
+        let me = reactor.next_token();
+        reactor.register(&mut stream, me)?;
         let hello = Arc::clone(hello);
-        core.insert(
+        reactor.insert(
             me,
             Entry::Attempt(Self {
                 connector,
@@ -304,14 +305,14 @@ impl Attempt {
     }
 
     /// Goes on. Tells its connector when it has come to a result.
-    pub(super) fn on_ready(mut self, me: Token, core: &mut Core) -> Option<Entry> {
+    pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         let result = match self.advance() {
             Ok(None) => return Some(Entry::Attempt(self)),
             Ok(Some(outcome)) => outcome.with(self.stream, &self.read),
             Err(e) if self.connected => Outcome::Unanswered(e.to_string()),
             Err(e) => Outcome::Failed(e),
         };
-        core.settle(self.connector, me, self.addr, result);
+        reactor.attempt_ended(self.connector, me, self.addr, result);
         None
     }
 

@@ -10,7 +10,7 @@ use mio::net::TcpStream;
 use subtle::ConstantTimeEq;
 
 use super::link::Link;
-use super::reactor::{Core, Entry};
+use super::reactor::{Entry, ReactorState};
 use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
 
 /// A connection that has not shown its HELLO.
@@ -48,13 +48,13 @@ impl HalfOpen {
     }
 
     /// Reads on. Gives what takes its place in the thread's table, if anything.
-    pub(super) fn on_ready(mut self, me: Token, core: &mut Core) -> Option<Entry> {
-        let verdict = match self.fill() {
+    pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
+        let verdict = match self.read_on() {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
             Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
             known => known,
         };
-        let acceptor = core.acceptor(self.listener)?;
+        let acceptor = reactor.acceptor(self.listener)?;
         acceptor.forget(me);
         match verdict {
             Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
@@ -65,7 +65,7 @@ impl HalfOpen {
                 // The peer may be gone already; the owner learns that from the channel.
                 let _ = link.send(&welcome);
                 acceptor.hand_over(me, Arc::clone(&link));
-                core.again(me);
+                reactor.again(me);
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {
@@ -73,7 +73,7 @@ impl HalfOpen {
                 let link = Arc::new(Link::pending());
                 link.establish(self.stream, Vec::new());
                 let _ = link.send(&Message::Refuse { reason });
-                core.linger(me, link)
+                reactor.linger(me, link)
             }
             Verdict::Stranger(why) => {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
@@ -84,7 +84,7 @@ impl HalfOpen {
         }
     }
 
-    fn fill(&mut self) -> Verdict {
+    fn read_on(&mut self) -> Verdict {
         let mut chunk = [0; 4096];
         loop {
             match self.stream.read(&mut chunk) {
@@ -95,14 +95,14 @@ impl HalfOpen {
                 Err(e) => return Verdict::Stranger(e.to_string()),
             }
             // Judged after each piece, so that a stranger never makes us keep more than one.
-            match self.judge() {
+            match self.examine() {
                 Verdict::Wait => {}
                 known => return known,
             }
         }
     }
 
-    fn judge(&self) -> Verdict {
+    fn examine(&self) -> Verdict {
         let prefix = match HelloPrefix::at(&self.read) {
             Ok(None) => return Verdict::Wait,
             Ok(Some(prefix)) => prefix,

@@ -55,7 +55,7 @@ fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
 /// a second one; of the former those of interfaces of adapters first, then of other networks, then of bridges inside of
 /// the host; loopback last, so that two processes of one host
 /// find each other without a network. Link-local IPv6 addresses mean nothing without an interface and are left out.
-pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr>> {
+pub fn reachable(interfaces: &[Interface], options: &Options<'_>) -> Result<Vec<Addr>> {
     let own = options.sout.filter(|_| options.interfaces.is_none());
     let own = own.and_then(|ip| interfaces.iter().find(|i| i.addr.ip() == ip));
     let of_sout =
@@ -65,14 +65,14 @@ pub fn reachable(interfaces: &[Interface], options: &Options) -> Result<Vec<Addr
 }
 
 /// Those of use among `interfaces`, in order.
-fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface> + Clone, options: &Options) -> Vec<Addr> {
+fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface> + Clone, options: &Options<'_>) -> Vec<Addr> {
     let all = ranked(interfaces.clone(), options, &[]);
     if Handle::holds(&all) { all } else { ranked(interfaces, options, &(options.adapters)()) }
 }
 
 fn ranked<'a>(
     interfaces: impl Iterator<Item = &'a Interface>,
-    options: &Options,
+    options: &Options<'_>,
     adapters: &[IpAddr],
 ) -> Vec<Addr> {
     let mut ranked: Vec<_> = interfaces
@@ -128,7 +128,7 @@ pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle,
     Ok((handle, out))
 }
 
-fn nothing(interfaces: &[Interface], options: &Options) -> Error {
+fn nothing(interfaces: &[Interface], options: &Options<'_>) -> Error {
     let family = options.family.map_or(String::new(), |f| format!(" of NCCL_SOCKET_FAMILY={f}"));
     let there: Vec<String> = interfaces.iter().map(|i| format!("{} {}", i.name, i.addr)).collect();
     let there = if there.is_empty() { "none".into() } else { there.join(", ") };
@@ -182,10 +182,10 @@ mod tests {
         ]
     }
 
-    fn options(filter: Option<&str>, family: Option<Family>) -> Options {
+    fn options(filter: Option<&str>, family: Option<Family>) -> Options<'static> {
         let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
         let second = Duration::from_secs(1);
-        Options { interfaces, sout: None, adapters: Vec::new, family, timeout: second, silence: second }
+        Options { interfaces, sout: None, adapters: &Vec::new, family, timeout: second, silence: second }
     }
 
     fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {
@@ -248,14 +248,14 @@ mod tests {
         let all = |n: u8| -> Vec<Interface> {
             (0..n).map(|i| interface(&format!("eth{i}"), &format!("10.0.{i}.1"), 24)).collect()
         };
-        let last: fn() -> Vec<IpAddr> = || vec![[10, 0, 15, 1].into()];
-        let first = |n, adapters| {
+        let last = || vec![[10, 0, 15, 1].into()];
+        let first = |n, adapters: &dyn Fn() -> Vec<IpAddr>| {
             let addrs = reachable(&all(n), &Options { adapters, ..options(None, None) }).unwrap();
             assert_eq!(addrs.len(), usize::from(n));
             addrs[0].ip().to_string()
         };
-        assert_eq!(first(16, last), "10.0.15.1");
-        assert_eq!(first(15, || unreachable!("all fit")), "10.0.0.1");
+        assert_eq!(first(16, &last), "10.0.15.1");
+        assert_eq!(first(15, &|| unreachable!("all fit")), "10.0.0.1");
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::socket::canonical;
 use crate::error::{Error, Result};
@@ -16,12 +16,12 @@ use crate::proto::{HEADER_BYTES, Message, Peeked};
 /// Messages that may wait to be read. A handshake has six; more means that the peer does not follow it.
 const INBOX_MAX: usize = 64;
 /// Bytes read under one hold of the lock.
-const READ_TURN: usize = 64 << 10;
+const READ_BATCH: usize = 64 << 10;
 
 /// What is known of the peer; one atomic load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum ChannelState {
     /// Not known to be gone. A connection under way counts as open.
     Open,
     /// It closed in good order.
@@ -66,32 +66,32 @@ struct Step {
     name: &'static str,
     limit: Duration,
     until: Instant,
-    /// How often the limit was over and only told; `None` where it ends the step.
-    told: Option<u32>,
+    /// How often the limit was over and only warnings; `None` where it ends the step.
+    warnings: Option<u32>,
 }
 
 /// Whether the thread must go on watching a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Watch {
-    Keep,
-    Done,
+pub(super) enum LinkStatus {
+    Open,
+    Closed,
 }
 
 impl Link {
     /// Not connected yet.
     pub(super) fn pending() -> Self {
-        Self { state: AtomicU8::new(State::Open as u8), inner: Mutex::default() }
+        Self { state: AtomicU8::new(ChannelState::Open as u8), inner: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ChannelState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Open,
-            1 => State::ByePeer,
-            _ => State::Lost,
+            0 => ChannelState::Open,
+            1 => ChannelState::ByePeer,
+            _ => ChannelState::Lost,
         }
     }
 
@@ -106,13 +106,13 @@ impl Link {
         if let Some(step) = &mut inner.step {
             step.until = Instant::now() + step.limit;
         }
-        self.take_frames(&mut inner);
+        self.decode_frames(&mut inner);
         self.flush(&mut inner);
     }
 
     /// As if `message` had come.
     pub(super) fn deliver(&self, message: Message) {
-        self.take(&mut self.lock(), message);
+        self.queue(&mut self.lock(), message);
     }
 
     /// Ends a connection that never came about.
@@ -133,12 +133,12 @@ impl Link {
     }
 
     pub(super) fn expect(&self, name: &'static str, limit: Duration) {
-        self.lock().step = Some(Step { name, limit, until: Instant::now() + limit, told: None });
+        self.lock().step = Some(Step { name, limit, until: Instant::now() + limit, warnings: None });
     }
 
     pub(super) fn expect_whenever(&self, name: &'static str, tell: Duration) {
         let until = Instant::now() + tell;
-        self.lock().step = Some(Step { name, limit: tell, until, told: Some(0) });
+        self.lock().step = Some(Step { name, limit: tell, until, warnings: Some(0) });
     }
 
     pub(super) fn settled(&self) {
@@ -173,9 +173,9 @@ impl Link {
         let now = Instant::now();
         let Some(step) = inner.step.as_mut().filter(|step| now >= step.until) else { return Ok(None) };
         let (name, ms) = (step.name, step.limit.as_millis());
-        if let Some(told) = &mut step.told {
-            *told = told.saturating_add(1);
-            let ms = ms.saturating_mul((*told).into());
+        if let Some(warnings) = &mut step.warnings {
+            *warnings = warnings.saturating_add(1);
+            let ms = ms.saturating_mul((*warnings).into());
             step.until = now + step.limit;
             tracing::warn!(
                 target: "net",
@@ -190,7 +190,7 @@ impl Link {
     }
 
     /// Queues a BYE, and writes what the socket takes now.
-    pub(super) fn say_bye(&self) {
+    pub(super) fn send_bye(&self) {
         // Its only errors: a BYE always encodes, and a peer that is gone needs none.
         let _ = self.send(&Message::Bye);
     }
@@ -205,39 +205,39 @@ impl Link {
         self.lock().hang_up();
     }
 
-    /// The thread's turn: writes what waits, reads what has come.
-    pub(super) fn on_ready(&self) -> Watch {
+    /// The thread's batch: writes what waits, reads what has come.
+    pub(super) fn on_ready(&self) -> LinkStatus {
         loop {
             let mut inner = self.lock();
             self.flush(&mut inner);
             let drained = self.read(&mut inner);
-            self.take_frames(&mut inner);
+            self.decode_frames(&mut inner);
             if inner.stream.is_none() {
-                return Watch::Done;
+                return LinkStatus::Closed;
             }
             if drained {
-                return Watch::Keep;
+                return LinkStatus::Open;
             }
         }
     }
 
     /// Reads and forgets, after our own BYE. Done when the peer has closed, too.
-    pub(super) fn discard(&self) -> Watch {
+    pub(super) fn discard(&self) -> LinkStatus {
         let mut inner = self.lock();
         self.flush(&mut inner);
-        let Some(mut stream) = inner.stream.as_ref() else { return Watch::Done };
+        let Some(mut stream) = inner.stream.as_ref() else { return LinkStatus::Closed };
         let mut sink = [0; 4096];
-        for _ in 0..READ_TURN / sink.len() {
+        for _ in 0..READ_BATCH / sink.len() {
             match stream.read(&mut sink) {
-                Ok(0) => return Watch::Done,
+                Ok(0) => return LinkStatus::Closed,
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Watch::Keep,
-                Err(_) => return Watch::Done,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return LinkStatus::Open,
+                Err(_) => return LinkStatus::Closed,
             }
         }
         // A peer that goes on sending after our BYE is not worth waiting for.
-        Watch::Done
+        LinkStatus::Closed
     }
 
     fn flush(&self, inner: &mut Inner) {
@@ -267,13 +267,13 @@ impl Link {
 
     /// `true` when there is no more to read now.
     fn read(&self, inner: &mut Inner) -> bool {
-        let mut turn = 0;
+        let mut batch = 0;
         let mut chunk = [0; 4096];
-        while turn < READ_TURN {
+        while batch < READ_BATCH {
             let Some(mut stream) = inner.stream.as_ref() else { return true };
             match stream.read(&mut chunk) {
                 Ok(0) => {
-                    self.take_frames(inner);
+                    self.decode_frames(inner);
                     self.finish(
                         inner,
                         End::Lost("closed the connection without a word; did its process end?".into()),
@@ -282,12 +282,12 @@ impl Link {
                 }
                 Ok(n) => {
                     inner.unread.extend_from_slice(&chunk[..n]);
-                    turn += n;
+                    batch += n;
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
                 Err(e) => {
-                    self.take_frames(inner);
+                    self.decode_frames(inner);
                     self.finish(inner, End::Lost(broken(&e)));
                     return true;
                 }
@@ -297,7 +297,7 @@ impl Link {
     }
 
     /// Turns whole frames into messages.
-    fn take_frames(&self, inner: &mut Inner) {
+    fn decode_frames(&self, inner: &mut Inner) {
         let mut unread = std::mem::take(&mut inner.unread);
         let mut at = 0;
         while inner.end.is_none() {
@@ -308,7 +308,7 @@ impl Link {
                 Err(e) => return self.finish(inner, End::Broken(e.to_string())),
             };
             match Message::decode(&rest[HEADER_BYTES..HEADER_BYTES + len]) {
-                Ok(message) => self.take(inner, message),
+                Ok(message) => self.queue(inner, message),
                 Err(e) => return self.finish(inner, End::Broken(e.to_string())),
             }
             at += HEADER_BYTES + len;
@@ -317,7 +317,7 @@ impl Link {
         inner.unread = unread;
     }
 
-    fn take(&self, inner: &mut Inner, message: Message) {
+    fn queue(&self, inner: &mut Inner, message: Message) {
         match message {
             Message::Bye => return self.finish(inner, End::Bye),
             Message::Welcome { .. } => {
@@ -337,7 +337,7 @@ impl Link {
     fn finish(&self, inner: &mut Inner, end: End) {
         inner.hang_up();
         if inner.end.is_none() {
-            let state = if matches!(end, End::Bye) { State::ByePeer } else { State::Lost };
+            let state = if matches!(end, End::Bye) { ChannelState::ByePeer } else { ChannelState::Lost };
             inner.end = Some(end);
             self.state.store(state as u8, Ordering::Release);
         }

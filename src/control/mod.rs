@@ -22,25 +22,56 @@ mod reactor;
 mod socket;
 
 use std::net::IpAddr;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 pub use channel::Channel;
 pub use interfaces::{Interface, interfaces, reachable};
-pub use link::State;
+pub use link::ChannelState;
 pub use listener::Listener;
 
 use crate::config::{Config, Family, NameFilter};
+use crate::error::Result;
+use crate::warned::Warned;
+use reactor::Reactor;
 
-/// What bootstrap needs to know of the settings.
-#[derive(Debug, Clone)]
-pub struct Options {
+/// The control connections of a process, and the thread that serves them.
+#[derive(Debug)]
+pub struct Control {
+    running: Mutex<Weak<Reactor>>,
+    warned: Arc<Warned>,
+}
+
+impl Control {
+    pub(crate) fn new(warned: Arc<Warned>) -> Self {
+        Self { running: Mutex::default(), warned }
+    }
+
+    /// Returns the running thread, or starts one.
+    fn reactor(&self) -> Result<Arc<Reactor>> {
+        let mut running = self.running.lock();
+        // A thread that has ended has reported that to its users; new users get a new one.
+        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
+            return Ok(reactor);
+        }
+        let reactor = Arc::new(Reactor::start()?);
+        *running = Arc::downgrade(&reactor);
+        Ok(reactor)
+    }
+}
+
+/// What the control connections need of the settings.
+#[derive(Clone)]
+pub struct Options<'a> {
     /// Which interfaces a listener names in its handle, and the variable that says so.
     pub interfaces: Option<(&'static str, NameFilter)>,
     /// SOUT's address: without `interfaces`, a listener names those of the interface that has it, where one has.
     pub sout: Option<IpAddr>,
     /// Gives the addresses of this host's adapters: interfaces that have one are of more use to peers than others. Asked only where
     /// a handle has no room for all.
-    pub adapters: fn() -> Vec<IpAddr>,
+    pub adapters: &'a dyn Fn() -> Vec<IpAddr>,
     /// Address family; `None` is both.
     pub family: Option<Family>,
     /// How long each step of the handshake may take.
@@ -49,12 +80,12 @@ pub struct Options {
     pub silence: Duration,
 }
 
-impl From<&Config> for Options {
+impl From<&Config> for Options<'static> {
     fn from(config: &Config) -> Self {
         Self {
             interfaces: config.oob_filter().map(|(variable, filter)| (variable, filter.clone())),
             sout: None,
-            adapters: Vec::new,
+            adapters: &Vec::new,
             family: config.socket_family,
             timeout: config.connect_timeout,
             silence: config.peer_timeout,

@@ -4,17 +4,18 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::event::Source;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use parking_lot::Mutex;
 
 use super::connector::{Attempt, Connector, Outcome};
 use super::half_open::HalfOpen;
-use super::link::{Link, Watch};
+use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
 use crate::error::{Error, Result};
 
@@ -25,11 +26,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// The thread as its users hold it: it ends when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Reactor {
-    shared: Arc<Shared>,
+    queue: Arc<CommandQueue>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct CommandQueue {
     commands: Mutex<Vec<Command>>,
     waker: Waker,
     registry: Registry,
@@ -73,62 +74,52 @@ pub(super) struct Lingering {
 }
 
 impl Reactor {
-    /// The running thread, or a new one.
-    pub(super) fn get() -> Result<Arc<Self>> {
-        static RUNNING: Mutex<Weak<Reactor>> = Mutex::new(Weak::new());
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        // A dead thread has told its users; new ones get a new one.
-        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
-            return Ok(reactor);
-        }
-        let reactor = Arc::new(
-            Self::start().map_err(|e| Error::io("starting the thread of the control connections", e))?,
-        );
-        *running = Arc::downgrade(&reactor);
-        Ok(reactor)
+    /// Starts the thread.
+    pub(super) fn start() -> Result<Self> {
+        Self::spawn().map_err(|e| Error::io("starting the thread of the control connections", e))
     }
 
-    fn start() -> io::Result<Self> {
+    fn spawn() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let registry = poll.registry().try_clone()?;
-        let shared = Arc::new(Shared {
+        let queue = Arc::new(CommandQueue {
             commands: Mutex::default(),
             waker,
             registry,
             tokens: AtomicUsize::new(WAKER.0 + 1),
             dead: AtomicBool::new(false),
         });
-        let core = Core {
-            shared: Arc::clone(&shared),
+        let reactor = ReactorState {
+            queue: Arc::clone(&queue),
             entries: HashMap::new(),
             timers: BinaryHeap::new(),
             again: Vec::new(),
         };
-        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, core))?;
-        Ok(Self { shared })
+        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, reactor))?;
+        Ok(Self { queue })
     }
 
     /// Never given twice, so that a late event finds nobody rather than the wrong one.
     pub(super) fn next_token(&self) -> Token {
-        self.shared.next_token()
+        self.queue.next_token()
     }
 
     /// Has the thread told when `source` has something to accept.
     pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.shared.registry.register(source, token, Interest::READABLE)
+        self.queue.registry.register(source, token, Interest::READABLE)
     }
 
     /// Queues a command and wakes the thread.
-    pub(super) fn tell(&self, command: Command) -> Result<()> {
+    pub(super) fn submit(&self, command: Command) -> Result<()> {
         self.alive()?;
-        self.shared.with_commands(|c| c.push(command));
-        self.shared.waker.wake().map_err(|e| Error::io("waking the thread of the control connections", e))
+        self.queue.with_commands(|c| c.push(command));
+        self.queue.waker.wake().map_err(|e| Error::io("waking the thread of the control connections", e))
     }
 
     /// An error if the thread has ended, which only a mistake of ours can bring about.
     pub(super) fn alive(&self) -> Result<()> {
-        if self.shared.dead.load(Ordering::Acquire) {
+        if self.queue.dead.load(Ordering::Acquire) {
             return Err(Error::Internal("the thread of the control connections has ended".into()));
         }
         Ok(())
@@ -138,59 +129,59 @@ impl Reactor {
 impl Drop for Reactor {
     fn drop(&mut self) {
         // Not joined: what lingers may take a second, and the file is never unmapped.
-        let _ = self.tell(Command::Stop);
+        let _ = self.submit(Command::Stop);
     }
 }
 
-impl Shared {
+impl CommandQueue {
     fn next_token(&self) -> Token {
         Token(self.tokens.fetch_add(1, Ordering::Relaxed))
     }
 
     fn with_commands<T>(&self, f: impl FnOnce(&mut Vec<Command>) -> T) -> T {
-        f(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.commands.lock())
     }
 }
 
 /// What the thread works on.
-pub(super) struct Core {
-    shared: Arc<Shared>,
+pub(super) struct ReactorState {
+    queue: Arc<CommandQueue>,
     entries: HashMap<Token, Entry>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
     /// To look at once more, after the others.
     again: Vec<Token>,
 }
 
-fn run(mut poll: Poll, mut core: Core) {
+fn run(mut poll: Poll, mut reactor: ReactorState) {
     let mut events = Events::with_capacity(256);
     let mut stopping = false;
     loop {
-        match poll.poll(&mut events, core.timeout()) {
+        match poll.poll(&mut events, reactor.timeout()) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => {
                 return tracing::warn!(target: "net", "the thread of the control connections ends: poll: {e}");
             }
         }
-        for command in core.shared.with_commands(std::mem::take) {
-            stopping |= core.obey(command);
+        for command in reactor.queue.with_commands(std::mem::take) {
+            stopping |= reactor.execute(command);
         }
         for event in &events {
-            core.step(event.token());
+            reactor.step(event.token());
         }
-        for token in std::mem::take(&mut core.again) {
-            core.step(token);
+        for token in std::mem::take(&mut reactor.again) {
+            reactor.step(token);
         }
-        core.run_timers();
-        if stopping && core.entries.is_empty() {
+        reactor.run_timers();
+        if stopping && reactor.entries.is_empty() {
             return;
         }
     }
 }
 
-impl Core {
+impl ReactorState {
     /// `true` for the last command.
-    fn obey(&mut self, command: Command) -> bool {
+    fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Listen(token, acceptor) => {
                 self.insert(token, Entry::Listener(acceptor));
@@ -234,7 +225,7 @@ impl Core {
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
             Entry::Connector(connector) => connector.on_timer(token, self),
             Entry::Attempt(attempt) => attempt.on_ready(token, self),
-            Entry::Link(link) => (link.on_ready() == Watch::Keep).then_some(Entry::Link(link)),
+            Entry::Link(link) => (link.on_ready() == LinkStatus::Open).then_some(Entry::Link(link)),
             Entry::Lingering(lingering) => lingering.advance(token, self),
         };
         self.put_back(token, entry);
@@ -261,15 +252,15 @@ impl Core {
     }
 
     pub(super) fn next_token(&self) -> Token {
-        self.shared.next_token()
+        self.queue.next_token()
     }
 
     pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.shared.registry.register(source, token, Interest::READABLE | Interest::WRITABLE)
+        self.queue.registry.register(source, token, Interest::READABLE | Interest::WRITABLE)
     }
 
     pub(super) fn reregister(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.shared.registry.reregister(source, token, Interest::READABLE | Interest::WRITABLE)
+        self.queue.registry.reregister(source, token, Interest::READABLE | Interest::WRITABLE)
     }
 
     pub(super) fn insert(&mut self, token: Token, entry: Entry) {
@@ -310,7 +301,13 @@ impl Core {
     }
 
     /// Tells a connector how one of its tries ended.
-    pub(super) fn settle(&mut self, connector: Token, attempt: Token, addr: SocketAddr, result: Outcome) {
+    pub(super) fn attempt_ended(
+        &mut self,
+        connector: Token,
+        attempt: Token,
+        addr: SocketAddr,
+        result: Outcome,
+    ) {
         if let Some(Entry::Connector(c)) = self.entries.remove(&connector) {
             let entry = c.on_result(connector, attempt, addr, result, self);
             self.put_back(connector, entry);
@@ -326,8 +323,8 @@ impl Core {
 
 impl Lingering {
     /// The time runs anew whenever the peer has taken something.
-    fn advance(mut self, me: Token, core: &mut Core) -> Option<Entry> {
-        if self.link.discard() == Watch::Done {
+    fn advance(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
+        if self.link.discard() == LinkStatus::Closed {
             self.link.abort();
             return None;
         }
@@ -335,7 +332,7 @@ impl Lingering {
         if left < self.left {
             self.left = left;
             self.until = Instant::now() + LINGER;
-            core.wake_at(self.until, me);
+            reactor.wake_at(self.until, me);
         }
         if Instant::now() >= self.until {
             self.link.abort();
@@ -345,10 +342,10 @@ impl Lingering {
     }
 }
 
-impl Drop for Core {
+impl Drop for ReactorState {
     /// Also when the thread panics: nobody waits for ever.
     fn drop(&mut self) {
-        self.shared.dead.store(true, Ordering::Release);
+        self.queue.dead.store(true, Ordering::Release);
         for (_, entry) in self.entries.drain() {
             if let Entry::Link(link) = entry {
                 link.fail("the thread of the control connections has ended".into());

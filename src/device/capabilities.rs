@@ -19,7 +19,7 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
         gpu(Gpu::here(), by_file),
         ordering(config, verbs::can_relax_ordering()),
         flush(config),
-        Finding { lost: false, text: files },
+        Finding { degraded: false, text: files },
     ]
 }
 
@@ -69,12 +69,12 @@ fn gpu(found: Gpu, by_file: bool) -> Finding {
         Gpu::NoModule => format!("GPUDirect RDMA is off, GPU memory is copied through the host: {found}"),
         Gpu::NoDriver => "GPUDirect RDMA is off: no NVIDIA driver is loaded (no /sys/module/nvidia)".into(),
     };
-    Finding { lost: found == Gpu::NoModule && !by_file, text }
+    Finding { degraded: found == Gpu::NoModule && !by_file, text }
 }
 
 fn ordering(config: &Config, can: bool) -> Finding {
     let setting = format!("NCCL_IB_PCI_RELAXED_ORDERING={}", config.relaxed_ordering);
-    let (lost, why) = match (config.relaxed_ordering, can) {
+    let (degraded, why) = match (config.relaxed_ordering, can) {
         (0, _) => (false, format!("off: {setting}")),
         (_, true) => {
             (false, "on: the verbs library takes it (ibv_reg_mr_iova2), adapters may ignore it".into())
@@ -86,7 +86,7 @@ fn ordering(config: &Config, can: bool) -> Finding {
             ),
         ),
     };
-    Finding { lost, text: format!("relaxed ordering on PCIe is {why}") }
+    Finding { degraded, text: format!("relaxed ordering on PCIe is {why}") }
 }
 
 fn flush(config: &Config) -> Finding {
@@ -97,7 +97,7 @@ fn flush(config: &Config) -> Finding {
             "flush is an RDMA read by each rail's own adapter, where NCCL asks for it of GPU memory (MPIB_FLUSH is unset)"
         }
     };
-    Finding { lost: false, text: text.into() }
+    Finding { degraded: false, text: text.into() }
 }
 
 #[cfg(test)]
@@ -107,9 +107,9 @@ mod tests {
     #[test]
     fn only_what_somebody_misses_is_lost() {
         for by_file in [false, true] {
-            assert!(!gpu(Gpu::Direct("module/nvidia_peermem/version"), by_file).lost);
-            assert_eq!(gpu(Gpu::NoModule, by_file).lost, !by_file);
-            assert!(!gpu(Gpu::NoDriver, by_file).lost);
+            assert!(!gpu(Gpu::Direct("module/nvidia_peermem/version"), by_file).degraded);
+            assert_eq!(gpu(Gpu::NoModule, by_file).degraded, !by_file);
+            assert!(!gpu(Gpu::NoDriver, by_file).degraded);
         }
     }
 
@@ -125,7 +125,7 @@ mod tests {
         ] {
             let config = Config { relaxed_ordering: setting, ..Config::default() };
             let found = ordering(&config, can);
-            assert_eq!((found.lost, found.text.contains(said)), (lost, true), "{found:?}");
+            assert_eq!((found.degraded, found.text.contains(said)), (lost, true), "{found:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use super::gid::{self, Wanted};
 use super::selection::{self, Found, Trouble};
 use super::{Device, build, pci, usable};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::verbs::{self, Context, DeviceLimits, Gid, Port};
 
 /// Every port of this host, and the adapters behind them. Both lists are of one order.
@@ -14,6 +14,8 @@ pub(super) struct Seen {
     pub(super) found: Vec<Found>,
     /// `None` where the adapter cannot be opened.
     pub(super) adapters: Vec<Option<Adapter>>,
+    /// Why connections may break when this process forks, if they may.
+    pub(super) fork_unsafe: Option<Error>,
 }
 
 /// The adapter of a port.
@@ -25,8 +27,10 @@ pub(super) struct Adapter {
 }
 
 /// The error is that there is no list of adapters.
-pub(super) fn look(config: &Config) -> Result<Seen> {
-    let mut seen = Seen { found: Vec::new(), adapters: Vec::new() };
+pub(super) fn discover(config: &Config) -> Result<Seen> {
+    // Before anything is registered, or it has no effect.
+    let fork_unsafe = verbs::survive_forks().err();
+    let mut seen = Seen { found: Vec::new(), adapters: Vec::new(), fork_unsafe };
     let mut all = verbs::open_all()?;
     if config.device_pci_order {
         // Those without an address last, and otherwise as they are.
@@ -91,7 +95,7 @@ pub struct Survey {
 /// Opens the devices anew, whatever the process has open, and tells the log nothing. The error is that there is no list of
 /// adapters.
 pub fn survey(config: &Config) -> Result<Survey> {
-    let seen = look(config)?;
+    let seen = discover(config)?;
     let view = |(found, adapter): (&Found, &Option<Adapter>)| {
         let context = adapter.as_ref().map(|a| &a.context);
         let state = context.and_then(|context| context.port(found.port).ok());

@@ -5,9 +5,9 @@
 
 mod capabilities;
 mod discovery;
-mod fuse;
 mod gid;
 mod gpu;
+mod merge;
 mod mr_cache;
 mod pci;
 mod registry;
@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::Mtu;
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
+use crate::warned::{Subject, Warned};
 use discovery::{Adapter, Seen};
 use gid::Wanted;
 use mr_cache::Registrations;
@@ -29,7 +30,7 @@ pub use capabilities::{dmabuf, findings};
 pub use discovery::{PortView, Survey, survey};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
-pub use registry::{Hold, addrs, all, count, fused, get};
+pub use registry::{Devices, Hold};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub struct Device {
     /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
     /// Whether it is SOUT and SUP, for which `policy` has rules of their own.
-    pub is_mpib: bool,
+    pub is_sout_sup: bool,
     /// How many devices before it are on the same PCI card. Ports of one adapter have one GUID, and today each is a function of its
     /// own with port number 1: this tells them apart, as NCCL's search of the topology wants them.
     pub card_place: u8,
@@ -181,18 +182,28 @@ fn usable(
     Ok((port, gids))
 }
 
-/// One warning for what the user asked for and does not get, or an error where that is not wanted.
-fn lose(config: &Config, what: String) -> Result<()> {
-    tracing::warn!(target: "init", "{}", config.lose(what)?);
+/// Logs what the user requested and does not get; an error with `MPIB_STRICT=1`.
+fn degraded(config: &Config, what: String) -> Result<()> {
+    tracing::warn!(target: "init", "{}", config.degraded(what)?);
     Ok(())
 }
 
-fn enumerate(config: &Config) -> Result<Vec<Device>> {
-    let seen = discovery::look(config)?;
+fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>> {
+    let seen = discovery::discover(config)?;
+    if let Some(e) = &seen.fork_unsafe
+        && warned.once(Subject::ForkInit)
+    {
+        tracing::warn!(
+            target: "init",
+            "{e}. Connections hang or carry old data if this process forks children that do not exec at once. \
+             EINVAL: another library of the process had registered memory before; RDMAV_FORK_SAFE=1 lets libibverbs see to it from \
+             its beginning"
+        );
+    }
     let plans = selection::plan(config, &seen.found)?;
     let left_out = selection::left_out(config, &seen.found);
     if let Some(lost) = left_out.lost_text() {
-        lose(config, lost)?;
+        degraded(config, lost)?;
     }
     if let Some(idle) = left_out.idle_text() {
         tracing::info!(target: "init", "{idle}");
@@ -228,7 +239,7 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
             name: leak(plan.name),
             pci_path: pci_path.map(leak),
             card_place,
-            is_mpib: rails.len() > 1,
+            is_sout_sup: rails.len() > 1,
             rails,
             members: vec![index],
             rail_id: plan.ids.0,

@@ -1,16 +1,27 @@
-//! The process's devices: the physical ones first, then those that NCCL has made of them.
+//! The process's devices: the physical ones first, then the virtual ones that NCCL has made.
 //!
-//! The list grows while other threads read it. A device once shown is never dropped, so that a listener may keep it.
+//! The list grows while other threads read it. A device once shown is never dropped: NCCL keeps
+//! names, and a listener keeps its device.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
-use super::{Device, enumerate, fuse, lose, selection};
+use parking_lot::RwLock;
+
+use super::{Device, degraded, enumerate, merge, selection};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::verbs::Context;
+use crate::warned::Warned;
 
-/// What this process has opened.
+/// The devices that a process has opened.
+#[derive(Debug)]
+pub struct Devices {
+    list: RwLock<Option<List>>,
+    warned: Arc<Warned>,
+}
+
 #[derive(Debug)]
 struct List {
     /// The settings by which the devices were chosen.
@@ -19,32 +30,31 @@ struct List {
     shown: Vec<&'static Device>,
     /// How many of them are physical.
     physical: usize,
-    /// Every virtual device that was ever made, so that one that is asked for again takes no more memory.
+    /// Every virtual device that was ever made: one that is requested again takes no more memory.
     made: Vec<&'static Device>,
     /// Contexts that use them.
-    held: usize,
+    holds: usize,
 }
 
-static LIST: RwLock<Option<List>> = RwLock::new(None);
-
-// The list is whole at every step: a device is made before it is shown.
-fn read() -> RwLockReadGuard<'static, Option<List>> {
-    LIST.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write() -> RwLockWriteGuard<'static, Option<List>> {
-    LIST.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A context's hold on the devices. NCCL makes its virtual devices anew when it has closed the plugin and opens it again,
-/// so they go from the list with the last hold. NCCL before v11 makes them once per process, and its context lives as long.
+/// A context's hold on the devices.
+///
+/// NCCL makes its virtual devices anew when it has closed the plugin and opens it again, so the last
+/// hold removes them from the list. NCCL before v11 makes them once per process, and its context
+/// lives as long.
 #[derive(Debug)]
-pub struct Hold(());
+pub struct Hold(Arc<Devices>);
 
-impl Hold {
-    /// Opens the devices, unless this process has them.
-    pub fn open(config: &Config) -> Result<Self> {
-        let mut list = write();
+impl Devices {
+    pub(crate) fn new(warned: Arc<Warned>) -> Self {
+        Self { list: RwLock::default(), warned }
+    }
+
+    /// Opens the devices, unless the process has them.
+    ///
+    /// # Errors
+    /// No adapter can be used; or, with `MPIB_STRICT=1`, the settings ask for what is missing.
+    pub fn open(self: &Arc<Self>, config: &Config) -> Result<Hold> {
+        let mut list = self.list.write();
         if let Some(list) = &mut *list {
             let changed = selection::changed(&list.first, config);
             if !changed.is_empty() {
@@ -52,75 +62,88 @@ impl Hold {
                     "changed since this process opened its devices, which stay as they are: {}",
                     changed.join(", ")
                 );
-                lose(config, what)?;
+                degraded(config, what)?;
             }
-            list.held += 1;
-            return Ok(Self(()));
+            list.holds += 1;
+            return Ok(Hold(Arc::clone(self)));
         }
-        let shown: Vec<_> = enumerate(config)?.into_iter().map(keep).collect();
+        let shown: Vec<_> = enumerate(config, &self.warned)?.into_iter().map(keep).collect();
         let physical = shown.len();
-        *list = Some(List { first: config.clone(), shown, physical, made: Vec::new(), held: 1 });
-        Ok(Self(()))
+        *list = Some(List { first: config.clone(), shown, physical, made: Vec::new(), holds: 1 });
+        Ok(Hold(Arc::clone(self)))
+    }
+
+    /// Returns all devices, by index.
+    pub fn all(&self) -> Vec<&'static Device> {
+        self.list.read().as_ref().map(|list| list.shown.clone()).unwrap_or_default()
+    }
+
+    /// Returns how many devices there are.
+    pub fn count(&self) -> usize {
+        self.list.read().as_ref().map_or(0, |list| list.shown.len())
+    }
+
+    /// Returns one device.
+    pub fn get(&self, dev: usize) -> Option<&'static Device> {
+        self.list.read().as_ref()?.shown.get(dev).copied()
+    }
+
+    /// Returns the IP addresses of the devices' ports, as they are now.
+    pub fn addrs(&self) -> Vec<IpAddr> {
+        // The virtual devices have no other ports.
+        let physical = |list: &List| list.shown[..list.physical].to_vec();
+        let physical = self.list.read().as_ref().map(physical).unwrap_or_default();
+        let nics = physical.into_iter().flat_map(|d| &d.rails);
+        nics.filter_map(|nic| nic.now().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
+    }
+
+    /// Returns the open adapters, each once.
+    pub fn contexts(&self) -> Vec<Arc<Context>> {
+        let mut found: Vec<Arc<Context>> = Vec::new();
+        for nic in self.all().into_iter().flat_map(|device| &device.rails) {
+            if found.iter().all(|context| context.id() != nic.pd().context().id()) {
+                found.push(Arc::clone(nic.pd().context()));
+            }
+        }
+        found
+    }
+
+    /// Returns the index of the virtual device of these physical ones, in this order. Makes the
+    /// device if it is not in the list.
+    pub fn merge(&self, members: &[c_int]) -> Result<usize> {
+        let mut list = self.list.write();
+        let Some(list) = &mut *list else {
+            return Err(Error::Usage("no init has succeeded before this call".into()));
+        };
+        let same = |device: &&'static Device| device.members == members;
+        if let Some(there) = list.shown[list.physical..].iter().position(same) {
+            return Ok(list.physical + there);
+        }
+        let device = match list.made.iter().copied().find(|device| same(device)) {
+            Some(device) => device,
+            None => {
+                let device = keep(merge::merge(members, &list.shown, list.physical)?);
+                list.made.push(device);
+                device
+            }
+        };
+        list.shown.push(device);
+        Ok(list.shown.len() - 1)
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(list) = &mut *write() {
-            list.held = list.held.saturating_sub(1);
-            if list.held == 0 {
+        if let Some(list) = &mut *self.0.list.write() {
+            list.holds = list.holds.saturating_sub(1);
+            if list.holds == 0 {
                 list.shown.truncate(list.physical);
             }
         }
     }
 }
 
-/// NCCL may ask for a device as long as the process lives.
+/// Keeps a device for as long as the process lives: NCCL may use it at any time.
 fn keep(device: Device) -> &'static Device {
     Box::leak(Box::new(device))
-}
-
-/// All devices, by index.
-pub fn all() -> Vec<&'static Device> {
-    read().as_ref().map(|list| list.shown.clone()).unwrap_or_default()
-}
-
-/// IP addresses of the devices' ports, as they are now.
-pub fn addrs() -> Vec<IpAddr> {
-    // The virtual ones have no others.
-    let physical = read().as_ref().map(|list| list.shown[..list.physical].to_vec()).unwrap_or_default();
-    let nics = physical.into_iter().flat_map(|d| &d.rails);
-    nics.filter_map(|nic| nic.now().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
-}
-
-/// How many there are.
-pub fn count() -> usize {
-    read().as_ref().map_or(0, |list| list.shown.len())
-}
-
-/// One device.
-pub fn get(dev: usize) -> Option<&'static Device> {
-    read().as_ref()?.shown.get(dev).copied()
-}
-
-/// The index of the virtual device of these physical ones, in this order: made now, unless it is there.
-pub fn fused(members: &[c_int]) -> Result<usize> {
-    let mut list = write();
-    let Some(list) = &mut *list else {
-        return Err(Error::Usage("no init has succeeded before this call".into()));
-    };
-    let same = |device: &&'static Device| device.members == members;
-    if let Some(there) = list.shown[list.physical..].iter().position(same) {
-        return Ok(list.physical + there);
-    }
-    let device = match list.made.iter().copied().find(|device| same(device)) {
-        Some(device) => device,
-        None => {
-            let device = keep(fuse::fuse(members, &list.shown, list.physical)?);
-            list.made.push(device);
-            device
-        }
-    };
-    list.shown.push(device);
-    Ok(list.shown.len() - 1)
 }

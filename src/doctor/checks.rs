@@ -5,7 +5,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use Level::{Fail, Note, Ok as Good, Warn};
 
-use crate::config::{Config, Finding, in_vain};
+use crate::config::{Config, Finding, without_effect};
 use crate::device::{Device, Gpu, Survey, dmabuf, findings};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
@@ -31,7 +31,7 @@ pub(super) fn all(
 
 /// What is lost, which MPIB_STRICT=1 does not allow.
 fn lost(config: &Config, id: &str, text: &str) -> Check {
-    match config.lose(text.to_owned()) {
+    match config.degraded(text.to_owned()) {
         Ok(text) => Check::new(id, Warn, text),
         Err(e) => Check::new(id, Fail, e.to_string()),
     }
@@ -51,13 +51,15 @@ fn settings(config: &Config, bad: &[BadSetting]) -> Vec<Check> {
         _ => format!("not the defaults: {}", set.join(" ")),
     };
     let mut checks = vec![Check::new("settings", Good, text)];
-    checks.extend(in_vain(std::env::vars_os()).iter().map(|found| feature(config, "settings", found, Note)));
+    checks.extend(
+        without_effect(std::env::vars_os()).iter().map(|found| feature(config, "settings", found, Note)),
+    );
     checks
 }
 
 /// `rest`: the weight of what nobody misses.
 fn feature(config: &Config, id: &str, found: &Finding, rest: Level) -> Check {
-    if found.lost { lost(config, id, &found.text) } else { Check::new(id, rest, &found.text) }
+    if found.degraded { lost(config, id, &found.text) } else { Check::new(id, rest, &found.text) }
 }
 
 fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<Check> {

@@ -11,24 +11,26 @@ use nix::net::if_::if_indextoname;
 
 use super::checks;
 use crate::config::Config;
-use crate::connect::{host_name, rail_info};
 use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
 use crate::error::Result;
 use crate::policy;
+use crate::process::Process;
 use crate::proto::{
     GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
     RailRole,
 };
+use crate::route::{host_name, prefix_len, rail_info};
 use crate::verbs;
 
 /// Of this host, under the settings of this process.
 pub fn report() -> Report {
-    let (config, bad) = Config::judge(|name| std::env::var_os(name));
+    let (config, bad) = Config::read_lenient(|name| std::env::var_os(name));
     let networks = interfaces();
     let survey = survey(&config);
     let control = networks.as_ref().map_err(ToString::to_string).and_then(|networks| {
-        let options = Options { sout: sout_addr(&survey), adapters: device::addrs, ..Options::from(&config) };
+        let adapters = || Process::global().devices.addrs();
+        let options = Options { sout: sout_addr(&survey), adapters: &adapters, ..Options::from(&config) };
         reachable(networks, &options).map_err(|e| e.to_string())
     });
     let networks = networks.unwrap_or_default();
@@ -66,7 +68,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
             Err(why) => lost.push(LostRail { name: nic.name().into(), role, requested: true, why }),
         }
     }
-    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_mpib));
+    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
     let (nonce, token) = (Nonce::default(), Nonce::default());
     let hello =
         Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn: 0, rails, lost };
@@ -76,7 +78,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
 
 /// The address of SOUT, which the control connections keep to.
 fn sout_addr(survey: &Result<Survey>) -> Option<IpAddr> {
-    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (_, gids) = device.rails.first()?.now().ok()?;
     Some(gids.first()?.addr())
 }
@@ -137,7 +139,7 @@ fn numa(device: &Path) -> Option<u32> {
 fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let name = name.filter(|name| !name.is_empty());
-    let prefix = crate::connect::prefix_len(networks, gid);
+    let prefix = prefix_len(networks, gid);
     Gid {
         index: gid.index,
         address: gid.addr().to_string(),
@@ -156,7 +158,7 @@ fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interfac
 
 /// The rule is that of [`route::class`](crate::route::class); the address is the one that a connection prefers.
 fn island(survey: &Result<Survey>, config: &Config) -> Option<String> {
-    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_mpib)?;
+    let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (port, gids) = device.rails.first()?.now().ok()?;
     let gid = gids.first()?;
     Some(match (config.island_prefix_len, port.link, gid.addr()) {

@@ -36,7 +36,7 @@ pub enum Error {
     },
     /// A request completed with an error.
     #[error("{0}")]
-    Completion(Box<Completion>),
+    Completion(Box<FailedCompletion>),
     /// Settings that cannot be used: all that are wrong, not only the first.
     #[error("{}", settings_text(.0))]
     Config(Vec<BadSetting>),
@@ -90,7 +90,7 @@ pub struct BadSetting {
 
 /// A completion with an error status, and where it happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Completion {
+pub struct FailedCompletion {
     /// `ibv_wc.status`
     pub status: u32,
     /// `ibv_wc.vendor_err`
@@ -118,7 +118,7 @@ pub struct Completion {
     pub port: Option<String>,
 }
 
-impl fmt::Display for Completion {
+impl fmt::Display for FailedCompletion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = wc_status(self.status);
         write!(
@@ -230,12 +230,12 @@ impl Error {
 mod tests {
     use super::*;
 
-    fn completion(status: u32) -> Completion {
+    fn completion(status: u32) -> FailedCompletion {
         let mut local_gid = [0; 16];
         local_gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]);
         let mut remote_gid = local_gid;
         remote_gid[15] = 2;
-        Completion {
+        FailedCompletion {
             status,
             vendor_err: 129,
             operation: "data write",
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_port_that_is_down_is_the_cause_and_not_the_plugin() {
-        let down = Completion { port: Some("the port is not active".into()), ..completion(2) };
+        let down = FailedCompletion { port: Some("the port is not active".into()), ..completion(2) };
         let error = Error::Completion(Box::new(down));
         assert_eq!(error.failure(), Failure::System);
         let text = error.to_string();
@@ -297,7 +297,8 @@ mod tests {
     fn each_error_has_its_code() {
         let os = || io::Error::from_raw_os_error(libc::EIO);
         let done = |status| Error::Completion(Box::new(completion(status)));
-        let own = |status| Error::Completion(Box::new(Completion { loopback: true, ..completion(status) }));
+        let own =
+            |status| Error::Completion(Box::new(FailedCompletion { loopback: true, ..completion(status) }));
         for (error, code) in [
             (Error::verbs("ibv_x", os(), ""), Failure::System),
             (Error::io("bind", os()), Failure::System),

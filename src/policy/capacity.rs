@@ -14,7 +14,7 @@ use crate::proto::SHARE_ONE;
 pub fn speed(device: &Device, config: &Config) -> u32 {
     let speed = |rail: usize| device.rails.get(rail).map_or(0, |n| n.port().speed);
     let both = speed(0).saturating_add(speed(1));
-    match SplitMode::new(config, device.is_mpib) {
+    match SplitMode::new(config, device.is_sout_sup) {
         SplitMode::BySpeed => device.rails.iter().fold(0, |sum, n| n.port().speed.saturating_add(sum)),
         SplitMode::Isolated => speed(0).max(speed(1)),
         SplitMode::Fixed(0) => speed(0),
@@ -31,7 +31,7 @@ pub fn max_connections(device: &Device, config: &Config) -> u32 {
     let plain = (1..=device.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
     let plain = plain.map(|s| s.qps() + flush).max().unwrap_or(1);
     let each = |rail: usize| match rail {
-        _ if !device.is_mpib => plain,
+        _ if !device.is_sout_sup => plain,
         0 => usize::from(config.sout_qp) + flush,
         _ => usize::from(config.sup_qp) + flush,
     };

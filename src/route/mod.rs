@@ -6,10 +6,12 @@
 mod address;
 mod explain;
 mod island;
+mod local;
 mod rank;
 
 pub use address::gid_addr;
 pub use island::{Class, class};
+pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
 use crate::proto::{Hello, LostRail, RailInfo, RoutePolicy};
 use address::best;

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::async_events::Watched;
-use nccl_net_versions::Profiler;
-
+use crate::async_events::CommWatch;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Plan;
+use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
+use crate::transport::Settings;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
@@ -37,7 +37,7 @@ pub(crate) struct Comm {
     pub(crate) stats: Counters,
     /// Present if init brought a profiler callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
-    watched: Arc<Watched>,
+    watch: Arc<CommWatch>,
     failed: Option<Error>,
 }
 
@@ -52,18 +52,17 @@ pub(crate) struct RemoteMemory {
 
 impl Comm {
     pub(crate) fn new(
+        process: &Process,
         rails: Vec<Rail>,
-        region: Region,
-        remote: RemoteMemory,
+        (region, remote): (Region, RemoteMemory),
         layout: ImmLayout,
         peer: Peer,
         plan: Plan,
         stats: Counters,
     ) -> Self {
-        let watched = Watched::new(
-            format!("the connection with {}", peer.name()),
-            rails.iter().map(Rail::queues).collect(),
-        );
+        let watch = process
+            .events
+            .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
         Self {
             rails,
             region,
@@ -74,17 +73,19 @@ impl Comm {
             plan,
             stats,
             profiler: None,
-            watched,
+            watch,
             failed: None,
         }
     }
 
     /// Allocates the profiler events of `operations` operations if init brought a profiler
     /// callback.
-    pub(crate) fn start_profiling(&mut self, profiler: Option<Profiler>, operations: usize) {
+    pub(crate) fn start_profiling(&mut self, settings: &Settings, operations: usize) {
         let roles = self.roles();
         let carriers = self.plan.carriers(&roles);
-        self.profiler = profiler.map(|profiler| CommProfiler::new(profiler, &roles, carriers, operations));
+        let seen = &settings.process.profiler_seen;
+        self.profiler =
+            settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
     }
 
     /// Returns an error if the comm has failed, or if an adapter's event has ended it.
@@ -108,12 +109,12 @@ impl Comm {
 
     #[inline(always)]
     fn not_ended(&mut self) -> Fast<()> {
-        if self.watched.is_marked() { self.ended() } else { Ok(()) }
+        if self.watch.is_marked() { self.ended() } else { Ok(()) }
     }
 
     #[cold]
     fn ended(&mut self) -> Fast<()> {
-        match self.watched.over() {
+        match self.watch.ended() {
             None => Ok(()),
             Some(why) => {
                 let e = Error::Event(why.to_owned());

@@ -16,7 +16,6 @@ pub(crate) mod work;
 
 pub use memory::Mr;
 pub use recv::RecvComm;
-pub(crate) use recv::optional::look_after;
 pub use request::Request;
 pub(crate) use role::Role;
 pub use send::SendComm;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::control::{Channel, State};
+use crate::control::{Channel, ChannelState};
 use crate::error::{Error, Result};
 use crate::proto::Message;
 
@@ -60,14 +60,14 @@ impl Peer {
     /// Returns whether the control channel is open: one atomic load.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.state() == State::Open)
+        self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Open)
     }
 
     /// Returns an error if the peer is dead and `what` can no longer complete. Called when a poll
     /// has found nothing; one atomic load while the peer lives.
     pub(crate) fn look(&mut self, what: &str) -> Result<()> {
         match &self.channel {
-            Some(channel) if channel.state() != State::Open => self.gone(what),
+            Some(channel) if channel.state() != ChannelState::Open => self.gone(what),
             _ => Ok(()),
         }
     }
@@ -88,7 +88,7 @@ impl Peer {
         if self.gone_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return Ok(());
         }
-        let how = if channel.state() == State::ByePeer { "closed the connection" } else { "is gone" };
+        let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "is gone" };
         let detail = if last.is_empty() { last } else { format!(": {last}") };
         Err(Error::Peer(format!("{} {how} with {what} outstanding{detail}", self.name)))
     }

@@ -6,16 +6,13 @@
 //! that.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
 use crate::proto::RailRole;
 use crate::transport::send_queue::SendQueue;
-
-/// Set once a profiler has accepted an event in this process. NCCL passes handles even without a
-/// profiler.
-static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The first operations of a comm are all reported. After them one in [`SAMPLE_INTERVAL`] is, until
 /// a profiler of this process has accepted an event.
@@ -29,6 +26,9 @@ const SAMPLE_INTERVAL: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct CommProfiler {
     profiler: Profiler,
+    /// Set once a profiler of this process has accepted an event. NCCL passes handles even without
+    /// a profiler.
+    seen: Arc<AtomicBool>,
     /// Events in flight. Without a profiler it is 0, and the data path looks at nothing else.
     in_flight: usize,
     /// By operation, then by rail. Allocated once.
@@ -60,9 +60,16 @@ impl Drop for CommProfiler {
 impl CommProfiler {
     /// Allocates the events of `operations` operations on rails with these roles. `carriers` is the
     /// mask of the rails that may carry data.
-    pub(crate) fn new(profiler: Profiler, roles: &[RailRole], carriers: u8, operations: usize) -> Box<Self> {
+    pub(crate) fn new(
+        profiler: Profiler,
+        seen: &Arc<AtomicBool>,
+        roles: &[RailRole],
+        carriers: u8,
+        operations: usize,
+    ) -> Box<Self> {
         Box::new(Self {
             profiler,
+            seen: Arc::clone(seen),
             in_flight: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| role.index().into()).collect(),
@@ -95,7 +102,7 @@ impl CommProfiler {
             return false;
         }
         profiler.reported = profiler.reported.saturating_add(1);
-        let all = profiler.reported < ALWAYS_REPORTED || TAKEN.load(Ordering::Relaxed);
+        let all = profiler.reported < ALWAYS_REPORTED || profiler.seen.load(Ordering::Relaxed);
         profiler.skip = if all { 0 } else { SAMPLE_INTERVAL - 1 };
         true
     }
@@ -124,7 +131,7 @@ impl CommProfiler {
         let taken = !place.is_none();
         self.in_flight += usize::from(taken);
         if taken {
-            TAKEN.store(true, Ordering::Relaxed);
+            self.seen.store(true, Ordering::Relaxed);
             self.skip = 0;
         }
         taken

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::async_events::Queues;
 use crate::device::Nic;
-use crate::error::{Completion as Failed, Error, Fast, Result};
+use crate::error::{Error, FailedCompletion, Fast, Result};
 use crate::proto::{GidKind, RailRole, qp_of_slot};
 use crate::route::gid_addr;
 use crate::transport::send_queue::SendQueue;
@@ -106,7 +106,7 @@ impl Rail {
             .chain(&self.flush)
             .find(|l| l.number() == completion.qpn())
             .map_or(0, |l| l.remote_qpn);
-        Error::Completion(Box::new(Failed {
+        Error::Completion(Box::new(FailedCompletion {
             port: port_trouble(completion.status(), PORT_PATIENCE, || self.nic.now().err()),
             loopback,
             status: completion.status(),

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use nccl_net_versions::Profiler;
 
 use crate::config::Config;
+use crate::process::Process;
 use crate::verbs::Timing;
 
 /// The settings that the connections of one communicator share.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The state that all communicators share.
+    pub process: Arc<Process>,
     /// The environment's settings, as init read them.
     pub config: Arc<Config>,
     /// The communicator's traffic class, if NCCL passed one.
@@ -23,11 +26,12 @@ pub struct Settings {
 impl Settings {
     /// Makes the settings of one communicator.
     pub fn new(
+        process: Arc<Process>,
         config: impl Into<Arc<Config>>,
         comm_traffic_class: Option<i32>,
         profiler: Option<Profiler>,
     ) -> Self {
-        Self { config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
+        Self { process, config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
     }
 
     /// Returns the traffic class of RoCE packets, if the environment or the communicator sets one.

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use rdma_sys as sys;
 
@@ -77,20 +77,9 @@ impl DeviceLimits {
 /// Initialises libibverbs's fork support (`ibv_fork_init`), which keeps registered memory and the
 /// queues shared with adapters out of forked children. Without it, on kernels that do not copy such
 /// pages at a fork, the parent's next write goes to a page that no adapter reads. The call has an
-/// effect only before the first registration.
-fn survive_forks() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if let Err(source) = shim::fork_init() {
-            let e = Error::verbs("ibv_fork_init", source, "");
-            tracing::warn!(
-                target: "init",
-                "{e}. Connections hang or carry old data if this process forks children that do not exec at once. \
-                 EINVAL: another library of the process had registered memory before; RDMAV_FORK_SAFE=1 lets libibverbs see to it from \
-                 its beginning"
-            );
-        }
-    });
+/// effect only before the first registration; later calls return the result of the first.
+pub fn survive_forks() -> Result<()> {
+    shim::fork_init().map_err(|source| Error::verbs("ibv_fork_init", source, ""))
 }
 
 /// Opens every device and returns each name, with the error of a device that does not open.
@@ -98,7 +87,6 @@ fn survive_forks() {
 /// # Errors
 /// There is no list of devices.
 pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
-    survive_forks();
     let mut count = 0;
     // SAFETY: a writable count.
     let list = unsafe { sys::ibv_get_device_list(&raw mut count) };

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use crate::error::{Error, Result};
 
 pub use chain::{Chain, INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
-pub use context::{Context, DeviceLimits, open_all};
+pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
 pub use memory::{Keys, Mr, Pd, Region, page_size};

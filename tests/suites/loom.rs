@@ -1,5 +1,6 @@
 //! The cache of registrations under every schedule of two threads: what somebody has a share in is there, once, and gone with the
-//! last. The cache's own file, with loom's locks in the place of the plugin's.
+//! last. The cache's own file, with loom's locks, shaped
+//! like parking_lot's, in the place of the plugin's.
 
 #[path = "../../src/device/mr_cache/cache.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
@@ -9,7 +10,54 @@ mod cache;
 mod explore;
 
 mod sync {
-    pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+    use std::ops::{Deref, DerefMut};
+
+    pub(super) use loom::sync::Arc;
+
+    /// `None` only inside of [`Condvar::wait`].
+    pub(super) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().unwrap()
+        }
+    }
+
+    pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap()))
+        }
+    }
+
+    pub(super) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(super) fn new() -> Self {
+            Self(loom::sync::Condvar::new())
+        }
+
+        pub(super) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            guard.0 = guard.0.take().map(|held| self.0.wait(held).unwrap());
+        }
+
+        pub(super) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
 }
 
 use cache::{Cache, Held, Span};

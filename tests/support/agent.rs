@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib::agent::{Addresses, Flow, Options};
+use nccl_net_mpib::agent::{Addresses, Options, Subscription};
+use nccl_net_mpib::process::Process;
 use nccl_net_mpib_agent_iface::agent::{HintsWriter, Request, Response, Status, entry_offset};
 use nccl_net_versions::{Level, Logger};
 
@@ -24,7 +25,7 @@ use crate::process::Role;
 /// Tells the agent process its folder.
 const FOLDER: &str = "TEST_AGENT_FOLDER";
 
-pub fn wait_share(flow: &Flow, share: u16) {
+pub fn wait_share(flow: &Subscription, share: u16) {
     until(&format!("share {share}"), || (flow.share() == share).then_some(()));
 }
 
@@ -85,8 +86,8 @@ impl Place {
         }
     }
 
-    pub fn flow(&self, last: u8) -> Flow {
-        Flow::open(&self.options, addresses(last)).unwrap()
+    pub fn flow(&self, last: u8) -> Subscription {
+        Subscription::open(&Process::global().agent, &self.options, addresses(last)).unwrap()
     }
 
     /// An agent that has made its file and listens.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use nccl_net_mpib::config::Config;
-use nccl_net_mpib::control::{Channel, Listener, Options};
+use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::device::{self, Device};
+use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{
     FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,
     Wiring,
@@ -41,10 +42,16 @@ pub fn config() -> Config {
     Config::from_env().unwrap()
 }
 
+/// The thread of this process.
+pub fn control() -> &'static Control {
+    &Process::global().control
+}
+
 fn device() -> &'static Device {
     // As long as the process lives.
-    std::mem::forget(device::Hold::open(&config()).unwrap());
-    device::get(0).unwrap()
+    let devices = &Process::global().devices;
+    std::mem::forget(devices.open(&config()).unwrap());
+    devices.get(0).unwrap()
 }
 
 /// What an honest end says of the two rails.
@@ -65,14 +72,14 @@ pub fn hello() -> Hello {
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    let terms = nccl_net_mpib::policy::terms(&config(), device().is_mpib);
+    let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
     let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
     Hello { nonce, token, pid, host, terms, turn: 0, rails, lost: Vec::new() }
 }
 
 /// Begins to connect, with the times of the settings.
 pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
-    Channel::connect(handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
+    Channel::connect(control(), handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
 }
 
 /// The next message, whatever it is; the error's text where the channel ends.
@@ -103,7 +110,7 @@ impl Evil {
     }
 
     pub fn listen() -> Listener {
-        Listener::open(&Options::from(&config())).unwrap()
+        Listener::open(control(), &Options::from(&config())).unwrap()
     }
 
     /// Of the two rails, in Mb/s, as the devices say.

@@ -138,7 +138,7 @@ impl Ends {
             }
             // As a listener that has come as far as the connector's WIRING.
             "greet" => {
-                let listener = Listener::open(&Options::from(&evil::config())).unwrap();
+                let listener = Listener::open(evil::control(), &Options::from(&evil::config())).unwrap();
                 answer(&word(&listener.handle().encode()));
                 let channel = until("a connector", || listener.try_accept().unwrap());
                 channel.send(&Message::Hello(evil::hello())).unwrap();

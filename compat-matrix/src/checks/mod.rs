@@ -121,10 +121,7 @@ fn all_given(account: &Account, name: &str) -> Result<()> {
             return Err(Failure::wrong(format!("communicator {index}: {function} returned {code}")));
         }
         if net != Some(name) {
-            return Err(Failure::wrong(format!(
-                "communicator {index} got {}",
-                net.unwrap_or("nothing")
-            )));
+            return Err(Failure::wrong(format!("communicator {index} got {}", net.unwrap_or("nothing"))));
         }
     }
     Ok(())

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -45,9 +44,9 @@ impl Span {
 }
 
 /// Registrations `R`, told apart by addresses and by `K`: how they are made.
-pub(crate) struct Cache<K, R>(Arc<Shared<K, R>>);
+pub(crate) struct Cache<K, R>(Arc<CacheState<K, R>>);
 
-struct Shared<K, R> {
+struct CacheState<K, R> {
     list: Mutex<List<K, R>>,
     /// A registration that was being made is there, or has failed.
     settled: Condvar,
@@ -71,7 +70,7 @@ struct Entry<K, R> {
 
 /// A share in a registration. When the last one is dropped the registration is too, before `drop` returns.
 pub(crate) struct Held<K, R> {
-    shared: Arc<Shared<K, R>>,
+    state: Arc<CacheState<K, R>>,
     place: Place,
 }
 
@@ -79,7 +78,7 @@ impl<K: PartialEq, R> Cache<K, R> {
     /// Empty.
     pub(crate) fn new() -> Self {
         let list = List { entries: BTreeMap::new(), next: 0 };
-        Self(Arc::new(Shared { list: Mutex::new(list), settled: Condvar::new() }))
+        Self(Arc::new(CacheState { list: Mutex::new(list), settled: Condvar::new() }))
     }
 
     /// A share in a registration that serves `span`, and what `look` sees of it: one that is there, or else what `make` makes for
@@ -94,7 +93,7 @@ impl<K: PartialEq, R> Cache<K, R> {
         make: impl FnOnce() -> Result<R, E>,
         look: impl FnOnce(&R) -> V,
     ) -> Result<(Held<K, R>, V), E> {
-        let held = |place| Held { shared: Arc::clone(&self.0), place };
+        let held = |place| Held { state: Arc::clone(&self.0), place };
         let mut list = self.0.lock();
         loop {
             match list.find(&key, &span) {
@@ -103,14 +102,14 @@ impl<K: PartialEq, R> Cache<K, R> {
                     *users += 1;
                     return Ok((held(place), look(made)));
                 }
-                Some(_) => list = self.0.settled.wait(list).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => self.0.settled.wait(&mut list),
             }
         }
         let place = (span.pages.start, list.next);
         list.next += 1;
         list.entries.insert(place, Entry { key, span, made: None, users: 1 });
         drop(list);
-        let making = Making { shared: &self.0, place };
+        let making = Making { state: &self.0, place };
         let made = make()?;
         let seen = look(&made);
         making.done(made);
@@ -136,22 +135,21 @@ impl<K: PartialEq, R> List<K, R> {
     }
 }
 
-impl<K, R> Shared<K, R> {
-    // The list is whole whenever the lock is free: nothing panics in between.
+impl<K, R> CacheState<K, R> {
     fn lock(&self) -> MutexGuard<'_, List<K, R>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 }
 
 /// An entry whose registration is being made. It goes unless that succeeds, by a panic too.
 struct Making<'a, K, R> {
-    shared: &'a Shared<K, R>,
+    state: &'a CacheState<K, R>,
     place: Place,
 }
 
 impl<K, R> Making<'_, K, R> {
     fn done(self, made: R) {
-        if let Some(entry) = self.shared.lock().entries.get_mut(&self.place) {
+        if let Some(entry) = self.state.lock().entries.get_mut(&self.place) {
             entry.made = Some(made);
         }
     }
@@ -159,18 +157,18 @@ impl<K, R> Making<'_, K, R> {
 
 impl<K, R> Drop for Making<'_, K, R> {
     fn drop(&mut self) {
-        let mut list = self.shared.lock();
+        let mut list = self.state.lock();
         if list.entries.get(&self.place).is_some_and(|entry| entry.made.is_none()) {
             list.entries.remove(&self.place);
         }
         drop(list);
-        self.shared.settled.notify_all();
+        self.state.settled.notify_all();
     }
 }
 
 impl<K, R> Drop for Held<K, R> {
     fn drop(&mut self) {
-        let mut list = self.shared.lock();
+        let mut list = self.state.lock();
         let Some(entry) = list.entries.get_mut(&self.place) else { return };
         entry.users -= 1;
         let last = if entry.users == 0 { list.entries.remove(&self.place) } else { None };

@@ -15,7 +15,9 @@ use cache::{Cache, Held, Span};
 
 /// The locks of [`cache`], for which `tests/suites/loom.rs` has others.
 mod sync {
-    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(super) use std::sync::Arc;
+
+    pub(super) use parking_lot::{Condvar, Mutex, MutexGuard};
 }
 
 /// What is to be registered, and how.

@@ -15,8 +15,9 @@ use crate::transport::comm::{Comm, Progress, progress};
 use cts_writer::CtsWriter;
 use slot::{ArrivalError, Slot, read_record};
 
-use crate::agent::Flow;
+use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
+use crate::housekeeping::Housekeeping;
 use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
 use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
@@ -45,9 +46,10 @@ pub(crate) struct Receiver {
     /// Flushes also read host memory: `MPIB_FLUSH=1`.
     flush_host: bool,
     /// Keeps the connection registered with the agent. Only the sender uses its hints.
-    _flow: Option<Flow>,
-    // Locked by NCCL's progress thread, and by housekeeping while NCCL makes no call. Registration
-    // does not need it.
+    _flow: Option<Subscription>,
+    /// Polls this receiver while NCCL makes no call.
+    housekeeping: Arc<Housekeeping>,
+    // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
     state: StateLock<RecvState>,
 }
 
@@ -68,9 +70,9 @@ pub(crate) struct RecvState {
 }
 
 impl RecvComm {
-    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Flow>) -> Self {
+    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Self {
         let config = &settings.config;
-        comm.start_profiling(settings.profiler, profiling::RECEIVES);
+        comm.start_profiling(settings, profiling::RECEIVES);
         let cts = CtsWriter::new(&comm, config);
         let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
             let flushes = flush::possible(&comm.rails);
@@ -80,6 +82,7 @@ impl RecvComm {
                 memory: Registrar::new(comm.nics(), config),
                 flush_host: config.flush == Some(true),
                 _flow: flow,
+                housekeeping: Arc::clone(&settings.process.housekeeping),
                 state: StateLock::new(RecvState {
                     flushes: flushes.then(|| Flushes::new(SINK / 8, &comm.rails)),
                     comm,
@@ -91,7 +94,7 @@ impl RecvComm {
                 }),
             }
         });
-        optional::watch(&receiver);
+        settings.process.housekeeping.add(optional::JOB, optional::job(&receiver));
         Self(receiver)
     }
 
@@ -152,7 +155,7 @@ impl RecvComm {
 
     /// Sends BYE to the peer.
     pub fn close(self) -> Result<()> {
-        optional::forget(&self.0);
+        self.0.housekeeping.remove(&self.0);
         let leave = |state: &mut RecvState| {
             state.await_outstanding_data();
             state.comm.peer.leave();

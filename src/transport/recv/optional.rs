@@ -6,10 +6,11 @@
 //! call. Then housekeeping alone can notice a dead peer or a failed queue. It logs a warning; NCCL
 //! gets the error from its next call.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::error::Fast;
+use crate::error::{Fast, Result};
+use crate::housekeeping::Job;
 use crate::proto::SLOTS;
 use crate::transport::comm::Progress;
 use crate::transport::recv::{Receiver, RecvState};
@@ -20,31 +21,20 @@ const MANY: usize = 32;
 /// How long close waits for immediates, which arrive right after the data that NCCL has seen.
 const LAST: Duration = Duration::from_millis(200);
 
-/// The receivers that are not closed.
-static RECEIVERS: Mutex<Vec<Weak<Receiver>>> = Mutex::new(Vec::new());
+/// The name of the receivers' job.
+pub(crate) const JOB: &str = "receiving";
 
-/// Whole after a panic: it changes by one push, or by removals.
-fn receivers() -> MutexGuard<'static, Vec<Weak<Receiver>>> {
-    RECEIVERS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns a receiver as a job of the process.
+pub(crate) fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
+    let job: Arc<dyn Job> = Arc::<Receiver>::clone(receiver);
+    Arc::downgrade(&job)
 }
 
-/// Adds a receiver to those that [`look_after`] polls.
-pub(crate) fn watch(receiver: &Arc<Receiver>) {
-    receivers().push(Arc::downgrade(receiver));
-}
-
-/// Removes a receiver. [`look_after`] does not use it once this returns.
-pub(crate) fn forget(receiver: &Arc<Receiver>) {
-    receivers().retain(|one| one.strong_count() > 0 && !std::ptr::eq(one.as_ptr(), Arc::as_ptr(receiver)));
-}
-
-/// Polls receivers that NCCL is not calling but that have optional receives outstanding. An error
-/// is logged once, as a warning, and fails the connection.
-pub(crate) fn look_after() {
-    for receiver in receivers().iter().filter_map(Weak::upgrade) {
-        if let Some(Err(e)) = receiver.look_after() {
-            e.report("receiving");
-        }
+/// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
+/// fails the connection.
+impl Job for Receiver {
+    fn run(&self) -> Result<()> {
+        self.look_after().unwrap_or(Ok(())).map_err(|e| *e)
     }
 }
 

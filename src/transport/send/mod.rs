@@ -61,7 +61,7 @@ pub(crate) struct SendState {
 impl SendComm {
     pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let config = &settings.config;
-        comm.start_profiling(settings.profiler, REQUESTS);
+        comm.start_profiling(settings, REQUESTS);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::new(me, REQUESTS);
             let separate_imm_above = comm.separate_imm_above(config);

@@ -9,12 +9,12 @@ use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::{here, isolated_with};
-use nccl_net_mpib::control::{Channel, Listener, Options, State};
+use nccl_net_mpib::control::{Channel, ChannelState, Listener, Options};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
 use super::util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options, recv,
-    stranger,
+    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, options,
+    recv, stranger,
 };
 
 /// Both ends of a connection.
@@ -42,7 +42,7 @@ fn addresses_and_names_are_told() {
     assert_eq!(connector.local(), acceptor.peer());
     let peer = acceptor.peer().unwrap();
     assert_eq!(acceptor.describe(), format!("{peer} (connector, pid 42)"));
-    assert_eq!((connector.state(), acceptor.state()), (State::Open, State::Open));
+    assert_eq!((connector.state(), acceptor.state()), (ChannelState::Open, ChannelState::Open));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let handle = listener.handle();
     for addr in handle.addrs() {
         let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
-        let connector = Channel::connect(&alone, &hello("connector"), LIMIT, SILENCE).unwrap();
+        let connector = Channel::connect(control(), &alone, &hello("connector"), LIMIT, SILENCE).unwrap();
         let acceptor = accept(&listener);
         acceptor.send(&Message::Ready).unwrap();
         assert_eq!(recv(&connector), Message::Ready);
@@ -72,10 +72,11 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let channel =
-        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), LIMIT, SILENCE).unwrap();
+        Channel::connect(control(), &handle_with(port, &["127.0.0.1"]), &hello("connector"), LIMIT, SILENCE)
+            .unwrap();
     let error = until("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
-    assert_eq!(channel.state(), State::Lost);
+    assert_eq!(channel.state(), ChannelState::Lost);
     answer.join().unwrap();
 }
 
@@ -94,7 +95,7 @@ fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     drop(accept_raw(&server));
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -108,7 +109,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
     let port = server.local_addr().unwrap().port();
     let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
     stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
@@ -124,7 +125,9 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
     let port = first.local_addr().unwrap().port();
     let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
-    let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50), SILENCE).unwrap();
+    let channel =
+        Channel::connect(control(), &handle, &hello("connector"), Duration::from_millis(50), SILENCE)
+            .unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for ip in ips {
         assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
@@ -136,7 +139,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let (mut first, mut token) = accept_raw(&server);
     token[0] ^= 1;
     first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -152,7 +155,7 @@ fn a_missing_listener_is_reported_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
-    let channel = Channel::connect(&handle, &hello("c"), 60 * LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("c"), 60 * LIMIT, SILENCE).unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",
@@ -168,7 +171,8 @@ fn a_missing_listener_is_reported_soon_with_every_address() {
 fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
+    let channel =
+        Channel::connect(control(), &handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
         assert!(text.contains(part), "{part} in {text}");
@@ -180,7 +184,7 @@ fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
     let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
-    let connector = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let connector = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
@@ -218,7 +222,7 @@ fn close_delivers_everything_and_then_says_bye() {
     connector.send(&wiring).unwrap();
     connector.send(&Message::Ready).unwrap();
     connector.close();
-    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    until("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
     assert_eq!(recv(&acceptor), wiring);
     assert_eq!(recv(&acceptor), Message::Ready);
     acceptor.expect("READY");
@@ -228,7 +232,7 @@ fn close_delivers_everything_and_then_says_bye() {
         "{text}"
     );
     assert!(acceptor.send(&Message::Ready).is_err());
-    assert_eq!(acceptor.state(), State::ByePeer);
+    assert_eq!(acceptor.state(), ChannelState::ByePeer);
 }
 
 #[test]
@@ -261,7 +265,7 @@ fn both_ends_may_close_at_once() {
     }
     let (connector, acceptor) = pair();
     connector.close();
-    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    until("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
     acceptor.close();
 }
 
@@ -271,14 +275,15 @@ fn a_drop_without_close_is_a_loss() {
     connector.send(&Message::Ready).unwrap();
     assert_eq!(recv(&acceptor), Message::Ready);
     drop(connector);
-    until("the loss", || (acceptor.state() == State::Lost).then_some(()));
+    until("the loss", || (acceptor.state() == ChannelState::Lost).then_some(()));
     let text = acceptor.try_recv().unwrap_err().to_string();
     assert!(text.contains("(connector, pid 42): "), "{text}");
 }
 
 #[test]
 fn a_step_that_takes_too_long_is_named() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
     // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
     let _connector = connect(&listener);
     let acceptor = accept(&listener);
@@ -289,7 +294,7 @@ fn a_step_that_takes_too_long_is_named() {
     assert!(text.ends_with(end), "{text}");
     acceptor.settled();
     assert_eq!(acceptor.try_recv().unwrap(), None);
-    assert_eq!(acceptor.state(), State::Open);
+    assert_eq!(acceptor.state(), ChannelState::Open);
 }
 
 /// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.
@@ -297,7 +302,7 @@ fn a_step_that_takes_too_long_is_named() {
 fn connects_and_stays() {
     let word = commands().next().unwrap();
     let handle = Handle::decode(&handle_of(&word)).unwrap();
-    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     channel.send(&Message::Ready).unwrap();
     // The first process kills this one.
     thread::sleep(LIMIT);
@@ -312,9 +317,9 @@ fn a_killed_peer_is_lost() {
         peer.say(&word(&listener.handle().encode()));
         let channel = accept(&listener);
         assert_eq!(recv(&channel), Message::Ready);
-        assert_eq!(channel.state(), State::Open);
+        assert_eq!(channel.state(), ChannelState::Open);
         peer.kill();
-        until("the loss", || (channel.state() == State::Lost).then_some(()));
+        until("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("did its process end?") && text.contains("(connector, pid 42)"), "{text}");
     });

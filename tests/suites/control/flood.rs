@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use mpib_tests::holdings::{descriptors, resident};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::{Channel, Listener, State};
+use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
 
@@ -104,10 +104,10 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         works(&connector, &acceptor);
         for (connector, acceptor) in &peers {
             works(connector, acceptor);
-            assert_eq!((connector.state(), acceptor.state()), (State::Open, State::Open));
+            assert_eq!((connector.state(), acceptor.state()), (ChannelState::Open, ChannelState::Open));
         }
         assert_eq!(peers.len(), STRANGERS / 500);
-        assert_eq!(first.0.state(), State::Open);
+        assert_eq!(first.0.state(), ChannelState::Open);
         // Of all those who were no peers none came in, the one that repeated another's HELLO included.
         assert!(listener.try_accept().unwrap().is_none());
     });

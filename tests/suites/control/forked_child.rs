@@ -2,7 +2,7 @@
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::State;
+use nccl_net_mpib::control::ChannelState;
 
 use super::util::{accept, connect, listen};
 
@@ -25,7 +25,7 @@ fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
         };
         assert!(child > 0);
         drop(connector);
-        until("the loss", || (acceptor.state() == State::Lost).then_some(()));
+        until("the loss", || (acceptor.state() == ChannelState::Lost).then_some(()));
         // SAFETY: our own child, which nobody else waits for.
         unsafe {
             libc::kill(child, libc::SIGKILL);

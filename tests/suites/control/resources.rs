@@ -5,7 +5,7 @@ use std::io::Write;
 use mpib_tests::holdings::{self, descriptors};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::{Listener, State};
+use nccl_net_mpib::control::{ChannelState, Listener};
 use nccl_net_mpib::proto::Message;
 
 use super::util::{connect, listen, recv, stranger};
@@ -37,7 +37,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
                 let connector = connect(&listener);
                 let acceptor = until("the peer", || listener.try_accept().unwrap());
                 assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
-                assert_eq!(connector.state(), State::Open);
+                assert_eq!(connector.state(), ChannelState::Open);
                 // The peer was behind them all in the backlog, so each of them has been taken or evicted by now. Ours are the
                 // listener, the thread's own, both ends of the peer, at most 64 strangers, and a few tries of the peer.
                 let ours = descriptors() - before - strangers.len();
@@ -56,7 +56,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
         drop(others);
         drop(acceptors);
         for connector in &connectors {
-            until("the loss", || (connector.state() == State::Lost).then_some(()));
+            until("the loss", || (connector.state() == ChannelState::Lost).then_some(()));
         }
         assert_eq!(threads(), 1, "the connectors still use it");
         drop(connectors);
@@ -70,7 +70,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
         drop(listener);
         until("the connector to know", || connector.peer());
         connector.close();
-        until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+        until("the BYE", || (acceptor.state() == ChannelState::ByePeer).then_some(()));
         acceptor.close();
         until("the thread to end", || (threads() == 0).then_some(()));
         until("all descriptors to be closed", || (descriptors() == before).then_some(()));

@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::pair::{LIMIT, until};
-use nccl_net_mpib::control::{Listener, Options, State};
+use nccl_net_mpib::control::{ChannelState, Listener, Options};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 
 use super::util::{
-    a_real_peer_gets_in, accept, connect, hello, hello_bytes, is_dropped, listen, options, recv, stranger,
+    a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options, recv,
+    stranger,
 };
 
 #[test]
@@ -51,7 +52,8 @@ fn an_oversized_hello_is_dropped() {
 
 #[test]
 fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(200), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(200), ..options() }).unwrap();
     let silent = stranger(&listener);
     let mut half = stranger(&listener);
     let bytes = hello_bytes(&listener);
@@ -68,7 +70,8 @@ fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
 
 #[test]
 fn a_hello_that_drips_ends_in_time() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(300), ..options() }).unwrap();
+    let listener =
+        Listener::open(control(), &Options { timeout: Duration::from_millis(300), ..options() }).unwrap();
     let bytes = hello_bytes(&listener);
     let mut slow = stranger(&listener);
     slow.set_nodelay(true).unwrap();
@@ -174,7 +177,7 @@ fn a_broken_frame_is_a_protocol_error() {
         text.starts_with("protocol error: 127.0.0.1:") && text.ends_with("unknown message type 77"),
         "{text}"
     );
-    assert_eq!(channel.state(), State::Lost);
+    assert_eq!(channel.state(), ChannelState::Lost);
 }
 
 #[test]
@@ -185,7 +188,7 @@ fn a_flood_of_messages_is_a_protocol_error() {
     // It may be cut off while it writes.
     let _ = peer.write_all(&Message::Ready.encode().unwrap().repeat(1000));
     let channel = until("the peer", || listener.try_accept().unwrap());
-    until("the end", || (channel.state() == State::Lost).then_some(()));
+    until("the end", || (channel.state() == ChannelState::Lost).then_some(()));
     let messages = std::iter::from_fn(|| channel.try_recv().ok().flatten()).count();
     assert_eq!(messages, 64);
     assert!(channel.try_recv().unwrap_err().to_string().contains("more than 64 messages"));
@@ -204,7 +207,7 @@ fn a_closed_listener_takes_what_nobody_accepted_with_it() {
     // At once, not when a stranger's time is up.
     silent.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     is_dropped(silent);
-    until("the second to be lost", || (waiting.state() == State::Lost).then_some(()));
+    until("the second to be lost", || (waiting.state() == ChannelState::Lost).then_some(()));
     until("the port to be closed", || {
         TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).err()
     });

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use mpib_tests::pair::{LIMIT, until};
-use nccl_net_mpib::control::{Channel, Listener, Options};
+use nccl_net_mpib::control::{Channel, Control, Listener, Options};
+use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{Addr, Handle, Hello, Message};
 
 /// How long a host may be silent: longer than any test takes.
@@ -16,13 +17,18 @@ pub(crate) fn recv(channel: &Channel) -> Message {
     until("a message", || channel.try_recv().unwrap())
 }
 
-pub(crate) fn options() -> Options {
+/// The thread of this process.
+pub(crate) fn control() -> &'static Control {
+    &Process::global().control
+}
+
+pub(crate) fn options() -> Options<'static> {
     let (timeout, silence) = (LIMIT, SILENCE);
-    Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout, silence }
+    Options { interfaces: None, sout: None, adapters: &Vec::new, family: None, timeout, silence }
 }
 
 pub(crate) fn listen() -> Listener {
-    Listener::open(&options()).unwrap()
+    Listener::open(control(), &options()).unwrap()
 }
 
 pub(crate) fn hello(host: &str) -> Hello {
@@ -32,7 +38,7 @@ pub(crate) fn hello(host: &str) -> Hello {
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {
-    Channel::connect(listener.handle(), &hello("connector"), LIMIT, SILENCE).unwrap()
+    Channel::connect(control(), listener.handle(), &hello("connector"), LIMIT, SILENCE).unwrap()
 }
 
 /// A handle that nobody wrote, with these addresses.

@@ -117,7 +117,7 @@ fn fewer_connections_fit_with_flushes() {
     let env = mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3"), ON]);
     isolated(here!(), &env, || {
         init(newest());
-        let device = nccl_net_mpib::device::get(0).unwrap();
+        let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
         let each = device.rails[1].limits().max_qp / 4;
         assert_eq!(newest().properties(0).1.unwrap().max_comms, each as i32);
     });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mpib_tests::agent::{Agent, Place, overwrite, wait_share};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::agent::Flow;
+use nccl_net_mpib::agent::Subscription;
 use nccl_net_mpib_agent_iface::agent::entry_offset;
 
 fn warnings(place: &Place) -> Vec<String> {
@@ -15,14 +15,14 @@ fn warnings(place: &Place) -> Vec<String> {
 }
 
 /// The agent registers a connection, and the flow gets a share; `host` is the last byte of its peer.
-fn gets_share(agent: &mut Agent, flow: &Flow, host: u8, share: u16) {
+fn gets_share(agent: &mut Agent, flow: &Subscription, host: u8, share: u16) {
     agent.event("registered");
     agent.tell(&format!("set {host} {share}"));
     wait_share(flow, share);
 }
 
 /// A connection with a hint of 256 in slot 0.
-fn hinted(place: &Place) -> (Agent, Flow) {
+fn hinted(place: &Place) -> (Agent, Subscription) {
     let mut agent = place.agent();
     let flow = place.flow(2);
     gets_share(&mut agent, &flow, 2, 256);

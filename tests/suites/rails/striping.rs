@@ -269,7 +269,8 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {
         let ctx = init(table(12));
-        let limit = nccl_net_mpib::device::get(0).unwrap().rails[0].limits().max_qp;
+        let limit =
+            nccl_net_mpib::process::Process::global().devices.get(0).unwrap().rails[0].limits().max_qp;
         assert_eq!(table(12).properties(0).1.unwrap().max_comms, limit as i32 / 4);
         assert_eq!(table(12).finalize(ctx), Success);
     });

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// One subject of the log.
 #[derive(Debug)]
-pub(super) struct Watch<F> {
+pub(super) struct FaultLog<F> {
     gap: Duration,
-    /// What was last said, and when: a fault of a kind, or that there is none.
-    said: Option<(Option<Discriminant<F>>, Instant)>,
+    /// What was last logged, and when: a fault of a kind, or that there is none.
+    logged: Option<(Option<Discriminant<F>>, Instant)>,
     /// Since when there are faults without a break.
     since: Option<Instant>,
-    /// Since when there were faults according to what was last said.
-    said_since: Option<Instant>,
+    /// Since when there were faults according to what was last logged.
+    logged_since: Option<Instant>,
 }
 
 /// What to say.
@@ -25,30 +25,30 @@ pub(super) enum Change {
     Good { after: Option<Duration> },
 }
 
-impl<F> Watch<F> {
+impl<F> FaultLog<F> {
     pub(super) fn new(gap: Duration) -> Self {
-        Self { gap, said: None, since: None, said_since: None }
+        Self { gap, logged: None, since: None, logged_since: None }
     }
 
     /// Takes what is the case now; `since` is when a fault began, if that is known better than now.
     /// Faults of one kind are one fault.
-    pub(super) fn look(&mut self, now: Instant, fault: Option<(&F, Instant)>) -> Option<Change> {
+    pub(super) fn update(&mut self, now: Instant, fault: Option<(&F, Instant)>) -> Option<Change> {
         let kind = fault.map(|(f, _)| discriminant(f));
         self.since = fault.map(|(_, since)| self.since.unwrap_or(since));
-        match self.said {
-            Some((said, _)) if said == kind => return None,
+        match self.logged {
+            Some((logged, _)) if logged == kind => return None,
             Some((_, at)) if now.saturating_duration_since(at) < self.gap => return None,
             _ => {}
         }
-        let instead = matches!(self.said, Some((Some(_), _)));
-        self.said = Some((kind, now));
+        let instead = matches!(self.logged, Some((Some(_), _)));
+        self.logged = Some((kind, now));
         let age = |since: Instant| now.saturating_duration_since(since);
         match self.since {
             Some(since) => {
-                self.said_since = Some(since);
+                self.logged_since = Some(since);
                 Some(Change::Fault { lasting: age(since), instead })
             }
-            None => Some(Change::Good { after: self.said_since.take().map(age) }),
+            None => Some(Change::Good { after: self.logged_since.take().map(age) }),
         }
     }
 }
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn each_change_is_told_once_with_its_time() {
-        let (start, mut watch) = (Instant::now(), Watch::new(Duration::ZERO));
+        let (start, mut log) = (Instant::now(), FaultLog::new(Duration::ZERO));
         let mut look = |at, fault: Option<(Fault, u64)>| {
-            watch.look(start + S(at), fault.as_ref().map(|(f, since)| (f, start + S(*since))))
+            log.update(start + S(at), fault.as_ref().map(|(f, since)| (f, start + S(*since))))
         };
         assert_eq!(look(10, None), Some(Change::Good { after: None }));
         assert_eq!(look(11, None), None);
@@ -94,11 +94,11 @@ mod tests {
 
     #[test]
     fn what_comes_and_goes_fills_no_log() {
-        let (start, mut watch) = (Instant::now(), Watch::new(S(10)));
-        let mut look = |at, bad: bool| watch.look(start + S(at), bad.then_some((&Fault::B, start + S(at))));
+        let (start, mut log) = (Instant::now(), FaultLog::new(S(10)));
+        let mut look = |at, bad: bool| log.update(start + S(at), bad.then_some((&Fault::B, start + S(at))));
         assert!(look(0, true).is_some());
         assert!((1..10).all(|at| look(at, at % 2 == 0).is_none()));
-        assert_eq!(look(10, true), None, "as it was said");
+        assert_eq!(look(10, true), None, "as it was logged");
         assert_eq!(look(11, false), Some(Change::Good { after: Some(S(11)) }));
         assert_eq!((look(12, true), look(20, true)), (None, None));
         assert_eq!(look(21, true), Some(Change::Fault { lasting: S(9), instead: false }));

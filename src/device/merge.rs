@@ -11,7 +11,7 @@ use crate::proto::MAX_RAILS;
 /// # Errors
 /// [`Error::Argument`], not [`Error::Usage`]: for the code of the latter NCCL 2.24 and 2.25 fail the communicator, where others let
 /// them go on with the devices as they are.
-pub(super) fn fuse(members: &[c_int], devices: &[&Device], physical: usize) -> Result<Device> {
+pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> Result<Device> {
     let refuse = |why: String| Err(Error::Argument(why));
     if members.is_empty() || members.len() > MAX_RAILS {
         return refuse(format!("{} devices: expected 1 to {MAX_RAILS}", members.len()));
@@ -44,7 +44,7 @@ pub(super) fn fuse(members: &[c_int], devices: &[&Device], physical: usize) -> R
     if others.is_empty() {
         return Ok(Device { members: members.to_vec(), ..(*first).clone() });
     }
-    if let Some(part) = parts.iter().find(|part| part.is_mpib) {
+    if let Some(part) = parts.iter().find(|part| part.is_sout_sup) {
         return refuse(format!("{} is SOUT and SUP already: it is not joined with others", name(part)));
     }
     let link = |part: &Device| part.rails.first().map(|nic| nic.port().link);
@@ -67,7 +67,7 @@ pub(super) fn fuse(members: &[c_int], devices: &[&Device], physical: usize) -> R
         pci_path: first.pci_path,
         card_place: first.card_place,
         rails: parts.iter().flat_map(|part| part.rails.iter().cloned()).collect(),
-        is_mpib: false,
+        is_sout_sup: false,
         members: members.to_vec(),
         rail_id: one(|d| d.rail_id),
         plane_id: one(|d| d.plane_id),

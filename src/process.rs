@@ -1,0 +1,107 @@
+//! What the plugin keeps for as long as the process lives, whichever communicators come and go.
+//!
+//! Nothing else in this crate is a mutable static, apart from what concerns the operating system's
+//! process and not one instance of the plugin: the log's destination, the mark of a forked child,
+//! and lookups whose result cannot change.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::agent::Clients;
+use crate::async_events::AsyncEvents;
+use crate::config::Config;
+use crate::control::Control;
+use crate::device::Devices;
+use crate::housekeeping::Housekeeping;
+use crate::stats::Stats;
+use crate::warned::Warned;
+
+/// The state that all communicators of a process share.
+///
+/// The plugin's tables use [`Process::global`]. A test may make several.
+#[derive(Debug)]
+pub struct Process {
+    /// The devices that NCCL was shown.
+    pub devices: Arc<Devices>,
+    /// The thread of the control connections.
+    pub control: Control,
+    /// The threads of the agent's clients.
+    pub agent: Clients,
+    /// The thread of the adapters' events, and the comms that it marks.
+    pub events: AsyncEvents,
+    /// The jobs that run when no call of NCCL's does their work.
+    pub housekeeping: Arc<Housekeeping>,
+    /// Whether events are counted in the statistics page.
+    pub stats: Arc<Stats>,
+    /// What was logged once.
+    pub warned: Arc<Warned>,
+    /// Connections begun, which number the next one.
+    pub begun: ConnectionCounts,
+    /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
+    pub profiler_seen: Arc<AtomicBool>,
+    /// The settings of the latest init.
+    latest: RwLock<Option<Arc<Config>>>,
+}
+
+impl Process {
+    /// Makes an instance without devices and without threads.
+    pub fn new() -> Arc<Self> {
+        let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
+        let housekeeping = Arc::<Housekeeping>::default();
+        Arc::new(Self {
+            devices: Arc::new(Devices::new(Arc::clone(&warned))),
+            control: Control::new(Arc::clone(&warned)),
+            agent: Clients::default(),
+            events: AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping)),
+            housekeeping,
+            stats,
+            warned,
+            begun: ConnectionCounts::default(),
+            profiler_seen: Arc::default(),
+            latest: RwLock::default(),
+        })
+    }
+
+    /// Returns the instance behind the plugin's tables. A static, since calls of the tables up to
+    /// v10, and some of later ones, bring no context.
+    pub fn global() -> &'static Arc<Self> {
+        static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
+        GLOBAL.get_or_init(Self::new)
+    }
+
+    /// Returns the settings of the latest init; `None` before the first one.
+    pub fn latest(&self) -> Option<Arc<Config>> {
+        self.latest.read().clone()
+    }
+
+    /// Stores the settings of an init. Returns `true` for the first one.
+    pub(crate) fn set_latest(&self, config: Arc<Config>) -> bool {
+        self.latest.write().replace(config).is_none()
+    }
+}
+
+/// How many connections were begun from each device to each host.
+#[derive(Debug, Default)]
+pub struct ConnectionCounts(Mutex<HashMap<(&'static CStr, Option<IpAddr>), u32>>);
+
+impl ConnectionCounts {
+    /// Counts one more connection. Returns the number of those before it.
+    pub(crate) fn next(&self, device: &'static CStr, host: Option<IpAddr>) -> u32 {
+        let mut counts = self.0.lock();
+        let count = counts.entry((device, host)).or_default();
+        let before = *count;
+        *count = count.wrapping_add(1);
+        before
+    }
+
+    /// Returns the number of all connections begun.
+    #[cfg(test)]
+    pub(crate) fn total(&self) -> u32 {
+        self.0.lock().values().sum()
+    }
+}
