@@ -47,6 +47,8 @@ case ${1:-} in
     loom)
         # Every schedule of the hint file's writer and readers; with a target folder of its own, since the flag rebuilds everything.
         RUSTFLAGS="--cfg loom" cargo test -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        # The request pool of crate versions, likewise.
+        RUSTFLAGS="--cfg loom" cargo test -p nccl-net-versions --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)
         if ! cargo +nightly miri --version >/dev/null 2>&1; then
