@@ -77,8 +77,10 @@ case ${1:-} in
         cargo_deny check --disable-fetch advisories
         ;;
     loom)
-        # Every schedule of the hint file's writer and readers. The flag rebuilds everything, hence the separate target folder.
+        # Every schedule of the statistics page and of the request pool of crate versions. The flag rebuilds everything,
+        # hence the separate target folder.
         RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-versions --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)
         if ! cargo +nightly miri --version >/dev/null 2>&1; then

@@ -1,7 +1,11 @@
 //! A ready pool for the requests of a comm.
 
 use core::ops::Deref;
+#[cfg(not(all(test, loom)))]
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::Tagged;
 
@@ -83,7 +87,7 @@ impl<T> RequestPool<T> {
 impl<T> Pooled<T> {
     fn try_acquire(&self) -> bool {
         // Acquire pairs with `release`: the previous user's accesses to the value are complete.
-        !self.in_use.load(Ordering::Relaxed) && !self.in_use.swap(true, Ordering::Acquire)
+        self.in_use.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Returns the request to its pool, which may hand it out again at once.
@@ -108,11 +112,10 @@ impl<T> Deref for Pooled<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use core::ptr;
     use std::collections::BTreeSet;
-    use std::thread;
 
     use super::*;
 
@@ -132,24 +135,43 @@ mod tests {
         assert_eq!(pool.capacity(), 5);
         assert!(RequestPool::new(0, |index| index).acquire().is_none());
     }
+}
+
+/// Every schedule of two threads, by `make check-loom`.
+#[cfg(all(test, loom))]
+mod model {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Content that loom watches for concurrent and for unordered accesses.
+    struct Content(UnsafeCell<u32>);
+
+    // SAFETY: only the thread that holds the request accesses the content, which the model checks.
+    unsafe impl Sync for Content {}
+
+    fn acquire_and_release(pool: &RequestPool<Content>) {
+        if let Some(request) = pool.acquire() {
+            // SAFETY: this thread holds the request.
+            request.0.with_mut(|content| unsafe { *content += 1 });
+            request.release();
+        }
+    }
 
     #[test]
     fn no_two_threads_hold_one_request() {
-        let pool = RequestPool::new(3, |_| AtomicBool::new(false));
-        let rounds = if cfg!(miri) { 50 } else { 20_000 };
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..rounds {
-                        if let Some(request) = pool.acquire() {
-                            assert!(!request.swap(true, Ordering::Relaxed), "another thread holds it");
-                            request.store(false, Ordering::Relaxed);
-                            request.release();
-                        }
-                    }
-                });
-            }
+        loom::model(|| {
+            let pool = Arc::new(RequestPool::new(1, |_| Content(UnsafeCell::new(0))));
+            let other = {
+                let pool = pool.clone();
+                thread::spawn(move || acquire_and_release(&pool))
+            };
+            acquire_and_release(&pool);
+            other.join().expect("no panic");
+            assert!(pool.acquire().is_some(), "free");
+            assert!(pool.acquire().is_none(), "in use");
         });
-        assert!((0..3).all(|_| pool.acquire().is_some()) && pool.acquire().is_none());
     }
 }

@@ -11,6 +11,7 @@ use std::ptr;
 use common::Net;
 use common::least::Least;
 use common::net::{DATA, STALE};
+use nccl_net_versions::RequestPool;
 use nccl_net_versions::abi::{self, ncclSuccess};
 
 /// Counts the allocations of each thread.
@@ -106,6 +107,22 @@ count! {
     v10: 10, usize, (ptr::null_mut()), (ptr::null_mut());
     v11: 11, usize, (ptr::null_mut()), (ptr::null_mut());
     v12: 12, usize, (ptr::null_mut()), (ptr::null_mut());
+}
+
+#[test]
+fn a_request_pool_allocates_only_when_it_is_created() {
+    let mut pool = None;
+    let created = allocations(|| pool = Some(RequestPool::new(32, |_| [0u8; 64])));
+    assert_eq!(created, 1);
+    let pool = pool.expect("created above");
+    let used = allocations(|| {
+        for _ in 0..100 {
+            let requests: [_; 32] = std::array::from_fn(|_| pool.acquire().expect("a free request"));
+            assert!(pool.acquire().is_none());
+            requests.iter().for_each(|request| request.release());
+        }
+    });
+    assert_eq!(used, 0);
 }
 
 #[test]
