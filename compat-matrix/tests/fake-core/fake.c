@@ -1,6 +1,6 @@
 /*
- * A libnccl.so.2 that is nothing but the part of NCCL 2.18 that looks for a network, to see that the matrix finds
- * what is wrong with a core. FAULT says which one thing is.
+ * A libnccl.so.2 with only the part of NCCL 2.18 that looks for a network. It tests that the matrix
+ * finds faults of a core. FAULT selects one fault.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 enum fault { NONE, CRASH, HANG, FAIL, ORDER, VERSION, COPY, CORRUPT, TRUNCATE, LAYOUT };
 
 #ifdef FAULT_LAYOUT
-/* speed and ptrSupport the other way round. */
+/* speed and ptrSupport are swapped. */
 typedef struct {
   char* name;
   char* pciPath;
@@ -35,7 +35,7 @@ typedef struct {
 #include "nccl/net_v6.h"
 #endif
 
-/* Keeps the type in the debug information, where a core has it for its own use. */
+/* Keeps the type in the debug information, where a real core has it, too. */
 ncclNetProperties_v6_t properties;
 
 struct ncclComm {
@@ -43,7 +43,7 @@ struct ncclComm {
   const ncclNet_v6_t* ncclNet;
 };
 
-/* Anything that takes the arguments; the plugin logs at its start. */
+/* Accepts the logger's arguments; the plugin logs at its start. */
 static void logger(ncclDebugLogLevel level, unsigned long flags, const char* file, int line, const char* fmt, ...) {
   (void)level, (void)flags, (void)file, (void)line, (void)fmt;
 }

@@ -17,7 +17,7 @@ pub struct Settings {
     /// The traffic class, for `init` from v11 on and for `connect` of v10. `None` passes NULL in
     /// place of the structure. The default is a structure with the value for no class.
     pub traffic_class: Option<c_int>,
-    /// NCCL's logger. The default feeds [`logger`](crate::logger).
+    /// NCCL's logger. The default feeds [`logger`].
     pub logger: ncclDebugLogger_t,
     /// The profiler's callback, from v10 on. The default does nothing, as NCCL's does if no
     /// profiler is loaded.

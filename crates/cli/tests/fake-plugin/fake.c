@@ -1,9 +1,10 @@
 /*
- * A small NCCL network plugin over TCP on one machine, for the tests of "mpib perf": somebody else's plugin, in C,
- * written against the headers alone, with tables v8 and v11, and another of v11 that is not exported. It checks its caller as well: whatever NCCL's core would
- * never do is answered with ncclInvalidArgument and a warning.
+ * A small foreign NCCL network plugin over TCP on one machine, for the tests of "mpib perf" and of
+ * nccl-net-host. It is written in C against the headers alone, with tables v8 and v11 and another
+ * v11 table that is not exported. It also checks its caller: calls that NCCL's core never makes
+ * return ncclInvalidArgument with a warning.
  *
- * FAKE_FAULT names one thing to do wrong, from message FAKE_AT (default 20) on; see "fault" below.
+ * FAKE_FAULT names one fault, which begins at message FAKE_AT (default 20); see "fault" below.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,7 +26,7 @@
 static ncclDebugLogger_t logger;
 static const char *fault = "";
 static long fault_at = 20;
-static int objects; /* comms, listeners and registrations that are open */
+static int objects; /* open comms, listeners and registrations */
 
 #define WARN(...) logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, __VA_ARGS__)
 #define CHECK(ok, what)                                                  \
@@ -36,7 +37,7 @@ static int objects; /* comms, listeners and registrations that are open */
         }                                                                \
     } while (0)
 
-static int last_dev = 1; /* 2 once both were merged */
+static int last_dev = 1; /* 2 after both devices were merged */
 
 static int faulty(const char *name) { return strcmp(fault, name) == 0; }
 
@@ -65,14 +66,14 @@ struct comm {
     struct request pool[NCCL_NET_MAX_REQUESTS * MAX_RECVS];
     struct request *queue[NCCL_NET_MAX_REQUESTS * MAX_RECVS]; /* in order of posting */
     struct frame frame;
-    size_t done; /* bytes of the frame in flight, its header included */
+    size_t done; /* bytes of the frame in flight, with its header */
     struct request *target;
     int member;
-    char *last; /* copy of the message before, for the fault "stale" */
+    char *last; /* copy of the previous message, for the fault "stale" */
     char saved;
 };
 
-/* What listen puts into the handle, and connect keeps there between its calls. */
+/* The handle: written by listen, and used by connect to keep its state between calls. */
 struct handle {
     unsigned magic;
     int port, fd;
@@ -237,7 +238,7 @@ static ncclResult_t post_recv(void *recvComm, int n, void **data, const size_t *
     return ncclSuccess;
 }
 
-/* The end of a message: what is done wrong with it. */
+/* Applies the fault at the end of a message. */
 static void received(struct comm *comm, char *data, size_t size, int *result)
 {
     if (comm->messages++ >= fault_at && size > 0) {
@@ -253,7 +254,7 @@ static void received(struct comm *comm, char *data, size_t size, int *result)
     }
 }
 
-/* Moves bytes of one frame; 1 when it may be called again, 0 when nothing moves, -1 on an error. */
+/* Moves bytes of one frame. Returns 1 if it may be called again, 0 without progress, -1 on error. */
 static int move(struct comm *comm)
 {
     const size_t head = sizeof comm->frame;
@@ -274,7 +275,7 @@ static int move(struct comm *comm)
         comm->done += (size_t)n;
         if (comm->done < head) return 0;
     }
-    if (!comm->target) { /* a message came: the oldest receive with its tag takes it */
+    if (!comm->target) { /* a message: the oldest receive with its tag gets it */
         for (int i = 0; i < comm->queued && !comm->target; i++)
             for (int j = 0; j < comm->queue[i]->n && !comm->target; j++)
                 if (!comm->queue[i]->got[j] && comm->queue[i]->tag[j] == comm->frame.tag) {
@@ -365,7 +366,7 @@ static ncclResult_t fake_closeListen(void *listenComm)
     return ncclSuccess;
 }
 
-/* What differs between the tables. */
+/* The differences between the tables. */
 
 static ncclResult_t properties_v8(int dev, ncclNetProperties_v8_t *props)
 {
@@ -490,7 +491,7 @@ static ncclResult_t merge(int *dev, ncclNetVDeviceProps_v11_t *props)
     return ncclSuccess;
 }
 
-/* Not exported: found in the symbol table only, as a library's own transports are. */
+/* Not exported: only in the symbol table, like the transports inside libnccl. */
 ncclNet_v11_t fakeTransport = {
     "hidden", init_v11, fake_devices, properties_v11, listen_v11, connect_v11, accept_v8, fake_regMr, NULL, fake_deregMr,
     isend_v11, irecv_v11, fake_iflush, fake_test, fake_close, fake_close, fake_closeListen, NULL, consumed, merge,
