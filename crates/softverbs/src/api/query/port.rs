@@ -1,4 +1,4 @@
-//! `ibv_query_port(3)`: state, MTU, and the speed that the port's rate comes to.
+//! `ibv_query_port(3)`: state, MTU, and the speed for the configured rate.
 
 use core::ffi::c_int;
 use core::mem::{MaybeUninit, offset_of};
@@ -16,9 +16,9 @@ use crate::process::port;
 const LINK_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
 const LINK_ETHERNET: u8 = 2;
-/// `IBV_QPF_GRH_REQUIRED`: RoCE addresses by GID alone.
+/// `IBV_QPF_GRH_REQUIRED`: RoCE addresses are always GIDs.
 const GRH_REQUIRED: u8 = 1;
-/// `Polling`: for another end.
+/// `Polling`: the port searches for a link partner.
 const PHYS_POLLING: u8 = 2;
 /// `LinkUp`
 const PHYS_LINK_UP: u8 = 5;
@@ -26,7 +26,7 @@ const PHYS_LINK_UP: u8 = 5;
 const CAPS_ROCE: u32 = 1 << 16 | 1 << 26;
 /// `IBV_PORT_SYS_IMAGE_GUID_SUP | IBV_PORT_EXTENDED_SPEEDS_SUP | IBV_PORT_CM_SUP`
 const CAPS_INFINIBAND: u32 = 1 << 11 | 1 << 14 | 1 << 16;
-/// Exponent of the subnet's timeout, as a subnet manager sets it: about 1 s.
+/// Exponent of the subnet timeout, about 1 s, as subnet managers set it.
 const SUBNET_TIMEOUT: u8 = 18;
 
 /// `active_speed` and, above 128, `active_speed_ex` codes and their Mb/s on one lane.
@@ -41,19 +41,20 @@ const SPEEDS: [(u32, u64); 9] = [
     (128, 100_000),
     (256, 200_000),
 ];
-/// The fastest that `active_speed` has room for.
+/// The largest code that fits into `active_speed`.
 const FASTEST_OLD: u8 = 128;
-/// Place of `active_speed_ex`, behind all that rdma-sys may know.
+/// Offset of `active_speed_ex`, which rdma-sys does not define.
 const ACTIVE_SPEED_EX: usize = 52;
-/// `struct ibv_port_attr` with that.
+/// `struct ibv_port_attr` including `active_speed_ex`.
 type PortAttr = [u8; ACTIVE_SPEED_EX + 4];
-/// `active_width` codes and their lanes; four come first, as most ports have them.
+/// `active_width` codes and their lanes. Four lanes are first, because most ports have four.
 const WIDTHS: [(u8, u64); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
-/// Shown by a port without a limit: 4 lanes of 25 Gb/s, about what memory gives.
+/// Reported by a port without a rate: 4 lanes of 25 Gb/s, which is about the speed of memory
+/// copies.
 const UNLIMITED: (u32, u8) = (32, 2);
 
-/// The speed and width that come nearest to a rate of so many bytes per second from below; the
-/// slowest pair there is, where even that is above it.
+/// Returns the fastest speed and width that do not exceed `rate` (bytes per second), or the slowest
+/// pair if all exceed it.
 fn speed_and_width(rate: Option<u64>) -> (u32, u8) {
     let Some(rate) = rate else { return UNLIMITED };
     let mbps = rate / 125_000;
@@ -96,7 +97,7 @@ fn attributes(device: &Device) -> PortAttr {
     attr.max_vl_num = 1;
     attr.lid = device.lid;
     let (speed, width) = speed_and_width(device.spec.rate);
-    // As the kernel: the older field says NDR of what is faster.
+    // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
     attr.active_width = width;
     let speed_ex = if speed > FASTEST_OLD.into() { speed } else { 0 };
@@ -164,7 +165,7 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut sys::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's promise, and the size of the old struct.
+    // SAFETY: guaranteed by the caller, for the size of the old struct.
     unsafe { query_port(context, port, attr, offset_of!(sys::ibv_port_attr, port_cap_flags2)) }
 }
 
