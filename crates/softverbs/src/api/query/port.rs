@@ -122,9 +122,9 @@ fn attributes(device: &Device) -> PortAttr {
         }
     }
     let mut full: PortAttr = [0; _];
-    // Without the padding behind its last field.
+    // Without the padding after the last field.
     let fields = offset_of!(sys::ibv_port_attr, port_cap_flags2) + size_of::<u16>();
-    // SAFETY: both have so many bytes, in `attr` each of a field, and they do not overlap.
+    // SAFETY: both have `fields` bytes, initialised in `attr`, and they do not overlap.
     unsafe { std::ptr::copy_nonoverlapping((&raw const attr).cast::<u8>(), full.as_mut_ptr(), fields) };
     full[ACTIVE_SPEED_EX..].copy_from_slice(&speed_ex.to_ne_bytes());
     full
@@ -132,7 +132,7 @@ fn attributes(device: &Device) -> PortAttr {
 
 const _: () = assert!(size_of::<sys::ibv_port_attr>() >= ACTIVE_SPEED_EX);
 
-/// The entry of the context, which the header's `ibv_query_port` calls: fills `size` bytes.
+/// The operation of the context, which the header's `ibv_query_port` calls. Fills `size` bytes.
 ///
 /// # Safety
 /// `context` is open, `attr` writable for `size` bytes.
@@ -173,7 +173,7 @@ unsafe extern "C" fn ibv_query_port(
 mod tests {
     use super::*;
 
-    /// Mb/s that a pair of codes stands for.
+    /// Returns the Mb/s of a pair of codes.
     fn mbps((speed, width): (u32, u8)) -> u64 {
         let lane = SPEEDS.iter().find(|s| s.0 == speed).unwrap().1;
         lane * WIDTHS.iter().find(|w| w.0 == width).unwrap().1
@@ -186,7 +186,7 @@ mod tests {
         {
             assert_eq!(mbps(speed_and_width(Some(gbps * 125_000_000))), shown);
         }
-        // 4 GB/s is 32 Gb/s, and 12 lanes of 2.5 Gb/s come to 30.
+        // 4 GB/s are 32 Gb/s, and 12 lanes of 2.5 Gb/s are 30 Gb/s.
         assert_eq!(mbps(speed_and_width(Some(4_000_000_000))), 30_000);
         assert_eq!(mbps(speed_and_width(Some(1))), 2_500);
         assert_eq!(mbps(speed_and_width(Some(u64::MAX))), 2_400_000);
