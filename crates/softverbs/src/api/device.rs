@@ -66,7 +66,7 @@ pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         // Before anything is counted.
-        crate::control::report::arrange();
+        crate::process::report::arrange();
         let specs = config::devices();
         if specs.len() > MAX_DEVICES {
             fault!("{} devices are configured, only the first {MAX_DEVICES} are used", specs.len());

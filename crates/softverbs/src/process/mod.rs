@@ -7,6 +7,7 @@
 pub(crate) mod counters;
 pub(crate) mod injected;
 pub(crate) mod port;
+pub(crate) mod report;
 pub(crate) mod service;
 mod table;
 
