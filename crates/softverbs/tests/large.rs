@@ -65,7 +65,7 @@ fn data_is_written_when_the_link_can_have_sent_it() {
     assert!(b.buf == a.buf);
     // SAFETY: a living CQ.
     assert_eq!(unsafe { softverbs::completion_times(a.scq) }.len(), 1);
-    assert!(poll(a.scq).is_none(), "it is told minutes too early");
+    assert!(poll(a.scq).is_none(), "the completion is minutes too early");
 }
 
 #[test]

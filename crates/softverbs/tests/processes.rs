@@ -286,7 +286,7 @@ fn leftovers_of_a_killed_process_are_removed_by_the_next() {
     first.kill();
     let mut second = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
     assert_eq!(second.ask("get 0"), "0");
-    assert_eq!(segments(), 1, "the killed one's is gone");
+    assert_eq!(segments(), 1, "the segment of the killed process is removed");
     second.finish();
     assert!(!dir.exists(), "the last one removes the fabric");
 }

@@ -80,7 +80,7 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut sys::ibv_comp_channe
             return Err(Errno(libc::EBUSY));
         }
         this.context.children.fetch_sub(1, Ordering::AcqRel);
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Channel::release(channel) };
         Ok(())
     })

@@ -46,7 +46,7 @@ pub(crate) enum Target {
     Port,
 }
 
-/// An event that the program has not fetched.
+/// An undelivered event.
 pub(crate) struct Event {
     kind: u32,
     target: Target,

@@ -36,7 +36,7 @@ pub(crate) struct Header {
 // SAFETY: repr(C), atomics and locks only.
 unsafe impl Shared for Header {}
 
-/// An async event on its way to the owner.
+/// An asynchronous event that the owner has not yet delivered.
 #[repr(C)]
 pub(crate) struct EventSlot {
     /// `enum ibv_event_type`

@@ -36,7 +36,7 @@ impl Mapping {
         if have < len as u64 {
             return Err(Errno(libc::EPROTO));
         }
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice.
+        // SAFETY: a new shared mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

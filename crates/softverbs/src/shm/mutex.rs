@@ -1,6 +1,7 @@
 //! A lock in shared memory that survives the death of its holder.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 
 use crate::log::fault;
 
@@ -18,6 +19,8 @@ unsafe impl Send for RobustMutex {}
 pub(crate) struct Guard<'a> {
     mutex: &'a RobustMutex,
     held: bool,
+    /// Makes the guard `!Send`: only the locking thread may unlock.
+    _thread: PhantomData<*mut ()>,
     /// Whether the previous holder died: the caller must repair the protected data.
     pub(crate) died: bool,
 }
@@ -73,26 +76,30 @@ impl RobustMutex {
     /// Interprets the result of locking.
     fn guard(&self, rc: i32) -> Guard<'_> {
         match rc {
-            0 => Guard { mutex: self, held: true, died: false },
+            0 => self.held(true, false),
             libc::EOWNERDEAD => {
                 // SAFETY: this thread holds it, and the previous holder died.
                 unsafe { libc::pthread_mutex_consistent(self.0.get()) };
-                Guard { mutex: self, held: true, died: true }
+                self.held(true, true)
             }
             rc => {
                 fault!(
                     "a lock in shared memory is damaged (pthread_mutex_lock: error {rc}); continuing without it"
                 );
-                Guard { mutex: self, held: false, died: false }
+                self.held(false, false)
             }
         }
+    }
+
+    fn held(&self, held: bool, died: bool) -> Guard<'_> {
+        Guard { mutex: self, held, _thread: PhantomData, died }
     }
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if self.held {
-            // SAFETY: locked by this thread: a guard is not `Send` across the C calls that make it.
+            // SAFETY: locked by this thread, because a guard is not `Send`.
             unsafe { libc::pthread_mutex_unlock(self.mutex.0.get()) };
         }
     }
@@ -115,7 +122,7 @@ mod tests {
             lock.init();
             lock
         };
-        // SAFETY: the child only locks and ends.
+        // SAFETY: the child only locks and exits.
         unsafe {
             match libc::fork() {
                 0 => {

@@ -25,8 +25,8 @@ fn rows(name: &'static str, args: &str, pair: &Pair) -> Vec<Vec<f64>> {
     for text in [&server, &client] {
         // The client of ib_send_bw does not destroy a completion queue, which is logged. Nothing
         // else is.
-        let mut told = text.split("softverbs[").skip(1).filter(|line| !line.contains("ibv_close_device("));
-        assert_eq!(told.next(), None, "{name} {args} was told of a fault:\n{text}");
+        let mut logged = text.split("softverbs[").skip(1).filter(|line| !line.contains("ibv_close_device("));
+        assert_eq!(logged.next(), None, "{name} {args} logged a fault:\n{text}");
     }
     // A row is written without its line end: a log line may follow on the same line.
     let words = |line: &'_ str| line.split("softverbs[").next().unwrap_or_default().to_owned();

@@ -17,7 +17,7 @@ fn compare(name: &'static str, args: &str, pair: &Pair, bytes: u64, exchanges: u
             text.contains(&format!("{exchanges} iters in ")),
             "{name} {args}: no {exchanges} iters in\n{text}"
         );
-        assert!(!text.contains("softverbs["), "{name} {args} was told of a fault:\n{text}");
+        assert!(!text.contains("softverbs["), "{name} {args} logged a fault:\n{text}");
         assert!(!text.contains("invalid data"), "{name} {args}:\n{text}");
     }
 }

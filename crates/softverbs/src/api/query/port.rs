@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(mbps(speed_and_width(Some(1))), 2_500);
         assert_eq!(mbps(speed_and_width(Some(u64::MAX))), 2_400_000);
         assert_eq!(speed_and_width(Some(100_000_000_000)), (256, 2));
-        // Four lanes are taken where they fit.
+        // Four lanes are preferred.
         assert_eq!(speed_and_width(Some(12_500_000_000)), (32, 2));
     }
 

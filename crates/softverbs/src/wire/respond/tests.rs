@@ -62,10 +62,10 @@ impl Scene {
         let scene = Self { process, qp, cq, srq, heap };
         Receives::reset(scene.rq(), heap[1].0, 2, 1);
         for wr_id in [1, 2] {
-            // SAFETY: zero is a value of each field; no pieces.
+            // SAFETY: zero is valid for each field; the scatter list is empty.
             let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
             wr.wr_id = wr_id;
-            // SAFETY: a work request without pieces.
+            // SAFETY: a work request with an empty scatter list.
             unsafe { scene.receives().post(&wr) }.expect("room");
         }
         scene
