@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds libibverbs.so.1 with rdma-core's symbol versions, on which unchanged programs run.
+# Builds libibverbs.so.1 with the symbol versions of rdma-core. Unchanged programs run on it.
 # usage: build-libibverbs.sh OUTDIR PROFILE        (PROFILE: dev or release)
 set -eu
 
@@ -23,8 +23,9 @@ case $profile in
     *) archive=$target/$profile/libsoftverbs.a ;;
 esac
 
-# The version script: a node per version, each depending on the one before. All else is local; that stands in the
-# last node, since it would hide what the sources themselves give to a node, as the stubs below do.
+# The version script: one node per version, each depending on the previous one. Other symbols are local.
+# "local" must be in the last node: in an earlier node it would hide the symbols that the stubs below
+# assign to later nodes.
 awk -v extra=softverbs_counters_json '
     /^#/ || NF == 0 { next }
     { split($1, part, /@+/); name = part[1]; version = part[2] }
@@ -38,7 +39,7 @@ awk -v extra=softverbs_counters_json '
         printf "SOFTVERBS {\n    global:\n        %s;\n    local:\n        *;\n};\n", extra
     }' "$list" > "$work/ibverbs.map"
 
-# Stubs for the versions that only old programs ask for.
+# Stubs for versions that only old programs import.
 awk '
     /^#/ || $1 !~ /[^@]@[^@]/ { next }
     FNR && !started++ { print "#include <errno.h>\n#include <stddef.h>\nvoid softverbs_unsupported(const char *);" }
@@ -60,7 +61,7 @@ awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 } END
     -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,text -Wl,-z,defs \
     -Wl,--as-needed -lgcc_s -lpthread -ldl -lm -lrt -lc
 
-# In one step, so that a program that starts meanwhile finds a whole library, old or new.
+# Atomically: a program that starts meanwhile finds a complete library, old or new.
 mv -f "$work/libibverbs.so.1" "$out/libibverbs.so.1"
-# NCCL's own transport looks for this name first, and would find the system's.
+# NCCL's own transport tries this name first, and would otherwise find the library of the system.
 ln -sfn libibverbs.so.1 "$out/libibverbs.so"

@@ -170,7 +170,7 @@ pub struct Port {
     pub hca: String,
     /// Port number, from 1.
     pub port: u8,
-    /// Whether a connection could use it.
+    /// Whether a connection can use the port.
     pub usable: bool,
     /// Why the port is not usable.
     pub trouble: Option<String>,

@@ -129,7 +129,8 @@ impl End {
 
     /// Writes one byte into the peer's memory and returns the completion status.
     fn write_to(&self, peer: &Self, byte: u8) -> u32 {
-        // SAFETY: the objects and the memory of both ends are never freed. `sge` and `wr` outlive the post.
+        // SAFETY: the objects and the memory of both ends are never freed. `sge` and `wr` outlive
+        // the post.
         unsafe {
             let source = self.memory.add(1);
             source.write_volatile(byte);

@@ -1,7 +1,7 @@
-//! How fast two processes are: `cargo run --release -p softverbs --example speed`.
+//! Measures the speed between two processes: `cargo run --release -p softverbs --example speed`.
 //!
-//! Prints medians: GB/s of 1 MiB writes from one process into another, and microseconds: for a 64-byte write to be posted and
-//! completed, and for half a round trip of two processes that answer each other's writes.
+//! Prints medians: the rate of 1 MiB writes, the time to post and complete a 64-byte write, and
+//! half the round-trip time of 64-byte writes.
 #![allow(missing_docs, reason = "a program")]
 extern crate softverbs as _;
 
@@ -43,9 +43,11 @@ fn parse(line: &str) -> Address {
     Address { qpn: n[0] as u32, addr: n[1], rkey: n[2] as u32, gid }
 }
 
-/// The number that the other side writes: the last eight bytes of a message, which land last.
+/// Returns the number that the peer writes: the last eight bytes of a message, which are written
+/// last.
 fn cell(end: &End) -> &AtomicU64 {
-    // SAFETY: the buffer is at least as long, allocated with an alignment of 16 by its size, and lives as long as `end`.
+    // SAFETY: the buffer is long enough, is aligned because of its size, and lives as long as
+    // `end`.
     unsafe { &*end.buf.as_ptr().add(56).cast::<AtomicU64>() }
 }
 
@@ -55,7 +57,7 @@ fn await_number(end: &End, number: u64) {
     }
 }
 
-/// Writes the number and 56 bytes with it, inline.
+/// Writes the number in a message of 64 bytes with inline data.
 fn write_number(end: &End, to: &Address, number: u64, last: bool) {
     let message = [number; 8];
     let addr = message.as_ptr().expose_provenance() as u64;
@@ -83,7 +85,7 @@ fn peer() {
     std::io::stdin().read_line(&mut line).expect("the parent");
 }
 
-/// Seconds, of `n` runs: other programs on the machine disturb the mean, hardly the median.
+/// Returns the median of `n` runs in seconds. Other programs disturb the median less than the mean.
 fn median(n: u64, mut run: impl FnMut()) -> f64 {
     let mut times: Vec<f64> = (0..n)
         .map(|_| {

@@ -83,6 +83,11 @@
 //!   MTU.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
+// The folders, from top to bottom; arrows point down, except inside the second line:
+//   control             faults, inspection and counters, for tests
+//   api, wire, process  objects and their calls; execution of work requests; the owner of all objects
+//   shm                 shared memory: fabric, segments, queues, locks
+//   config, abi         devices; the border to C
 mod abi;
 mod api;
 mod clock;

@@ -1,4 +1,5 @@
-//! A port's addresses change while programs run. A file of its own because the devices are the process's.
+//! The addresses of a port change while programs run. The devices are those of the process:
+//! therefore this test has its own file.
 extern crate softverbs as _;
 
 mod common;
@@ -17,7 +18,7 @@ fn child() {
     peer::obey();
 }
 
-/// The first entries of the table; all zero where nothing is.
+/// Returns the first entries of the table; empty ones are zero.
 fn gids(end: &End) -> Vec<Ipv6Addr> {
     (0..6).map(|index| Ipv6Addr::from(end.gid_at(index))).collect()
 }
@@ -28,8 +29,8 @@ fn write(from: &End, to: &End) -> u32 {
     from.poll_send().status
 }
 
-/// The table is another one for every process, the context is told, and who goes on by an index of the old table
-/// reaches nobody.
+/// Every process sees the new table, the context gets an event, and a QP that uses an index of the
+/// old table gets no answer.
 #[test]
 fn addresses_change_for_every_process() {
     let v4 = |d| Some((IpAddr::from([192, 168, 200, d]), 24));
@@ -44,30 +45,30 @@ fn addresses_change_for_every_process() {
     let (stale, other) = (new(), new());
     let old = stale.address();
 
-    // Place 3 is now another address's.
+    // Entry 3 now belongs to another address.
     softverbs::set_addrs("soft0", &[v4(9), v4(1)]).expect("there is such a device");
     while async_event(here.ctx, true).expect("an event") != GID_CHANGE {}
     let after = gids(&here);
     assert_eq!(after[..2], before[..2]);
     assert_eq!(after[2..], [mapped(9), mapped(9), mapped(1), mapped(1)]);
     assert_eq!(peer.ask("gid 3"), mapped(9).to_string());
-    // A process that comes later has the new table, too.
+    // A process that starts later has the new table too.
     let mut late = Peer::start(&[]);
     assert_eq!(late.ask("gid 3"), mapped(9).to_string());
     late.finish();
-    // What is connected stays so.
+    // Connected QPs stay connected.
     let mut sges = [here.sge(0, 8)];
     assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&there, 0)), 0);
     assert_eq!(here.poll_send().status, 0);
 
     let (a, b) = pair(Opts::default(), Opts::default());
     assert_eq!(write(&a, &b), 0);
-    // The other end was told of the address that place 3 had.
+    // The other end has the earlier address of entry 3.
     other.connect(&old);
     stale.connect(&other.address());
     assert_eq!(write(&stale, &other), status::IBV_WC_RETRY_EXC_ERR);
 
-    // An address that is gone leaves its places empty.
+    // A removed address leaves its entries empty.
     softverbs::set_addrs("soft0", &[None, v4(1)]).expect("there is such a device");
     assert_eq!(gids(&here)[2..], [none, none, mapped(1), mapped(1)]);
     let end = new();

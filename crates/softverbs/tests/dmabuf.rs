@@ -1,4 +1,5 @@
-//! DMA-BUFs: what is written to one is in its file. A file of its own because the devices are the process's.
+//! DMA-BUFs: data that is written to one is in its file. The devices are those of the process:
+//! therefore these tests have their own file.
 extern crate softverbs as _;
 
 mod common;
@@ -25,7 +26,7 @@ unsafe extern "C" {
     ) -> *mut sys::ibv_mr;
 }
 
-/// The first device takes DMA-BUFs, the second does not; the third is of one test alone.
+/// The first device supports DMA-BUFs, the second does not. Only one test uses the third.
 fn devices() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -34,18 +35,18 @@ fn devices() {
     });
 }
 
-/// A file in memory, all of it `byte`.
+/// Creates a memfd filled with `byte`.
 fn memfd(len: usize, byte: u8) -> File {
     // SAFETY: a C string.
     let fd = unsafe { libc::memfd_create(c"dmabuf-of-a-test".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: a new descriptor that nothing else owns.
     let file = unsafe { File::from_raw_fd(fd) };
     file.write_all_at(&vec![byte; len], 0).unwrap();
     file
 }
 
-/// As the call gives it: a registration, or the errno.
+/// Registers a DMA-BUF. Returns the memory region or the errno.
 fn reg(end: &End, file: &File, offset: u64, len: usize, iova: u64) -> Result<*mut sys::ibv_mr, i32> {
     reg_fd(end, file.as_raw_fd(), offset, len, iova, ALL_ACCESS)
 }
@@ -77,7 +78,8 @@ fn mapped() -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains("dmabuf-of-a-test")
 }
 
-/// Small and large ones, which land in pieces, both ways, at offsets that begin no page; nothing beside them.
+/// Small transfers, and large ones that are executed in pieces, in both directions, at offsets
+/// inside a page. Other bytes do not change.
 #[test]
 fn bytes_land_in_the_file_and_come_from_it() {
     devices();
@@ -87,11 +89,11 @@ fn bytes_land_in_the_file_and_come_from_it() {
     let file = memfd(LEN + 4 * PAGE, 0xee);
     let copy = file.try_clone().unwrap();
     let mr = reg(&b, &file, offset, LEN + PAGE, iova).unwrap();
-    // NCCL closes it at once.
+    // NCCL closes the file immediately.
     drop(file);
     let to = Address { addr: iova, rkey: keys(mr).1, ..b.address() };
     let at = |i: usize| -> &mut u8 {
-        // SAFETY: memory of `a`, which nobody else uses now.
+        // SAFETY: memory of `a`, which nothing else uses now.
         unsafe { &mut *std::ptr::with_exposed_provenance_mut::<u8>(a.at(i) as usize) }
     };
     let mut want = vec![0xee_u8; LEN + 4 * PAGE];
@@ -110,12 +112,12 @@ fn bytes_land_in_the_file_and_come_from_it() {
         assert_eq!(a.poll_send().status, status::IBV_WC_SUCCESS);
         assert!((0..len).all(|i| *at(i) == (i * 7 + n) as u8), "{len} bytes from {place}");
     }
-    // As memory of one's own, by its addresses.
+    // As local memory, by its addresses.
     let mut sges = [sys::ibv_sge { addr: iova + 100, length: 5000, lkey: keys(mr).0 }];
     assert_eq!(b.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&a.address(), 0)), 0);
     assert_eq!(b.poll_send().status, status::IBV_WC_SUCCESS);
     assert!((0..5000).all(|i| *at(i) == want[offset as usize + 100 + i]));
-    // Its bounds are those of the addresses.
+    // The bounds are those of the addresses.
     let mut sges = [a.sge(0, 2)];
     let end = (LEN + PAGE - 1) as u64;
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, end)), 0);
@@ -128,11 +130,11 @@ fn a_mapping_lasts_as_long_as_its_registration() {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "mapped_while_registered", "--ignored", "--test-threads=1"]);
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
 }
 
-/// Alone in its process, since others map such files too.
+/// In its own process, because other tests map such files too.
 #[test]
 #[ignore = "run by the test before"]
 fn mapped_while_registered() {
@@ -157,10 +159,10 @@ fn what_the_kernel_refuses_is_refused() {
     let file = memfd(2 * PAGE - 100, 0);
     let page = PAGE as u64;
     for (offset, len, iova, code) in [
-        // Address and offset at different places of a page.
+        // Address and offset differ modulo the page size.
         (0, PAGE, 0x1_0001, libc::EINVAL),
         (1, PAGE, 0x1_0000, libc::EINVAL),
-        // More than the file's pages have.
+        // More than the pages of the file.
         (0, 2 * PAGE + 1, 0x1_0000, libc::EINVAL),
         (page, PAGE + 1, 0x1_0000, libc::EINVAL),
         (2 * page, 1, 0x1_0000, libc::EINVAL),
@@ -179,14 +181,14 @@ fn what_the_kernel_refuses_is_refused() {
     assert_eq!(wrong(file.as_raw_fd(), 1 << 12), Err(libc::EINVAL));
     // Relaxed ordering may be ignored.
     dereg(wrong(file.as_raw_fd(), 1 << 20).unwrap());
-    // What cannot be written to is no memory.
+    // A file without write permission cannot be registered.
     let read_only = File::open("/proc/self/exe").unwrap();
     assert_eq!(wrong(read_only.as_raw_fd(), ALL_ACCESS), Err(libc::EACCES));
 }
 
-/// How programs find out what a device can do.
+/// The way in which programs probe the capabilities of a device.
 #[test]
-fn a_device_without_it_says_so_and_one_with_it_misses_the_file() {
+fn probing_returns_eopnotsupp_without_support_and_ebadf_with_it() {
     devices();
     for (device, code) in [(0, libc::EBADF), (1, libc::EOPNOTSUPP)] {
         let end = End::new(Opts { device, ..Opts::default() });
@@ -197,7 +199,7 @@ fn a_device_without_it_says_so_and_one_with_it_misses_the_file() {
 }
 
 #[test]
-fn registrations_fail_as_often_as_they_are_told() {
+fn registrations_fail_as_often_as_requested() {
     devices();
     let end = End::new(Opts { device: 2, ..Opts::default() });
     let mut bytes = [0_u8; 100];

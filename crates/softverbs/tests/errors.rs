@@ -1,4 +1,5 @@
-//! Misuse ends as it does on hardware: a status, an errno, an async event, and the QP in error.
+//! Misuse has the same results as on hardware: a completion status, an errno, an asynchronous
+//! event, and the QP in ERR.
 extern crate softverbs as _;
 
 mod common;
@@ -8,7 +9,7 @@ use sys::ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RTS};
 const QP_REQ_ERR: u32 = 2;
 const QP_ACCESS_ERR: u32 = 3;
 
-/// Posts a work request that must fail, and checks what each side sees of it.
+/// Posts a work request that must fail, and checks the results on both sides.
 fn fails(a: &End, b: &End, wr: Send<'_>, status: u32, event: Option<u32>) {
     assert_eq!(a.send(wr), 0);
     let wc = a.poll_send();
@@ -16,7 +17,7 @@ fn fails(a: &End, b: &End, wr: Send<'_>, status: u32, event: Option<u32>) {
     assert_eq!(a.state(), IBV_QPS_ERR);
     assert_eq!(b.state(), if event.is_some() { IBV_QPS_ERR } else { IBV_QPS_RTS });
     assert_eq!(async_event(b.ctx, event.is_some()), event);
-    // What comes after is flushed.
+    // Later work requests are flushed.
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, 8)]).id(99)), 0);
     let wc = a.poll_send();
     assert_eq!((wc.wr_id, wc.status), (99, status::IBV_WC_WR_FLUSH_ERR));
@@ -24,7 +25,7 @@ fn fails(a: &End, b: &End, wr: Send<'_>, status: u32, event: Option<u32>) {
 
 #[test]
 fn remote_access_is_checked() {
-    // The events of the first message's arrival are not what is looked for here: both ends are in RTS.
+    // Both ends are in RTS: the first message raises no event.
     type Case = (&'static str, fn(&mut Address), usize);
     let cases: [Case; 4] = [
         ("no such key", |to| to.rkey ^= 0xffff, 8),
@@ -59,7 +60,7 @@ fn remote_access_needs_the_flag_on_the_qp() {
     for (opcode, flags) in
         [(op::IBV_WR_RDMA_WRITE, 4 | 8), (op::IBV_WR_RDMA_READ, 2), (op::IBV_WR_ATOMIC_FETCH_AND_ADD, 2 | 4)]
     {
-        // Without a byte to move as well: only the key is not looked at then.
+        // Also without any byte to move: then only the key is not checked.
         for pieces in [0, 1] {
             let (a, b) = pair(Opts::default(), Opts { qp_access: flags, ..Opts::default() });
             let to = b.address();
@@ -85,7 +86,7 @@ fn a_key_of_another_pd_or_a_stale_one_is_refused() {
         let mr = sys::ibv_reg_mr(b.pd, memory.as_mut_ptr().cast(), 64, ALL_ACCESS);
         let rkey = (*mr).rkey;
         assert_eq!(sys::ibv_dereg_mr(mr), 0);
-        // Takes the entry over, most likely; the old key is dead all the same.
+        // Most likely this reuses the entry; the old key is invalid anyway.
         let next = sys::ibv_reg_mr(b.pd, memory.as_mut_ptr().cast(), 64, ALL_ACCESS);
         assert_ne!((*next).rkey, rkey);
         assert_eq!(sys::ibv_dereg_mr(next), 0);
@@ -164,7 +165,7 @@ fn queues_have_a_depth_that_polling_frees() {
     let to = b.address();
     let mut sges = [a.sge(0, 8)];
     let mut write = |flags| a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0).flags(flags));
-    // All three are over, but nothing was polled that says so.
+    // All three are complete, but no completion was polled.
     assert_eq!([write(0), write(0), write(SIGNALED), write(0)], [0, 0, 0, libc::ENOMEM]);
     assert_eq!(a.poll_send().status, 0);
     assert_eq!([write(0), write(0), write(0), write(0)], [0, 0, 0, libc::ENOMEM]);
@@ -210,7 +211,7 @@ fn rnr_retries_run_out() {
 }
 
 #[test]
-fn a_peer_that_is_not_ready_is_asked_until_retries_run_out() {
+fn a_peer_that_is_not_ready_is_retried_until_the_retries_run_out() {
     let (a, b) = (End::new(Opts::default()), End::new(Opts::default()));
     a.connect(&b.address());
     b.to_init();
@@ -218,7 +219,7 @@ fn a_peer_that_is_not_ready_is_asked_until_retries_run_out() {
     let mut sges = [a.sge(0, 8)];
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
     assert_eq!(a.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
-    // With time enough it is found once it is ready.
+    // With enough retries, the peer answers once it is ready.
     let a = End::new(Opts { timeout: 22, retry: 7, ..Opts::default() });
     a.connect(&b.address());
     let mut sges = [a.sge(0, 8)];
@@ -229,7 +230,7 @@ fn a_peer_that_is_not_ready_is_asked_until_retries_run_out() {
 }
 
 #[test]
-fn strangers_are_not_answered() {
+fn qps_that_are_not_connected_get_no_answer() {
     let (a, b) = pair(Opts::default(), Opts::default());
     let stranger = End::new(Opts::default());
     stranger.connect(&b.address());
@@ -237,7 +238,7 @@ fn strangers_are_not_answered() {
     let mut sges = [stranger.sge(0, 8)];
     assert_eq!(stranger.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
     assert_eq!(stranger.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
-    // Devices of different subnets do not meet.
+    // Devices of different subnets cannot reach each other.
     let far = End::new(Opts { device: 1, ..Opts::default() });
     let near = End::new(Opts::default());
     far.connect(&near.address());
@@ -274,7 +275,7 @@ fn registration_follows_the_kernels_rules() {
         if mr.is_null() {
             return errno();
         }
-        // SAFETY: just made.
+        // SAFETY: a new memory region.
         unsafe { sys::ibv_dereg_mr(mr) }
     };
     assert_eq!(register(addr, 100, 0), 0);
@@ -290,7 +291,7 @@ fn registration_follows_the_kernels_rules() {
 #[test]
 fn objects_in_use_are_not_destroyed() {
     let end = End::new(Opts { channel: true, ..Opts::default() });
-    // SAFETY: living objects; the calls refuse, so they stay alive.
+    // SAFETY: the objects are alive; the calls fail and do not destroy them.
     unsafe {
         assert_eq!(sys::ibv_dealloc_pd(end.pd), libc::EBUSY);
         assert_eq!(sys::ibv_destroy_cq(end.scq), libc::EBUSY);
@@ -299,7 +300,7 @@ fn objects_in_use_are_not_destroyed() {
 }
 
 #[test]
-fn only_rc_is_offered() {
+fn only_rc_is_supported() {
     let end = End::new(Opts::default());
     // SAFETY: a living PD and CQ; zero is a value of every attribute.
     unsafe {
@@ -328,7 +329,8 @@ fn closing_a_device_ends_the_qps_on_it() {
     std::mem::forget(b);
 }
 
-/// A GPU's memory can go away while it is registered; memory of the host is kept by a NIC, which nothing here can do.
+/// GPU memory can be freed while it is registered. A NIC pins host memory, which softverbs cannot
+/// do.
 #[test]
 fn memory_that_was_unmapped_since_is_an_error_of_the_work_request() {
     let cases = [

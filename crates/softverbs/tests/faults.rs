@@ -1,4 +1,4 @@
-//! Faults on command. A file of its own because the devices are the process's.
+//! Faults on command. The devices are those of the process: therefore this test has its own file.
 extern crate softverbs as _;
 
 mod common;
@@ -25,7 +25,7 @@ fn port_state(end: &End) -> u32 {
     }
 }
 
-/// The next event about the port; others come first, such as the connection's.
+/// Waits for the next event of the port, skipping other events.
 fn port_event(end: &End) -> u32 {
     loop {
         match async_event(end.ctx, true) {
@@ -37,9 +37,9 @@ fn port_event(end: &End) -> u32 {
 }
 
 #[test]
-fn a_link_that_is_down_carries_nothing_until_it_is_up() {
+fn a_link_that_is_down_delivers_nothing_until_it_is_up() {
     let mut peer = Peer::start(&[]);
-    // So many retries that none of this ends before the link is up again.
+    // Enough retries to outlast the time in which the link is down.
     let here = End::new(Opts { timeout: 20, retry: 7, ..Opts::default() });
     let there = peer.connect(&here);
     assert_eq!(port_state(&here), sys::ibv_port_state::IBV_PORT_ACTIVE);
@@ -58,7 +58,8 @@ fn a_link_that_is_down_carries_nothing_until_it_is_up() {
     assert_eq!(here.poll_send().status, 0);
     assert_eq!(peer.ask("get 0"), "0");
 
-    // For too long: the work request is over, and the QP with it. The other device is not concerned.
+    // Down for too long: the work request fails and the QP enters ERR. The other device is not
+    // affected.
     let other = || Opts { device: 1, ..Opts::default() };
     let (a, b) = pair(other(), other());
     let again = || End::new(Opts::default());

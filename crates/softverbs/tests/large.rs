@@ -1,5 +1,5 @@
-//! Large WRITEs and READs, which are carried out after they were posted. A file of its own because the devices are the
-//! process's.
+//! Large WRITEs and READs, which are executed after the post. The devices are those of the process:
+//! therefore these tests have their own file.
 extern crate softverbs as _;
 
 mod common;
@@ -7,11 +7,11 @@ mod peer;
 
 use common::*;
 
-/// What is carried out at a time.
+/// Size of a piece.
 const PIECE: usize = 1 << 17;
 const LARGE: usize = 5 * PIECE + 1000;
 const FREE: usize = 0;
-/// A piece takes two minutes: however this test is held up, the second is not due in it.
+/// A piece takes two minutes: the second is not due during a test, even on a slow machine.
 const SLOW: usize = 1;
 /// A piece takes an eighth of a second.
 const STEADY: usize = 2;
@@ -41,7 +41,7 @@ fn byte(end: &End, at: usize) -> u8 {
     unsafe { end.buf.as_ptr().add(at).read_volatile() }
 }
 
-/// Posts a write of everything, and returns when its first byte has landed.
+/// Posts a write of the whole buffer, and returns when the first byte has been written.
 fn begin(a: &End, b: &End, to: &Address) {
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, LARGE)]).to(to, 0)), 0);
     let begun = std::time::Instant::now();
@@ -55,21 +55,21 @@ fn begin(a: &End, b: &End, to: &Address) {
 }
 
 #[test]
-fn data_lands_when_the_link_can_have_carried_it() {
+fn data_is_written_when_the_link_can_have_sent_it() {
     let (a, b) = large_pair(SLOW);
     begin(&a, &b, &b.address());
     assert_eq!(b.buf[..PIECE], a.buf[..PIECE]);
     assert!(b.buf[PIECE..].iter().all(|byte| *byte == 0), "the second piece came minutes too early");
-    // A queue that is drained ends what it has begun.
+    // A drained queue completes the work request in progress.
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), 0);
     assert!(b.buf == a.buf);
     // SAFETY: a living CQ.
     assert_eq!(unsafe { softverbs::completion_times(a.scq) }.len(), 1);
-    assert!(poll(a.scq).is_none(), "it is told minutes too early");
+    assert!(poll(a.scq).is_none(), "the completion is minutes too early");
 }
 
 #[test]
-fn a_queue_in_error_flushes_what_it_has_begun() {
+fn a_queue_in_error_flushes_the_work_request_in_progress() {
     let (a, b) = large_pair(SLOW);
     let to = b.address();
     begin(&a, &b, &to);
@@ -84,17 +84,17 @@ fn a_queue_in_error_flushes_what_it_has_begun() {
 }
 
 #[test]
-fn a_key_that_goes_away_ends_what_has_begun() {
+fn a_key_that_is_invalidated_fails_the_work_request_in_progress() {
     let (a, b) = large_pair(SLOW);
     // SAFETY: a living PD and a buffer that outlives the registration.
     let mr = unsafe { sys::ibv_reg_mr(b.pd, b.buf.as_ptr().cast_mut().cast(), LARGE, ALL_ACCESS) };
     assert!(!mr.is_null());
-    // SAFETY: just made.
+    // SAFETY: a new memory region.
     let to = Address { rkey: unsafe { (*mr).rkey }, ..b.address() };
     begin(&a, &b, &to);
     // SAFETY: alive, and not used again.
     assert_eq!(unsafe { sys::ibv_dereg_mr(mr) }, 0);
-    // To be drained it goes on, fails, and so cannot be drained.
+    // Draining continues the work request, which fails: the queue cannot be drained.
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), libc::EINVAL);
     assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
     assert_eq!(byte(&b, PIECE), 0);
@@ -103,7 +103,7 @@ fn a_key_that_goes_away_ends_what_has_begun() {
 #[test]
 fn a_link_that_goes_down_in_the_middle_ends_it() {
     devices();
-    // It would take two minutes.
+    // The transfer would take two minutes.
     let opts = || Opts { device: STEADY, len: 1 << 27, ..Opts::default() };
     let (mut a, b) = pair(opts(), opts());
     a.buf[0] = 1;
@@ -119,7 +119,7 @@ fn a_link_that_goes_down_in_the_middle_ends_it() {
 }
 
 #[test]
-fn a_reset_queue_forgets_what_it_has_begun() {
+fn a_reset_queue_drops_the_work_request_in_progress() {
     let (a, b) = large_pair(SLOW);
     begin(&a, &b, &b.address());
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_RESET), 0);
@@ -128,20 +128,20 @@ fn a_reset_queue_forgets_what_it_has_begun() {
     b.connect(&a.address());
     let to = b.address();
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, 8)]).to(&to, PIECE as u64)), 0);
-    // The write that is whole at once is in the CQ, and nothing else is.
+    // Only the small write is in the CQ.
     // SAFETY: a living CQ.
     assert_eq!(unsafe { softverbs::completion_times(a.scq) }.len(), 1);
     assert_eq!((byte(&b, PIECE + 7), byte(&b, PIECE + 8)), (a.buf[7], 0));
 }
 
 #[test]
-fn what_was_posted_after_a_large_one_comes_after_it() {
+fn later_work_requests_are_executed_after_a_large_one() {
     let (a, b) = large_pair(FREE);
     let to = b.address();
     assert_eq!((b.recv(8, 0, 0), b.recv(9, 0, 0)), (0, 0));
     let mut all = [a.sge(0, 70_000), a.sge(70_000, LARGE - 70_000)];
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut all).to(&to, 0).id(1).imm(5)), 0);
-    // From behind the start, so that it differs from what the large one puts there.
+    // From another offset: the data differs from that of the large write.
     let mut some = [a.sge(100, 8)];
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut some).to(&to, 0).id(2).imm(6)), 0);
     let mut back = [b.sge(0, 8)];
@@ -153,7 +153,7 @@ fn what_was_posted_after_a_large_one_comes_after_it() {
     assert_eq!(b.buf[..8], a.buf[100..108]);
     assert_eq!(b.buf[PIECE - 50..], a.buf[PIECE - 50..]);
 
-    // And back: what was read is whole when the completion is there.
+    // And back: the data is complete when the completion is visible.
     let (c, mut d) = large_pair(FREE);
     d.buf.copy_from_slice(&a.buf);
     let mut sges = [c.sge(0, 3), c.sge(3, LARGE - 3)];
@@ -178,10 +178,10 @@ fn a_receive_that_comes_late_takes_a_large_one() {
 }
 
 #[test]
-fn nobody_has_to_poll() {
-    // In a process of its own: any thread that polls helps all of its process's queues along.
+fn a_large_write_completes_without_polling() {
+    // In its own process: a polling thread executes work requests of all queues of its process.
     if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again("nobody_has_to_poll").env("TEST_ALONE", "1").status();
+        let status = peer::again("a_large_write_completes_without_polling").env("TEST_ALONE", "1").status();
         return assert!(status.expect("this program can be started").success());
     }
     devices();

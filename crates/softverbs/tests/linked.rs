@@ -1,4 +1,5 @@
-//! Linked into a program: its `ibv_*` symbols are these, and the devices are those that it chose.
+//! Linked into a program: the crate provides its `ibv_*` symbols, and the program chooses the
+//! devices.
 
 use std::ffi::CStr;
 use std::net::IpAddr;
@@ -8,7 +9,7 @@ use softverbs::{DeviceSpec, configure};
 
 fn names() -> Vec<String> {
     let mut count = -1;
-    // SAFETY: the list ends where `count` says, and is freed once.
+    // SAFETY: the list has `count` items and is freed once.
     unsafe {
         let list = sys::ibv_get_device_list(&raw mut count);
         assert!(!list.is_null());
@@ -21,7 +22,7 @@ fn names() -> Vec<String> {
     }
 }
 
-/// One test: the devices of a process are chosen once.
+/// A single test, because the devices of a process are chosen once.
 #[test]
 fn the_devices_are_those_that_were_configured() {
     let device = |name: &str, last: u8| DeviceSpec::roce(name, &[(IpAddr::from([10, 0, 0, last]), 24)]);

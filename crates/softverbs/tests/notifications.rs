@@ -34,7 +34,7 @@ fn one_event_for_one_arming() {
 }
 
 #[test]
-fn solicited_only_passes_over_the_rest_but_not_over_errors() {
+fn solicited_only_ignores_other_completions_but_not_errors() {
     let (a, b) = with_channel();
     for id in 0..3 {
         assert_eq!(b.recv(id, 0, 8), 0);
@@ -50,7 +50,7 @@ fn solicited_only_passes_over_the_rest_but_not_over_errors() {
 }
 
 #[test]
-fn a_nonblocking_channel_says_that_there_is_nothing() {
+fn a_nonblocking_channel_without_events_returns_eagain() {
     let (_a, b) = with_channel();
     let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: a living channel, two writable pointers.
@@ -91,7 +91,7 @@ fn destroying_a_cq_waits_for_its_events_to_be_acknowledged() {
                 destroyed.store(true, std::sync::atomic::Ordering::SeqCst);
                 rc
             });
-            // It cannot have returned, however long we look.
+            // It cannot have returned.
             for _ in 0..100 {
                 std::thread::yield_now();
                 assert!(!destroyed.load(std::sync::atomic::Ordering::SeqCst));

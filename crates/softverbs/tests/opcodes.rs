@@ -5,7 +5,7 @@ mod common;
 use common::*;
 
 #[test]
-fn write_puts_bytes_and_tells_only_the_writer() {
+fn write_notifies_only_the_writer() {
     let (mut a, b) = pair(Opts::default(), Opts::default());
     for (i, byte) in a.buf.iter_mut().enumerate() {
         *byte = i as u8;
@@ -37,7 +37,7 @@ fn write_with_immediate_consumes_a_receive() {
 }
 
 #[test]
-fn send_scatters_what_was_gathered() {
+fn send_gathers_and_scatters() {
     let (mut a, b) = pair(Opts::default(), Opts::default());
     for (i, byte) in a.buf.iter_mut().enumerate() {
         *byte = (i * 7) as u8;
@@ -55,7 +55,7 @@ fn send_scatters_what_was_gathered() {
 }
 
 #[test]
-fn read_fetches() {
+fn read_fetches_remote_data() {
     let (a, mut b) = pair(Opts::default(), Opts::default());
     b.buf[10..20].copy_from_slice(b"0123456789");
     let to = b.address();
@@ -66,7 +66,7 @@ fn read_fetches() {
 }
 
 #[test]
-fn atomics_change_and_give_the_old_value() {
+fn atomics_return_the_old_value() {
     let (a, mut b) = pair(Opts::default(), Opts::default());
     b.buf[8..16].copy_from_slice(&100_u64.to_ne_bytes());
     let to = b.address();
@@ -88,13 +88,13 @@ fn atomics_change_and_give_the_old_value() {
 }
 
 #[test]
-fn inline_data_is_taken_at_posting_and_needs_no_key() {
+fn inline_data_is_copied_at_the_post_and_needs_no_key() {
     let (a, b) = pair(Opts::default(), Opts::default());
     let to = b.address();
     let mut outside = *b"not registered";
     let addr = outside.as_ptr().expose_provenance() as u64;
     let mut sges = [sys::ibv_sge { addr, length: 14, lkey: 0 }];
-    // No receive yet: the work request waits, and must not look at the memory again.
+    // No receive yet: the work request waits, and must not read the memory again.
     let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0).flags(SIGNALED | INLINE);
     assert_eq!(a.send(wr), 0);
     outside.fill(b'x');
@@ -105,7 +105,7 @@ fn inline_data_is_taken_at_posting_and_needs_no_key() {
 }
 
 #[test]
-fn unsignaled_ones_complete_silently_and_sig_all_overrides() {
+fn unsignaled_work_requests_have_no_completion_unless_sig_all() {
     let (a, b) = pair(Opts::default(), Opts::default());
     let to = b.address();
     for i in 0..3 {
@@ -134,7 +134,7 @@ fn a_chain_is_posted_in_order_up_to_the_bad_one() {
     let first = wrs.as_mut_ptr();
     let second = first.wrapping_add(1);
     let mut bad = std::ptr::null_mut();
-    // SAFETY: three work requests, chained here; a living QP.
+    // SAFETY: a chain of three work requests and a QP, which are alive.
     let rc = unsafe {
         (*first).next = second;
         (*second).next = first.wrapping_add(2);
@@ -146,7 +146,7 @@ fn a_chain_is_posted_in_order_up_to_the_bad_one() {
 }
 
 #[test]
-fn registrations_with_another_base_address_are_addressed_by_it() {
+fn memory_regions_with_an_iova_are_addressed_by_it() {
     let (mut a, b) = pair(Opts::default(), Opts::default());
     a.buf[..4].copy_from_slice(b"iova");
     // SAFETY: a living PD; the buffer outlives the registration.
@@ -158,7 +158,7 @@ fn registrations_with_another_base_address_are_addressed_by_it() {
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [a.sge(0, 4)]).to(&to, 96)), 0);
     assert_eq!(a.poll_send().status, 0);
     assert_eq!(&b.buf[96..100], b"iova");
-    // SAFETY: ours, once.
+    // SAFETY: owned by this test and deregistered once.
     assert_eq!(unsafe { sys::ibv_dereg_mr(mr) }, 0);
 }
 
@@ -172,14 +172,14 @@ fn a_qp_connected_to_itself_serves_itself() {
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 100)), 0);
     assert_eq!(a.poll_send().status, 0);
     assert_eq!(&a.buf[100..104], b"self");
-    // And its faults are its own: one lock after the other.
+    // Its faults are its own too: the locks are taken one after the other.
     let bad = Address { rkey: 0, ..to };
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_READ, &mut sges).to(&bad, 0)), 0);
     assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
 }
 
 #[test]
-fn what_was_done_is_counted_per_qp_and_device() {
+fn work_is_counted_per_qp_and_device() {
     let (a, b) = pair(Opts::default(), Opts::default());
     let to = b.address();
     assert_eq!((b.recv(1, 0, 0), b.recv(2, 0, 8)), (0, 0));
@@ -199,10 +199,11 @@ fn what_was_done_is_counted_per_qp_and_device() {
     assert_eq!((mine.writes, mine.writes_with_imm, mine.sends, mine.reads), (1, 1, 1, 0));
     assert_eq!((mine.bytes, mine.doorbells, mine.send_cqes, mine.recv_cqes), (24, 3, 2, 0));
     assert_eq!((theirs.receives, theirs.recv_cqes, theirs.errors), (2, 2, 0));
-    // Other tests of this process count too, so the device has at least as much.
+    // Other tests of this process count too: the device has at least as much.
     assert!(devices[0].total.bytes >= 24 && devices[0].name == "soft0");
     // As C reads them: the size first, then the text.
-    // SAFETY: no buffer, then one of the size that was asked for with room for what others count meanwhile.
+    // SAFETY: no buffer, then one of the requested size with room for what other tests count
+    // meanwhile.
     let text = unsafe {
         let size = softverbs::softverbs_counters_json(std::ptr::null_mut(), 0) + 4096;
         let mut buffer = vec![0_u8; size];
@@ -230,9 +231,9 @@ fn threads_that_send_both_ways_at_once_lose_nothing() {
     });
 }
 
-/// An end and its peer, used by one thread each; libibverbs allows what they do at the same time.
+/// An end and its peer, each used by one thread, which libibverbs permits.
 struct Shared<'a>((&'a End, &'a End));
-// SAFETY: the raw pointers in an end are to verbs objects, which any thread may use.
+// SAFETY: the raw pointers in an end refer to verbs objects, which any thread may use.
 unsafe impl std::marker::Send for Shared<'_> {}
 
 impl Shared<'_> {

@@ -1,4 +1,4 @@
-//! Two processes: the test, and the same program started again as its peer.
+//! Two processes: the test, and a second instance of the program as its peer.
 extern crate softverbs as _;
 
 mod common;
@@ -7,7 +7,7 @@ mod peer;
 use common::*;
 use peer::Peer;
 
-/// The other process: does what it is told, line by line.
+/// The other process: executes commands, one per line.
 #[test]
 #[ignore = "the other process of the tests here"]
 fn child() {
@@ -20,9 +20,9 @@ fn fill(bytes: &mut [u8], seed: u8) {
     }
 }
 
-/// Every opcode, with the copies done in the way that the environment `env` asks for.
+/// Every opcode, with the way of copying that the environment `env` selects.
 fn all_opcodes(env: &[(&str, &str)]) {
-    // SOFTVERBS_COPY is read by the process that posts, so the child posts too.
+    // The posting process reads SOFTVERBS_COPY: therefore the child posts too.
     let mut peer = Peer::start(env);
     let mut here = End::new(Opts { len: 1 << 20, ..Opts::default() });
     let there = peer.connect(&here);
@@ -55,7 +55,7 @@ fn all_opcodes(env: &[(&str, &str)]) {
     assert_eq!(here.buf[..8], 1000_u64.to_ne_bytes());
     assert_eq!(peer.ask("get 8"), "1005");
 
-    // The other direction: the child writes, we receive.
+    // The other direction: the child writes, this process receives.
     assert_eq!(here.recv(6, 0, 0), 0);
     peer.ask(&format!("write {whole} 77"));
     let wc = here.poll_recv();
@@ -71,7 +71,7 @@ fn every_opcode_by_the_kernel() {
 
 #[test]
 fn every_opcode_through_shared_memory() {
-    // This process posts as well, so it must be told too: another one of it does the whole test.
+    // This process posts too and needs the variable: a second instance runs the whole test.
     if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
         return all_opcodes(&[]);
     }
@@ -79,7 +79,7 @@ fn every_opcode_through_shared_memory() {
     assert!(status.expect("this program can be started").success());
 }
 
-/// Memory of either process that is no longer there, which neither process may end of.
+/// Unmapped memory of either process must not kill any process.
 fn unmapped_memory() {
     const LEN: usize = 1 << 20;
     for opcode in [op::IBV_WR_RDMA_WRITE, op::IBV_WR_RDMA_READ] {
@@ -101,7 +101,7 @@ fn unmapped_memory() {
             peer.finish();
         }
     }
-    // What failed is not in the way of others.
+    // The failures do not affect other QPs.
     all_opcodes(&[]);
 }
 
@@ -122,7 +122,7 @@ fn unmapped_memory_is_an_error_through_shared_memory() {
 
 #[test]
 fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
-    // In a process of its own: any thread that polls helps all of its process's queues along.
+    // In its own process: a polling thread executes work requests of all queues of its process.
     if std::env::var_os("TEST_ALONE").is_none() {
         let test = "a_receive_posted_late_is_found_without_polling_by_the_sender";
         let status = peer::again(test).env("TEST_ALONE", "1").status();
@@ -137,7 +137,8 @@ fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
     assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&there, 0)), 0);
     assert!(poll(here.scq).is_none());
     peer.ask("recv 1 0 0");
-    // Nobody polls: the service thread retries, and its completion wakes the channel.
+    // No thread polls: the service thread retries, and the completion raises an event in the
+    // channel.
     assert_eq!(wait_event(here.channel), here.scq);
     assert_eq!(here.poll_send().status, 0);
     assert_eq!(peer.ask("poll recv"), "1 0 8 0");
@@ -154,7 +155,7 @@ fn a_killed_peer_is_an_error_within_the_retry_time_and_a_new_one_works() {
     assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&there, 0)), 0);
     assert_eq!(here.poll_send().status, 0);
     peer.kill();
-    // With traffic on, as hardware would see it.
+    // With traffic, as on hardware.
     let mut last = 0;
     for id in 2..12 {
         assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&there, 0).id(id)), 0);
@@ -190,9 +191,10 @@ fn a_queue_changes_state_while_a_peer_copies_through_shared_memory() {
     peer.connect(&here);
     peer.ask(&format!("set {} 1", 1 << 20));
     peer.ask(&format!("stream {}", 1 << 26));
-    // Half of each copy is our service thread's, and the peer holds our QP's lock until all of it is done.
+    // Our service thread does half of each copy, and the peer holds the lock of our QP until it is
+    // done.
     let begin = std::time::Instant::now();
-    // SAFETY: inside the buffer; the peer's write is looked for.
+    // SAFETY: inside the buffer; the peer writes the byte.
     while unsafe { here.buf.as_ptr().add(1 << 20).read_volatile() } == 0 {
         assert!(begin.elapsed() < PATIENCE, "the peer does not write");
         std::thread::yield_now();
@@ -215,11 +217,11 @@ fn a_queue_changes_state_while_a_peer_copies_through_shared_memory() {
 }
 
 #[test]
-fn a_key_that_was_never_given_out_takes_no_memory() {
-    // In a fabric of its own, where nobody else's segment grows.
+fn a_key_that_was_never_allocated_takes_no_memory() {
+    // In its own fabric, in which no other segment grows.
     if std::env::var_os("TEST_ALONE").is_none() {
         let fabric = format!("{}-keys", fabric());
-        let mut again = peer::again("a_key_that_was_never_given_out_takes_no_memory");
+        let mut again = peer::again("a_key_that_was_never_allocated_takes_no_memory");
         let status = again.env("TEST_ALONE", "1").env("SOFTVERBS_FABRIC", fabric).status();
         return assert!(status.expect("this program can be started").success());
     }
@@ -244,7 +246,7 @@ fn a_key_that_was_never_given_out_takes_no_memory() {
 
 #[test]
 fn a_stopped_queue_lets_the_service_thread_sleep() {
-    // In a process of its own, where nothing else wakes that thread.
+    // In its own process, in which nothing else wakes that thread.
     if std::env::var_os("TEST_ALONE").is_none() {
         let status =
             peer::again("a_stopped_queue_lets_the_service_thread_sleep").env("TEST_ALONE", "1").status();
@@ -254,7 +256,7 @@ fn a_stopped_queue_lets_the_service_thread_sleep() {
     let to = b.address();
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut []).to(&to, 0)), 0);
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_SQD), 0);
-    // A thread that always finds something to do never does.
+    // A thread that always has something to do never sleeps.
     let sleeps = || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("there is /proc").flatten();
         let mut stats = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("stat")));
@@ -265,7 +267,7 @@ fn a_stopped_queue_lets_the_service_thread_sleep() {
         assert!(begin.elapsed() < PATIENCE, "the service thread never sleeps");
         std::thread::yield_now();
     }
-    // It goes on once the queue does.
+    // The work continues when the queue does.
     assert_eq!(b.recv(1, 0, 0), 0);
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_RTS), 0);
     assert_eq!(a.poll_send().status, 0);
@@ -284,7 +286,7 @@ fn leftovers_of_a_killed_process_are_removed_by_the_next() {
     first.kill();
     let mut second = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
     assert_eq!(second.ask("get 0"), "0");
-    assert_eq!(segments(), 1, "the killed one's is gone");
+    assert_eq!(segments(), 1, "the segment of the killed process is removed");
     second.finish();
     assert!(!dir.exists(), "the last one removes the fabric");
 }
@@ -297,7 +299,8 @@ fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
         peer.connect(&here);
         assert_eq!(here.recv(1, 0, 0), 0);
         peer.ask(&format!("stream {}", 1 << 26));
-        // It writes without pause: each kill is in the middle of a write, with our QP's lock held.
+        // The child writes without pause: each kill interrupts a write while the lock of our QP is
+        // held.
         peer.kill();
         assert_eq!(here.recv(2, 0, 0), 0);
         assert_eq!(here.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
@@ -307,11 +310,11 @@ fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
 }
 
 #[test]
-fn a_forked_child_is_refused_and_harms_nobody() {
+fn a_forked_child_is_refused_and_does_no_harm() {
     let here = End::new(Opts::default());
     here.connect(&here.address());
     let to = here.address();
-    // SAFETY: the child calls only libibverbs, which must refuse, and ends.
+    // SAFETY: the child only calls libibverbs, which must fail, and exits.
     unsafe {
         match libc::fork() {
             0 => {
@@ -319,7 +322,7 @@ fn a_forked_child_is_refused_and_harms_nobody() {
                     && here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [here.sge(0, 8)])) == libc::EIO
                     && sys::ibv_destroy_qp(here.qp) == libc::EIO
                     && sys::ibv_alloc_pd(here.ctx).is_null();
-                // With the handlers of a normal end.
+                // Runs the exit handlers.
                 libc::exit(i32::from(!refused));
             }
             child => {
@@ -329,7 +332,7 @@ fn a_forked_child_is_refused_and_harms_nobody() {
             }
         }
     }
-    // We are still there, for a new peer too.
+    // This process still works, for a new peer too.
     assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [here.sge(0, 8)]).to(&to, 8)), 0);
     assert_eq!(here.poll_send().status, 0);
     all_opcodes(&[]);
@@ -342,7 +345,7 @@ fn a_directory_that_others_can_reach_is_refused() {
     let dir = peer::base().join(&fabric);
     setup();
     let _end = End::new(Opts::default());
-    // Made elsewhere and moved in whole: an empty one would be swept as one that nobody uses.
+    // Created in another place and renamed: an empty directory would be removed as unused.
     let making = tempfile::tempdir_in("/dev/shm").expect("made").keep();
     std::fs::write(making.join("fabric-kept"), b"").expect("written");
     std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -358,12 +361,12 @@ fn a_directory_that_others_can_reach_is_refused() {
 }
 
 #[test]
-fn orphans_are_swept_by_whoever_starts_next() {
+fn orphans_are_removed_by_the_next_process() {
     use std::os::unix::fs::DirBuilderExt;
     let _end = End::new(Opts::default());
     let dir = peer::base().join(format!("{}-orphan", fabric()));
     std::fs::DirBuilder::new().mode(0o700).create(&dir).expect("made");
-    // Another starter may sweep it before we have written: then there is nothing to see, and that is right too.
+    // Another process may remove it before the write; that is correct too.
     let _ = std::fs::write(dir.join("segment-0-1"), b"left");
     Peer::start(&[]).finish();
     assert!(!dir.exists());

@@ -1,15 +1,15 @@
-//! Rate and latency: what is modelled is arithmetic, so that it is compared exactly, not timed. A file of its own
-//! because the devices are the process's.
+//! Rate and latency. The model is arithmetic: results are compared exactly, not timed. The devices
+//! are those of the process: therefore these tests have their own file.
 extern crate softverbs as _;
 
 mod common;
 use common::*;
 
-/// Small enough to be carried out whole when it is posted.
+/// Small enough to be executed during the post.
 const SMALL: usize = 1 << 16;
 
-/// `fast` has twice the rate of `slow`; both are so slow that however this
-/// test is held up, the links are still busy with what it posted before.
+/// `fast` has twice the rate of `slow`. Both are slow enough to keep the links busy during the
+/// whole test, even on a slow machine.
 fn devices() {
     let spec = |name: &str, third: u8, rate: u64| {
         let mut spec = softverbs::DeviceSpec::roce(name, &[([10, 0, third, 1].into(), 24)]);
@@ -21,7 +21,8 @@ fn devices() {
     softverbs::configure(devices).expect("a good configuration, before first use");
 }
 
-/// Posts `n` writes of 64 KiB on device `index` and gives the times at which their completions are due.
+/// Posts `n` writes of 64 KiB on device `index`. Returns the times at which their completions are
+/// due.
 fn burst(index: usize, n: usize) -> Vec<u64> {
     let opts = || Opts { device: index, len: SMALL, ..Opts::default() };
     let (a, b) = pair(opts(), opts());
@@ -35,7 +36,7 @@ fn burst(index: usize, n: usize) -> Vec<u64> {
 }
 
 #[test]
-fn completions_are_due_when_the_link_has_carried_them() {
+fn completions_are_due_when_the_link_has_sent_the_data() {
     devices();
     let (fast, slow) = (burst(0, 4), burst(1, 4));
     let gaps = |times: &[u64]| times.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>();
@@ -44,7 +45,7 @@ fn completions_are_due_when_the_link_has_carried_them() {
     let busy = |name| softverbs::link_times(name).expect("a device").tx_busy;
     assert_eq!((busy("fast"), busy("slow")), (128_000_000_000, 256_000_000_000));
 
-    // Nothing is visible before its time, then each at its time and not before; an event comes with it.
+    // Each completion becomes visible at its time and not before, together with an event.
     let opts = |channel| Opts { device: 2, len: SMALL, channel, ..Opts::default() };
     let (a, b) = pair(opts(false), opts(true));
     let to = b.address();
@@ -55,7 +56,7 @@ fn completions_are_due_when_the_link_has_carried_them() {
         let mut sges = [a.sge(0, 1 << 16)];
         assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0)), 0);
     }
-    // SAFETY: living CQs.
+    // SAFETY: the CQs are alive.
     let (sent, received) =
         unsafe { (softverbs::completion_times(a.scq), softverbs::completion_times(b.rcq)) };
     assert_eq!((sent.len(), &sent), (2, &received));

@@ -68,7 +68,7 @@ fn qps_take_from_one_queue_in_the_order_of_arrival() {
         assert_eq!((wc.wr_id, wc.status, wc.qp_num), (id, 0, b.address().qpn));
         assert_eq!(a.poll_send().status, 0);
     }
-    // Empty: it waits, and goes on with the next.
+    // Empty: the sender waits, and continues with the next receive.
     notify(&a1, &b1);
     assert!(poll(a1.scq).is_none());
     assert_eq!(b2.recv(5, 0, 0), 0);
@@ -77,7 +77,7 @@ fn qps_take_from_one_queue_in_the_order_of_arrival() {
 }
 
 #[test]
-fn its_depth_is_freed_by_polling() {
+fn polling_frees_slots() {
     let shared = srq(2);
     let b = shared.end();
     let a = connected(&b);
@@ -90,7 +90,7 @@ fn its_depth_is_freed_by_polling() {
 }
 
 #[test]
-fn completions_that_go_with_their_qp_free_their_places() {
+fn completions_that_are_dropped_with_their_qp_free_their_slots() {
     let shared = srq(1);
     let b = shared.end();
     let a = connected(&b);
@@ -118,13 +118,13 @@ fn the_limit_fires_once() {
     assert_eq!(shared.attr().srq_limit, 0);
     notify(&a, &b);
     assert_eq!(async_event(shared.ctx, false), None);
-    // Armed below the mark it fires at once.
+    // Armed when the limit is already reached, it fires immediately.
     shared.limit(2);
     assert_eq!(async_event(shared.ctx, true), Some(15));
 }
 
 #[test]
-fn an_error_leaves_the_receives_and_tells_that_no_more_come() {
+fn an_error_keeps_the_receives_and_raises_last_wqe_reached() {
     let shared = srq(4);
     let b = shared.end();
     let _a = connected(&b);
@@ -132,7 +132,7 @@ fn an_error_leaves_the_receives_and_tells_that_no_more_come() {
     assert_eq!(b.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
     assert_eq!(async_event(shared.ctx, true), Some(16));
     assert!(poll(b.rcq).is_none());
-    // The receive serves another QP.
+    // Another QP uses the receive.
     let c = shared.end();
     let a = connected(&c);
     notify(&a, &c);
@@ -140,7 +140,7 @@ fn an_error_leaves_the_receives_and_tells_that_no_more_come() {
 }
 
 #[test]
-fn it_is_kept_while_qps_use_it() {
+fn an_srq_in_use_is_not_destroyed() {
     let shared = srq(4);
     let b = shared.end();
     // SAFETY: a living SRQ; the first call refuses, the second destroys.

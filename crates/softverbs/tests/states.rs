@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use sys::ibv_qp_state as st;
 
-/// The three transitions of a connection: what they need, one attribute left out after the other.
+/// The three transitions of a connection, with each required attribute left out in turn.
 #[test]
 fn each_missing_attribute_is_refused_and_changes_nothing() {
     let peer = End::new(Opts::default());
@@ -23,7 +23,7 @@ fn each_missing_attribute_is_refused_and_changes_nothing() {
             assert_eq!(end.modify(&mut attr, bits & !bit), libc::EINVAL, "without {bit:#x} from {from}");
             assert_eq!(end.state(), from);
         }
-        // One that the transition does not know: IBV_QP_CAP.
+        // An attribute that the transition does not allow: IBV_QP_CAP.
         assert_eq!(end.modify(&mut attr, bits | 1 << 19), libc::EINVAL);
         assert_eq!(end.modify(&mut attr, bits), 0);
     }
@@ -55,7 +55,7 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
-fn there_is_no_short_cut() {
+fn no_state_can_be_skipped() {
     let end = End::new(Opts::default());
     for (from, to) in [
         (st::IBV_QPS_RESET, st::IBV_QPS_RTR),
@@ -76,7 +76,7 @@ fn there_is_no_short_cut() {
 }
 
 #[test]
-fn what_was_set_is_what_is_asked() {
+fn query_returns_the_attributes_that_were_set() {
     let (a, b) = pair(Opts { timeout: 13, retry: 5, max_rd: 3, ..Opts::default() }, Opts::default());
     // SAFETY: a living QP and two writable structs, of which zero is a value.
     let (attr, init) = unsafe {
@@ -91,7 +91,7 @@ fn what_was_set_is_what_is_asked() {
     );
     assert_eq!((attr.dest_qp_num, attr.rq_psn, attr.sq_psn), (b.address().qpn, 7, 7));
     assert_eq!((attr.cap.max_send_wr, init.cap.max_inline_data, init.qp_type), (16, 64, 2));
-    // SAFETY: any bytes make a GID.
+    // SAFETY: any bytes are a valid GID.
     assert_eq!(unsafe { attr.ah_attr.grh.dgid.raw }, b.gid());
     assert_eq!((init.send_cq, init.recv_cq), (a.scq, a.rcq));
 }
@@ -101,7 +101,7 @@ fn error_flushes_both_queues_in_order_and_reset_empties_them() {
     let (a, b) = pair(Opts::default(), Opts::default());
     let to = b.address();
     let mut sges = [a.sge(0, 8)];
-    // No receive at the peer: they wait.
+    // The peer has no receive: the sends wait.
     for id in 1..4 {
         let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0).id(id).flags(0);
         assert_eq!(a.send(wr), 0);
@@ -114,14 +114,14 @@ fn error_flushes_both_queues_in_order_and_reset_empties_them() {
         let wc = a.poll_recv();
         assert_eq!((wc.wr_id, wc.status), (10 + id, status::IBV_WC_WR_FLUSH_ERR));
     }
-    // Posted in ERR: flushed at once.
+    // Posted in ERR: flushed immediately.
     assert_eq!(a.recv(20, 0, 8), 0);
     assert_eq!(a.poll_recv().wr_id, 20);
-    // What was not polled goes with RESET.
+    // RESET drops unpolled completions.
     assert_eq!(a.recv(21, 0, 8), 0);
     assert_eq!(a.set_state(st::IBV_QPS_RESET), 0);
     assert!(poll(a.rcq).is_none());
-    // And both can be connected again.
+    // Both QPs can be connected again.
     assert_eq!(b.set_state(st::IBV_QPS_RESET), 0);
     a.connect(&b.address());
     b.connect(&a.address());
@@ -157,7 +157,7 @@ fn packet_numbers_must_agree() {
 }
 
 #[test]
-fn the_first_message_tells_a_qp_in_rtr_that_it_is_connected() {
+fn the_first_message_raises_comm_est_in_rtr() {
     let (a, b) = (End::new(Opts::default()), End::new(Opts::default()));
     a.connect(&b.address());
     b.to_init();

@@ -1,4 +1,4 @@
-//! The stand-in library has the symbols of rdma-core's, with its versions, and nothing else.
+//! The shared library exports the symbols and versions of rdma-core's, and nothing else.
 
 #[path = "support/elf.rs"]
 mod elf;
@@ -22,7 +22,7 @@ fn listed() -> Vec<Versioned> {
     all
 }
 
-/// Panics with what only one of them has.
+/// Panics with the differences.
 fn assert_same(what: &str, found: &[Versioned], expected: &[Versioned]) {
     let missing: Vec<_> = expected.iter().filter(|s| !found.contains(s)).collect();
     let extra: Vec<_> = found.iter().filter(|s| !expected.contains(s)).collect();
@@ -51,11 +51,11 @@ fn the_stand_in_needs_only_libc() {
 }
 
 #[test]
-fn the_list_is_that_of_rdma_core_44() {
+fn the_list_matches_rdma_core_44() {
     let Some(path) = REAL.iter().map(Path::new).find(|p| p.exists()) else {
         panic!("no libibverbs.so.1 in {REAL:?}: install libibverbs1 (make setup)");
     };
-    // The file behind the link is named after the version: libibverbs.so.1.14.44.0.
+    // The target of the link contains the version: libibverbs.so.1.14.44.0.
     let file = path.canonicalize().expect("it exists");
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if !name.ends_with(".44.0") {
@@ -65,9 +65,9 @@ fn the_list_is_that_of_rdma_core_44() {
     assert_same(&name, &elf::dynamic(&file).exports, &listed());
 }
 
-/// rdma-core's libraries that perftest loads ask for private symbols as well.
+/// Libraries of rdma-core that perftest loads need private symbols too.
 #[test]
-fn what_rdma_cores_other_libraries_want_is_there() {
+fn other_libraries_of_rdma_core_find_all_symbols() {
     let folder = Path::new(REAL[0]).parent().expect("a file has a folder");
     let mut seen = 0;
     for name in ["librdmacm.so.1", "libmlx5.so.1", "libefa.so.1", "libmlx4.so.1"] {

@@ -1,4 +1,5 @@
-//! Which ports reach each other: wires, prefixes and packets' lengths. A file of its own because the devices are the process's.
+//! Reachability of ports: wires, prefixes and packet lengths. The devices are those of the process:
+//! therefore these tests have their own file.
 extern crate softverbs as _;
 
 mod common;
@@ -11,7 +12,7 @@ const DEVICES: &str = "
     wide:addr=10.0.0.5/8,wire=1; low:addr=10.0.0.6/25,wire=1; high:addr=10.0.0.130/25,wire=1; point:addr=10.0.1.0/31; other:addr=10.0.1.1/31;
     small:addr=10.0.2.1/24,mtu=512; big:addr=10.0.2.2/24; behind:addr=10.0.2.3/24,path_mtu=512";
 
-/// An end on the device of this name.
+/// Creates an end on the device with this name.
 fn end(name: &str) -> End {
     let specs = DeviceSpec::parse_list(DEVICES).unwrap();
     let device = specs.iter().position(|spec| spec.name == name).unwrap();
@@ -19,7 +20,7 @@ fn end(name: &str) -> End {
     End::new(Opts { device, timeout: 8, retry: 1, ..Opts::default() })
 }
 
-/// Status of a write of so many bytes.
+/// Returns the completion status of a write of `len` bytes.
 fn write(from: &str, to: &str, len: usize) -> u32 {
     let (a, b) = (end(from), end(to));
     a.connect(&b.address());
@@ -73,7 +74,7 @@ fn packets_that_are_too_long_for_a_port_or_for_the_way_get_no_answer() {
     ] {
         let (a, b) = (end("big"), end(to));
         a.connect(&b.address());
-        // The port itself would refuse a path MTU of 1024.
+        // The port itself rejects a path MTU of 1024.
         b.to_init();
         let (mut rtr, bits) = rtr_attr(&b.opts, &a.address());
         rtr.path_mtu = sys::ibv_mtu::IBV_MTU_512;

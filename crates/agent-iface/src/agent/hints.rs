@@ -136,7 +136,7 @@ mod tests {
             prop_assert_eq!(u32::from(hint.share()), sup_bw.min(1024));
         }
 
-        /// The good header with at most one byte of the first eight changed.
+        /// A valid header with at most one byte changed.
         #[test]
         fn a_header_is_judged_by_its_first_eight_bytes(at in 0usize..16, value: u8) {
             let mut bytes = header();

@@ -78,14 +78,14 @@ impl Mapped {
 fn handle_forks() -> io::Result<()> {
     static ONCE: Once = Once::new();
     let mut code = 0;
-    // SAFETY: `leave_page` is async-signal-safe, as a fork handler of a threaded process must be.
+    // SAFETY: `replace_page` is async-signal-safe, as a fork handler of a threaded process must be.
     // Its code is never unmapped: the plugin is linked with nodelete.
-    ONCE.call_once(|| code = unsafe { libc::pthread_atfork(None, None, Some(leave_page)) });
+    ONCE.call_once(|| code = unsafe { libc::pthread_atfork(None, None, Some(replace_page)) });
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
 /// Runs in the child after a fork: only system calls, no lock, no allocation.
-extern "C" fn leave_page() {
+extern "C" fn replace_page() {
     let at = OURS.load(Ordering::Relaxed);
     if at.is_null() {
         return;

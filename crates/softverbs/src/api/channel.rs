@@ -1,4 +1,4 @@
-//! Completion channels, and the pollable queue that they and the async events of a context share.
+//! Completion channels.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ pub(crate) struct Channel {
     ibv: UnsafeCell<sys::ibv_comp_channel>,
     context: Arc<Context>,
     queue: EventQueue<Arc<Cq>>,
-    /// CQs that report to it.
+    /// CQs that use the channel.
     pub(crate) cqs: AtomicUsize,
 }
 
@@ -35,12 +35,12 @@ unsafe impl Sync for Channel {}
 unsafe impl Send for Channel {}
 
 impl Channel {
-    /// An event for the CQ.
+    /// Adds an event of the CQ.
     pub(crate) fn notify(&self, cq: &Arc<Cq>) {
         self.queue.push(Arc::clone(cq));
     }
 
-    /// The CQ goes away: its events that were not yet fetched go with it.
+    /// Withdraws the events of a CQ that is destroyed.
     pub(crate) fn withdraw(&self, cq: &Cq) {
         self.queue.retain(|queued| !std::ptr::eq(Arc::as_ptr(queued), cq));
     }
@@ -80,7 +80,7 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut sys::ibv_comp_channe
             return Err(Errno(libc::EBUSY));
         }
         this.context.children.fetch_sub(1, Ordering::AcqRel);
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Channel::release(channel) };
         Ok(())
     })

@@ -33,7 +33,7 @@ pub(crate) struct Cq {
     pub(crate) id: u32,
     offset: usize,
     bytes: usize,
-    /// QPs that complete to it, counted once per direction.
+    /// QPs that use it, counted once per direction.
     pub(crate) qps: AtomicUsize,
     pub(crate) acks: Acks,
     pub(crate) async_acks: Acks,
@@ -58,7 +58,7 @@ impl Cq {
     ) -> Result<Arc<Self>, Errno> {
         let depth = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n));
         let Some(depth) = depth else {
-            fault!("ibv_create_cq: {cqe} entries asked for, expected 1 to {MAX_CQE}");
+            fault!("ibv_create_cq: {cqe} entries requested, expected 1 to {MAX_CQE}");
             return Err(Errno(libc::EINVAL));
         };
         if !(0..COMP_VECTORS).contains(&vector) {
@@ -100,7 +100,7 @@ impl Cq {
         Ok(cq)
     }
 
-    /// The `cq_context` of its creation.
+    /// Returns the `cq_context` of the creation.
     pub(crate) fn cq_context(&self) -> *mut c_void {
         // SAFETY: written before the CQ was shared, never after.
         unsafe { (*self.as_c()).cq_context }
@@ -110,9 +110,9 @@ impl Cq {
         Ring::new(&process.own, self.index).ok_or(Errno(libc::EIO))
     }
 
-    /// Puts the events that are due into the channel. The caller found us in the table and still
-    /// holds its lock: once `destroy` has taken us out, the ring is another CQ's, and the program
-    /// must hear no more of us.
+    /// Puts due events into the channel. The caller holds the lock of the table: after `destroy`
+    /// has removed the CQ from the table, the ring belongs to another CQ and there must be no more
+    /// events of this one.
     pub(crate) fn deliver(self: &Arc<Self>, process: &Process) {
         let Ok(ring) = self.ring(process) else { return };
         for _ in 0..ring.take_events() {
@@ -122,7 +122,7 @@ impl Cq {
         }
     }
 
-    /// Looks for entries whose time has come. The table's lock is held as for `deliver`.
+    /// Announces entries that have become visible. The lock of the table is held, as for `deliver`.
     fn announce(self: &Arc<Self>, process: &Process, now: u64) {
         if self.channel.is_none() {
             return;
@@ -134,7 +134,7 @@ impl Cq {
         self.deliver(process);
     }
 
-    /// Takes out what QP `qpn` left, and frees the places of its receives.
+    /// Removes the completions of QP `qpn` and frees their queue slots.
     pub(crate) fn purge(&self, qpn: u32) {
         let Ok(process) = process::get() else { return };
         if let Ok(ring) = self.ring(process) {
@@ -165,7 +165,7 @@ impl Cq {
     }
 }
 
-/// Looks in all CQs for entries whose time has come.
+/// Announces entries that have become visible, in all CQs.
 pub(crate) fn announce_all(process: &Process) {
     for cq in process.cqs.all() {
         let now = clock::now();
@@ -173,7 +173,7 @@ pub(crate) fn announce_all(process: &Process) {
     }
 }
 
-/// Makes entry `index` of our table an empty CQ; gives its id.
+/// Initialises entry `index` of the CQ table. Returns the id of the CQ.
 fn init(process: &Process, index: u32, offset: usize, depth: u32) -> Result<u32, Errno> {
     let shared = process.own.cq(index).ok_or(Errno(libc::EIO))?;
     let uses = shared.locks_made.load(Relaxed);
@@ -190,8 +190,8 @@ fn init(process: &Process, index: u32, offset: usize, depth: u32) -> Result<u32,
     Ok(id)
 }
 
-/// Adds a completion to CQ `index` of `peer` and tells its owner. `false` when the CQ takes none
-/// any more.
+/// Adds a completion to CQ `index` of `peer` and notifies the owner. Returns `false` if the CQ has
+/// failed.
 pub(crate) fn complete(process: &Process, peer: &Peer, index: u32, completion: &Completion) -> bool {
     let Some(ring) = Ring::new(peer, index) else { return false };
     match ring.push(completion, clock::now) {
@@ -212,8 +212,8 @@ pub(crate) fn complete(process: &Process, peer: &Peer, index: u32, completion: &
             let (depth, id) =
                 peer.cq(index).map_or((0, 0), |cq| (cq.depth.load(Relaxed), cq.id.load(Relaxed)));
             fault!(
-                "CQ overrun in process {}: a completion of QP {:#x} came when all {depth} entries were unpolled; \
-                 poll it in time or make it larger",
+                "CQ overrun in process {}: a completion of QP {:#x} arrived while all {depth} entries were unpolled; \
+                 poll more often or create a larger CQ",
                 peer.pid,
                 completion.qpn
             );
@@ -258,7 +258,7 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
         unsafe { Cq::from_c(cq.cast()) }?.destroy(process)?;
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Cq::release(cq.cast()) };
         Ok(())
     })

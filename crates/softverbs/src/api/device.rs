@@ -1,4 +1,4 @@
-//! The devices and the contexts opened on them.
+//! Devices and contexts.
 
 use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
@@ -15,15 +15,15 @@ use crate::config::{self, Capability, DeviceSpec};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
 
-/// A device. Lives as long as the process, so a pointer from a freed list stays good.
+/// A device. It lives as long as the process: pointers from a freed list stay valid.
 #[repr(C)]
 pub(crate) struct Device {
     ibv: sys::ibv_device,
-    /// How it is configured.
+    /// The configuration.
     pub(crate) spec: &'static DeviceSpec,
-    /// Place in the list.
+    /// Index in the list.
     pub(crate) index: usize,
-    /// The port's GID table.
+    /// The configured GID table.
     pub(crate) gids: Vec<Gid>,
     /// Node and port GUID.
     pub(crate) guid: u64,
@@ -31,42 +31,42 @@ pub(crate) struct Device {
     pub(crate) lid: u16,
 }
 
-// SAFETY: nothing of it changes after it is made, and its C part holds no pointer that is followed.
+// SAFETY: it never changes, and no pointer in its C struct is dereferenced.
 unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-/// An open device. Its last public field is the `ibv_context` that C sees.
+/// An open device. C uses the `ibv_context` inside `verbs`.
 #[repr(C)]
 pub(crate) struct Context {
     verbs: UnsafeCell<sys::verbs_context>,
-    /// The device it is open on.
+    /// The device.
     pub(crate) device: &'static Device,
-    /// PDs, CQs and channels made on it and not yet destroyed.
+    /// PDs, CQs and channels that are not destroyed.
     pub(crate) children: AtomicUsize,
-    /// Async events that the program has not fetched.
+    /// Asynchronous events that are not yet delivered.
     pub(crate) events: EventQueue<Event>,
 }
 
-// SAFETY: the C struct is written before it is shared; what C may change of it (its mutex) we never
-// touch.
+// SAFETY: the C struct is written before it is shared. C may change its mutex, which Rust never
+// accesses.
 unsafe impl Sync for Context {}
 // SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Context {}
 
 static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
 
-/// The contexts that are open now, for events of a port.
+/// Returns the open contexts, for events of a port.
 pub(crate) fn open_contexts() -> Vec<Arc<Context>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The devices in list order.
+/// Returns the devices in the order of the configuration.
 pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         // Before anything is counted.
-        crate::control::report::arrange();
+        crate::process::report::arrange();
         let specs = config::devices();
         if specs.len() > MAX_DEVICES {
             fault!("{} devices are configured, only the first {MAX_DEVICES} are used", specs.len());
@@ -96,26 +96,27 @@ impl Device {
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        let nowhere = || format!("/sys/class/infiniband/{}", spec.name);
-        copy_str(&mut ibv.ibdev_path, &spec.sysfs.clone().unwrap_or_else(nowhere));
+        let missing = || format!("/sys/class/infiniband/{}", spec.name);
+        copy_str(&mut ibv.ibdev_path, &spec.sysfs.clone().unwrap_or_else(missing));
         let guid = gid::guid(spec);
         let lid = gid::lid(spec);
         Self { ibv, spec, index, gids: gid::table(spec), guid, lid }
     }
 
-    /// What C holds.
+    /// Returns the pointer for C.
     pub(crate) fn as_ptr(&'static self) -> *mut sys::ibv_device {
         std::ptr::from_ref(&self.ibv).cast_mut()
     }
 
-    /// From what C holds: found by address, so that a foreign pointer is refused, not followed.
+    /// Returns the device for a pointer from C. The address is looked up: a wrong pointer is
+    /// rejected, not dereferenced.
     pub(crate) fn from_ptr(ptr: *mut sys::ibv_device) -> Result<&'static Self, Errno> {
         all().iter().find(|device| device.as_ptr() == ptr).ok_or(Errno(libc::EINVAL))
     }
 }
 
 impl Context {
-    /// What C holds.
+    /// Returns the pointer for C.
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_context {
         let verbs = self.verbs.get();
         verbs.wrapping_byte_add(offset_of!(sys::verbs_context, context)).cast()
@@ -129,25 +130,25 @@ impl Context {
         Ok(ptr.wrapping_byte_sub(offset).cast::<Self>())
     }
 
-    /// From what C holds.
+    /// Returns the context for a pointer from C.
     ///
     /// # Safety
     /// `ptr` is null or came from [`ibv_open_device`] and is not closed during `'a`.
     pub(crate) unsafe fn from_ptr<'a>(ptr: *mut sys::ibv_context) -> Result<&'a Self, Errno> {
         let outer = Self::outer(ptr)?;
-        // SAFETY: every context that we gave out is the field of a `Context` at that offset.
+        // SAFETY: every context handed to C is the field of a `Context` at that offset.
         Ok(unsafe { &*outer })
     }
 
-    /// As [`Context::from_ptr`], counted, for objects made on it.
+    /// Like [`Context::from_ptr`], with a new reference.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Context::from_ptr`].
     pub(crate) unsafe fn arc_from_ptr(ptr: *mut sys::ibv_context) -> Result<Arc<Self>, Errno> {
         let outer = Self::outer(ptr)?;
-        // SAFETY: made by `Arc::into_raw` in `open`, and C's count is still there.
+        // SAFETY: `open` used `Arc::into_raw`, and C still holds its reference.
         unsafe { Arc::increment_strong_count(outer) };
-        // SAFETY: the count just added is ours.
+        // SAFETY: consumes the reference that was just added.
         Ok(unsafe { Arc::from_raw(outer) })
     }
 
@@ -173,7 +174,7 @@ impl Context {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|context| context.strong_count() > 0);
         open.push(Arc::downgrade(&context));
-        // C's count, taken back by `ibv_close_device`.
+        // The reference of C, dropped by `ibv_close_device`.
         let _ = Arc::into_raw(context);
         Ok(ptr)
     }
@@ -186,7 +187,7 @@ impl Context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(num: *mut std::ffi::c_int) -> *mut *mut sys::ibv_device {
     border::pointer("ibv_get_device_list", || {
-        crate::api::sysfs::listed();
+        crate::api::sysfs::mark_listed();
         let devices = all();
         // SAFETY: calloc of a non-zero size; zeroed memory is an array of null pointers.
         let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut sys::ibv_device>()) };
@@ -223,13 +224,13 @@ extern "C" fn ibv_get_device_name(device: *mut sys::ibv_device) -> *const std::f
     border::pointer("ibv_get_device_name", || Ok(Device::from_ptr(device)?.ibv.name.as_ptr().cast_mut()))
 }
 
-/// `ibv_get_device_guid(3)`: big-endian; 0 for a pointer that is no device.
+/// `ibv_get_device_guid(3)`: big-endian; 0 for an invalid pointer.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut sys::ibv_device) -> u64 {
     Device::from_ptr(device).map_or(0, |device| device.guid.to_be())
 }
 
-/// `ibv_get_device_index(3)`: -1 for a pointer that is no device.
+/// `ibv_get_device_index(3)`: -1 for an invalid pointer.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(device: *mut sys::ibv_device) -> std::ffi::c_int {
     Device::from_ptr(device).map_or(-1, |device| i32::try_from(device.index).unwrap_or(-1))
@@ -241,8 +242,8 @@ extern "C" fn ibv_open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_con
     border::pointer("ibv_open_device", || Context::open(Device::from_ptr(device)?))
 }
 
-/// `ibv_close_device(3)`: as the man page has it, objects that still exist are not released; as in
-/// the kernel, the QPs among them end.
+/// `ibv_close_device(3)`: as in the man page, remaining objects are not released; as in the kernel,
+/// remaining QPs stop working.
 ///
 /// # Safety
 /// `context` is open, and no other call uses it.
@@ -257,9 +258,9 @@ unsafe extern "C" fn ibv_close_device(context: *mut sys::ibv_context) -> std::ff
                 "ibv_close_device({}): {children} PDs, CQs or channels still exist; destroy them first",
                 this.device.spec.name
             );
-            crate::api::qp::abandon(this);
+            crate::api::qp::disconnect_all(this);
         }
-        // SAFETY: C's count, made by `open`; the caller gives up its pointer.
+        // SAFETY: the reference of C from `open`; the caller does not use the pointer again.
         drop(unsafe { Arc::from_raw(std::ptr::from_ref(this)) });
         Ok(())
     })

@@ -1,6 +1,6 @@
-//! Files that stand for DMA-BUFs: mapped by this process as long as they are registered. Any file
-//! serves that can be mapped shared and written to, a memfd as well as a real DMA-BUF whose
-//! exporter allows that (udmabuf does, a GPU's driver does not).
+//! Files in the role of DMA-BUFs, which this process maps while they are registered. Any file works
+//! that can be mapped shared and writable: a memfd, or a DMA-BUF whose exporter supports it
+//! (udmabuf does, GPU drivers do not).
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -10,21 +10,21 @@ use std::os::fd::FromRawFd;
 use crate::abi::border::{Errno, last_errno};
 use crate::log::fault;
 
-/// Whole pages of a file.
+/// Mapped pages of a file.
 pub(crate) struct Mapping {
     start: *mut libc::c_void,
     bytes: usize,
-    /// Of what is registered, in its first page.
+    /// Offset of the registered range in the first page.
     offset: usize,
 }
 
-// SAFETY: an address and a length; the memory is reached through the kernel only.
+// SAFETY: an address and a length; only the kernel accesses the memory.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Where what is registered begins in this process.
+    /// Returns the start of the registered range in this process.
     pub(crate) fn addr(&self) -> usize {
         self.start.expose_provenance() + self.offset
     }
@@ -32,48 +32,53 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody else's.
+        // SAFETY: mapped by `map`, and owned by `self`.
         unsafe { libc::munmap(self.start, self.bytes) };
     }
 }
 
-/// `len` bytes from `offset` of the file on, by the kernel's rules: `iova` is at the same place of
-/// a page, and the file has the bytes. The file may be closed after it.
+/// Maps `len` bytes of the file, starting at `offset`. As in the kernel, `iova` and `offset` must
+/// be equal modulo the page size, and the file must be long enough. The file may be closed
+/// afterwards.
 pub(crate) fn map(fd: c_int, offset: u64, len: usize, iova: u64) -> Result<Mapping, Errno> {
-    let refuse = |why: String, errno| {
-        fault!("ibv_reg_dmabuf_mr: {len} bytes from offset {offset} of file {fd} on: {why}");
+    let reject = |why: String, errno| {
+        fault!("ibv_reg_dmabuf_mr: {len} bytes at offset {offset} of file {fd}: {why}");
         Err(Errno(errno))
     };
-    // SAFETY: takes a name.
+    // SAFETY: takes an integer.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     if offset % page != iova % page {
-        return refuse(format!("iova {iova:#x} is not at the same place of a page"), libc::EINVAL);
+        return reject(
+            format!("iova {iova:#x} and the offset differ modulo the page size ({page})"),
+            libc::EINVAL,
+        );
     }
     if fd < 0 {
-        return refuse("no such file".to_owned(), libc::EBADF);
+        return reject("no such file".to_owned(), libc::EBADF);
     }
-    // SAFETY: the caller's; not closed here, and one that does not exist only fails.
+    // SAFETY: the descriptor of the caller, which is not closed here. An invalid one only causes
+    // errors.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let size = match file.metadata() {
         Ok(metadata) => metadata.len(),
-        Err(e) => return refuse(e.to_string(), e.raw_os_error().unwrap_or(libc::EBADF)),
+        Err(e) => return reject(e.to_string(), e.raw_os_error().unwrap_or(libc::EBADF)),
     };
     // A DMA-BUF has whole pages.
     let size = size.next_multiple_of(page);
     if offset.checked_add(len as u64).is_none_or(|end| end > size) {
-        return refuse(format!("it has {size}"), libc::EINVAL);
+        return reject(format!("the file has {size} bytes"), libc::EINVAL);
     }
     let inside = offset % page;
     let (first, bytes) = (offset - inside, len + inside as usize);
     let Ok(first) = libc::off_t::try_from(first) else {
-        return refuse("the offset is too large".to_owned(), libc::EINVAL);
+        return reject("the offset is too large".to_owned(), libc::EINVAL);
     };
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, first) };
     if start == libc::MAP_FAILED {
         let errno = last_errno();
-        return refuse("it cannot be mapped".to_owned(), errno.0);
+        return reject("the file cannot be mapped".to_owned(), errno.0);
     }
     Ok(Mapping { start, bytes, offset: inside as usize })
 }

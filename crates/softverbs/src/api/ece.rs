@@ -1,9 +1,9 @@
-//! Enhanced connection establishment: `ibv_query_ece` and `ibv_set_ece`, where the device has
+//! Enhanced connection establishment (ECE): `ibv_query_ece` and `ibv_set_ece`, for devices with
 //! options (`ece=`).
 //!
-//! An option holds on a queue pair when its device has it and what was set before RTR asks for it.
-//! So two ends agree when the one that accepts sets what the other has, tells what is left of it,
-//! and the other sets that.
+//! An option is in effect on a QP if the device supports it and the program has set it before RTR.
+//! Two ends negotiate as follows: the accepting end sets the options of the other end, returns the
+//! resulting options, and the other end sets these.
 
 use std::ffi::c_int;
 use std::sync::PoisonError;
@@ -26,7 +26,7 @@ pub(crate) struct Ece {
     comp_mask: u32,
 }
 
-/// What `vendor_id` says: `vendor_id` of the devices.
+/// The `vendor_id` of all devices.
 const VENDOR: u32 = crate::api::query::VENDOR_ID;
 
 impl Qp {
@@ -34,7 +34,7 @@ impl Qp {
         self.context.device.spec.ece.ok_or(Errno(libc::EOPNOTSUPP))
     }
 
-    /// The options that hold, once it has met its peer.
+    /// Returns the options in effect; `None` if none were set.
     pub(crate) fn agreed_ece(&self) -> Option<u32> {
         let set = *self.ece.lock().unwrap_or_else(PoisonError::into_inner);
         Some(set? & self.context.device.spec.ece?)
@@ -59,8 +59,7 @@ impl Qp {
     }
 }
 
-/// `ibv_query_ece(3)`: what the device has; of a queue pair that something was set on, what is left
-/// of that.
+/// `ibv_query_ece(3)`: the options in effect, or those of the device if none were set.
 ///
 /// # Safety
 /// `qp` is alive, `ece` writable.

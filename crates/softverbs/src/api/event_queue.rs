@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::abi::border::{Errno, last_errno};
 
-/// A queue with a descriptor that is readable while something is in it. The program may set
+/// A queue with a descriptor that is readable while the queue is not empty. The program may set
 /// O_NONBLOCK.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
@@ -15,64 +15,65 @@ pub(crate) struct EventQueue<T> {
 }
 
 impl<T> EventQueue<T> {
-    /// Empty.
+    /// Creates an empty queue.
     pub(crate) fn new() -> Result<Self, Errno> {
-        // SAFETY: takes integers, gives a descriptor or -1.
+        // SAFETY: takes integers, returns a descriptor or -1.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
         if fd < 0 {
             return Err(last_errno());
         }
-        // SAFETY: just opened, and nobody else has it.
+        // SAFETY: a new descriptor that nothing else owns.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, queue: Mutex::default() })
     }
 
-    /// For `poll(2)`.
+    /// Returns the descriptor for `poll(2)`.
     pub(crate) fn fd(&self) -> c_int {
         self.fd.as_raw_fd()
     }
 
-    /// Adds one.
+    /// Appends an item.
     pub(crate) fn push(&self, item: T) {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
         let one = 1_u64;
-        // SAFETY: eight readable bytes, as an eventfd wants. It cannot be full: that takes 2^64
-        // events.
+        // SAFETY: eight readable bytes, as eventfd requires. The counter cannot overflow before
+        // 2^64 events.
         unsafe { libc::write(self.fd(), (&raw const one).cast::<c_void>(), 8) };
     }
 
-    /// Waits for one, unless the descriptor is non-blocking (EAGAIN).
+    /// Removes the first item. Waits for one, or fails with EAGAIN if the descriptor is
+    /// non-blocking.
     pub(crate) fn pop(&self) -> Result<T, Errno> {
         loop {
             let mut one = 0_u64;
-            // SAFETY: eight writable bytes, as an eventfd wants.
+            // SAFETY: eight writable bytes, as eventfd requires.
             let n = unsafe { libc::read(self.fd(), (&raw mut one).cast::<c_void>(), 8) };
             if n != 8 {
                 return Err(last_errno());
             }
-            // Empty if what was announced has been withdrawn.
+            // Empty if the item was withdrawn.
             if let Some(item) = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
                 return Ok(item);
             }
         }
     }
 
-    /// Withdraws what is not to be kept.
+    /// Withdraws the items for which `keep` returns false.
     pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let before = queue.len();
         queue.retain(keep);
         for _ in queue.len()..before {
-            self.take_back();
+            self.clear_one();
         }
     }
 
-    /// Keeps the descriptor from being readable for an item that is gone.
-    fn take_back(&self) {
+    /// Consumes the readiness of a withdrawn item.
+    fn clear_one(&self) {
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         if unsafe { libc::poll(&raw mut poll, 1, 0) } > 0 {
             let mut one = 0_u64;
-            // SAFETY: eight writable bytes. Another reader may come first: then it loops in `pop`.
+            // SAFETY: eight writable bytes. If another reader comes first, it loops in `pop`.
             unsafe { libc::read(self.fd(), (&raw mut one).cast::<c_void>(), 8) };
         }
     }

@@ -1,5 +1,5 @@
-//! Async events: raised by whoever sees the cause, in the owner's segment; handed to the owner's
-//! program.
+//! Asynchronous events. Any process raises them in the segment of the object's owner; the owner
+//! delivers them to its program.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::process::{self, Process};
 use crate::shm::layout::EVENTS;
 use crate::shm::peer::Peer;
 
-/// `enum ibv_event_type`, those that occur here. Integers, since C may know more than an enum does.
+/// Values of `enum ibv_event_type`. They are integers: C may use values that a Rust enum does not
+/// have.
 pub(crate) const CQ_ERR: u32 = 0;
 pub(crate) const QP_FATAL: u32 = 1;
 pub(crate) const QP_REQ_ERR: u32 = 2;
@@ -33,7 +34,7 @@ pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
 pub(crate) const GID_CHANGE: u32 = 18;
 
-/// What an event is about.
+/// The object of an event.
 pub(crate) enum Target {
     /// A QP.
     Qp(Arc<Qp>),
@@ -41,11 +42,11 @@ pub(crate) enum Target {
     Cq(Arc<Cq>),
     /// An SRQ.
     Srq(Arc<Srq>),
-    /// The device's one port. Of the context in whose queue it is.
+    /// The port of the device, for the context that has the event in its queue.
     Port,
 }
 
-/// An event that the program has not fetched.
+/// An undelivered event.
 pub(crate) struct Event {
     kind: u32,
     target: Target,
@@ -80,13 +81,13 @@ impl Target {
     }
 }
 
-/// Events of the device and its one port, which name no other object.
+/// Returns whether an event concerns the device or its port, and no other object.
 pub(crate) fn of_the_port(kind: u32) -> bool {
     matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE)
 }
 
-/// Raises event `kind` for the object at `index` of the segment's table; `id` says which object
-/// that was.
+/// Raises event `kind` for the object at `index` of the segment's table. `id` identifies the
+/// object. For events of a port, `index` is the link.
 pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     let header = peer.header();
     {
@@ -108,10 +109,10 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
     }
 }
 
-/// Puts an event into the queue of its object's context, if it is still the same object. The
-/// table's lock is held over both, so that `finish`, which comes after the object was taken out of
-/// the table, finds all there will be.
-fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
+/// Puts an event into the queue of its object's context, if the object still exists. The lock of
+/// the table is held throughout: `finish`, which runs after the object was removed from the table,
+/// sees all events.
+fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
     let push = |target: Target| {
         if let Some(context) = target.context().map(Arc::clone) {
             context.events.push(Event { kind, target });
@@ -145,7 +146,7 @@ fn hand_over(process: &Process, kind: u32, index: u32, id: u32) {
     };
 }
 
-/// Hands what was raised for us to the contexts.
+/// Delivers all events that were raised for this process.
 pub(crate) fn dispatch(process: &Process) {
     let header = process.own.header();
     loop {
@@ -159,12 +160,12 @@ pub(crate) fn dispatch(process: &Process) {
             header.event_head.store(head.wrapping_add(1), Relaxed);
             (slot.kind.load(Relaxed), slot.index.load(Relaxed), slot.id.load(Relaxed))
         };
-        hand_over(process, kind, index, id);
+        deliver(process, kind, index, id);
     }
 }
 
-/// Withdraws what the program has not fetched about an object that it destroys, and waits until the
-/// rest is acknowledged.
+/// Withdraws undelivered events of an object that the program destroys, and waits until delivered
+/// ones are acknowledged.
 pub(crate) fn finish(context: &Context, element: *mut c_void, acks: &Acks) {
     context.events.retain(|event| event.target.element() != element);
     acks.wait();
@@ -180,7 +181,7 @@ unsafe extern "C" fn ibv_get_async_event(
     event: *mut sys::ibv_async_event,
 ) -> c_int {
     border::minus_one("ibv_get_async_event", || {
-        // Counted, since a thread may still wait here when the device is closed.
+        // With a reference: a thread may still wait here when the device is closed.
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
         let found = context.events.pop()?;
@@ -215,7 +216,8 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut sys::ibv_async_event) {
             (&raw const (*event).element).cast::<*mut c_void>().read(),
         )
     };
-    // SAFETY: the event says what its element is, and the object is alive as the caller guarantees.
+    // SAFETY: the event type determines the type of the element, which is alive as the caller
+    // guarantees.
     let acks: Result<&Acks, Errno> = unsafe {
         match kind {
             _ if of_the_port(kind) => return,

@@ -1,4 +1,4 @@
-//! What programs call: the verbs, one file for each object or task.
+//! What programs call: the verbs, with one file for each object or task.
 
 pub(crate) mod channel;
 pub(crate) mod cq;

@@ -1,4 +1,4 @@
-//! `ibv_modify_qp`: which attributes a transition of an RC QP needs and allows, and what it does.
+//! `ibv_modify_qp`: the state transitions of an RC QP, with their required and optional attributes.
 
 use std::ffi::c_int;
 use std::sync::PoisonError;
@@ -51,8 +51,8 @@ masks! {
     DEST_QPN = 1 << 20, "IBV_QP_DEST_QPN";
 }
 
-/// What a transition needs and what it also allows; `None` if there is no such transition. The
-/// table of the InfiniBand specification (11.2.5.2), for RC.
+/// Returns the required and the optional attributes of a transition, or `None` if there is no such
+/// transition. This is the table of the InfiniBand specification (11.2.5.2) for RC.
 fn rules(from: u32, to: u32) -> Option<(u32, u32)> {
     let running = CUR_STATE | ACCESS | ALT_PATH | MIGRATION | RNR_TIMER;
     Some(match (from, to) {
@@ -84,7 +84,7 @@ fn check_mask(from: u32, to: u32, mask: u32) -> Result<(), String> {
         return Err(format!("there is no transition from {path}"));
     };
     if needed & !mask != 0 {
-        return Err(format!("{path} lacks {}", names(needed & !mask)));
+        return Err(format!("{path} requires {}", names(needed & !mask)));
     }
     match mask & !(needed | allowed | STATE) {
         0 => Ok(()),
@@ -96,7 +96,7 @@ fn mtu_bytes(mtu: u32) -> Option<u32> {
     (1..=5).contains(&mtu).then(|| 128 << mtu)
 }
 
-/// The values of the attributes that are set.
+/// Checks the values of the attributes in `mask`.
 fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), String> {
     let device = qp.context.device;
     let below = |bit: u32, name: &str, value: u32, max: u32| match mask & bit != 0 && value > max {
@@ -124,15 +124,13 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
     if mask & AV != 0 {
         let (global, index) = (attr.ah_attr.is_global != 0, usize::from(attr.ah_attr.grh.sgid_index));
         if !global && device.spec.link_layer == LinkLayer::Ethernet {
-            return Err(String::from(
-                "ah_attr.is_global is 0, but Ethernet knows no other addresses than GIDs",
-            ));
+            return Err(String::from("ah_attr.is_global is 0, but Ethernet has no addresses except GIDs"));
         }
         if global {
             let gids = port::gids(device);
             match gids.get(index) {
                 None => return Err(format!("sgid_index is {index}, the port has {} GIDs", gids.len())),
-                Some(None) => return Err(format!("sgid_index is {index}, where no GID is")),
+                Some(None) => return Err(format!("sgid_index is {index}, which is empty")),
                 Some(Some(_)) => {}
             }
         }
@@ -149,7 +147,7 @@ macro_rules! copy_fields {
     };
 }
 
-/// Keeps what was set, for `ibv_query_qp` and for the send queue.
+/// Stores the attributes, for `ibv_query_qp` and the send queue.
 fn keep(to: &mut sys::ibv_qp_attr, from: &sys::ibv_qp_attr, mask: u32) {
     copy_fields! { mask, from, to;
         SQD_NOTIFY => en_sqd_async_notify;
@@ -171,9 +169,9 @@ fn keep(to: &mut sys::ibv_qp_attr, from: &sys::ibv_qp_attr, mask: u32) {
     }
 }
 
-/// Shows the peer what it must know. The caller holds the shared lock.
+/// Publishes the attributes that the peer needs. The caller holds the shared lock.
 fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
-    // SAFETY: any bytes make a GID.
+    // SAFETY: any bytes are a valid GID.
     let [high, low] = gids::halves(unsafe { attr.ah_attr.grh.dgid.raw });
     shared.access.store(attr.qp_access_flags, Relaxed);
     shared.dest_qpn.store(attr.dest_qp_num, Relaxed);
@@ -213,7 +211,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Both locks are held.
+    /// Applies a valid change. The caller holds both locks.
     fn apply(
         &self,
         process: &Process,
@@ -271,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_needed_attribute_is_missed_by_name() {
+    fn each_missing_attribute_is_named() {
         for (from, to) in [(RESET, INIT), (INIT, RTR), (RTR, RTS)] {
             let (needed, _) = rules(from, to).expect("a transition");
             assert_eq!(check_mask(from, to, needed | STATE), Ok(()));

@@ -1,9 +1,8 @@
-//! Memory registrations and their keys.
+//! Memory regions and their keys.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::fmt;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys as sys;
@@ -16,45 +15,41 @@ use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
 use crate::process::{self, Process, injected};
 use crate::shm::layout::{MRS, MrShared};
-use crate::shm::peer::Peer;
+use crate::wire::access::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE};
 use crate::wire::bounce;
 
-pub(crate) const LOCAL_WRITE: u32 = 1;
-pub(crate) const REMOTE_WRITE: u32 = 1 << 1;
-pub(crate) const REMOTE_READ: u32 = 1 << 2;
-pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
 const ZERO_BASED: u32 = 1 << 5;
 const ON_DEMAND: u32 = 1 << 6;
-/// `IBV_ACCESS_HUGETLB` is the highest of the bits that must be understood.
+/// All flags up to `IBV_ACCESS_HUGETLB`, which must be known.
 const KNOWN: u32 = (1 << 8) - 1;
-/// `IBV_ACCESS_OPTIONAL_RANGE`: bits that may be ignored, such as relaxed ordering.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: flags that may be ignored, such as relaxed ordering.
 const OPTIONAL: u32 = 0x3ff0_0000;
 
-/// Which keys are free. A key is the index of its entry (upper half) and a number that differs at
-/// each use.
+/// The allocator of keys. A key consists of the index of its entry (upper half) and a random number
+/// that changes with each use.
 pub(crate) struct Keys(Mutex<Free>);
 
 struct Free {
     indices: Vec<u32>,
     next: u32,
     random: u64,
-    /// Registrations so far.
+    /// Registrations made so far.
     made: u64,
 }
 
 impl Keys {
-    /// None in use. `seed` differs between processes, so that one's keys are nonsense to another.
+    /// Creates an allocator without keys. `seed` differs between processes, and so do their keys.
     pub(crate) fn new(seed: u64) -> Self {
         Self(Mutex::new(Free { indices: Vec::new(), next: 0, random: seed, made: 0 }))
     }
 
-    /// Keys in use.
+    /// Returns the number of keys in use.
     pub(crate) fn used(&self) -> usize {
         let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.next as usize - free.indices.len()
     }
 
-    /// Keys that were ever given out.
+    /// Returns the number of keys ever allocated.
     pub(crate) fn made(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).made
     }
@@ -68,11 +63,11 @@ impl Keys {
                 free.next - 1
             }
             None => {
-                fault!("ibv_reg_mr: {MAX_MR} registrations exist, the most there can be");
+                fault!("ibv_reg_mr: {MAX_MR} memory regions exist, which is the maximum");
                 return Err(Errno(libc::ENOMEM));
             }
         };
-        // xorshift: good enough to make a stale or guessed key wrong. Zero is no key.
+        // xorshift: makes it unlikely that a stale or guessed key is valid. Zero is never a key.
         free.random ^= free.random << 13;
         free.random ^= free.random >> 7;
         free.random ^= free.random << 17;
@@ -86,61 +81,13 @@ impl Keys {
     }
 }
 
-/// Why a key does not give access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Denied {
-    /// No such key now.
-    Key,
-    /// Another PD's.
-    Pd,
-    /// Outside: the range that is registered.
-    Bounds(u64, u64),
-    /// The registration lacks this access; what it has.
-    Access(u32),
-}
-
-impl fmt::Display for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Key => {
-                write!(f, "no memory is registered under this key (deregistered, or of another process?)")
-            }
-            Self::Pd => write!(f, "the registration is in another protection domain than the QP"),
-            Self::Bounds(from, to) => write!(f, "outside of the registration, which is {from:#x}..{to:#x}"),
-            Self::Access(have) => write!(f, "the registration has only access {have:#x}"),
-        }
-    }
-}
-
-/// Checks that key `key` of `peer` gives `access` to `len` bytes from `addr`, and gives the address
-/// in the peer's memory.
-pub(crate) fn check(peer: &Peer, key: u32, pd: u32, addr: u64, len: u64, access: u32) -> Result<u64, Denied> {
-    let mr = peer.mr(key >> 16).ok_or(Denied::Key)?;
-    if key == 0 || mr.key.load(Acquire) != key {
-        return Err(Denied::Key);
-    }
-    if mr.pd.load(Relaxed) != pd {
-        return Err(Denied::Pd);
-    }
-    let (iova, size) = (mr.iova.load(Relaxed), mr.len.load(Relaxed));
-    let offset = addr.wrapping_sub(iova);
-    if addr < iova || offset > size || len > size - offset {
-        return Err(Denied::Bounds(iova, iova.saturating_add(size)));
-    }
-    let have = mr.access.load(Relaxed);
-    if have & access != access {
-        return Err(Denied::Access(have));
-    }
-    Ok(mr.addr.load(Relaxed).wrapping_add(offset))
-}
-
 /// `struct ibv_mr`
 #[repr(C)]
 pub(crate) struct Mr {
     ibv: UnsafeCell<sys::ibv_mr>,
     pd: Arc<Pd>,
     index: u32,
-    /// Of a DMA-BUF: where this process has it.
+    /// The mapping of a DMA-BUF.
     _mapping: Option<Mapping>,
 }
 
@@ -153,7 +100,7 @@ unsafe impl Sync for Mr {}
 // SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Mr {}
 
-/// The kernel's rules for access flags.
+/// Checks access flags by the rules of the kernel.
 fn check_access(call: &str, access: u32) -> Result<(), Errno> {
     let why = if access & ON_DEMAND != 0 {
         fault!("{call}: on-demand paging is not supported");
@@ -169,7 +116,7 @@ fn check_access(call: &str, access: u32) -> Result<(), Errno> {
     Err(Errno(libc::EINVAL))
 }
 
-/// EINVAL for ranges that cannot be.
+/// Fails with EINVAL for an invalid range.
 fn check_range(call: &str, addr: usize, len: usize, iova: u64) -> Result<(), Errno> {
     let wraps = addr.checked_add(len).is_none() || iova.checked_add(len as u64).is_none();
     if len > 0 && len as u64 <= MAX_MR_SIZE && !wraps {
@@ -179,23 +126,25 @@ fn check_range(call: &str, addr: usize, len: usize, iova: u64) -> Result<(), Err
     Err(Errno(libc::EINVAL))
 }
 
-/// EFAULT if part of the range is no memory of this process, as when the kernel pins it.
+/// Fails with EFAULT if part of the range is not mapped, as the kernel does when it pins pages.
 fn check_mapped(addr: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: takes a name.
+    // SAFETY: takes an integer.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let start = addr / page * page;
     let end = addr + len;
-    // SAFETY: MS_ASYNC changes nothing; of a range that is not mapped it says ENOMEM.
+    // SAFETY: MS_ASYNC has no effect except the error ENOMEM for an unmapped range.
     let rc = unsafe { libc::msync(std::ptr::without_provenance_mut(start), end - start, libc::MS_ASYNC) };
     if rc != 0 {
         fault!(
-            "ibv_reg_mr: {addr:#x}..{end:#x} is not all memory of this process (device memory is not supported)"
+            "ibv_reg_mr: {addr:#x}..{end:#x} is not completely mapped in this process (device memory is not supported)"
         );
         return Err(Errno(libc::EFAULT));
     }
     Ok(())
 }
 
+/// Registers memory of this process.
+///
 /// # Safety
 /// `pd` is alive.
 unsafe fn register(
@@ -216,6 +165,8 @@ unsafe fn register(
     make(process, pd, New { shown: addr, addr: addr.addr(), len, iova, access, mapping: None })
 }
 
+/// Registers a DMA-BUF.
+///
 /// # Safety
 /// `pd` is alive.
 unsafe fn register_dmabuf(
@@ -230,7 +181,7 @@ unsafe fn register_dmabuf(
     let process = process::get()?;
     // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
-    // Both without a word, since programs ask so what a device can do.
+    // Neither is logged: programs probe the capabilities of a device in this way.
     if !pd.context.device.spec.dmabuf {
         return Err(Errno(libc::EOPNOTSUPP));
     }
@@ -246,11 +197,11 @@ unsafe fn register_dmabuf(
     make(process, pd, New { shown, addr, len, iova, access, mapping: Some(mapping) })
 }
 
-/// A registration that is good.
+/// The validated properties of a new memory region.
 struct New {
     /// `ibv_mr.addr`
     shown: *mut c_void,
-    /// In this process.
+    /// Address in this process.
     addr: usize,
     len: usize,
     iova: u64,
@@ -285,8 +236,8 @@ fn make(process: &Process, pd: Arc<Pd>, new: New) -> Result<*mut sys::ibv_mr, Er
     Ok(Mr::into_c(Arc::new(Mr { ibv: UnsafeCell::new(ibv), pd, index, _mapping: new.mapping })))
 }
 
-/// Waits until no work request that began before uses the PD's memory: each holds the lock of the
-/// QP at which it arrives, or of the send queue from which it comes.
+/// Waits until no work request that started earlier uses memory of the PD. Each holds the lock of
+/// the responding QP, or of its send queue.
 fn quiesce(process: &Process, pd: &Pd) {
     for qp in process.qps.all() {
         // An SRQ may be in another PD than its QPs.
@@ -330,7 +281,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     border::pointer("ibv_reg_mr_iova", || unsafe { register(pd, addr, len, iova, access.cast_unsigned()) })
 }
 
-/// `ibv_reg_mr_iova2`: what the header's `ibv_reg_mr` calls for access bits that may be ignored.
+/// `ibv_reg_mr_iova2`: the header's `ibv_reg_mr` calls it if there are optional access flags.
 ///
 /// # Safety
 /// `pd` is alive.
@@ -346,7 +297,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     border::pointer("ibv_reg_mr_iova2", || unsafe { register(pd, addr, len, iova, access) })
 }
 
-/// `ibv_reg_dmabuf_mr(3)`: EOPNOTSUPP where the device has no `dmabuf=on`.
+/// `ibv_reg_dmabuf_mr(3)`: EOPNOTSUPP unless the device has `dmabuf=on`.
 ///
 /// # Safety
 /// `pd` is alive.
@@ -365,7 +316,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     })
 }
 
-/// `ibv_dereg_mr(3)`: after it, nobody reads or writes the memory any more.
+/// `ibv_dereg_mr(3)`: after it returns, no work request accesses the memory.
 ///
 /// # Safety
 /// `mr` is alive and not used again.
@@ -381,7 +332,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
         quiesce(process, &this.pd);
         process.keys.free(this.index);
         this.pd.users.fetch_sub(1, AcqRel);
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Mr::release(mr) };
         Ok(())
     })

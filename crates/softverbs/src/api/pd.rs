@@ -20,9 +20,9 @@ use crate::process;
 pub(crate) struct Pd {
     ibv: UnsafeCell<sys::ibv_pd>,
     pub(crate) context: Arc<Context>,
-    /// Unlike that of any other PD of this process, earlier ones included.
+    /// Unique among all PDs of this process, including destroyed ones.
     pub(crate) id: u32,
-    /// MRs, QPs and SRQs in it.
+    /// MRs, QPs and SRQs of the PD.
     pub(crate) users: AtomicUsize,
 }
 
@@ -55,7 +55,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut sys::ibv_context) -> *mut sys::i
     })
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while something is in it.
+/// `ibv_dealloc_pd(3)`: EBUSY while objects use it.
 ///
 /// # Safety
 /// `pd` is alive and not used again.
@@ -67,11 +67,11 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
         let this = unsafe { Pd::from_c(pd) }?;
         let users = this.users.load(Acquire);
         if users > 0 {
-            fault!("ibv_dealloc_pd: {users} MRs, QPs or SRQs are still in it");
+            fault!("ibv_dealloc_pd: {users} MRs, QPs or SRQs still use it");
             return Err(Errno(libc::EBUSY));
         }
         this.context.children.fetch_sub(1, AcqRel);
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Pd::release(pd) };
         Ok(())
     })

@@ -14,7 +14,7 @@ use crate::process::{self, Process, service};
 use crate::shm::cq_ring::{ANY, Completion, Queue, SOLICITED};
 use crate::shm::recv_queue;
 
-/// A place in the queue from which a polled or purged completion came.
+/// Frees the queue slot of a polled or purged completion.
 pub(crate) fn free_place(process: &Process, completion: &Completion) {
     let own = &process.own;
     match completion.queue {
@@ -58,7 +58,7 @@ fn count(process: &Process, device: usize, c: &Completion) {
     }
 }
 
-/// As C wants it.
+/// Converts a completion to the C struct.
 fn to_wc(c: &Completion) -> sys::ibv_wc {
     sys::ibv_wc {
         wr_id: c.wr_id,
@@ -77,22 +77,22 @@ fn to_wc(c: &Completion) -> sys::ibv_wc {
     }
 }
 
-/// What is polled for is done by a processor, not by a NIC: a thread that polls in vain leaves it
-/// to others now and then, or two programs that poll on one processor would each wait for the
-/// other's time slice to end.
-fn let_others_run(taken: usize) {
+/// Yields the processor after repeated empty polls. Another thread, not a NIC, must do the work:
+/// without this, two programs that poll on one processor would wait for the end of each other's
+/// time slice.
+fn yield_when_idle(taken: usize) {
     thread_local!(static IDLE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
-    const PATIENCE: u32 = 64;
+    const EMPTY_POLLS: u32 = 64;
     IDLE.with(|idle| {
         idle.set(if taken > 0 { 0 } else { idle.get() + 1 });
-        if idle.get() >= PATIENCE {
+        if idle.get() >= EMPTY_POLLS {
             idle.set(0);
             std::thread::yield_now();
         }
     });
 }
 
-/// Takes up to `n` completions.
+/// Polls up to `n` completions.
 ///
 /// # Safety
 /// `cq` is alive.
@@ -115,7 +115,7 @@ unsafe fn poll(
     if event {
         process.cqs.with(this.index, |cq| cq.deliver(process));
     }
-    let_others_run(taken);
+    yield_when_idle(taken);
     Ok(taken)
 }
 

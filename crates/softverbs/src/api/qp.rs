@@ -1,4 +1,4 @@
-//! Queue pairs: creation, destruction and what `ibv_query_qp` says.
+//! Queue pairs: creation, destruction, query.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -48,17 +48,17 @@ pub(crate) struct Qp {
     pub(crate) cap: sys::ibv_qp_cap,
     pub(crate) sig_all: bool,
     offset: usize,
-    /// What was set by `ibv_modify_qp`.
+    /// The attributes set by `ibv_modify_qp`.
     pub(crate) attr: Mutex<sys::ibv_qp_attr>,
-    /// What `ibv_set_ece` asked for.
+    /// The options set by `ibv_set_ece`.
     pub(crate) ece: Mutex<Option<u32>>,
     pub(crate) sq: Mutex<SendQueue>,
-    /// Its send queue is counted in `Process::waiting`.
+    /// Whether the QP is counted in `Process::waiting`.
     pub(crate) waits: AtomicBool,
-    /// When a polling thread may try again, so that polling does not become hammering.
+    /// When a polling thread may retry. It limits the rate of retries.
     pub(crate) probe_at: AtomicU64,
-    /// When the next piece of a large work request is to be carried out, `mover::NONE` if there is
-    /// none. Counted in `Process::moving`.
+    /// When the next piece of a large work request is due; `mover::NONE` if there is none. Counted
+    /// in `Process::moving`.
     pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
     pub(crate) counters: Arc<QpLive>,
@@ -68,13 +68,13 @@ pub(crate) struct Qp {
 unsafe impl Handle for Qp {
     type C = sys::ibv_qp;
 }
-// SAFETY: of the C struct only `state` changes, under the lock of `sq`; the rest is atomics and
+// SAFETY: only `state` of the C struct changes, under the lock of `sq`; the rest is atomics and
 // locks.
 unsafe impl Sync for Qp {}
 // SAFETY: no part of it is tied to a thread.
 unsafe impl Send for Qp {}
 
-/// What `ibv_create_qp` was asked for, as counted references.
+/// The objects that `ibv_create_qp` received, as references.
 struct Parts {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
@@ -90,9 +90,9 @@ fn check_cap(cap: &sys::ibv_qp_cap, inline: u32) -> Result<(), Errno> {
         ("max_recv_sge", cap.max_recv_sge, MAX_SGE),
         ("max_inline_data", cap.max_inline_data, inline),
     ];
-    for (name, asked, max) in checks {
-        if asked > max {
-            fault!("ibv_create_qp: {name} {asked}, expected at most {max}");
+    for (name, requested, max) in checks {
+        if requested > max {
+            fault!("ibv_create_qp: {name} is {requested}, expected at most {max}");
             return Err(Errno(libc::EINVAL));
         }
     }
@@ -173,23 +173,23 @@ impl Qp {
         }
     }
 
-    /// What peers see of it.
+    /// Returns the part of the QP in shared memory.
     pub(crate) fn shared<'a>(&self, process: &'a Process) -> Result<&'a QpShared, Errno> {
         process.own.qp(self.index).ok_or(Errno(libc::EIO))
     }
 
-    /// The send queue.
+    /// Locks the send queue.
     pub(crate) fn lock_sq(&self) -> MutexGuard<'_, SendQueue> {
         self.sq.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What C reads as `qp->state`.
+    /// Sets `qp->state` of the C struct.
     pub(crate) fn show_state(&self, state: u32) {
-        // SAFETY: the C struct lives as long as we do; C only reads it.
+        // SAFETY: the C struct lives as long as `self`; C only reads it.
         unsafe { (&raw mut (*self.as_c()).state).write(state) };
     }
 
-    /// Returns when no work request that began before is being executed, here or by the peer.
+    /// Waits until no work request that started earlier is being executed, here or by the peer.
     pub(crate) fn wait_idle(&self, process: &Process) {
         drop(self.lock_sq());
         if let Ok(shared) = self.shared(process) {
@@ -197,7 +197,7 @@ impl Qp {
         }
     }
 
-    /// Empties everything, as RESET does. The caller holds both locks.
+    /// Empties all queues, as RESET does. The caller holds both locks.
     pub(crate) fn clear(&self, shared: &QpShared, sq: &mut SendQueue) {
         Receives::reset(&shared.rq, self.offset, self.cap.max_recv_wr, self.cap.max_recv_sge);
         shared.taken.store(0, Relaxed);
@@ -208,7 +208,7 @@ impl Qp {
         shared.sends_done.store(0, Release);
     }
 
-    /// From now on nobody reaches it, and it sends nothing.
+    /// Makes the QP unreachable and drops its work requests.
     fn disconnect(&self, process: &Process) -> Result<(), Errno> {
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
@@ -241,7 +241,7 @@ impl Qp {
     fn query(&self, process: &Process, attr: &mut sys::ibv_qp_attr) -> Result<(), Errno> {
         {
             let kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: integers and GIDs only; a copy of them is as good as the original.
+            // SAFETY: integers and GIDs only, which may be copied.
             *attr = unsafe { std::ptr::read(&raw const *kept) };
         }
         let state = self.shared(process)?.state.load(Acquire);
@@ -253,7 +253,7 @@ impl Qp {
     }
 
     fn describe(&self, init: &mut sys::ibv_qp_init_attr) {
-        // SAFETY: of the C struct only `state` ever changes, and that is not read here.
+        // SAFETY: only `state` of the C struct ever changes, and it is not read here.
         unsafe {
             let ibv = self.as_c();
             init.qp_context = (*ibv).qp_context;
@@ -267,18 +267,18 @@ impl Qp {
     }
 }
 
-/// Ends the QPs of a context that is closed under them.
-pub(crate) fn abandon(context: &Context) {
+/// Disconnects the remaining QPs of a context that is closed.
+pub(crate) fn disconnect_all(context: &Context) {
     let Ok(process) = process::get() else { return };
     for qp in process.qps.all() {
         if std::ptr::eq(Arc::as_ptr(&qp.context), context) {
-            // Fails only if the entry is not in the table, and then nobody reaches it either.
+            // Fails only if the entry is not in the table; then the QP is unreachable anyway.
             let _ = qp.disconnect(process);
         }
     }
 }
 
-/// Makes entry `index` of our table a QP in RESET.
+/// Initialises entry `index` of the QP table as a QP in RESET.
 fn init_entry(
     process: &Process,
     index: u32,
@@ -310,7 +310,7 @@ fn init_entry(
     Ok(())
 }
 
-/// `ibv_create_qp(3)`: RC only. What was granted is written back to `init.cap`.
+/// `ibv_create_qp(3)`: RC only. Writes the actual capabilities to `init.cap`.
 ///
 /// # Safety
 /// `pd` and what `init` names are alive; `init` is writable.
@@ -335,14 +335,14 @@ unsafe extern "C" fn ibv_create_qp(
         };
         let contexts = [&send_cq.context, &recv_cq.context];
         if contexts.iter().any(|context| !Arc::ptr_eq(context, &pd.context)) {
-            fault!("ibv_create_qp: the CQs are of another context than the PD");
+            fault!("ibv_create_qp: the CQs belong to another context than the PD");
             return Err(Errno(libc::EINVAL));
         }
         Qp::create(Parts { pd, send_cq, recv_cq, srq }, init).map(Qp::into_c)
     })
 }
 
-/// `ibv_query_qp(3)`: everything, whatever the mask.
+/// `ibv_query_qp(3)`: returns all attributes, regardless of the mask.
 ///
 /// # Safety
 /// `qp` is alive; `attr` and `init` are writable.
@@ -363,8 +363,8 @@ unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `ibv_destroy_qp(3)`: its completions that were not polled are gone with it; waits until its
-/// events are acknowledged.
+/// `ibv_destroy_qp(3)`: drops unpolled completions of the QP and waits until its events are
+/// acknowledged.
 ///
 /// # Safety
 /// `qp` is alive and not used again.
@@ -374,7 +374,7 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
         unsafe { Qp::from_c(qp) }?.destroy(process)?;
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Qp::release(qp) };
         Ok(())
     })

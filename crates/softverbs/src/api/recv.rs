@@ -1,4 +1,4 @@
-//! Posting of receives to a QP's own queue.
+//! Posting receives to the receive queue of a QP.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::Acquire;
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Qp::from_c(qp) }?;
         let shared = this.shared(process)?;
-        let refused = if this.srq.is_some() {
+        let error = if this.srq.is_some() {
             Some("the QP receives from an SRQ")
         } else if shared.state.load(Acquire) == RESET {
             Some("the QP is in state RESET")
@@ -39,8 +39,8 @@ pub(crate) unsafe extern "C" fn post_recv(
             None
         };
         let queue = Receives::new(&process.own, &shared.rq);
-        let (None, Some(queue)) = (refused, queue) else {
-            fault!("ibv_post_recv: QP {:#x}: {}", this.qpn, refused.unwrap_or("max_recv_wr is 0"));
+        let (None, Some(queue)) = (error, queue) else {
+            fault!("ibv_post_recv: QP {:#x}: {}", this.qpn, error.unwrap_or("max_recv_wr is 0"));
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
             return Err(Errno(libc::EINVAL));
@@ -52,9 +52,9 @@ pub(crate) unsafe extern "C" fn post_recv(
         if let Some(device) = counters::of_device(this.context.device.index) {
             Live::add(&device.receives, n);
         }
-        // Checked after posting: whoever sets the state flushes what was posted before.
+        // Checked after posting: a change to ERR flushes only what was posted before.
         if shared.state.load(Acquire) == ERR {
-            // The QP remembers one receive at a time.
+            // The QP records one taken receive at a time.
             let _guard = bounce::lock(&shared.lock);
             respond::flush_receives(process, &process.own, this.index, shared);
         }

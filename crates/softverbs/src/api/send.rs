@@ -1,4 +1,4 @@
-//! Posting to send queues, in order, and when the head of a queue is tried again.
+//! Posting to send queues: validation, execution in order, completions, and retries.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -22,13 +22,13 @@ use crate::wire::exec::{self, Step};
 use crate::wire::respond;
 use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
 
-/// Fence, signaled, solicited, inline. A fence needs nothing here: work requests are executed one
-/// by one.
+/// Fence, signaled, solicited, inline. A fence needs no code: work requests are executed one by
+/// one.
 const KNOWN_FLAGS: u32 = 0xf;
-/// A peer is asked again no sooner than this by polling threads, in nanoseconds.
+/// Minimum interval between retries of polling threads, in nanoseconds.
 const PROBE: u64 = 100_000;
-/// With no timeout set, a peer that does not answer is asked again after this long.
-const PATIENCE: u64 = 100_000_000;
+/// Retry interval for a peer that does not answer if the QP has no timeout, in nanoseconds.
+const NO_TIMEOUT_RETRY: u64 = 100_000_000;
 
 fn wc_opcode(opcode: u32) -> u32 {
     use sys::ibv_wc_opcode as done;
@@ -41,15 +41,16 @@ fn wc_opcode(opcode: u32) -> u32 {
     }
 }
 
-/// What `ibv_post_send` itself refuses; gives the number of pieces and of bytes.
+/// Validates a work request as `ibv_post_send` must. Returns its number of scatter/gather items and
+/// bytes.
 ///
 /// # Safety
-/// `wr.sg_list` has `wr.num_sge` pieces.
+/// `wr.sg_list` has `wr.num_sge` items.
 unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
     let invalid = |why: String| Err((libc::EINVAL, why));
     let pieces = match usize::try_from(wr.num_sge) {
         Ok(n) if n <= qp.cap.max_send_sge as usize => n,
-        _ => return invalid(format!("{} pieces, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
+        _ => return invalid(format!("num_sge is {}, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
     };
     if wr.opcode > op::IBV_WR_ATOMIC_FETCH_AND_ADD {
         return invalid(format!("opcode {} is not supported", wr.opcode));
@@ -64,11 +65,14 @@ unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, St
     }
     if wr.send_flags & INLINE != 0 {
         if is_atomic(wr.opcode) || wr.opcode == op::IBV_WR_RDMA_READ {
-            return invalid(String::from("inline data makes no sense with READ and atomics"));
+            return invalid(String::from("IBV_SEND_INLINE is invalid for READ and atomics"));
         }
         if len > u64::from(qp.cap.max_inline_data) {
             let most = qp.cap.max_inline_data;
-            return Err((libc::ENOMEM, format!("{len} bytes inline, the QP was created for {most}")));
+            return Err((
+                libc::ENOMEM,
+                format!("{len} bytes of inline data, expected at most {most} (max_inline_data of the QP)"),
+            ));
         }
     }
     Ok((pieces, len))
@@ -93,7 +97,7 @@ fn count_posted(qp: &Qp, opcode: u32, flags: u32) {
     on_counters(qp, add);
 }
 
-/// Counts for the QP and its device.
+/// Applies `add` to the counters of the QP and of its device.
 fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
     add(&qp.counters.own);
     if let Some(device) = counters::of_device(qp.context.device.index) {
@@ -102,10 +106,10 @@ fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
 }
 
 impl Qp {
-    /// Takes one work request; the send queue is locked.
+    /// Appends one work request. The send queue is locked.
     ///
     /// # Safety
-    /// `wr` is a work request with its pieces.
+    /// `wr` is a work request with its scatter/gather list.
     unsafe fn post(
         &self,
         process: &Process,
@@ -138,13 +142,13 @@ impl Qp {
         Ok(())
     }
 
-    /// Executes what can be executed now, but nothing large. `due` says that the time of a blocked
-    /// head counts as a try only if it has come.
+    /// Executes what can be executed now, except large work requests. With `due`, a blocked head is
+    /// retried only if its time has come.
     pub(crate) fn drain(&self, process: &Process, sq: &mut SendQueue, due: bool) {
         self.work(process, sq, due, 0);
     }
 
-    /// As `drain`, with up to so many `pieces` of large work requests.
+    /// Like `drain`, and executes up to `pieces` pieces of large work requests.
     pub(crate) fn work(&self, process: &Process, sq: &mut SendQueue, due: bool, mut pieces: u32) {
         let Ok(shared) = self.shared(process) else { return };
         while sq.head != sq.tail {
@@ -179,7 +183,7 @@ impl Qp {
                     }
                 }
                 Step::NoAnswer(why) => {
-                    // What answers later may be another.
+                    // A later responder may be another QP.
                     sq.partial = None;
                     if !self.no_answer(process, sq, &wqe, why) {
                         break;
@@ -188,8 +192,7 @@ impl Qp {
                 Step::Failed(status) => self.failed(process, sq, &wqe, status),
             }
         }
-        // In another state the time is no reason to look again, and is over before the state
-        // changes.
+        // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
         let running = shared.state.load(Acquire) == RTS;
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());
@@ -227,7 +230,7 @@ impl Qp {
         }
     }
 
-    /// The head ends with an error, and the QP with it.
+    /// Completes the head with an error; the QP enters ERR.
     fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
         let completion = self.completion(sq, wqe, status, 0);
         cq::complete(process, &process.own, self.send_cq.index, &completion);
@@ -242,7 +245,7 @@ impl Qp {
         self.show_state(ERR);
     }
 
-    /// Ends everything that is queued with a flush error.
+    /// Completes all work requests with a flush error.
     fn flush(&self, process: &Process, sq: &mut SendQueue) {
         while sq.head != sq.tail {
             let wqe = sq.wqes[sq.slot(sq.head)];
@@ -253,7 +256,7 @@ impl Qp {
         self.show_state(ERR);
     }
 
-    /// The responder had no receive. `true` if the head is over with that.
+    /// Handles a responder without a receive. Returns `true` if the head is complete (failed).
     fn not_ready(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, wait: u64) -> bool {
         let now = clock::now();
         let left = match sq.block {
@@ -264,7 +267,7 @@ impl Qp {
         on_counters(self, |live| Live::add(&live.rnr, 1));
         if left == 0 {
             fault!(
-                "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} had no receive posted, {} retries later still none",
+                "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} has no receive posted, after {} retries",
                 self.qpn,
                 wqe.wr_id,
                 sq.connection.dest_qpn,
@@ -279,12 +282,12 @@ impl Qp {
         false
     }
 
-    /// The peer does not answer. `true` if the head is over with that.
+    /// Handles a peer that does not answer. Returns `true` if the head is complete (failed).
     fn no_answer(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, why: &str) -> bool {
         let now = clock::now();
         self.probe_at.store(now + PROBE, Relaxed);
         let Connection { timeout, retry, dest_qpn, .. } = sq.connection;
-        let wait = if timeout == 0 { PATIENCE } else { 4096_u64 << timeout };
+        let wait = if timeout == 0 { NO_TIMEOUT_RETRY } else { 4096_u64 << timeout };
         let left = match sq.block {
             Some(block) if !block.rnr && block.until > now => return false,
             Some(block) if !block.rnr && timeout == 0 => block.left,
@@ -305,7 +308,7 @@ impl Qp {
         false
     }
 
-    /// Keeps the number of waiting QPs right. The send queue is locked.
+    /// Updates the number of waiting QPs. The send queue is locked.
     pub(crate) fn note_waiting(&self, process: &Process, waits: bool) {
         if self.waits.swap(waits, AcqRel) != waits {
             match waits {
@@ -315,13 +318,14 @@ impl Qp {
         }
     }
 
-    /// For the service thread: tries what is due, flushes what a peer has failed.
+    /// Retries due work requests, and flushes the queue if a peer moved the QP to ERR. For the
+    /// service thread.
     pub(crate) fn progress(&self, process: &Process) {
         let mut sq = self.lock_sq();
         self.drain(process, &mut sq, true);
     }
 
-    /// For polling threads: tries what waits, unless another thread does.
+    /// Retries waiting work requests unless another thread does. For polling threads.
     pub(crate) fn try_progress(&self, process: &Process) {
         if !self.waits.load(Relaxed) {
             return;
@@ -361,7 +365,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut posted = false;
         // SAFETY: null or a work request, as the caller guarantees.
         while let (Ok(()), Some(request)) = (result, unsafe { wr.as_ref() }) {
-            // SAFETY: as above, with its pieces.
+            // SAFETY: as above, with its scatter/gather list.
             result = unsafe { this.post(process, &mut sq, request, now) };
             if result.is_ok() {
                 posted = true;

@@ -60,7 +60,7 @@ impl Srq {
             return Err(Errno(libc::EINVAL));
         }
         if pd.context.device.spec.without.contains(&Capability::Srq) {
-            fault!("ibv_create_srq: {} has none", pd.context.device.spec.name);
+            fault!("ibv_create_srq: {} does not support shared receive queues", pd.context.device.spec.name);
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let process = process::get()?;
@@ -121,7 +121,7 @@ impl Srq {
             let receives = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
             let _guard = receives.lock();
             let waiting = shared.rq.tail.load(Relaxed).wrapping_sub(shared.rq.head.load(Relaxed));
-            // As hardware: armed below the mark, it fires at once.
+            // As in hardware: if the limit is already reached, the event fires immediately.
             let reached = waiting < attr.srq_limit;
             shared.rq.limit.store(if reached { 0 } else { attr.srq_limit }, Relaxed);
             reached
@@ -196,7 +196,8 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     })
 }
 
-/// Posts a list of receives; gives how many went in. On failure `bad` is the first that did not.
+/// Posts a list of receives. Returns the number of posted ones. On failure `bad` is the first that
+/// was not posted.
 ///
 /// # Safety
 /// `wr` is a list of work requests, `bad` writable.
@@ -209,15 +210,15 @@ pub(crate) unsafe fn post_list(
     max_sge: u32,
 ) -> (u64, Result<(), Errno>) {
     let mut n = 0;
-    // SAFETY: null or a work request with its pieces, as the caller guarantees.
+    // SAFETY: null or a work request with its scatter list, as the caller guarantees.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
         if let Err(errno) = unsafe { queue.post(request) } {
             match errno.0 {
                 libc::ENOMEM => fault!(
-                    "{call}: the queue is full: {depth} receives are posted whose completions were not polled"
+                    "{call}: the queue is full: {depth} receives are posted and their completions not polled"
                 ),
-                _ => fault!("{call}: {} pieces, expected at most {max_sge}", request.num_sge),
+                _ => fault!("{call}: num_sge is {}, expected at most {max_sge}", request.num_sge),
             }
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
@@ -247,7 +248,7 @@ unsafe extern "C" fn ibv_create_srq(
     })
 }
 
-/// `ibv_modify_srq(3)`: the limit; an SRQ is not resized.
+/// `ibv_modify_srq(3)`: sets the limit; resizing is not supported.
 ///
 /// # Safety
 /// `srq` is alive, `attr` readable.
@@ -291,7 +292,7 @@ unsafe extern "C" fn ibv_destroy_srq(srq: *mut sys::ibv_srq) -> c_int {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
         unsafe { Srq::from_c(srq) }?.destroy(process)?;
-        // SAFETY: the caller gives up its pointer.
+        // SAFETY: the caller does not use the pointer again.
         unsafe { Srq::release(srq) };
         Ok(())
     })

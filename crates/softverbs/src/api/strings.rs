@@ -1,5 +1,4 @@
-//! Enumerations in words. The numbers come from C, so they are read as integers: any value may
-//! come.
+//! Texts for enumerations. The values come from C and may be any integer.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -106,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_has_words() {
+    fn every_number_has_a_text() {
         // SAFETY: the functions return constants.
         let text = |p: *const c_char| unsafe { CStr::from_ptr(p) };
         assert_eq!(text(ibv_wc_status_str(12)), c"transport retry counter exceeded");

@@ -1,4 +1,4 @@
-//! What programs ask about the system around the devices: sysfs, and safety of `fork`.
+//! Calls about the system: sysfs and `fork`.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::{ptr, slice};
@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 
 use crate::abi::border::{self, Errno, last_errno};
 
-/// `ibv_get_sysfs_path`: where sysfs is mounted. Nothing of softverbs is in it.
+/// `ibv_get_sysfs_path`: the mount point of sysfs, which contains nothing of softverbs.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: the text of `dir/file` without its newline; the length, or -1 with errno
-/// set.
+/// `ibv_read_sysfs_file`: reads `dir/file` without its newline. Returns the length, or -1 with
+/// `errno`.
 ///
 /// # Safety
 /// `dir` and `file` are C strings, `buf` has room for `size` bytes.
@@ -37,7 +37,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         }
         // SAFETY: guaranteed by the caller.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
-        // SAFETY: the caller's promise; written before it is read, so it is cleared first.
+        // SAFETY: guaranteed by the caller; cleared before a reference to it exists.
         let buf = unsafe {
             ptr::write_bytes(buf, 0, size);
             slice::from_raw_parts_mut(buf.cast::<u8>(), size)
@@ -49,7 +49,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     if rc == 0 { c_int::try_from(length).unwrap_or(c_int::MAX) } else { rc }
 }
 
-/// Fills `buf` with the file's text, ended by a NUL in place of its newline.
+/// Fills `buf` with the text of the file. A NUL replaces the final newline.
 fn read_line(path: &Path, buf: &mut [u8]) -> io::Result<usize> {
     let mut file = File::open(path)?;
     let mut len = 0;
@@ -85,21 +85,21 @@ pub(crate) fn set_fork_init_error(errno: c_int) {
     FORK_INIT_FAILS.store(errno, Relaxed);
 }
 
-/// The devices are being listed.
-pub(crate) fn listed() {
+/// Records that the devices were listed.
+pub(crate) fn mark_listed() {
     LISTED.store(true, Relaxed);
 }
 
-/// `ibv_fork_init`: nothing to do but count. Registered memory is never shared with a device, so
-/// copy-on-write after `fork` cannot part a process from what it registered.
+/// `ibv_fork_init`: only counts. No device accesses the memory, hence copy-on-write after `fork`
+/// does no harm.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     FORK_INIT[usize::from(LISTED.load(Relaxed))].fetch_add(1, Relaxed);
     FORK_INIT_FAILS.load(Relaxed)
 }
 
-/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`, for the reason of [`ibv_fork_init`];
-/// `IBV_FORK_DISABLED` where that was told to fail.
+/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`; `IBV_FORK_DISABLED` if [`ibv_fork_init`] must
+/// fail.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
     if FORK_INIT_FAILS.load(Relaxed) == 0 { 2 } else { 0 }

@@ -1,6 +1,5 @@
-//! Calls besides the verbs, for tests and tools: faults, inspection, counters, the report at exit.
+//! Calls besides the verbs, for tests and tools: faults, inspection, counters.
 
 pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod json;
-pub(crate) mod report;

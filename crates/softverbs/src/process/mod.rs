@@ -7,6 +7,7 @@
 pub(crate) mod counters;
 pub(crate) mod injected;
 pub(crate) mod port;
+pub(crate) mod report;
 pub(crate) mod service;
 mod table;
 
@@ -75,7 +76,7 @@ extern "C" fn forked() {
     FORKED.store(true, Relaxed);
 }
 
-extern "C" fn leave_fabric() {
+extern "C" fn remove_from_fabric() {
     // A child inherits this handler, but must not remove the segment of its parent.
     let Some(Ok(process)) = PROCESS.get() else { return };
     if FORKED.load(Relaxed) || process.own.pid.unsigned_abs() != std::process::id() {
@@ -101,7 +102,7 @@ impl Process {
         // SAFETY: the handlers take no arguments and use only statics.
         unsafe {
             libc::pthread_atfork(None, None, Some(forked));
-            libc::atexit(leave_fabric);
+            libc::atexit(remove_from_fabric);
         }
         crate::wire::copy::allow_peers();
         Ok(Self {

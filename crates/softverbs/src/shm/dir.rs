@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use crate::abi::border::Errno;
 use crate::log::fault;
 
-/// A locked fabric directory; unlocks when dropped.
+/// A locked fabric directory. Dropping it releases the lock.
 pub(crate) struct Locked {
     file: File,
-    /// Where it is.
+    /// Path of the directory.
     pub(crate) path: PathBuf,
 }
 
@@ -22,22 +22,24 @@ fn base() -> PathBuf {
     PathBuf::from(format!("/dev/shm/softverbs-{uid}"))
 }
 
-fn told(what: &str, path: &Path, error: &std::io::Error) -> Errno {
+fn log_error(what: &str, path: &Path, error: &std::io::Error) -> Errno {
     fault!("{what} {}: {error}", path.display());
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Makes the directory if it is not there, and refuses one that others can reach.
+/// Creates the directory if necessary. Rejects one that other users can access.
 fn private_dir(path: &Path) -> Result<(), Errno> {
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(told("cannot make", path, &e)),
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(log_error("cannot create", path, &e));
+        }
         _ => {}
     }
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,
-        // Removed again by the last process of the fabric; the caller tries once more.
+        // The last process of the fabric has removed it; the caller retries.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(Errno(libc::ENOENT)),
-        Err(e) => return Err(told("cannot look at", path, &e)),
+        Err(e) => return Err(log_error("cannot stat", path, &e)),
     };
     // SAFETY: cannot fail.
     let uid = unsafe { libc::geteuid() };
@@ -73,13 +75,16 @@ fn same_file(file: &File, path: &Path) -> bool {
 
 static CHOSEN: OnceLock<String> = OnceLock::new();
 
-/// Chooses the fabric of this process in place of `SOFTVERBS_FABRIC`, for programs that have this
-/// crate linked in. `false` if one was chosen before; no effect once a verbs object was made.
+/// Sets the fabric of this process, instead of `SOFTVERBS_FABRIC`. `name` has 1 to 64 letters,
+/// digits, `-` or `_`; with another name every verbs call that needs the fabric fails with EINVAL.
+///
+/// Call it before the process creates its first verbs object; later it has no effect. Returns
+/// `false` and does nothing if a fabric was already set with this function.
 pub fn set_fabric(name: &str) -> bool {
     CHOSEN.set(name.to_owned()).is_ok()
 }
 
-/// The name of this process's fabric: `SOFTVERBS_FABRIC`, or `default`.
+/// Returns the name of this process's fabric: as set, else `SOFTVERBS_FABRIC`, else `default`.
 pub(crate) fn fabric_name() -> Result<String, Errno> {
     let from_env = || std::env::var("SOFTVERBS_FABRIC").unwrap_or_else(|_| String::from("default"));
     let name = CHOSEN.get().cloned().unwrap_or_else(from_env);
@@ -92,7 +97,7 @@ pub(crate) fn fabric_name() -> Result<String, Errno> {
 }
 
 impl Locked {
-    /// Makes and locks the directory of fabric `name`.
+    /// Creates and locks the directory of fabric `name`.
     pub(crate) fn new(name: &str) -> Result<Self, Errno> {
         let path = base().join(name);
         loop {
@@ -108,35 +113,35 @@ impl Locked {
         }
     }
 
-    /// Locks the directory at `path`; `None` if it went away.
+    /// Locks the directory at `path`. Returns `None` if it does not exist.
     pub(crate) fn existing(path: &Path) -> Result<Option<Self>, Errno> {
         let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
             Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(told("cannot open", path, &e)),
+            Err(e) => return Err(log_error("cannot open", path, &e)),
         };
-        flock(&file, libc::LOCK_EX).map_err(|e| told("cannot lock", path, &e))?;
-        // The last process out removes the directory while it holds the lock.
+        flock(&file, libc::LOCK_EX).map_err(|e| log_error("cannot lock", path, &e))?;
+        // The last process of a fabric removes the directory while it holds the lock.
         let locked = Self { file, path: path.to_owned() };
         Ok(same_file(&locked.file, path).then_some(locked))
     }
 
-    /// Removes the directory if nothing is left in it.
+    /// Removes the directory if it is empty.
     pub(crate) fn remove_if_empty(&self) {
-        // Not empty is the normal case.
+        // Usually it is not empty.
         let _ = fs::remove_dir(&self.path);
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Explicit, since a child forked meanwhile holds the same open file.
+        // Explicit: a child that was forked meanwhile shares the open file.
         let _ = flock(&self.file, libc::LOCK_UN);
     }
 }
 
-/// All fabrics of this user but `name`.
+/// Returns the directories of all fabrics of this user except `name`.
 pub(crate) fn others(name: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(base()) else { return Vec::new() };
     entries.flatten().filter(|e| e.file_name() != name).map(|e| e.path()).collect()
@@ -152,8 +157,8 @@ fn record(kind: i32) -> libc::flock {
     }
 }
 
-/// Marks the segment as that of a living process. A record lock, because unlike `flock` it is not
-/// inherited by a forked child, which would keep a dead parent alive.
+/// Marks the segment as that of a living process. This is a record lock: unlike `flock`, a forked
+/// child does not inherit it, which would make a dead parent look alive.
 pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     let lock = record(libc::F_WRLCK);
     // SAFETY: an open file and a `flock` that is only read.
@@ -163,8 +168,8 @@ pub(crate) fn claim(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// The living process, other than this, that holds the mark, by the number that it has here: 0 if
-/// it has none, being in a PID namespace that cannot be seen from ours.
+/// Returns the living process that holds the mark, unless it is this one. The process id is 0 if
+/// that process is in a PID namespace that is not visible from here.
 pub(crate) fn claimant(file: &File) -> Option<libc::pid_t> {
     let mut lock = record(libc::F_WRLCK);
     // SAFETY: an open file and a writable `flock`.

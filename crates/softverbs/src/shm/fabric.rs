@@ -1,4 +1,4 @@
-//! The fabric file: who takes part, which QP number is whose, and the clocks of the links.
+//! The fabric file: member processes, owners of QP numbers, and clocks of links.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,24 +12,24 @@ use super::mutex::Guard;
 use crate::abi::border::{Errno, last_errno};
 use crate::log::fault;
 
-/// QP numbers 0 and 1 have a meaning of their own; the first ones are left out as hardware does.
+/// QP numbers 0 and 1 are reserved. Like hardware, the fabric also skips the next ones.
 const FIRST_QPN: usize = 16;
 
-/// An opened fabric.
+/// An open fabric.
 pub(crate) struct Fabric {
-    /// Its directory.
+    /// Path of the directory.
     pub(crate) path: PathBuf,
     map: Mapping,
 }
 
-/// Where a QP lives.
+/// Location of a QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Index of the process.
     pub(crate) process: u32,
-    /// Names its segment together with the index.
+    /// Identifies the segment, together with the index.
     pub(crate) nonce: u64,
-    /// Index in the segment's table of QPs.
+    /// Index in the QP table of the segment.
     pub(crate) index: u32,
 }
 
@@ -37,12 +37,12 @@ fn fabric_file(path: &Path) -> PathBuf {
     path.join(format!("fabric-{MAGIC:x}"))
 }
 
-/// The files of a process: its segment and the pipe that wakes its service thread.
+/// Returns the paths of a process: its segment, and the pipe that wakes its service thread.
 pub(crate) fn files(path: &Path, process: u32, nonce: u64) -> (PathBuf, PathBuf) {
     (path.join(format!("segment-{process}-{nonce:x}")), path.join(format!("wake-{process}-{nonce:x}")))
 }
 
-/// Opens for reading and writing, never through a link.
+/// Opens a file for reading and writing, without following a symbolic link.
 pub(crate) fn open_rw(path: &Path, create: bool) -> std::io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -54,23 +54,24 @@ pub(crate) fn open_rw(path: &Path, create: bool) -> std::io::Result<File> {
         .open(path)
 }
 
-/// When process `pid` started, in the kernel's ticks; 0 if there is none.
+/// Returns the start time of process `pid` in kernel ticks; 0 if there is no such process.
 pub(crate) fn start_time(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may hold anything; the start time is field 22, the 20th after it.
+    // The name in parentheses may contain anything. The start time is field 22, the 20th after the
+    // name.
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     after.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
 impl Fabric {
-    /// Opens or makes the fabric file in a locked directory, and sweeps up after the dead.
+    /// Opens or creates the fabric file in a locked directory, and removes dead processes.
     pub(crate) fn open(dir: &Locked) -> Result<Self, Errno> {
         let path = fabric_file(&dir.path);
-        let told = |e: std::io::Error| {
+        let log_error = |e: std::io::Error| {
             fault!("cannot open {}: {e}", path.display());
             Errno(e.raw_os_error().unwrap_or(libc::EIO))
         };
-        let file = open_rw(&path, true).map_err(told)?;
+        let file = open_rw(&path, true).map_err(log_error)?;
         super::heap::back(&file, 0, size_of::<FabricShared>())?;
         let this = Self { path: dir.path.clone(), map: Mapping::new(&file, size_of::<FabricShared>())? };
         let shared = this.shared();
@@ -87,7 +88,7 @@ impl Fabric {
         self.map.at(0).expect("the mapping was made with this length")
     }
 
-    /// Frees what dead processes left. The directory is locked.
+    /// Removes dead processes. The directory is locked.
     fn reap(&self) {
         for (i, slot) in (0..).zip(&self.shared().processes) {
             if slot.nonce.load(Acquire) != 0 && !self.alive(i, slot) {
@@ -99,15 +100,15 @@ impl Fabric {
     fn alive(&self, index: u32, slot: &ProcessSlot) -> bool {
         let (pid, started) = (slot.pid.load(Relaxed), slot.started.load(Relaxed));
         if pid == std::process::id() && started == start_time(pid) {
-            // Another copy of this library in this process. Its lock would not show, and closing
-            // its file drops it.
+            // Another copy of this library in this process. Its record lock is not visible here,
+            // and closing its file would release it.
             return true;
         }
         open_rw(&files(&self.path, index, slot.nonce.load(Relaxed)).0, false)
             .is_ok_and(|file| dir::claimant(&file).is_some())
     }
 
-    /// Takes a process slot. The directory is locked.
+    /// Adds a process and returns its slot. The directory is locked.
     pub(crate) fn join(&self, nonce: u64) -> Result<u32, Errno> {
         for (i, slot) in (0..).zip(&self.shared().processes) {
             if slot.nonce.load(Relaxed) == 0 {
@@ -125,35 +126,35 @@ impl Fabric {
         Err(Errno(libc::EMFILE))
     }
 
-    /// Gives back a process's slot, QP numbers and files. The directory is locked.
+    /// Removes a process: its slot, QP numbers and files. The directory is locked.
     pub(crate) fn remove(&self, process: u32) {
         let shared = self.shared();
         let Some(slot) = shared.processes.get(process as usize) else { return };
         for qpn in &shared.qpns {
-            // Acquire: a number that another process has just taken is seen with its new owner.
+            // Acquire: a number that another process has just allocated is seen with its new owner.
             if qpn.qpn.load(Acquire) != 0 && qpn.process.load(Relaxed) == process {
                 qpn.qpn.store(0, Release);
             }
         }
         let (segment, wake) = files(&self.path, process, slot.nonce.load(Relaxed));
         for path in [segment, wake] {
-            // May be missing if the process died early.
+            // The file may be missing if the process died early.
             let _ = fs::remove_file(path);
         }
         slot.nonce.store(0, Release);
     }
 
-    /// Removes the fabric itself if no living process is left in it. The directory is locked.
+    /// Removes the fabric if it has no living process. The directory is locked.
     pub(crate) fn remove_if_unused(&self, dir: &Locked) {
         self.reap();
         if self.shared().processes.iter().all(|slot| slot.nonce.load(Relaxed) == 0) {
-            // Nobody can be using it: whoever joins needs the directory's lock first.
+            // Not in use: joining requires the lock of the directory.
             let _ = fs::remove_file(fabric_file(&self.path));
             dir.remove_if_empty();
         }
     }
 
-    /// Takes a QP number for entry `index` of process `process`.
+    /// Allocates a QP number for entry `index` of process `process`.
     pub(crate) fn alloc_qpn(&self, process: u32, index: u32) -> Result<u32, Errno> {
         let shared = self.shared();
         let _guard = shared.lock.lock();
@@ -182,7 +183,7 @@ impl Fabric {
         self.shared().qpns.get(qpn as usize & (QPNS - 1))
     }
 
-    /// Gives back a QP number.
+    /// Frees a QP number.
     pub(crate) fn free_qpn(&self, qpn: u32) {
         let _guard = self.shared().lock.lock();
         if let Some(slot) = self.qpn_slot(qpn).filter(|slot| slot.qpn.load(Relaxed) == qpn) {
@@ -190,7 +191,7 @@ impl Fabric {
         }
     }
 
-    /// Where QP `qpn` lives; `None` if there is no such QP now.
+    /// Returns the location of QP `qpn`, or `None` if there is no such QP.
     pub(crate) fn find(&self, qpn: u32) -> Option<Place> {
         let slot = self.qpn_slot(qpn)?;
         if qpn == 0 || slot.qpn.load(Acquire) != qpn {
@@ -202,7 +203,7 @@ impl Fabric {
         (nonce != 0 && slot.qpn.load(Acquire) == qpn).then_some(place)
     }
 
-    /// The link of the device whose first GID this is; made at first use.
+    /// Returns the link of the device with this first GID. Creates it at first use.
     pub(crate) fn link_of(&self, gid: [u64; 2]) -> Result<u32, Errno> {
         let shared = self.shared();
         let _guard = shared.lock.lock();
@@ -220,25 +221,24 @@ impl Fabric {
         Err(Errno(libc::ENOMEM))
     }
 
-    /// Index and nonce of the processes that are in it now.
+    /// Returns slot and nonce of all current processes.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (u32, u64)> {
         let slots = (0..).zip(&self.shared().processes);
         slots.map(|(i, slot)| (i, slot.nonce.load(Acquire))).filter(|(_, nonce)| *nonce != 0)
     }
 
-    /// Held while a table of GIDs is read or written.
+    /// Locks the fabric, for reading or writing a GID table.
     pub(crate) fn lock(&self) -> Guard<'_> {
         self.shared().lock.lock()
     }
 
-    /// A link by index.
+    /// Returns a link by index.
     pub(crate) fn link(&self, index: u32) -> Option<&LinkSlot> {
         self.shared().links.get(index as usize)
     }
 }
 
-/// Removes what lies in a directory without a fabric file, of this layout or another: nobody can
-/// reach it.
+/// Removes the files of a directory without a fabric file of any layout: no process can use them.
 fn remove_orphans(dir: &Locked) {
     let Ok(entries) = fs::read_dir(&dir.path) else { return };
     let files: Vec<_> =
@@ -249,13 +249,13 @@ fn remove_orphans(dir: &Locked) {
     for (_, path) in
         files.iter().filter(|(name, _)| name.starts_with("segment-") || name.starts_with("wake-"))
     {
-        // Whatever cannot be removed keeps the directory, too.
+        // A file that cannot be removed keeps the directory.
         let _ = fs::remove_file(path);
     }
     dir.remove_if_empty();
 }
 
-/// Sweeps other fabrics in which nobody is left, such as those of killed tests.
+/// Removes other fabrics without living processes, such as those of killed tests.
 pub(crate) fn sweep_others(name: &str) {
     for path in dir::others(name) {
         let Ok(Some(dir)) = Locked::existing(&path) else { continue };
@@ -269,7 +269,7 @@ pub(crate) fn sweep_others(name: &str) {
     }
 }
 
-/// A number that no other process has: names the segment.
+/// Returns a random number, which identifies the segment.
 pub(crate) fn nonce() -> Result<u64, Errno> {
     let mut bytes = [0_u8; 8];
     // SAFETY: a writable buffer of the length given.

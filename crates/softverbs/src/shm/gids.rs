@@ -6,7 +6,7 @@ use super::fabric::Fabric;
 use super::layout::{DeviceShared, GidShared};
 use crate::config::gid::{Gid, GidKind};
 
-/// The table of a device of any process; `None` is an empty place.
+/// Returns the GID table of a device of any process. `None` is an empty entry.
 pub(crate) fn of(fabric: &Fabric, device: &DeviceShared) -> Vec<Option<Gid>> {
     let changed = fabric.link(device.link.load(Relaxed)).filter(|link| link.gid_count.load(Acquire) > 0);
     match changed {
@@ -18,14 +18,14 @@ pub(crate) fn of(fabric: &Fabric, device: &DeviceShared) -> Vec<Option<Gid>> {
     }
 }
 
-/// A GID in two halves.
+/// Returns the two halves of a GID.
 pub(crate) fn halves(raw: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_be_bytes(raw);
     // The upper and the lower 64 bits.
     [(bits >> 64) as u64, bits as u64]
 }
 
-/// Fills an entry.
+/// Writes an entry.
 pub(crate) fn write(slot: &GidShared, gid: Option<Gid>) {
     let ([high, low], prefix, kind) =
         gid.map_or(([0, 0], 0, GidKind::InfiniBand), |gid| (halves(gid.raw), gid.prefix, gid.kind));

@@ -1,4 +1,4 @@
-//! Space for queues inside a segment: power-of-two blocks, handed out by the owner only.
+//! The heap of a segment, for queues: power-of-two blocks. Only the owner allocates.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,20 +7,20 @@ use std::os::fd::AsRawFd;
 use super::layout::{HEAP, SEGMENT};
 use crate::abi::border::Errno;
 
-/// What is free in a segment.
+/// The free space of a segment.
 #[derive(Debug)]
 pub(crate) struct Heap {
     next: usize,
     free: HashMap<usize, Vec<usize>>,
 }
 
-/// Gives the range pages of its own, so that a full /dev/shm is an error here and not a SIGBUS
+/// Allocates the pages of a range. If /dev/shm is full, this fails here instead of raising SIGBUS
 /// later.
 pub(crate) fn back(file: &File, offset: usize, len: usize) -> Result<(), Errno> {
     let too_big = |_| Errno(libc::ENOMEM);
     let offset = libc::off_t::try_from(offset).map_err(too_big)?;
     let len = libc::off_t::try_from(len).map_err(too_big)?;
-    // SAFETY: an open file and a range; the call touches no memory of ours.
+    // SAFETY: an open file and a range; the call accesses no memory of this process.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, len) } {
         0 => Ok(()),
         libc::EINTR => back(file, usize::try_from(offset).unwrap_or(0), usize::try_from(len).unwrap_or(0)),
@@ -35,7 +35,7 @@ pub(crate) fn back(file: &File, offset: usize, len: usize) -> Result<(), Errno> 
 }
 
 impl Heap {
-    /// All free.
+    /// Creates an empty heap.
     pub(crate) fn new() -> Self {
         Self { next: HEAP, free: HashMap::new() }
     }
@@ -44,7 +44,7 @@ impl Heap {
         len.max(4096).next_power_of_two()
     }
 
-    /// Offset of `len` bytes (not zeroed) on a page boundary.
+    /// Allocates `len` bytes (not zeroed) on a page boundary. Returns the offset.
     pub(crate) fn alloc(&mut self, file: &File, len: usize) -> Result<usize, Errno> {
         let class = Self::class(len);
         if let Some(offset) = self.free.get_mut(&class).and_then(Vec::pop) {
@@ -62,7 +62,7 @@ impl Heap {
         Ok(self.next - class)
     }
 
-    /// Takes back what `alloc` gave for `len`.
+    /// Frees a block that `alloc` returned for `len`.
     pub(crate) fn free(&mut self, offset: usize, len: usize) {
         self.free.entry(Self::class(len)).or_default().push(offset);
     }

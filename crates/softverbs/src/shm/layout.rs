@@ -1,5 +1,5 @@
-//! The layout of a process's segment and of the fabric file. All integers are atomics because other
-//! processes write them; who may write what is said at each field.
+//! The layout of a segment and of the fabric file. All integers are atomics, because other
+//! processes write them. Each field documents who may write it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -7,22 +7,22 @@ use super::map::Shared;
 use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
-/// Says that a file is ours and of this layout. Change the number with the layout.
+/// Identifies files of this layout. Change the number with the layout.
 pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0006;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
-/// Bytes that one bounce carries.
+/// Bytes per bounce copy.
 pub(crate) const BOUNCE: usize = 1 << 18;
 
-/// Start of a segment.
+/// The start of a segment.
 #[repr(C)]
 pub(crate) struct Header {
-    /// Written last by the owner.
+    /// The owner writes it last.
     pub(crate) magic: AtomicU64,
     pub(crate) device_count: AtomicU32,
-    /// Entries of the table of registrations that were ever used, and so have memory.
+    /// Number of MR table entries ever used. Only these have memory.
     pub(crate) registrations: AtomicU32,
-    /// Makes remote atomics on this process's memory atomic among themselves.
+    /// Serialises remote atomics on the memory of this process.
     pub(crate) atomics: RobustMutex,
     /// Protects the event ring.
     pub(crate) event_lock: RobustMutex,
@@ -30,29 +30,29 @@ pub(crate) struct Header {
     pub(crate) event_tail: AtomicU32,
     pub(crate) events: [EventSlot; EVENTS],
     pub(crate) bounce: Bounce,
-    /// Written by the owner before a QP exists.
+    /// The owner writes it before any QP exists.
     pub(crate) devices: [DeviceShared; MAX_DEVICES],
 }
 // SAFETY: repr(C), atomics and locks only.
 unsafe impl Shared for Header {}
 
-/// An async event on its way to the owner.
+/// An asynchronous event that the owner has not yet delivered.
 #[repr(C)]
 pub(crate) struct EventSlot {
     /// `enum ibv_event_type`
     pub(crate) kind: AtomicU32,
     /// Index in the table of QPs, CQs or SRQs, by kind.
     pub(crate) index: AtomicU32,
-    /// QP number, or the entry's generation: tells whether it is still the same object.
+    /// QP number, or use count of the entry. Identifies the object.
     pub(crate) id: AtomicU32,
 }
 
-/// A copy that the owner's service thread does for a peer that may not.
+/// A copy that the owner's service thread does for a peer without permission to copy directly.
 #[repr(C)]
 pub(crate) struct Bounce {
-    /// Held by the peer for one whole copy.
+    /// The peer holds it during a whole copy.
     pub(crate) lock: RobustMutex,
-    /// 0 idle, 1 asked for, 2 done; a futex.
+    /// State of `wire::bounce`; a futex.
     pub(crate) state: AtomicU32,
     /// 0: bounce area to `addr`; 1: `addr` to bounce area.
     pub(crate) read: AtomicU32,
@@ -60,16 +60,16 @@ pub(crate) struct Bounce {
     pub(crate) len: AtomicU64,
 }
 
-/// A device as peers must know it.
+/// The properties of a device that peers need.
 #[repr(C)]
 pub(crate) struct DeviceShared {
     pub(crate) lid: AtomicU32,
     pub(crate) gid_count: AtomicU32,
     /// Index in the fabric's link table.
     pub(crate) link: AtomicU32,
-    /// Others than this are out of reach.
+    /// Devices on other wires are unreachable.
     pub(crate) wire: AtomicU32,
-    /// The longest payload of a packet that the port takes, and the network behind it lets through.
+    /// Largest packet payload that the port and the network behind it accept.
     pub(crate) mtu: AtomicU32,
     pub(crate) _pad: AtomicU32,
     /// Bytes per second, 0 for unlimited.
@@ -78,7 +78,7 @@ pub(crate) struct DeviceShared {
     pub(crate) gids: [GidShared; MAX_GIDS],
 }
 
-/// A GID in two big-endian halves, as loaded by `from_be_bytes`; all zero where the place is empty.
+/// A GID as two halves, converted with `from_be_bytes`; zero if the entry is empty.
 #[repr(C)]
 pub(crate) struct GidShared {
     pub(crate) high: AtomicU64,
@@ -88,7 +88,7 @@ pub(crate) struct GidShared {
     pub(crate) kind: AtomicU64,
 }
 
-/// A queue of receives: of a QP or of an SRQ. All but `outstanding` is protected by `lock`.
+/// The receive queue of a QP or SRQ. `lock` protects all fields except `outstanding`.
 #[repr(C)]
 pub(crate) struct RecvQueue {
     pub(crate) lock: RobustMutex,
@@ -98,29 +98,31 @@ pub(crate) struct RecvQueue {
     pub(crate) max_sge: AtomicU32,
     pub(crate) head: AtomicU32,
     pub(crate) tail: AtomicU32,
-    /// Posted and not yet polled: what counts against `depth`, as in hardware.
+    /// Receives that are posted and not yet polled. As in hardware, these count against `depth`.
     pub(crate) outstanding: AtomicU32,
-    /// SRQ limit; 0 is not armed.
+    /// SRQ limit; 0 means not armed.
     pub(crate) limit: AtomicU32,
-    /// The QP that is taking the receive at `taken_from`, as its index + 1; 0 is none. Once it
-    /// stands here the receive is taken: if its process dies, whoever has the lock next does the
-    /// rest.
+    /// The QP that is taking the receive at `taken_from`, as index + 1; 0 is none. From this store
+    /// on the receive counts as taken. If the process dies, the next holder of the lock completes
+    /// the operation.
     pub(crate) taker: AtomicU32,
     pub(crate) taken_from: AtomicU32,
 }
 
-/// A QP as its peer must know it.
+/// The properties of a QP that its peer needs.
 #[repr(C, align(64))]
 pub(crate) struct QpShared {
-    /// Held by the peer while it executes a WR here, and by the owner while it changes state.
+    /// The peer holds it while it executes a work request here, the owner while it changes the
+    /// state.
     pub(crate) lock: RobustMutex,
-    /// The locks are made once per entry, never again: a late peer may still hold one.
+    /// Whether the locks are initialised. This happens once per entry: a slow peer may still hold
+    /// one.
     pub(crate) locks_made: AtomicU32,
-    /// 0 is free.
+    /// 0 if the entry is free.
     pub(crate) qpn: AtomicU32,
     /// `enum ibv_qp_state`
     pub(crate) state: AtomicU32,
-    /// Counts connections, so that a peer sees that what it has cached is old.
+    /// Counts connections. A peer detects from it that its cached data is stale.
     pub(crate) generation: AtomicU32,
     pub(crate) dest_qpn: AtomicU32,
     pub(crate) rq_psn: AtomicU32,
@@ -134,11 +136,12 @@ pub(crate) struct QpShared {
     pub(crate) srq: AtomicU32,
     pub(crate) min_rnr_timer: AtomicU32,
     pub(crate) max_dest_rd_atomic: AtomicU32,
-    /// IBV_EVENT_COMM_EST was raised for this connection.
+    /// 1 if IBV_EVENT_COMM_EST was raised for this connection.
     pub(crate) established: AtomicU32,
-    /// The receive that a peer has taken and not yet completed: 1 and its `wr_id`.
+    /// 1 if a peer has taken a receive and not yet completed it; `taken_wr_id` is its `wr_id`.
     pub(crate) taken: AtomicU32,
-    /// Send WRs whose end the program has polled, counted from the QP's birth. The owner's own.
+    /// Number of send work requests whose completion the program has polled. Only the owner uses
+    /// it.
     pub(crate) sends_done: AtomicU32,
     pub(crate) taken_wr_id: AtomicU64,
     pub(crate) rq: RecvQueue,
@@ -150,7 +153,7 @@ unsafe impl Shared for QpShared {}
 #[repr(C, align(64))]
 pub(crate) struct SrqShared {
     pub(crate) locks_made: AtomicU32,
-    /// 0 is free; else counts its uses.
+    /// 0 if the entry is free; otherwise the use count.
     pub(crate) id: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) _pad: AtomicU32,
@@ -159,35 +162,35 @@ pub(crate) struct SrqShared {
 // SAFETY: repr(C), atomics and locks only.
 unsafe impl Shared for SrqShared {}
 
-/// A completion queue: a list of entries in order of the time at which they become visible.
-/// All but the atomically counted fields is protected by `lock`.
+/// A completion queue: a list of entries in the order in which they become visible. `lock` protects
+/// all fields except the atomic counters.
 #[repr(C, align(64))]
 pub(crate) struct CqShared {
     pub(crate) lock: RobustMutex,
     pub(crate) locks_made: AtomicU32,
-    /// 0 is free; else counts its uses.
+    /// 0 if the entry is free; otherwise the use count.
     pub(crate) id: AtomicU32,
     /// Offset of the entries in the segment.
     pub(crate) offset: AtomicU64,
     pub(crate) depth: AtomicU32,
-    /// Index + 1 of the first entry, 0 for none; what makes an entry part of the list is the single
-    /// store to `head` or to the `next` of the one before it.
+    /// Index + 1 of the first entry, 0 for none. A single store to `head`, or to `next` of the
+    /// preceding entry, adds an entry to the list.
     pub(crate) head: AtomicU32,
     pub(crate) last: AtomicU32,
     pub(crate) free: AtomicU32,
-    /// Entries in the list; read without the lock by pollers.
+    /// Entries in the list. Pollers read it without the lock.
     pub(crate) count: AtomicU32,
-    /// Entries that have not yet been considered for an event, since their time has not come.
+    /// Entries that were not yet considered for an event, because they are not yet visible.
     pub(crate) unannounced: AtomicU32,
-    /// 0 not armed, 1 for solicited ones, 2 for any.
+    /// 0 not armed, 1 armed for solicited completions, 2 armed for all.
     pub(crate) armed: AtomicU32,
-    /// Overrun: takes nothing more.
+    /// 1 after an overrun: the CQ accepts no more entries.
     pub(crate) failed: AtomicU32,
-    /// Events that the owner has yet to put into the channel.
+    /// Events that the owner must still put into the channel.
     pub(crate) events: AtomicU32,
-    /// The QP whose taken receive the entry `ending_with` (index + 1) completes, as its index + 1;
-    /// 0 is none. Once that entry is in the list the receive is completed: if the process dies that
-    /// put it there, whoever has the lock next does the rest.
+    /// The QP whose taken receive the entry `ending_with` (index + 1) completes, as index + 1; 0 is
+    /// none. From the insertion of that entry on the receive counts as completed. If the process
+    /// dies, the next holder of the lock completes the operation.
     pub(crate) ending: AtomicU32,
     pub(crate) ending_with: AtomicU32,
 }
@@ -200,7 +203,7 @@ pub(crate) struct CqEntry {
     pub(crate) ready_at: AtomicU64,
     pub(crate) wr_id: AtomicU64,
     pub(crate) next: AtomicU32,
-    /// 1 once considered for an event.
+    /// 1 after it was considered for an event.
     pub(crate) announced: AtomicU32,
     pub(crate) status: AtomicU32,
     pub(crate) opcode: AtomicU32,
@@ -213,17 +216,17 @@ pub(crate) struct CqEntry {
     /// 0 send queue of QP `owner`, 1 its receive queue, 2 SRQ `owner`.
     pub(crate) queue: AtomicU32,
     pub(crate) owner: AtomicU32,
-    /// For a send: WRs of the queue that are over with this one.
+    /// For a send: number of work requests of the queue that are complete with this one.
     pub(crate) done: AtomicU32,
     pub(crate) _pad: AtomicU32,
 }
 // SAFETY: repr(C), atomics only.
 unsafe impl Shared for CqEntry {}
 
-/// A registration. Written by the owner: the fields, then `key`.
+/// A memory region. The owner writes the fields first and `key` last.
 #[repr(C, align(64))]
 pub(crate) struct MrShared {
-    /// lkey and rkey; 0 is invalid.
+    /// lkey and rkey; 0 if invalid.
     pub(crate) key: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) access: AtomicU32,
@@ -231,7 +234,7 @@ pub(crate) struct MrShared {
     /// First address in work requests.
     pub(crate) iova: AtomicU64,
     pub(crate) len: AtomicU64,
-    /// First address in the owner's memory.
+    /// First address in the memory of the owner.
     pub(crate) addr: AtomicU64,
 }
 // SAFETY: repr(C), atomics only.
@@ -247,12 +250,12 @@ pub(crate) const CQS: usize = after(QPS, MAX_QP as usize * size_of::<QpShared>()
 pub(crate) const SRQS: usize = after(CQS, MAX_CQ as usize * size_of::<CqShared>());
 pub(crate) const MRS: usize = after(SRQS, MAX_SRQ as usize * size_of::<SrqShared>());
 pub(crate) const BOUNCE_AREA: usize = after(MRS, MAX_MR as usize * size_of::<MrShared>());
-/// Queues and rings.
+/// Receive queues and completion queues.
 pub(crate) const HEAP: usize = after(BOUNCE_AREA, BOUNCE);
-/// Size of a segment; a sparse file, so only what is used costs memory.
+/// Size of a segment. The file is sparse: only used parts need memory.
 pub(crate) const SEGMENT: usize = HEAP + (1 << 30);
 
-/// QP numbers of a fabric: index in the low 16 bits, use count in the high 8.
+/// QP numbers of a fabric: the index in the low 16 bits, a use count in the high 8.
 pub(crate) const QPNS: usize = 1 << 16;
 /// Processes of a fabric.
 pub(crate) const PROCESSES: usize = 1024;
@@ -263,7 +266,7 @@ pub(crate) const LINKS: usize = 1024;
 #[repr(C)]
 pub(crate) struct FabricShared {
     pub(crate) magic: AtomicU64,
-    /// Protects the allocation of entries in all three tables.
+    /// Protects the allocation of entries in all three tables, and the GID tables.
     pub(crate) lock: RobustMutex,
     pub(crate) next_qpn: AtomicU32,
     pub(crate) _pad: AtomicU32,
@@ -274,10 +277,10 @@ pub(crate) struct FabricShared {
 // SAFETY: repr(C), atomics and locks only.
 unsafe impl Shared for FabricShared {}
 
-/// A process and the name of its segment.
+/// A process and the identity of its segment.
 #[repr(C)]
 pub(crate) struct ProcessSlot {
-    /// 0 is free.
+    /// 0 if the slot is free.
     pub(crate) nonce: AtomicU64,
     /// Start time of the process, from /proc.
     pub(crate) started: AtomicU64,
@@ -285,11 +288,11 @@ pub(crate) struct ProcessSlot {
     pub(crate) _pad: AtomicU32,
 }
 
-/// Where a QP lives. `qpn` is stored last and cleared first.
+/// Location of a QP. `qpn` is stored last and cleared first.
 #[repr(C)]
 pub(crate) struct QpnSlot {
     pub(crate) qpn: AtomicU32,
-    /// Last use count, kept over frees.
+    /// Last use count, kept when the number is freed.
     pub(crate) uses: AtomicU32,
     pub(crate) process: AtomicU32,
     pub(crate) index: AtomicU32,
@@ -299,18 +302,18 @@ pub(crate) struct QpnSlot {
 #[repr(C)]
 pub(crate) struct LinkSlot {
     pub(crate) high: AtomicU64,
-    /// 0 with `high` 0 is free.
+    /// 0, together with `high` 0, if the slot is free.
     pub(crate) low: AtomicU64,
-    /// CLOCK_MONOTONIC nanoseconds at which each direction is free again.
+    /// CLOCK_MONOTONIC nanoseconds from which each direction is free.
     pub(crate) tx_free: AtomicU64,
     pub(crate) rx_free: AtomicU64,
-    /// Nanoseconds for which each direction was busy, in all.
+    /// Total nanoseconds for which each direction was busy.
     pub(crate) tx_busy: AtomicU64,
     pub(crate) rx_busy: AtomicU64,
-    /// 1 while it carries nothing.
+    /// 1 while the link is down.
     pub(crate) down: AtomicU32,
-    /// Entries of `gids`; 0 while the table is that of the configuration.
+    /// Entries of `gids`; 0 while the configured table is in effect.
     pub(crate) gid_count: AtomicU32,
-    /// In place of each process's own. Protected by the fabric's lock.
+    /// Replaces the table of each process. Protected by the lock of the fabric.
     pub(crate) gids: [GidShared; MAX_GIDS],
 }

@@ -1,4 +1,4 @@
-//! A shared mapping of a file and typed, bounds-checked views of it.
+//! A shared mapping of a file, with typed and bounds-checked views.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 
 use crate::abi::border::{Errno, last_errno};
 
-/// Types that may be looked at in shared memory: every bit pattern is valid, and every field is an
-/// atomic or a lock, since other processes write to it.
+/// Types that may be accessed in shared memory.
 ///
 /// # Safety
-/// As said; `repr(C)`.
+/// The type is `repr(C)`, every bit pattern is valid, and every field is an atomic or a lock,
+/// because other processes write to it.
 pub(crate) unsafe trait Shared {}
 
 // SAFETY: an atomic integer.
@@ -24,19 +24,19 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the memory is only reached through `Shared` types, which are `Sync` by their contract.
+// SAFETY: the memory is only accessed through `Shared` types, which are `Sync` by their contract.
 unsafe impl Sync for Mapping {}
 // SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`, which must have them.
+    /// Maps the first `len` bytes of `file`. Fails with EPROTO if the file is shorter.
     pub(crate) fn new(file: &File, len: usize) -> Result<Self, Errno> {
         let have = file.metadata().map_err(|_| last_errno())?.len();
         if have < len as u64 {
             return Err(Errno(libc::EPROTO));
         }
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice.
+        // SAFETY: a new shared mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -54,18 +54,19 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
-    /// `n` values of `T` at `offset`; `None` if they are not wholly inside or not aligned.
+    /// Returns `n` values of `T` at `offset`, or `None` if they exceed the mapping or are not
+    /// aligned.
     pub(crate) fn slice<T: Shared>(&self, offset: usize, n: usize) -> Option<&[T]> {
         let end = n.checked_mul(size_of::<T>())?.checked_add(offset)?;
         if end > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: inside the mapping (checked), aligned (the base is a page), and valid for any
-        // bits and for writes by others (`Shared`).
+        // SAFETY: inside the mapping and aligned (checked; the base is page-aligned), and valid for
+        // any bits and for concurrent writes (`Shared`).
         Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), n) })
     }
 
-    /// One `T` at `offset`.
+    /// Returns the `T` at `offset`.
     pub(crate) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
         self.slice(offset, 1)?.first()
     }

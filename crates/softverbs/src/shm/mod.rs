@@ -1,5 +1,5 @@
-//! What processes share: the fabric's tables, one segment per process, and the locks inside them.
-//! Knows nothing of verbs rules.
+//! Shared memory: the tables of the fabric, one segment per process, the queues and locks in them.
+//! These files do not know the rules of verbs.
 
 pub(crate) mod cq_ring;
 pub(crate) mod dir;

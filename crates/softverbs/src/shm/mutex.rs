@@ -1,33 +1,35 @@
-//! A lock that lives in shared memory and survives the death of its holder.
+//! A lock in shared memory that survives the death of its holder.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 
 use crate::log::fault;
 
-/// `pthread_mutex_t`, process-shared and robust. Zeroed memory is not yet a lock:
+/// `pthread_mutex_t`, process-shared and robust. Zeroed memory must be initialised with
 /// [`RobustMutex::init`].
 #[repr(transparent)]
 pub(crate) struct RobustMutex(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: a pthread mutex is made to be used from many threads; process-shared ones from many
-// processes.
+// SAFETY: threads may use a pthread mutex concurrently; processes too, if it is process-shared.
 unsafe impl Sync for RobustMutex {}
 // SAFETY: it is not tied to the thread that made it.
 unsafe impl Send for RobustMutex {}
 
-/// Unlocks when dropped.
+/// A held lock. Dropping it unlocks.
 pub(crate) struct Guard<'a> {
     mutex: &'a RobustMutex,
     held: bool,
-    /// The last holder died inside: what the lock protects must be looked over.
+    /// Makes the guard `!Send`: only the locking thread may unlock.
+    _thread: PhantomData<*mut ()>,
+    /// Whether the previous holder died: the caller must repair the protected data.
     pub(crate) died: bool,
 }
 
 impl RobustMutex {
-    /// Makes it a lock.
+    /// Initialises the lock.
     ///
     /// # Safety
-    /// Nobody else uses it yet.
+    /// Nothing else uses it yet.
     pub(crate) unsafe fn init(&self) {
         let mut attr = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
         let attr = attr.as_mut_ptr();
@@ -37,29 +39,29 @@ impl RobustMutex {
             libc::pthread_mutexattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
             libc::pthread_mutexattr_setrobust(attr, libc::PTHREAD_MUTEX_ROBUST);
         }
-        // SAFETY: the caller promises that nobody uses it; `attr` is initialised.
+        // SAFETY: the caller guarantees that nothing else uses it; `attr` is initialised.
         unsafe {
             libc::pthread_mutex_init(self.0.get(), attr);
             libc::pthread_mutexattr_destroy(attr);
         }
     }
 
-    /// Waits for the lock. Its users publish by single stores, so that the data is whole even if a
-    /// holder died; [`Guard::died`] says when leftovers must be swept.
+    /// Waits for the lock. Users publish changes with single stores, which keeps the data
+    /// consistent even if a holder dies. [`Guard::died`] reports that derived data must be
+    /// repaired.
     pub(crate) fn lock(&self) -> Guard<'_> {
         // SAFETY: initialised when its table entry was first used.
         self.guard(unsafe { libc::pthread_mutex_lock(self.0.get()) })
     }
 
-    /// As [`RobustMutex::lock`]; calls `meanwhile` every other millisecond of waiting.
+    /// Like [`RobustMutex::lock`], and calls `meanwhile` every 2 ms while waiting.
     pub(crate) fn lock_and(&self, meanwhile: impl Fn()) -> Guard<'_> {
         // SAFETY: as in `lock`.
         let mut rc = unsafe { libc::pthread_mutex_trylock(self.0.get()) };
         while matches!(rc, libc::EBUSY | libc::ETIMEDOUT) {
             meanwhile();
             let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: a writable timespec; the lock is as in `lock`. The clock is the one that the
-            // call knows.
+            // SAFETY: a writable timespec; the lock is as in `lock`. The call uses CLOCK_REALTIME.
             rc = unsafe {
                 libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
                 until.tv_nsec += 2_000_000;
@@ -71,29 +73,33 @@ impl RobustMutex {
         self.guard(rc)
     }
 
-    /// What the result of locking means.
+    /// Interprets the result of locking.
     fn guard(&self, rc: i32) -> Guard<'_> {
         match rc {
-            0 => Guard { mutex: self, held: true, died: false },
+            0 => self.held(true, false),
             libc::EOWNERDEAD => {
-                // SAFETY: we hold it, and the holder before us died.
+                // SAFETY: this thread holds it, and the previous holder died.
                 unsafe { libc::pthread_mutex_consistent(self.0.get()) };
-                Guard { mutex: self, held: true, died: true }
+                self.held(true, true)
             }
             rc => {
                 fault!(
-                    "a lock in shared memory is damaged (pthread_mutex_lock: error {rc}); going on without it"
+                    "a lock in shared memory is damaged (pthread_mutex_lock: error {rc}); continuing without it"
                 );
-                Guard { mutex: self, held: false, died: false }
+                self.held(false, false)
             }
         }
+    }
+
+    fn held(&self, held: bool, died: bool) -> Guard<'_> {
+        Guard { mutex: self, held, _thread: PhantomData, died }
     }
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if self.held {
-            // SAFETY: locked by this thread: a guard is not `Send` across the C calls that make it.
+            // SAFETY: locked by this thread, because a guard is not `Send`.
             unsafe { libc::pthread_mutex_unlock(self.mutex.0.get()) };
         }
     }
@@ -104,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_death_of_a_holder_is_told_once_and_the_lock_works_on() {
+    fn the_death_of_a_holder_is_reported_once_and_the_lock_still_works() {
         let len = size_of::<RobustMutex>();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -116,7 +122,7 @@ mod tests {
             lock.init();
             lock
         };
-        // SAFETY: the child only locks and ends.
+        // SAFETY: the child only locks and exits.
         unsafe {
             match libc::fork() {
                 0 => {

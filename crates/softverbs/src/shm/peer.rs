@@ -1,5 +1,4 @@
-//! A process of the fabric as another one sees it: its segment mapped here. One of them is
-//! ourselves.
+//! A process of the fabric with its mapped segment. One of them is this process.
 
 use std::fs::File;
 use std::io::Write;
@@ -26,18 +25,18 @@ pub(crate) struct Peer {
     pub(crate) own: bool,
     /// Index in the fabric.
     pub(crate) process: u32,
-    /// Names the segment.
+    /// Identifies the segment.
     pub(crate) nonce: u64,
     /// For process_vm_writev.
     pub(crate) pid: libc::pid_t,
-    /// It has ended. Set by the service thread, which watches `pidfd`.
+    /// Whether it has ended. The service thread, which watches `pidfd`, sets it.
     pub(crate) dead: AtomicBool,
-    /// Becomes readable when the process ends; none for ourselves.
+    /// Becomes readable when the process ends; `None` for this process.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Writing wakes its service thread. Open for reading too, so that writing to a dead one raises
-    /// no SIGPIPE.
+    /// Writing wakes its service thread. Also open for reading: writing to a dead process then
+    /// raises no SIGPIPE.
     wake: File,
-    /// Our own segment; closing it would drop the mark that says that we live.
+    /// The segment of this process. Closing it would release the mark of a living process.
     file: Option<File>,
 }
 
@@ -61,26 +60,27 @@ fn open_fifo(path: &Path) -> Result<File, Errno> {
 }
 
 fn pidfd(pid: libc::pid_t) -> Result<OwnedFd, Errno> {
-    // SAFETY: takes integers, gives a new descriptor or -1.
+    // SAFETY: takes integers, returns a new descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = i32::try_from(fd).map_err(|_| Errno(libc::EIO))?;
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: just opened, and nobody else has it.
+    // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 impl Peer {
-    /// Makes our own segment. The directory is locked, so nobody sees it half made.
+    /// Creates the segment of this process. The directory is locked: no other process sees it
+    /// incomplete.
     pub(crate) fn create(path: &Path, process: u32, nonce: u64) -> Result<Self, Errno> {
         let (segment, wake) = files(path, process, nonce);
-        let told = |e: std::io::Error| {
-            fault!("cannot make {} of {} MiB: {e}", segment.display(), SEGMENT >> 20);
+        let log_error = |e: std::io::Error| {
+            fault!("cannot create {} of {} MiB: {e}", segment.display(), SEGMENT >> 20);
             Errno(e.raw_os_error().unwrap_or(libc::EIO))
         };
-        let file = open_rw(&segment, true).map_err(told)?;
-        file.set_len(SEGMENT as u64).map_err(told)?;
+        let file = open_rw(&segment, true).map_err(log_error)?;
+        file.set_len(SEGMENT as u64).map_err(log_error)?;
         dir::claim(&file)?;
         super::heap::back(&file, 0, size_of::<Header>())?;
         super::heap::back(&file, BOUNCE_AREA, BOUNCE)?;
@@ -99,19 +99,19 @@ impl Peer {
         };
         let header = this.header();
         for lock in [&header.atomics, &header.event_lock, &header.bounce.lock] {
-            // SAFETY: nobody knows of the segment yet.
+            // SAFETY: no other process has the segment yet.
             unsafe { lock.init() };
         }
         header.magic.store(MAGIC, Release);
         Ok(this)
     }
 
-    /// Maps another process's segment; ESRCH if that process has ended, EXDEV if it is in a PID
-    /// namespace that cannot be seen from here.
+    /// Maps the segment of another process. Fails with ESRCH if that process has ended, and with
+    /// EXDEV if it is in a PID namespace that is not visible from here.
     pub(crate) fn map(path: &Path, process: u32, nonce: u64) -> Result<Self, Errno> {
         let (segment, wake) = files(path, process, nonce);
         let file = open_rw(&segment, false).map_err(|e| match e.raw_os_error() {
-            // Its owner, or who swept up after it, removed it.
+            // Removed by its owner, or by a process that cleaned up after it.
             None | Some(libc::ENOENT) => Errno(libc::ESRCH),
             Some(errno) => Errno(errno),
         })?;
@@ -120,13 +120,13 @@ impl Peer {
         if header.magic.load(Acquire) != MAGIC {
             return Err(Errno(libc::EPROTO));
         }
-        // The number that it has here: in another PID namespace it knows itself by another.
+        // The process id in our PID namespace.
         let pid = dir::claimant(&file).ok_or(Errno(libc::ESRCH))?;
         if pid <= 0 {
             return Err(Errno(libc::EXDEV));
         }
         let pidfd = pidfd(pid)?;
-        // Asked after the pidfd was opened: if it lives now, the pidfd is its.
+        // Checked after the pidfd was opened: if the process lives now, the pidfd refers to it.
         if dir::claimant(&file) != Some(pid) {
             return Err(Errno(libc::ESRCH));
         }
@@ -143,28 +143,28 @@ impl Peer {
         })
     }
 
-    /// Start of the segment.
+    /// Returns the start of the segment.
     pub(crate) fn header(&self) -> &Header {
         self.map.at(0).expect("every segment is mapped with its full length")
     }
 
     /// Wakes its service thread.
     pub(crate) fn kick(&self) {
-        // A full pipe means that a wake-up is under way.
+        // If the pipe is full, a wake-up is pending.
         let _ = (&self.wake).write(&[1]);
     }
 
-    /// The pipe that others write to.
+    /// Returns the pipe through which other processes wake this one.
     pub(crate) fn wake_fd(&self) -> i32 {
         self.wake.as_raw_fd()
     }
 
-    /// Our own segment's file.
+    /// Returns the file of this process's segment.
     pub(crate) fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Whether the process was seen to end.
+    /// Returns whether the service thread has seen the process end.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Acquire)
     }
@@ -184,29 +184,29 @@ impl Peer {
         self.map.at(table + index as usize * size_of::<T>())
     }
 
-    /// An entry of the table of QPs.
+    /// Returns an entry of the QP table.
     pub(crate) fn qp(&self, index: u32) -> Option<&QpShared> {
         self.entry(QPS, index, MAX_QP)
     }
 
-    /// An entry of the table of CQs.
+    /// Returns an entry of the CQ table.
     pub(crate) fn cq(&self, index: u32) -> Option<&CqShared> {
         self.entry(CQS, index, MAX_CQ)
     }
 
-    /// An entry of the table of SRQs.
+    /// Returns an entry of the SRQ table.
     pub(crate) fn srq(&self, index: u32) -> Option<&SrqShared> {
         self.entry(SRQS, index, MAX_SRQ)
     }
 
-    /// An entry of the table of registrations. None beyond those that were used: any key may be
-    /// asked for, and to look at an entry without memory would take some from /dev/shm, or end the
-    /// process where that is full.
+    /// Returns an entry of the MR table, or `None` if it was never used. Work requests may name any
+    /// key, and reading an entry without memory would allocate some in /dev/shm, or raise SIGBUS if
+    /// that is full.
     pub(crate) fn mr(&self, index: u32) -> Option<&MrShared> {
         self.entry(MRS, index, self.header().registrations.load(Acquire).min(MAX_MR))
     }
 
-    /// Values on the heap.
+    /// Returns `n` values at `offset` of the segment.
     pub(crate) fn slice<T: Shared>(&self, offset: usize, n: usize) -> Option<&[T]> {
         self.map.slice(offset, n)
     }

@@ -1,4 +1,4 @@
-//! Receive work requests in shared memory: the owner posts, the connected peer takes.
+//! A receive queue in shared memory: the owner posts receives, the connected peer takes them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -11,7 +11,7 @@ use crate::shm::layout::RecvQueue;
 use crate::shm::mutex::Guard;
 use crate::shm::peer::Peer;
 
-/// One piece of a gather or scatter list.
+/// One item of a scatter/gather list.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sge {
     pub(crate) addr: u64,
@@ -28,13 +28,13 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Where the message goes.
+    /// Returns the scatter list.
     pub(crate) fn sges(&self) -> &[Sge] {
         self.sges.get(..self.count).unwrap_or(&[])
     }
 }
 
-/// A receive queue seen through a segment.
+/// A view of a receive queue in a segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Receives<'a> {
     peer: &'a Peer,
@@ -43,23 +43,23 @@ pub(crate) struct Receives<'a> {
     stride: usize,
 }
 
-/// 64-bit words of a slot: `wr_id`, number of pieces, then two for each piece.
+/// Returns the 64-bit words of a slot: `wr_id`, number of items, then two words for each item.
 pub(crate) fn stride(max_sge: u32) -> usize {
     2 + 2 * max_sge as usize
 }
 
-/// A power of two, so that the running numbers may wrap.
+/// Returns the number of slots. It is a power of two: the running numbers may wrap.
 fn slots(depth: u32) -> usize {
     depth.next_power_of_two() as usize
 }
 
-/// Bytes of a queue's slots.
+/// Returns the size of a queue's slots in bytes.
 pub(crate) fn bytes(depth: u32, max_sge: u32) -> usize {
     slots(depth) * stride(max_sge) * size_of::<u64>()
 }
 
 impl<'a> Receives<'a> {
-    /// `None` if the queue has no slots.
+    /// Returns `None` if the queue has no slots.
     pub(crate) fn new(peer: &'a Peer, rq: &'a RecvQueue) -> Option<Self> {
         let stride = stride(rq.max_sge.load(Relaxed));
         let depth = rq.depth.load(Relaxed);
@@ -70,7 +70,8 @@ impl<'a> Receives<'a> {
         Some(Self { peer, rq, words: peer.slice(offset, slots(depth) * stride)?, stride })
     }
 
-    /// Empties it and sets its size. The caller is its owner, and nobody else uses it yet.
+    /// Empties the queue and sets its size. The caller is the owner, and nothing else uses the
+    /// queue.
     pub(crate) fn reset(rq: &RecvQueue, offset: usize, depth: u32, max_sge: u32) {
         rq.offset.store(offset as u64, Relaxed);
         rq.depth.store(depth, Relaxed);
@@ -85,7 +86,7 @@ impl<'a> Receives<'a> {
         self.words.get(at..at + self.stride).unwrap_or(&[])
     }
 
-    /// The lock; what a process was doing that died with it is done.
+    /// Locks the queue. If the previous holder died, completes its operation.
     pub(crate) fn lock(&self) -> Guard<'a> {
         let guard = self.rq.lock.lock();
         if guard.died {
@@ -94,8 +95,7 @@ impl<'a> Receives<'a> {
         guard
     }
 
-    /// Gives the receive at `taken_from` to `taker`, if there is one. Each step may have been done
-    /// before.
+    /// Gives the receive at `taken_from` to `taker`, if there is one. Each step can be repeated.
     fn finish_taking(&self) {
         let rq = self.rq;
         let Some(taker) = rq.taker.load(Relaxed).checked_sub(1) else { return };
@@ -109,10 +109,11 @@ impl<'a> Receives<'a> {
         rq.taker.store(0, Release);
     }
 
-    /// Adds one; ENOMEM when it is full, EINVAL for too many pieces.
+    /// Appends a receive. Fails with ENOMEM if the queue is full, and with EINVAL for too many
+    /// items.
     ///
     /// # Safety
-    /// `wr.sg_list` has `wr.num_sge` pieces.
+    /// `wr.sg_list` has `wr.num_sge` items.
     pub(crate) unsafe fn post(&self, wr: &sys::ibv_recv_wr) -> Result<(), Errno> {
         let rq = self.rq;
         let count = usize::try_from(wr.num_sge).map_err(|_| Errno(libc::EINVAL))?;
@@ -138,13 +139,13 @@ impl<'a> Receives<'a> {
         Ok(())
     }
 
-    /// Receives that wait; a hint when taken without the lock.
+    /// Returns the number of posted receives. Without the lock this is a hint.
     pub(crate) fn waiting(&self) -> u32 {
         self.rq.tail.load(Acquire).wrapping_sub(self.rq.head.load(Acquire))
     }
 
-    /// Takes the oldest for the QP with this index, which remembers it. The flag says that the
-    /// armed limit was reached.
+    /// Takes the oldest receive for the QP with this index, which records it. The flag reports that
+    /// the armed limit was reached.
     pub(crate) fn take(&self, qp: u32) -> Option<(Taken, bool)> {
         let rq = self.rq;
         let _guard = self.lock();
@@ -175,8 +176,8 @@ impl<'a> Receives<'a> {
     }
 }
 
-/// One receive was polled: its place is free again.
+/// Frees the slot of a receive whose completion was polled.
 pub(crate) fn polled(rq: &RecvQueue) {
-    // Never below zero, whatever a peer wrote there.
+    // Never below zero, even if a peer wrote a wrong value.
     let _ = rq.outstanding.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1));
 }

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
 
-use crate::api::mr::{self, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use crate::api::events;
 use crate::api::qp::Qp;
 use crate::limits::PIECE;
 use crate::log::fault;
 use crate::process::Process;
 use crate::shm::recv_queue::Sge;
+use crate::wire::access::{self, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use crate::wire::bounce;
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
 use crate::wire::link::{self, Passage};
@@ -89,7 +90,7 @@ fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) ->
     let comes_back = wqe.opcode >= op::IBV_WR_RDMA_READ;
     let access = if comes_back { LOCAL_WRITE } else { 0 };
     for sge in sges.iter().filter(|sge| sge.len > 0) {
-        match mr::check(&process.own, sge.lkey, qp.pd.id, sge.addr, u64::from(sge.len), access) {
+        match access::check(&process.own, sge.lkey, qp.pd.id, sge.addr, u64::from(sge.len), access) {
             Ok(addr) => pieces.push(addr, u64::from(sge.len)),
             Err(why) => {
                 fault!(
@@ -148,7 +149,7 @@ impl Ends<'_> {
     /// Checks that the peer's QP allows such requests. If not, that QP enters ERR too.
     fn allowed(&self, access: u32) -> Result<(), Step> {
         if self.to.qp.access.load(Relaxed) & access == 0 {
-            self.to.refuse(crate::api::events::QP_REQ_ERR);
+            self.to.refuse(events::QP_REQ_ERR);
             return Err(self.failed(
                 wc::IBV_WC_REM_INV_REQ_ERR,
                 format_args!("the peer's QP does not allow access {access:#x} (qp_access_flags)"),
@@ -162,8 +163,8 @@ impl Ends<'_> {
     fn remote(&self, len: u64, access: u32) -> Result<u64, Step> {
         let Wqe { rkey, remote_addr, .. } = *self.wqe;
         let pd = self.to.qp.pd.load(Relaxed);
-        mr::check(self.to.peer, rkey, pd, remote_addr, len, access).map_err(|why| {
-            self.to.refuse(crate::api::events::QP_ACCESS_ERR);
+        access::check(self.to.peer, rkey, pd, remote_addr, len, access).map_err(|why| {
+            self.to.refuse(events::QP_ACCESS_ERR);
             self.failed(
                 wc::IBV_WC_REM_ACCESS_ERR,
                 format_args!("rkey {rkey:#x}, {len} bytes at {remote_addr:#x}, access {access:#x}: {why}"),
@@ -176,7 +177,7 @@ impl Ends<'_> {
             Ok(()) => Ok(()),
             Err(Stopped::Ended) => Err(Step::NoAnswer("its process has ended")),
             Err(Stopped::Fault(errno)) => {
-                self.to.refuse(crate::api::events::QP_ACCESS_ERR);
+                self.to.refuse(events::QP_ACCESS_ERR);
                 let why = std::io::Error::from_raw_os_error(errno);
                 Err(self.failed(
                     wc::IBV_WC_REM_OP_ERR,
@@ -300,7 +301,7 @@ impl Ends<'_> {
             ));
         }
         if self.to.qp.max_dest_rd_atomic.load(Relaxed) == 0 {
-            self.to.refuse(crate::api::events::QP_REQ_ERR);
+            self.to.refuse(events::QP_REQ_ERR);
             return Err(self.failed(
                 wc::IBV_WC_REM_INV_REQ_ERR,
                 format_args!("READ and atomics need the peer's max_dest_rd_atomic above 0"),
@@ -336,7 +337,7 @@ impl Ends<'_> {
                 ));
             }
             if remote_addr % 8 != 0 {
-                self.to.refuse(crate::api::events::QP_REQ_ERR);
+                self.to.refuse(events::QP_REQ_ERR);
                 return Err(self.failed(
                     wc::IBV_WC_REM_INV_REQ_ERR,
                     format_args!("atomic on {remote_addr:#x}, which is not a multiple of 8"),

@@ -1,4 +1,4 @@
-//! What the tests share: one end of a connection, made and driven through the C entry points.
+//! Shared by the tests: one end of a connection, driven through the C functions.
 #![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
@@ -17,10 +17,10 @@ pub const SIGNALED: u32 = 2;
 pub const SOLICITED: u32 = 4;
 pub const INLINE: u32 = 8;
 pub const ALL_ACCESS: c_int = 0xf;
-/// Long enough for any machine; only ever waited for in full when a test fails.
+/// Timeout of waits. It only expires if a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fabric of this test process alone, unless it was started into its parent's.
+/// Sets a fabric of this test process, unless its parent has set one.
 pub fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -91,7 +91,7 @@ pub struct End {
     pub opts: Opts,
 }
 
-/// What the peer must know.
+/// The properties of an end that its peer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     pub qpn: u32,
@@ -153,11 +153,11 @@ impl End {
         }
     }
 
-    /// Pages of their own, registered and then unmapped.
+    /// Registers new pages and unmaps them.
     pub fn unmapped(&self, len: usize) -> (*mut sys::ibv_mr, u64) {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: fresh memory, which nothing else knows of.
+        // SAFETY: new memory that nothing else uses.
         unsafe {
             let at = libc::mmap(null_mut(), len, protection, flags, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -239,7 +239,7 @@ impl End {
         sys::ibv_sge { addr: self.at(offset), length: len as u32, lkey }
     }
 
-    /// A receive with one piece, none if `len` is 0.
+    /// Posts a receive with one scatter item, or with none if `len` is 0.
     pub fn recv(&self, wr_id: u64, offset: usize, len: usize) -> c_int {
         self.recv_list(wr_id, &mut [self.sge(offset, len)][..usize::from(len > 0)])
     }
@@ -267,7 +267,7 @@ impl End {
         unsafe { sys::ibv_post_send(self.qp, wr, &raw mut bad) }
     }
 
-    /// Posts `send` and says what came of it at once.
+    /// Posts `send` and returns the result of ibv_post_send.
     pub fn send(&self, mut send: Send<'_>) -> c_int {
         let mut wr = send.wr();
         self.post(&mut wr)
@@ -284,7 +284,8 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: each is ours and destroyed once; the PD and the context may be shared, then they stay.
+        // SAFETY: owned by `self` and destroyed once. The PD and the context may be shared and
+        // stay.
         unsafe {
             assert_eq!(sys::ibv_destroy_qp(self.qp), 0);
             assert_eq!(sys::ibv_dereg_mr(self.mr), 0);
@@ -405,7 +406,7 @@ pub fn rts_attr(opts: &Opts) -> (sys::ibv_qp_attr, u32) {
     (attr, bits.0)
 }
 
-/// One completion if there is one now.
+/// Returns a completion if one is available.
 pub fn poll(cq: *mut sys::ibv_cq) -> Option<sys::ibv_wc> {
     let mut wc = MaybeUninit::<sys::ibv_wc>::uninit();
     // SAFETY: a living CQ, room for one; written if the result is 1.
@@ -418,7 +419,7 @@ pub fn poll(cq: *mut sys::ibv_cq) -> Option<sys::ibv_wc> {
     }
 }
 
-/// The next completion.
+/// Waits for the next completion.
 pub fn wait_for(cq: *mut sys::ibv_cq) -> sys::ibv_wc {
     let begin = Instant::now();
     loop {
@@ -435,7 +436,7 @@ pub fn imm(wc: &sys::ibv_wc) -> u32 {
     u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data })
 }
 
-/// Two connected ends in this process.
+/// Creates two connected ends in this process.
 pub fn pair(a: Opts, b: Opts) -> (End, End) {
     let (a, b) = (End::new(a), End::new(b));
     a.connect(&b.address());
@@ -443,9 +444,10 @@ pub fn pair(a: Opts, b: Opts) -> (End, End) {
     (a, b)
 }
 
-/// The next async event's type, or `None` if there is none now.
+/// Returns the type of the next asynchronous event, or `None` if there is none.
 pub fn async_event(ctx: *mut sys::ibv_context, wait: bool) -> Option<u32> {
-    // SAFETY: a living context; the event is written if the call gives 0, and its type is read as an integer.
+    // SAFETY: a living context; the event is written if the call gives 0, and its type is read as
+    // an integer.
     unsafe {
         let mut poll = libc::pollfd { fd: (*ctx).async_fd, events: libc::POLLIN, revents: 0 };
         let ready = libc::poll(&raw mut poll, 1, if wait { PATIENCE.as_millis() as c_int } else { 0 });
@@ -460,7 +462,7 @@ pub fn async_event(ctx: *mut sys::ibv_context, wait: bool) -> Option<u32> {
     }
 }
 
-/// The CQ of the next event of a channel, acknowledged.
+/// Waits for the next event of a channel, acknowledges it, and returns its CQ.
 pub fn wait_event(channel: *mut sys::ibv_comp_channel) -> *mut sys::ibv_cq {
     assert!(event_ready(channel, true), "no event");
     let (mut cq, mut context) = (null_mut(), null_mut());
@@ -472,7 +474,7 @@ pub fn wait_event(channel: *mut sys::ibv_comp_channel) -> *mut sys::ibv_cq {
     cq
 }
 
-/// Whether the channel has an event, now or in time.
+/// Returns whether the channel has an event within the timeout.
 pub fn event_ready(channel: *mut sys::ibv_comp_channel, wait: bool) -> bool {
     // SAFETY: a living channel; one valid entry.
     unsafe {

@@ -1,4 +1,4 @@
-//! ibv_devices and ibv_devinfo: what a program sees of the devices.
+//! ibv_devices and ibv_devinfo: the devices as programs see them.
 
 use crate::pair::{Ended, Running, fabric, program};
 
@@ -11,7 +11,7 @@ fn run(name: &str, args: &[&str], devices: Option<&str>) -> Ended {
     Running::start(command).end()
 }
 
-/// The parts of ibv_devinfo's output, one for each device: lines of key and value.
+/// Returns the output of ibv_devinfo as keys and values, for each device.
 fn devinfo(args: &[&str], devices: Option<&str>) -> Vec<Vec<(String, String)>> {
     let text = run("ibv_devinfo", args, devices).success();
     let mut parts: Vec<Vec<(String, String)>> = Vec::new();
@@ -50,7 +50,7 @@ fn other_addresses_are_another_host() {
     let guid = |devices| run("ibv_devices", &[], Some(devices)).success();
     assert_ne!(guid("soft0:addr=10.0.0.1/24"), guid("soft0:addr=10.0.0.2/24"));
     assert_ne!(guid("ib0:link=ib,lid=1"), guid("ib0:link=ib,lid=2"));
-    // How fast it is makes no other device of it.
+    // The rate does not change the identity of the device.
     assert_eq!(guid("soft0:addr=10.0.0.1/24"), guid("soft0:addr=10.0.0.1/24,rate=1GB,lat=5us,mtu=256"));
 }
 
@@ -104,14 +104,14 @@ fn ibv_devinfo_shows_an_infiniband_port() {
 }
 
 #[test]
-fn one_device_can_be_asked_for() {
+fn one_device_can_be_selected() {
     let parts = devinfo(&["-d", "soft1"], None);
     assert_eq!(parts.len(), 1, "{parts:#?}");
     assert_fields(&parts[0], &[("hca_id", "soft1")]);
 }
 
 #[test]
-fn a_bad_list_is_one_line_and_no_devices() {
+fn an_invalid_list_gives_one_line_and_no_devices() {
     for bad in
         ["", "soft0", "soft0:addr=10.0.0.1/24,rate=0GB", "soft0:addr=10.0.0.1/24;soft0:addr=10.0.0.2/24"]
     {
@@ -127,7 +127,7 @@ fn a_bad_list_is_one_line_and_no_devices() {
 }
 
 #[test]
-fn a_bad_list_is_told_even_where_misuse_is_not() {
+fn an_invalid_list_is_logged_even_if_logging_is_off() {
     let mut command = program("ibv_devices");
     command.env("SOFTVERBS_DEVICES", "soft0").env("SOFTVERBS_LOG", "off");
     let ended = Running::start(command).end();

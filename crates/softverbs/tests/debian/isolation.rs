@@ -1,4 +1,4 @@
-//! Who meets whom, and what a dead process leaves behind.
+//! Isolation of fabrics and users, and cleanup after killed processes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::pair::{Ended, Pair, Port, Running, fabric, program};
 use crate::stand_in;
 
-/// The client must find that nobody answers, with the status that a NIC gives.
+/// Checks that the client got no answer, with the completion status of a NIC.
 #[track_caller]
 fn assert_unanswered(client: &Ended) {
     assert!(!client.status.success(), "{}", client.text);
@@ -15,7 +15,7 @@ fn assert_unanswered(client: &Ended) {
 }
 
 #[test]
-fn two_fabrics_do_not_meet() {
+fn two_fabrics_are_isolated() {
     let pair = Pair::new("ibv_rc_pingpong", "-g 3 -n 10").env_of(1, "SOFTVERBS_FABRIC", &fabric());
     let port = Port::new();
     let server = pair.server(&port);
@@ -24,13 +24,13 @@ fn two_fabrics_do_not_meet() {
 }
 
 #[test]
-fn two_users_do_not_meet() {
+fn two_users_are_isolated() {
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         println!("not tested: only root can start a program as another user");
         return;
     }
-    // Where everyone can read it, which the folder of a build need not be.
+    // In a folder that every user can read; the build folder may not be.
     let open = tempfile::tempdir().expect("a temporary folder can be made");
     fs::set_permissions(open.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     fs::copy(stand_in::folder().join("libibverbs.so.1"), open.path().join("libibverbs.so.1"))
@@ -47,7 +47,7 @@ fn two_users_do_not_meet() {
     other.env("LD_LIBRARY_PATH", open.path()).current_dir("/");
     assert_unanswered(&Running::start(other).end());
     server.kill();
-    // What its fabric was in. Not empty where that user has programs of his own.
+    // The folder of its fabric. It is not empty if that user runs other programs.
     let _ = fs::remove_dir("/dev/shm/softverbs-65534");
 }
 
@@ -57,7 +57,7 @@ fn a_killed_server_fails_its_client_and_leaves_nothing_that_blocks_the_next_run(
     let port = Port::new();
     let server = pair.server(&port);
     let mut client = pair.client(&port);
-    // A line of results: both are in the middle of it.
+    // A line of results: both are running.
     client.wait_until("results", |c| c.text().lines().any(|l| l.trim_start().starts_with("4096 ")));
     server.kill();
     let client = client.end();
@@ -71,7 +71,7 @@ fn a_killed_server_fails_its_client_and_leaves_nothing_that_blocks_the_next_run(
 }
 
 #[test]
-fn the_report_of_a_program_that_is_not_ours() {
+fn an_unchanged_program_writes_the_report() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let file = folder.path().join("report");
     let pair = Pair::new("ibv_rc_pingpong", "-g 3 -n 77")
@@ -101,7 +101,7 @@ fn the_report_of_a_program_that_is_not_ours() {
 }
 
 #[test]
-fn a_bad_report_variable_is_told() {
+fn an_invalid_report_variable_is_logged() {
     let mut command = program("ibv_devices");
     command.env("SOFTVERBS_REPORT", "/no/such/folder/report").env("SOFTVERBS_FABRIC", fabric());
     let ended = Running::start(command).end();

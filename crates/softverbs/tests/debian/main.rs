@@ -1,4 +1,4 @@
-//! Debian's programs, unchanged, on the stand-in library.
+//! Unchanged programs of Debian on the shared library.
 
 #[path = "../support/pair.rs"]
 mod pair;

@@ -2,18 +2,18 @@
 
 use crate::pair::{HOSTS, Pair};
 
-/// Both ends on two hosts without a limit of rate.
+/// Both ends, on two hosts with unlimited rate.
 fn pair(name: &'static str, args: &str) -> Pair {
     Pair::new(name, &format!("-F -d soft0 -x 3 {args}"))
 }
 
-/// The same with a rate or latency.
+/// Both ends, with a rate or latency.
 fn shaped(name: &'static str, args: &str, shape: &str) -> Pair {
     let [server, client] = HOSTS.map(|host| format!("{host},{shape}"));
     pair(name, args).env_of(0, "SOFTVERBS_DEVICES", &server).env_of(1, "SOFTVERBS_DEVICES", &client)
 }
 
-/// Runs one; gives the client's table: a row of numbers for each message size.
+/// Runs a program. Returns the table of the client: a row of numbers for each message size.
 #[track_caller]
 fn table(name: &'static str, args: &str) -> Vec<Vec<f64>> {
     rows(name, args, &pair(name, args))
@@ -23,11 +23,12 @@ fn table(name: &'static str, args: &str) -> Vec<Vec<f64>> {
 fn rows(name: &'static str, args: &str, pair: &Pair) -> Vec<Vec<f64>> {
     let [server, client] = pair.outputs();
     for text in [&server, &client] {
-        // ib_send_bw's client leaves a completion queue behind, and is told so. Nothing else is its fault.
-        let mut told = text.split("softverbs[").skip(1).filter(|line| !line.contains("ibv_close_device("));
-        assert_eq!(told.next(), None, "{name} {args} was told of a fault:\n{text}");
+        // The client of ib_send_bw does not destroy a completion queue, which is logged. Nothing
+        // else is.
+        let mut logged = text.split("softverbs[").skip(1).filter(|line| !line.contains("ibv_close_device("));
+        assert_eq!(logged.next(), None, "{name} {args} logged a fault:\n{text}");
     }
-    // A row comes without its line end, so a line of ours may follow on it.
+    // A row is written without its line end: a log line may follow on the same line.
     let words = |line: &'_ str| line.split("softverbs[").next().unwrap_or_default().to_owned();
     let number = |word: &str| word.parse::<f64>().ok();
     let rows: Vec<Vec<f64>> = client
@@ -71,19 +72,19 @@ fn a_rate_is_a_limit() {
         [("ib_write_bw", "-n 100"), ("ib_read_bw", "-n 100"), ("ib_send_bw", "-n 50 -s 131072")]
     {
         let rows = rows(name, args, &shaped(name, args, "rate=100MB"));
-        // perftest counts in MiB: 100 MB are 95.4. However slow this machine is, it cannot be more.
+        // perftest counts in MiB: 100 MB are 95.4. It cannot be more on any machine.
         assert!(rows[0][3] > 0.0 && rows[0][3] < 95.4, "{name}: {rows:?}");
     }
 }
 
 #[test]
-fn a_latency_is_the_least_there_is() {
+fn a_latency_is_a_lower_limit() {
     let rows = rows("ib_send_lat", "-n 50", &shaped("ib_send_lat", "-n 50", "lat=300us"));
     assert!(rows[0][2] >= 300.0, "{rows:?}");
 }
 
 #[test]
-fn through_shared_memory_where_the_kernel_refuses_to_copy() {
+fn write_bw_through_shared_memory() {
     for (name, args) in [("ib_write_bw", "-n 300"), ("ib_read_bw", "-n 300"), ("ib_atomic_bw", "-n 300")] {
         let rows = rows(name, args, &pair(name, args).env("SOFTVERBS_COPY", "bounce"));
         assert_eq!(rows[0][1], 300.0, "{rows:?}");

@@ -2,7 +2,7 @@
 
 use crate::pair::Pair;
 
-/// Runs one and compares what it says it did.
+/// Runs a program and checks the numbers that it prints.
 #[track_caller]
 fn pingpong(name: &'static str, args: &str, bytes: u64, exchanges: u64) {
     compare(name, args, &Pair::new(name, args), bytes, exchanges);
@@ -11,13 +11,13 @@ fn pingpong(name: &'static str, args: &str, bytes: u64, exchanges: u64) {
 #[track_caller]
 fn compare(name: &'static str, args: &str, pair: &Pair, bytes: u64, exchanges: u64) {
     for text in pair.outputs() {
-        // Both ends say: "N bytes in S seconds = ..." and "I iters in S seconds = ...".
+        // Both ends print "N bytes in S seconds = ..." and "I iters in S seconds = ...".
         assert!(text.contains(&format!("{bytes} bytes in ")), "{name} {args}: no {bytes} bytes in\n{text}");
         assert!(
             text.contains(&format!("{exchanges} iters in ")),
             "{name} {args}: no {exchanges} iters in\n{text}"
         );
-        assert!(!text.contains("softverbs["), "{name} {args} was told of a fault:\n{text}");
+        assert!(!text.contains("softverbs["), "{name} {args} logged a fault:\n{text}");
         assert!(!text.contains("invalid data"), "{name} {args}:\n{text}");
     }
 }
@@ -49,7 +49,7 @@ fn rc_pingpong_through_shared_memory() {
 
 #[test]
 fn rc_pingpong_in_one_host() {
-    // The same devices on both sides, one of them for each.
+    // Both sides have the same devices, and each side uses one of them.
     let pair = Pair::new("ibv_rc_pingpong", "-c -g 3 -n 200");
     let default = "soft0:addr=10.2.0.1/24;soft1:addr=10.2.1.1/24";
     for text in pair.env("SOFTVERBS_DEVICES", default).outputs() {
@@ -78,12 +78,12 @@ fn rc_pingpong_without_a_gid_fails_on_roce() {
     for side in [&client, &server] {
         assert!(!side.status.success(), "{}", side.text);
     }
-    // The server moves its queue pair first, so it is the one that finds out.
+    // The server modifies its QP first: it gets the error.
     assert!(server.text.contains("Failed to modify QP to RTR"), "{}", server.text);
     assert!(server.text.contains("softverbs["), "no line that says why:\n{}", server.text);
 }
 
-/// (arguments, message size, exchanges), over 16 queue pairs where nothing else is said.
+/// (arguments, message size, exchanges), with 16 QPs by default.
 const SRQ: [(&str, u64, u64); 3] = [
     ("-c -g 3 -n 800", 4096, 800),
     ("-c -g 3 -n 800 -e", 4096, 800),

@@ -1,4 +1,5 @@
-//! The other process: started from the test program itself, commanded over its standard input and output.
+//! The other process: a second instance of the test program, controlled through its standard input
+//! and output.
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
@@ -8,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::common::{Address, End, Opts, PATIENCE, Send, checksum, fabric, imm, op, setup, wait_for};
 
-/// Marks lines of the conversation among those of the test harness.
+/// Marks the protocol lines among those of the test harness.
 const MARK: &str = "@@";
 
 pub fn base() -> PathBuf {
@@ -16,14 +17,19 @@ pub fn base() -> PathBuf {
     PathBuf::from(format!("/dev/shm/softverbs-{}", unsafe { libc::geteuid() }))
 }
 
-/// This program once more, for one test of it.
+/// Prepares a second instance of this program, for one of its tests. The test must exist: an
+/// instance that runs no test at all succeeds.
 pub fn again(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("our own path"));
+    let program = std::env::current_exe().expect("our own path");
+    let list = Command::new(&program).args(["--exact", test, "--include-ignored", "--list"]).output();
+    let list = String::from_utf8_lossy(&list.expect("this program can be started").stdout).into_owned();
+    assert!(list.lines().any(|line| line == format!("{test}: test")), "there is no test {test}: {list}");
+    let mut command = Command::new(program);
     command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 
-pub fn tell(line: &str) {
+pub fn report(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{line}").and_then(|()| out.flush()).expect("the parent listens");
 }
@@ -51,7 +57,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts it in our fabric; it makes one end and says where it is.
+    /// Starts it in the fabric of this process. It creates one end and prints its address.
     pub fn start(env: &[(&str, &str)]) -> Self {
         setup();
         let mut command = again("child");
@@ -70,7 +76,7 @@ impl Peer {
             let mut line = String::new();
             let n = self.from.read_line(&mut line).expect("the child's output");
             assert!(n > 0, "the child has ended");
-            // The harness may have begun the line.
+            // The harness may have started the line.
             if let Some((_, answer)) = line.trim_end().split_once(MARK) {
                 return answer.to_owned();
             }
@@ -114,11 +120,11 @@ impl Peer {
     }
 }
 
-/// The child's side: one end, and a command a line until the input ends.
+/// The child's side: one end, and one command per line until the input ends.
 pub fn obey() {
     let len = std::env::var("TEST_LEN").ok().and_then(|v| v.parse().ok()).unwrap_or(1 << 20);
     let mut end = End::new(Opts { len, ..Opts::default() });
-    tell(&hello(&end.address()));
+    report(&hello(&end.address()));
     let mut there = None;
     for line in std::io::stdin().lines() {
         let line = line.expect("the parent's output");
@@ -129,31 +135,31 @@ pub fn obey() {
                 let address = parse(rest);
                 end.connect(&address);
                 there = Some(address);
-                tell("ok");
+                report("ok");
             }
             "recv" => {
                 assert_eq!(end.recv(numbers[0] as u64, numbers[1], numbers[2]), 0);
-                tell("ok");
+                report("ok");
             }
             "unmap" => {
                 let (mr, addr) = end.unmapped(numbers[0]);
                 // SAFETY: alive.
                 let rkey = unsafe { (*mr).rkey };
-                tell(&hello(&Address { addr, rkey, ..end.address() }));
+                report(&hello(&Address { addr, rkey, ..end.address() }));
             }
             "poll" => {
                 let wc = wait_for(if rest == "recv" { end.rcq } else { end.scq });
-                tell(&format!("{} {} {} {}", wc.wr_id, wc.status, wc.byte_len, imm(&wc)));
+                report(&format!("{} {} {} {}", wc.wr_id, wc.status, wc.byte_len, imm(&wc)));
             }
-            "gid" => tell(&std::net::Ipv6Addr::from(end.gid_at(numbers[0] as i32)).to_string()),
-            "sum" => tell(&checksum(&end.buf[..numbers[0]]).to_string()),
+            "gid" => report(&std::net::Ipv6Addr::from(end.gid_at(numbers[0] as i32)).to_string()),
+            "sum" => report(&checksum(&end.buf[..numbers[0]]).to_string()),
             "set" => {
                 end.buf[numbers[0]..numbers[0] + 8].copy_from_slice(&(numbers[1] as u64).to_ne_bytes());
-                tell("ok");
+                report("ok");
             }
             "get" => {
                 let bytes = end.buf[numbers[0]..numbers[0] + 8].try_into().expect("8 bytes");
-                tell(&u64::from_ne_bytes(bytes).to_string());
+                report(&u64::from_ne_bytes(bytes).to_string());
             }
             "write" => {
                 let to = there.expect("connected");
@@ -161,12 +167,12 @@ pub fn obey() {
                 let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, 0);
                 assert_eq!(end.send(wr.imm(numbers[1] as u32)), 0);
                 assert_eq!(end.poll_send().status, 0);
-                tell("ok");
+                report("ok");
             }
             "stream" => {
-                // Writes for ever, so that the parent can kill it in the middle of one.
+                // Writes until the parent kills it during a write.
                 let to = there.expect("connected");
-                tell("ok");
+                report("ok");
                 let begin = std::time::Instant::now();
                 while begin.elapsed() < PATIENCE {
                     let mut sges = [end.sge(0, numbers[0])];

@@ -1,4 +1,4 @@
-//! What a shared library offers, wants and needs, read from the file.
+//! Reads what a shared library exports, imports and needs.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(crate) struct Dynamic {
     pub(crate) needed: Vec<String>,
     /// `DT_SONAME`
     pub(crate) soname: Option<String>,
-    /// Whether the loader would have to write into code.
+    /// Whether the library has text relocations.
     pub(crate) text_relocations: bool,
 }
 
@@ -42,8 +42,8 @@ pub(crate) fn dynamic(path: &Path) -> Dynamic {
     read_dynamic(&data).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// What a library or program wants of libibverbs and would not find in the stand-in, so that it would not load.
-/// A want without a version is served by any.
+/// Returns the symbols that a library or program imports from libibverbs and that the shared
+/// library does not export. An import without a version matches every version.
 pub(crate) fn unserved(path: &Path) -> Vec<Versioned> {
     let verbs = |s: &Versioned| s.version.starts_with("IBVERBS_") || s.name.starts_with("ibv_");
     let serves = |s: &Versioned| {

@@ -1,4 +1,4 @@
-//! Runs a client and a server of an unchanged program on the stand-in library.
+//! Runs a client and a server of an unchanged program on the shared library.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use crate::stand_in;
 
-/// Far above what any of these runs takes: only a hang reaches it.
+/// Far longer than any of these runs: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(90);
-/// Between looks at a condition that has no event to wait for.
+/// Interval between checks of a condition without an event.
 const LOOK: Duration = Duration::from_millis(3);
 
-/// A fabric name that no other test and no earlier run has.
+/// Returns a fabric name that no other test and no earlier run uses.
 pub(crate) fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A program on the stand-in library, or a failure that says what to install.
+/// Returns a program on the shared library, or fails with the name of the package to install.
 pub(crate) fn program(name: &str) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file());
@@ -31,7 +31,7 @@ pub(crate) fn program(name: &str) -> Command {
     on_stand_in(Command::new(found))
 }
 
-/// Sets the environment of a program that shall use the stand-in library and nothing of the caller's.
+/// Sets the environment of a program: the shared library, and no variable of the caller.
 pub(crate) fn on_stand_in(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SOFTVERBS_") {
@@ -42,7 +42,7 @@ pub(crate) fn on_stand_in(mut command: Command) -> Command {
     command
 }
 
-/// A started program; killed if it is dropped before its end.
+/// A running program. Dropping it kills the program.
 pub(crate) struct Running {
     child: Child,
     output: File,
@@ -53,7 +53,7 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// stdout and stderr as they came.
+    /// stdout and stderr, in order.
     pub(crate) text: String,
 }
 
@@ -74,22 +74,22 @@ impl Running {
         Self { child: child.unwrap_or_else(|e| panic!("{what}: {e}")), output, what }
     }
 
-    /// What it has written so far.
+    /// Returns its output so far.
     pub(crate) fn text(&self) -> String {
         let mut bytes = Vec::new();
-        // The descriptor shares its position with the child's, which appends: read through a new one.
+        // The descriptor shares its position with the child: read through a new one.
         let path = PathBuf::from(format!("/proc/self/fd/{}", self.output.as_raw_fd()));
         let mut file = File::open(path).expect("our own descriptor can be reopened");
         file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).expect("a file can be read");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until `done`, which looks at the program, says so. Panics if the program ends first or hangs.
+    /// Waits until `done` returns true. Panics if the program ends first or hangs.
     pub(crate) fn wait_until(&mut self, for_what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
             let ended = self.child.try_wait().expect("our own child can be waited for");
-            // Looked at once more: it may have done it and ended since.
+            // Checked again: it may have done it and ended meanwhile.
             if let Some(status) = ended.filter(|_| !done(self)) {
                 panic!("{}: {status} before {for_what}:\n{}", self.what, self.text());
             }
@@ -102,7 +102,7 @@ impl Running {
         self.wait_until("listening", |_| port.is_listened_on());
     }
 
-    /// Its end, and what it wrote.
+    /// Waits for its end. Returns its status and output.
     pub(crate) fn end(mut self) -> Ended {
         let start = Instant::now();
         loop {
@@ -123,14 +123,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails only if it has ended already.
+        // Fails only if it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A TCP port that is ours: a socket holds it without listening, and the program, which like every server sets
-/// SO_REUSEADDR, binds beside it.
+/// A reserved TCP port. A socket holds it without listening; the program sets SO_REUSEADDR, as
+/// every server does, and can bind to it too.
 pub(crate) struct Port {
     number: u16,
     _held: OwnedFd,
@@ -141,7 +141,7 @@ impl Port {
         // SAFETY: a plain system call; the result is checked.
         let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
         assert!(fd >= 0, "socket: {}", std::io::Error::last_os_error());
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: a new descriptor that nothing else owns.
         let held = unsafe { OwnedFd::from_raw_fd(fd) };
         let on: libc::c_int = 1;
         let size = libc::socklen_t::try_from(size_of_val(&on)).expect("four");
@@ -158,7 +158,7 @@ impl Port {
         self.number.to_string()
     }
 
-    /// Looks without connecting: a connection would be the one that the server waits for.
+    /// Checks without connecting: the server waits for exactly one connection.
     fn is_listened_on(&self) -> bool {
         ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|file| {
             let table = fs::read_to_string(file).unwrap_or_default();
@@ -189,7 +189,7 @@ fn bind_any(socket: &OwnedFd) -> u16 {
     bound.port()
 }
 
-/// Two hosts: the same device name, other addresses of one subnet.
+/// Two hosts: the same device name, different addresses of one subnet.
 pub(crate) const HOSTS: [&str; 2] = ["soft0:addr=10.1.0.1/24", "soft0:addr=10.1.0.2/24"];
 
 /// A server and a client of one program.
@@ -208,13 +208,13 @@ impl Pair {
         Self { name, args: args.split_whitespace().map(str::to_owned).collect(), env }
     }
 
-    /// A variable of both sides.
+    /// Sets a variable of both sides.
     pub(crate) fn env(mut self, name: &'static str, value: &str) -> Self {
         self.env.iter_mut().for_each(|side| side.push((name, value.to_owned())));
         self
     }
 
-    /// A variable of the server (0) or the client (1).
+    /// Sets a variable of the server (0) or the client (1).
     pub(crate) fn env_of(mut self, side: usize, name: &'static str, value: &str) -> Self {
         self.env[side].push((name, value.to_owned()));
         self
@@ -226,37 +226,37 @@ impl Pair {
         command
     }
 
-    /// A listening server.
+    /// Starts a server and waits until it listens.
     pub(crate) fn server(&self, port: &Port) -> Running {
         let mut server = Running::start(self.command(0, port));
         server.wait_listening(port);
         server
     }
 
-    /// A client of the server at that port, not yet started.
+    /// Prepares a client of the server at that port.
     pub(crate) fn client_command(&self, port: &Port) -> Command {
         let mut command = self.command(1, port);
         command.arg("localhost");
         command
     }
 
-    /// A client of the server at that port.
+    /// Starts a client of the server at that port.
     pub(crate) fn client(&self, port: &Port) -> Running {
         Running::start(self.client_command(port))
     }
 
-    /// Another program in the same fabric, on the same devices.
+    /// Prepares another program in the same fabric, on the same devices.
     pub(crate) fn again(&self, name: &'static str, args: &str) -> Self {
         Self { env: self.env.clone(), ..Self::new(name, args) }
     }
 
-    /// Both ends of a whole run.
+    /// Runs both ends to their end.
     pub(crate) fn run(&self) -> [Ended; 2] {
         let port = Port::new();
         let server = self.server(&port);
         let client = self.client(&port).end();
         if !client.status.success() {
-            // The server may wait for ever.
+            // The server may wait forever.
             let text = server.text();
             server.kill();
             panic!(
@@ -267,7 +267,7 @@ impl Pair {
         [server.end(), client]
     }
 
-    /// Both outputs of a run that must succeed.
+    /// Runs both ends, which must succeed. Returns their outputs.
     pub(crate) fn outputs(&self) -> [String; 2] {
         self.run().map(Ended::success)
     }

@@ -1,4 +1,4 @@
-//! Builds the stand-in `libibverbs.so.1` once, whatever number of test programs and threads want it.
+//! Builds `libibverbs.so.1` once, for all test programs and threads.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder to put into `LD_LIBRARY_PATH`.
+/// Returns the folder for `LD_LIBRARY_PATH`.
 pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(build)
@@ -15,7 +15,7 @@ pub(crate) fn folder() -> &'static Path {
 fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in");
     fs::create_dir_all(&folder).expect("the target folder is writable");
-    // Two at a time would only wait for cargo's own lock, and hide it.
+    // Concurrent builds would only wait for the lock of cargo, and hide it.
     let lock = File::create(folder.join("lock")).expect("the target folder is writable");
     // SAFETY: an open file.
     let rc = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };

@@ -11,9 +11,9 @@ use crate::api::device::Device;
 use crate::config::Capability;
 use crate::limits;
 
-/// Not a maker's number: tools that know real devices by theirs must not take us for one.
+/// Not assigned to any vendor: tools must not mistake the device for a real one.
 pub(crate) const VENDOR_ID: u32 = 0xFF_FFFF;
-/// Likewise.
+/// Not assigned either.
 const VENDOR_PART_ID: u32 = 0x5356;
 /// Any page size from 4 KiB.
 const PAGE_SIZES: u64 = 0xFFFF_F000;
@@ -23,7 +23,7 @@ const CAPS: u32 = 1 << 10 | 1 << 11 | 1 << 12;
 /// Exponent of `local_ca_ack_delay`, 4.096 us times 2 to this power: about 134 ms.
 const ACK_DELAY: u8 = 15;
 
-/// C's `int`, capped.
+/// Converts a limit to `int`, saturating.
 fn int(limit: impl TryInto<c_int>) -> c_int {
     limit.try_into().unwrap_or(c_int::MAX)
 }
@@ -87,8 +87,8 @@ unsafe extern "C" fn ibv_query_device(
     })
 }
 
-/// `ibv_query_device_ex(3)`. The caller's struct may be shorter or longer than ours: what it has of
-/// ours is filled, the rest is zero.
+/// `ibv_query_device_ex(3)`. The struct of the caller may be shorter or longer: known fields are
+/// set, the rest is zero.
 ///
 /// # Safety
 /// `context` is open, `attr` writable for `size` bytes, `input` null or readable.
@@ -102,8 +102,8 @@ pub(super) unsafe extern "C" fn query_device_ex(
         // SAFETY: guaranteed by the caller.
         let device = unsafe { device_of(context) }?;
         // SAFETY: guaranteed by the caller.
-        let asked = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
-        if asked != 0 || attr.is_null() || size < offset_of!(sys::ibv_device_attr_ex, odp_caps) {
+        let requested = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
+        if requested != 0 || attr.is_null() || size < offset_of!(sys::ibv_device_attr_ex, odp_caps) {
             return Err(Errno(libc::EINVAL));
         }
         // SAFETY: integers and arrays of them may all be zero.

@@ -1,4 +1,4 @@
-//! The GID table of a port, as programs read it.
+//! Queries of the GID table of a port.
 
 use core::ffi::c_int;
 
@@ -11,11 +11,11 @@ use crate::config::gid::{Gid, GidKind};
 use crate::limits::MAX_GIDS;
 use crate::process::port;
 
-/// `enum ibv_gid_type_sysfs`: what `ibv_query_gid_type` tells.
+/// `enum ibv_gid_type_sysfs`, the result of `ibv_query_gid_type`.
 const SYSFS_IB_OR_ROCE_V1: u32 = 0;
 const SYSFS_ROCE_V2: u32 = 1;
 
-/// An entry: `EINVAL` outside the table, `ENODATA` where it is empty.
+/// Returns an entry; `EINVAL` outside the table, `ENODATA` if it is empty.
 fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
     let index = usize::try_from(index).map_err(|_| Errno(libc::EINVAL))?;
     if index >= MAX_GIDS {
@@ -24,7 +24,7 @@ fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
     port::gids(device).get(index).copied().flatten().ok_or(Errno(libc::ENODATA))
 }
 
-/// The entry in C. No network interface of the host stands behind a port, so `ndev_ifindex` is 0.
+/// Converts an entry to the C struct. A port has no network interface: `ndev_ifindex` is 0.
 fn in_c(gid: Gid, index: u32) -> sys::ibv_gid_entry {
     sys::ibv_gid_entry {
         gid: sys::ibv_gid { raw: gid.raw },
@@ -96,9 +96,8 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `ibv_query_gid_table(3)`: how many entries were written, or a negative errno; `-EINVAL` where
-/// there is too little room for all, or more than the kernel's interface can tell, which has its
-/// bytes in 16 bits.
+/// `ibv_query_gid_table(3)`: the number of entries written, or a negative errno. It is `-EINVAL` if
+/// the buffer is too small, or larger than 65535 bytes (the limit of the kernel interface).
 ///
 /// # Safety
 /// `context` is open, `to` writable for `max` entries of `size` bytes.
@@ -134,7 +133,7 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
     if rc == 0 { written.cast_signed() } else { -isize::try_from(rc).unwrap_or(isize::MAX) }
 }
 
-/// `ibv_query_gid_type`, which rdma-core's own tools call: 0, or -1 with `errno`.
+/// `ibv_query_gid_type`, used by the tools of rdma-core: 0, or -1 with `errno`.
 ///
 /// # Safety
 /// `context` is open, `kind` writable.

@@ -1,4 +1,4 @@
-//! Attributes of devices and ports, and the tables of a port.
+//! Queries of devices and ports, and of the tables of a port.
 
 mod device;
 mod gids;
@@ -14,13 +14,13 @@ use crate::api::device::{Context, Device};
 
 pub(crate) use device::VENDOR_ID;
 
-/// Puts the extended entries of this module into a new context.
+/// Sets the extended operations of a new context.
 pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
     verbs.query_port = Some(port::query_port);
     verbs.query_device_ex = Some(device::query_device_ex);
 }
 
-/// The device behind an open context.
+/// Returns the device of an open context.
 ///
 /// # Safety
 /// `context` is null or open.
@@ -29,19 +29,19 @@ unsafe fn device_of(context: *mut sys::ibv_context) -> Result<&'static Device, E
     unsafe { Context::from_ptr(context) }.map(|context| context.device)
 }
 
-/// A device has one port, number 1.
+/// Checks a port number: a device has port 1 only.
 fn check_port(port: u32) -> Result<(), Errno> {
     if port == 1 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
 }
 
-/// Copies as much of `value` as has room and clears what is left: how a struct that grew over the
-/// years meets programs of every age.
+/// Copies `value`, truncated or zero-padded to `size` bytes. The struct has grown over the years,
+/// and programs were compiled with any of its sizes.
 ///
 /// # Safety
 /// `to` is writable for `size` bytes; `T` is plain data.
 unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
     let n = size.min(size_of::<T>());
-    // SAFETY: both have `n` bytes; `value` is ours, so they do not overlap.
+    // SAFETY: both have `n` bytes; a local `value` does not overlap with the memory of the caller.
     unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to, n) };
     // SAFETY: the rest of the caller's `size` bytes.
     unsafe { ptr::write_bytes(to.add(n), 0, size - n) };
@@ -88,8 +88,7 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8
     if rc == 0 { found } else { rc }
 }
 
-/// `ibv_query_qp_data_in_order(3)`: 0, no promise. A copy by the CPU fills memory in no stated
-/// order.
+/// `ibv_query_qp_data_in_order(3)`: 0, no guarantee. The CPU copies in an unspecified order.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_qp: *mut sys::ibv_qp, _op: c_int, _flags: u32) -> c_int {
     0

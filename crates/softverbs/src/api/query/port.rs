@@ -1,4 +1,4 @@
-//! `ibv_query_port(3)`: state, MTU, and the speed that the port's rate comes to.
+//! `ibv_query_port(3)`: state, MTU, and the speed for the configured rate.
 
 use core::ffi::c_int;
 use core::mem::{MaybeUninit, offset_of};
@@ -16,9 +16,9 @@ use crate::process::port;
 const LINK_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
 const LINK_ETHERNET: u8 = 2;
-/// `IBV_QPF_GRH_REQUIRED`: RoCE addresses by GID alone.
+/// `IBV_QPF_GRH_REQUIRED`: RoCE addresses are always GIDs.
 const GRH_REQUIRED: u8 = 1;
-/// `Polling`: for another end.
+/// `Polling`: the port searches for a link partner.
 const PHYS_POLLING: u8 = 2;
 /// `LinkUp`
 const PHYS_LINK_UP: u8 = 5;
@@ -26,7 +26,7 @@ const PHYS_LINK_UP: u8 = 5;
 const CAPS_ROCE: u32 = 1 << 16 | 1 << 26;
 /// `IBV_PORT_SYS_IMAGE_GUID_SUP | IBV_PORT_EXTENDED_SPEEDS_SUP | IBV_PORT_CM_SUP`
 const CAPS_INFINIBAND: u32 = 1 << 11 | 1 << 14 | 1 << 16;
-/// Exponent of the subnet's timeout, as a subnet manager sets it: about 1 s.
+/// Exponent of the subnet timeout, about 1 s, as subnet managers set it.
 const SUBNET_TIMEOUT: u8 = 18;
 
 /// `active_speed` and, above 128, `active_speed_ex` codes and their Mb/s on one lane.
@@ -41,19 +41,20 @@ const SPEEDS: [(u32, u64); 9] = [
     (128, 100_000),
     (256, 200_000),
 ];
-/// The fastest that `active_speed` has room for.
+/// The largest code that fits into `active_speed`.
 const FASTEST_OLD: u8 = 128;
-/// Place of `active_speed_ex`, behind all that rdma-sys may know.
+/// Offset of `active_speed_ex`, which rdma-sys does not define.
 const ACTIVE_SPEED_EX: usize = 52;
-/// `struct ibv_port_attr` with that.
+/// `struct ibv_port_attr` including `active_speed_ex`.
 type PortAttr = [u8; ACTIVE_SPEED_EX + 4];
-/// `active_width` codes and their lanes; four come first, as most ports have them.
+/// `active_width` codes and their lanes. Four lanes are first, because most ports have four.
 const WIDTHS: [(u8, u64); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
-/// Shown by a port without a limit: 4 lanes of 25 Gb/s, about what memory gives.
+/// Reported by a port without a rate: 4 lanes of 25 Gb/s, which is about the speed of memory
+/// copies.
 const UNLIMITED: (u32, u8) = (32, 2);
 
-/// The speed and width that come nearest to a rate of so many bytes per second from below; the
-/// slowest pair there is, where even that is above it.
+/// Returns the fastest speed and width that do not exceed `rate` (bytes per second), or the slowest
+/// pair if all exceed it.
 fn speed_and_width(rate: Option<u64>) -> (u32, u8) {
     let Some(rate) = rate else { return UNLIMITED };
     let mbps = rate / 125_000;
@@ -96,7 +97,7 @@ fn attributes(device: &Device) -> PortAttr {
     attr.max_vl_num = 1;
     attr.lid = device.lid;
     let (speed, width) = speed_and_width(device.spec.rate);
-    // As the kernel: the older field says NDR of what is faster.
+    // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
     attr.active_width = width;
     let speed_ex = if speed > FASTEST_OLD.into() { speed } else { 0 };
@@ -121,9 +122,9 @@ fn attributes(device: &Device) -> PortAttr {
         }
     }
     let mut full: PortAttr = [0; _];
-    // Without the padding behind its last field.
+    // Without the padding after the last field.
     let fields = offset_of!(sys::ibv_port_attr, port_cap_flags2) + size_of::<u16>();
-    // SAFETY: both have so many bytes, in `attr` each of a field, and they do not overlap.
+    // SAFETY: both have `fields` bytes, initialised in `attr`, and they do not overlap.
     unsafe { std::ptr::copy_nonoverlapping((&raw const attr).cast::<u8>(), full.as_mut_ptr(), fields) };
     full[ACTIVE_SPEED_EX..].copy_from_slice(&speed_ex.to_ne_bytes());
     full
@@ -131,7 +132,7 @@ fn attributes(device: &Device) -> PortAttr {
 
 const _: () = assert!(size_of::<sys::ibv_port_attr>() >= ACTIVE_SPEED_EX);
 
-/// The entry of the context, which the header's `ibv_query_port` calls: fills `size` bytes.
+/// The operation of the context, which the header's `ibv_query_port` calls. Fills `size` bytes.
 ///
 /// # Safety
 /// `context` is open, `attr` writable for `size` bytes.
@@ -164,7 +165,7 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut sys::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's promise, and the size of the old struct.
+    // SAFETY: guaranteed by the caller, for the size of the old struct.
     unsafe { query_port(context, port, attr, offset_of!(sys::ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -172,7 +173,7 @@ unsafe extern "C" fn ibv_query_port(
 mod tests {
     use super::*;
 
-    /// Mb/s that a pair of codes stands for.
+    /// Returns the Mb/s of a pair of codes.
     fn mbps((speed, width): (u32, u8)) -> u64 {
         let lane = SPEEDS.iter().find(|s| s.0 == speed).unwrap().1;
         lane * WIDTHS.iter().find(|w| w.0 == width).unwrap().1
@@ -185,12 +186,12 @@ mod tests {
         {
             assert_eq!(mbps(speed_and_width(Some(gbps * 125_000_000))), shown);
         }
-        // 4 GB/s is 32 Gb/s, and 12 lanes of 2.5 Gb/s come to 30.
+        // 4 GB/s are 32 Gb/s, and 12 lanes of 2.5 Gb/s are 30 Gb/s.
         assert_eq!(mbps(speed_and_width(Some(4_000_000_000))), 30_000);
         assert_eq!(mbps(speed_and_width(Some(1))), 2_500);
         assert_eq!(mbps(speed_and_width(Some(u64::MAX))), 2_400_000);
         assert_eq!(speed_and_width(Some(100_000_000_000)), (256, 2));
-        // Four lanes are taken where they fit.
+        // Four lanes are preferred.
         assert_eq!(speed_and_width(Some(12_500_000_000)), (32, 2));
     }
 

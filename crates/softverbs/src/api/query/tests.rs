@@ -1,4 +1,4 @@
-//! Through the C calls, on the devices that there are by default.
+//! The C calls, on the default devices.
 
 use core::mem::{MaybeUninit, offset_of};
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use super::gids::{_ibv_query_gid_ex, _ibv_query_gid_table, ibv_query_gid, ibv_query_gid_type};
 use super::*;
 
-/// An open first device, closed at the end.
+/// The first device, opened. Dropping it closes the device.
 struct Open(*mut sys::ibv_context);
 
 impl Open {
@@ -25,7 +25,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // SAFETY: open, and ours alone.
+        // SAFETY: open, and owned by `self`.
         assert_eq!(unsafe { sys::ibv_close_device(self.0) }, 0);
     }
 }
@@ -56,16 +56,16 @@ fn the_gid_table_is_that_of_a_roce_nic() {
     assert_eq!(raw(0), raw(1));
     assert_eq!(raw(2)[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
     assert_eq!(raw(2), raw(3));
-    // The link-local one ends with the port's GUID.
+    // The link-local GID ends with the GUID of the port.
     // SAFETY: an open context has a device.
     let guid = unsafe { sys::ibv_get_device_guid((*open.0).device) };
     assert_eq!(raw(0)[8..], guid.to_ne_bytes());
-    // The kernel's interface cannot tell of so much room.
+    // The kernel interface does not support a buffer of this size.
     let mut many: Vec<sys::ibv_gid_entry> = std::iter::repeat_with(zeroed).take(2048).collect();
     // SAFETY: an open context and an array of 2048.
     let n = unsafe { _ibv_query_gid_table(open.0, many.as_mut_ptr(), 2048, 0, size) };
     assert_eq!(n, -isize::try_from(libc::EINVAL).unwrap());
-    // One entry less is too little room.
+    // Room for one entry less is not enough.
     // SAFETY: as above.
     let n = unsafe { _ibv_query_gid_table(open.0, entries.as_mut_ptr(), 3, 0, size) };
     assert_eq!(n, -isize::try_from(libc::EINVAL).unwrap());
@@ -181,6 +181,6 @@ fn the_only_pkey_is_the_default() {
 fn a_null_context_is_an_error() {
     let null = ptr::null_mut();
     let mut attr: sys::ibv_device_attr = zeroed();
-    // SAFETY: null is refused.
+    // SAFETY: null is rejected.
     assert_eq!(unsafe { sys::ibv_query_device(null, &raw mut attr) }, libc::EINVAL);
 }

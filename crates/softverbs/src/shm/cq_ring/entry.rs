@@ -1,41 +1,42 @@
-//! A completion, and how it lies in an entry of the shared list.
+//! A completion, and its representation in an entry of the shared list.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::shm::layout::CqEntry;
 
-/// Whose work request a completion ends.
+/// The queue whose work request a completion ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Queue {
-    /// The send queue of the QP with this index; so many of its WRs are over with this one.
+    /// The send queue of the QP with this index, and the number of its work requests that are
+    /// complete.
     Send(u32, u32),
     /// The receive queue of the QP with this index.
     Recv(u32),
     /// The SRQ with this index.
     Srq(u32),
-    /// Nobody's.
+    /// No queue.
     #[default]
     None,
 }
 
-/// A completion in transit.
+/// A completion.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Completion {
-    /// 0 for at once, else CLOCK_MONOTONIC nanoseconds.
+    /// When it becomes visible: CLOCK_MONOTONIC nanoseconds, 0 for immediately.
     pub(crate) ready_at: u64,
     pub(crate) wr_id: u64,
     pub(crate) status: u32,
     pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
-    /// As in the WR: network byte order.
+    /// Network byte order, as in the work request.
     pub(crate) imm: u32,
     pub(crate) qpn: u32,
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
     pub(crate) solicited: bool,
     pub(crate) queue: Queue,
-    /// The QP whose taken receive it completes, as its index + 1; 0 is none.
+    /// The QP whose taken receive it completes, as index + 1; 0 is none.
     pub(crate) ends: u32,
 }
 

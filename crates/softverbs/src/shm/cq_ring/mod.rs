@@ -1,8 +1,9 @@
-//! A completion queue in shared memory: any process pushes, the owner polls.
+//! A completion queue in shared memory: any process pushes entries, the owner polls them.
 //!
-//! Entries are a list in order of the time at which they become visible, entries of equal time in
-//! order of arrival. An entry becomes part of the list, or leaves it, by one store; the rest
-//! (`last`, `count`, the free list) can be worked out again if a process dies inside.
+//! The entries form a list in the order of the time at which they become visible. Entries with
+//! equal times are in the order of arrival. A single store adds an entry to the list or removes it.
+//! If a process dies in between, everything else (`last`, `count`, the free list) can be rebuilt
+//! from the list.
 
 mod entry;
 
@@ -15,29 +16,29 @@ use entry::{fill, get, read};
 
 pub(crate) use entry::{Completion, Queue};
 
-/// Not armed, armed for solicited completions and errors, armed for any.
+/// The CQ is not armed.
 pub(crate) const DISARMED: u32 = 0;
-/// See [`DISARMED`].
+/// The CQ is armed for solicited completions and errors.
 pub(crate) const SOLICITED: u32 = 1;
-/// See [`DISARMED`].
+/// The CQ is armed for all completions.
 pub(crate) const ANY: u32 = 2;
 
-/// What became of a push.
+/// Result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// Taken; no event now.
+    /// Added, without an event now.
     Quiet,
-    /// Taken, and the owner must put an event into the channel.
+    /// Added; the owner must put an event into the channel.
     Event,
-    /// Taken, and the owner must look again at this time.
+    /// Added; the owner must check for an event at this time.
     Later(u64),
-    /// No room: the CQ has just failed.
+    /// No room: the CQ has failed with this push.
     Overrun,
-    /// The CQ had failed before, or is gone.
+    /// The CQ failed earlier, or does not exist.
     Lost,
 }
 
-/// A CQ seen through a segment.
+/// A view of a CQ in a segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'a> {
     peer: &'a Peer,
@@ -46,7 +47,7 @@ pub(crate) struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// `None` if there is no such CQ.
+    /// Returns `None` if there is no such CQ.
     pub(crate) fn new(peer: &'a Peer, index: u32) -> Option<Self> {
         let cq = peer.cq(index)?;
         if get(&cq.id) == 0 {
@@ -56,7 +57,7 @@ impl<'a> Ring<'a> {
         Some(Self { peer, cq, entries: peer.slice(offset, get(&cq.depth) as usize)? })
     }
 
-    /// Empties it. The caller is its owner, and nobody else uses it yet.
+    /// Empties the CQ. The caller is the owner, and nothing else uses the CQ.
     pub(crate) fn reset(&self) {
         let cq = self.cq;
         for field in [&cq.head, &cq.count, &cq.unannounced, &cq.armed, &cq.failed, &cq.events, &cq.ending] {
@@ -65,12 +66,12 @@ impl<'a> Ring<'a> {
         self.rebuild();
     }
 
-    /// The entry that a link (index + 1) names.
+    /// Returns the entry of a link (index + 1).
     fn entry(&self, link: u32) -> Option<&'a CqEntry> {
         self.entries.get((link as usize).checked_sub(1)?)
     }
 
-    /// The lock; what a process was doing that died with it is done, or was never begun.
+    /// Locks the CQ. If the previous holder died, rebuilds the derived fields.
     pub(crate) fn lock(&self) -> Guard<'a> {
         let guard = self.cq.lock.lock();
         if guard.died {
@@ -79,14 +80,14 @@ impl<'a> Ring<'a> {
         guard
     }
 
-    /// Works out everything from `head` and `next`.
+    /// Rebuilds all other fields from `head` and `next`.
     fn rebuild(&self) {
         let cq = self.cq;
         let mut linked = vec![false; self.entries.len()];
         let (mut last, mut count, mut unannounced) = (0, 0, 0);
         let mut link = get(&cq.head);
         while let Some(entry) = self.entry(link) {
-            // A damaged list could be a ring.
+            // A damaged list could contain a cycle.
             if std::mem::replace(&mut linked[link as usize - 1], true) {
                 break;
             }
@@ -110,7 +111,7 @@ impl<'a> Ring<'a> {
         cq.count.store(count, Release);
     }
 
-    /// The receive is completed that the QP `ending` had taken, if there is one.
+    /// Marks the taken receive of QP `ending` as completed, if there is one.
     fn finish_ending(&self) {
         let Some(qp) = get(&self.cq.ending).checked_sub(1) else { return };
         if let Some(qp) = self.peer.qp(qp) {
@@ -129,7 +130,7 @@ impl<'a> Ring<'a> {
         fires
     }
 
-    /// Adds a completion; `now` is asked only for one that is not visible at once.
+    /// Adds a completion. `now` is called only if the completion is not visible immediately.
     pub(crate) fn push(&self, c: &Completion, now: impl FnOnce() -> u64) -> Pushed {
         let cq = self.cq;
         let _guard = self.lock();
@@ -142,19 +143,19 @@ impl<'a> Ring<'a> {
             return Pushed::Overrun;
         };
         cq.free.store(get(&entry.next), Relaxed);
-        let ready_at = self.not_before_its_elders(c);
+        let ready_at = self.in_qp_order(c);
         let announced = ready_at == 0 || ready_at <= now();
         fill(entry, c, ready_at);
         cq.ending_with.store(link, Release);
         cq.ending.store(c.ends, Release);
-        // Before the entry is in: a poller who sees the number takes the lock, and learns if we
-        // have died.
+        // Before the insertion: a poller that sees the count locks the CQ and detects if we have
+        // died.
         cq.count.store(get(&cq.count) + 1, Release);
         self.insert(link, entry, ready_at);
         self.finish_ending();
         if announced {
             let fires = self.fires(c.status, c.solicited);
-            // After the event: if we die in between, the entry is announced by whoever looks next.
+            // After the event: if we die in between, the next check announces the entry.
             entry.announced.store(1, Release);
             return if fires { Pushed::Event } else { Pushed::Quiet };
         }
@@ -162,9 +163,9 @@ impl<'a> Ring<'a> {
         if get(&cq.armed) == DISARMED { Pushed::Quiet } else { Pushed::Later(ready_at) }
     }
 
-    /// When it becomes visible: completions of one QP stay in order, though a READ takes the other
-    /// direction than a WRITE after it, and a flush none at all.
-    fn not_before_its_elders(&self, c: &Completion) -> u64 {
+    /// Returns when the completion becomes visible. Completions of one QP stay in order, although a
+    /// READ uses the other direction of the link than a later WRITE, and a flush uses none.
+    fn in_qp_order(&self, c: &Completion) -> u64 {
         let mut ready_at = c.ready_at;
         if self.entry(get(&self.cq.last)).is_none_or(|last| last.ready_at.load(Relaxed) <= ready_at) {
             return ready_at;
@@ -204,7 +205,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Takes up to `n` completions that are visible, and tells whether an event is due.
+    /// Removes up to `n` visible completions. Returns their number, and whether an event is due.
     pub(crate) fn poll(&self, n: usize, mut take: impl FnMut(Completion)) -> (usize, bool) {
         let cq = self.cq;
         if cq.count.load(Acquire) == 0 {
@@ -231,7 +232,7 @@ impl<'a> Ring<'a> {
         (taken, event)
     }
 
-    /// Takes `entry` out; `before` is the link of the entry in front of it, 0 for none.
+    /// Removes `entry` from the list. `before` is the link of the preceding entry, 0 for none.
     fn unlink(&self, place: &std::sync::atomic::AtomicU32, link: u32, entry: &CqEntry, before: u32) {
         let cq = self.cq;
         let next = get(&entry.next);
@@ -244,8 +245,8 @@ impl<'a> Ring<'a> {
         cq.count.store(get(&cq.count).saturating_sub(1), Release);
     }
 
-    /// Takes out everything of QP `qpn`, as hardware's driver does when a QP is reset or destroyed.
-    pub(crate) fn purge(&self, qpn: u32, mut gone: impl FnMut(Completion)) {
+    /// Removes all entries of QP `qpn`, as drivers do when a QP is reset or destroyed.
+    pub(crate) fn purge(&self, qpn: u32, mut removed: impl FnMut(Completion)) {
         let cq = self.cq;
         let _guard = self.lock();
         let (mut place, mut before) = (&cq.head, 0);
@@ -259,13 +260,13 @@ impl<'a> Ring<'a> {
             if get(&entry.announced) == 0 {
                 cq.unannounced.store(get(&cq.unannounced).saturating_sub(1), Relaxed);
             }
-            gone(read(entry));
+            removed(read(entry));
             self.unlink(place, link, entry, before);
         }
     }
 
-    /// Considers entries whose time has come for an event. Gives whether one is due, and when to
-    /// look again.
+    /// Considers entries that have become visible for an event. Returns whether an event is due,
+    /// and when to check again.
     pub(crate) fn announce(&self, now: u64) -> (bool, Option<u64>) {
         if get(&self.cq.unannounced) == 0 {
             return (false, None);
@@ -294,14 +295,15 @@ impl<'a> Ring<'a> {
         (event, None)
     }
 
-    /// Arms it for completions that come from now on. Gives when to look, if some are on their way.
+    /// Arms the CQ for completions from now on. Returns when to check, if entries are not yet
+    /// visible.
     pub(crate) fn arm(&self, what: u32, now: impl FnOnce() -> u64) -> Option<u64> {
         let cq = self.cq;
         let _guard = self.lock();
         let on_their_way = get(&cq.unannounced) > 0;
         let now = if on_their_way { now() } else { 0 };
         if on_their_way {
-            // What is ready was there before.
+            // Visible entries arrived before.
             let armed = cq.armed.swap(DISARMED, Relaxed);
             self.announce_locked(now);
             cq.armed.store(armed, Relaxed);
@@ -310,12 +312,12 @@ impl<'a> Ring<'a> {
         if on_their_way { self.announce_locked(now).1 } else { None }
     }
 
-    /// Events that are due, taken.
+    /// Returns the number of due events and resets it.
     pub(crate) fn take_events(&self) -> u32 {
         self.cq.events.swap(0, Acquire)
     }
 
-    /// The times at which the entries become visible, in order.
+    /// Returns the times at which the entries become visible, in order.
     pub(crate) fn completion_times(&self) -> Vec<u64> {
         let _guard = self.lock();
         let mut times = Vec::new();

@@ -1,4 +1,4 @@
-//! Order, capacity, and what is left when a process dies inside.
+//! Order, capacity, and recovery after the death of a process.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +13,7 @@ fn process() -> &'static Process {
     process::get().expect("a fabric")
 }
 
-/// A CQ of `depth` entries in our own segment.
+/// Calls `f` with a CQ of `depth` entries in the segment of this process.
 fn with_ring<R>(depth: u32, f: impl FnOnce(Ring<'_>) -> R) -> R {
     let process = process();
     let index = process.cqs.reserve().expect("an index");
@@ -50,7 +50,7 @@ fn drain(ring: &Ring<'_>) -> Vec<u64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// All times are in the past of the monotonic clock, so everything can be polled at once.
+    /// All times are in the past of the monotonic clock: everything can be polled immediately.
     #[test]
     fn entries_come_in_order_of_time_but_those_of_one_qp_in_order_of_arrival(
         times in prop::collection::vec(prop_oneof![Just(0_u64), 1..5_u64], 0..20),
@@ -68,11 +68,11 @@ proptest! {
                 }
             }
             expected.sort_by_key(|&(time, _)| time);
-            let mut gone = 0;
-            ring.purge(purged, |_| gone += 1);
+            let mut removed = 0;
+            ring.purge(purged, |_| removed += 1);
             let before = expected.len();
             expected.retain(|&(_, id)| id as u32 % 3 != purged);
-            prop_assert_eq!(gone, before - expected.len());
+            prop_assert_eq!(removed, before - expected.len());
             prop_assert_eq!(drain(&ring), expected.iter().map(|&(_, id)| id).collect::<Vec<_>>());
             prop_assert_eq!(ring.cq.count.load(Relaxed), 0);
             Ok(())
@@ -89,7 +89,7 @@ fn what_is_not_yet_due_is_not_polled() {
         assert_eq!(drain(&ring), []);
         ring.push(&entry(2, 0, 1), || now);
         assert_eq!(drain(&ring), [2]);
-        // A later one of the same QP waits for the first.
+        // A later entry of the same QP waits for the first.
         ring.push(&entry(3, 0, 0), || now);
         assert_eq!(ring.completion_times(), [late, late]);
     });
@@ -103,21 +103,21 @@ fn an_event_comes_when_an_entry_becomes_due() {
         assert_eq!(ring.announce(49), (false, Some(50)));
         assert_eq!(ring.announce(50), (true, None));
         assert_eq!((ring.take_events(), ring.take_events()), (1, 0));
-        // Armed while one is on its way: that one counts, for it comes later.
+        // Armed while an entry is not yet visible: it counts.
         ring.push(&entry(2, 90, 0), || 60);
         assert_eq!(ring.arm(ANY, || 60), Some(90));
         assert_eq!(ring.announce(90), (true, None));
     });
 }
 
-/// A process dies with an entry in its hand, and another between unlinking and freeing.
+/// A process dies between unlinking and freeing an entry.
 #[test]
 fn a_death_inside_loses_no_entry() {
     with_ring(4, |ring| {
         for id in 0..3 {
             ring.push(&entry(id, 0, 0), || 0);
         }
-        // SAFETY: the child only touches the ring and ends.
+        // SAFETY: the child only accesses the ring and exits.
         unsafe {
             match libc::fork() {
                 0 => {
@@ -130,7 +130,7 @@ fn a_death_inside_loses_no_entry() {
                 child => assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child),
             }
         }
-        // Two are in, two places are free.
+        // Two entries are in the list, two are free.
         assert_eq!(ring.push(&entry(3, 0, 0), || 0), Pushed::Quiet);
         assert_eq!(ring.push(&entry(4, 0, 0), || 0), Pushed::Quiet);
         assert_eq!(ring.push(&entry(5, 0, 0), || 0), Pushed::Overrun);

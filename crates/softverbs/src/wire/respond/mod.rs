@@ -8,13 +8,13 @@ use rdma_sys::ibv_wc_status as wc;
 
 use crate::api::cq;
 use crate::api::events;
-use crate::api::mr::{self, Denied, LOCAL_WRITE};
 use crate::api::qp::{ERR, RTR, RTS, SQD};
 use crate::process::Process;
 use crate::shm::cq_ring::{Completion, Queue, Ring};
 use crate::shm::layout::{DeviceShared, QpShared};
 use crate::shm::peer::Peer;
 use crate::shm::recv_queue::{self, Receives, Sge, Taken};
+use crate::wire::access::{self, Denied, LOCAL_WRITE};
 use crate::wire::copy::Pieces;
 use crate::wire::send_queue::Connection;
 
@@ -139,7 +139,7 @@ impl<'a> Responder<'a> {
             if part == 0 {
                 continue;
             }
-            let addr = mr::check(self.peer, sge.lkey, pd, sge.addr, part, LOCAL_WRITE);
+            let addr = access::check(self.peer, sge.lkey, pd, sge.addr, part, LOCAL_WRITE);
             pieces.push(addr.map_err(|why| (*sge, why))?, part);
             left -= part;
         }

@@ -1,5 +1,4 @@
-//! A requester that is killed while it takes a receive or completes one, after each of its stores
-//! in turn.
+//! A requester is killed while it takes or completes a receive, after each of its stores in turn.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,7 +6,7 @@ use super::*;
 use crate::process;
 use crate::shm::layout::{CQS, CqEntry, CqShared, QPS, QpShared, RecvQueue, SRQS, SrqShared};
 
-/// A QP, an SRQ or receive queue with receives 1 and 2, and a CQ, all in our own segment.
+/// A QP, an SRQ or receive queue with receives 1 and 2, and a CQ, in the segment of this process.
 struct Scene {
     process: &'static Process,
     qp: u32,
@@ -32,7 +31,7 @@ impl Scene {
         let heap = [4 * size_of::<CqEntry>(), recv_queue::bytes(2, 1)];
         let heap = heap.map(|bytes| (process.alloc(bytes).expect("memory"), bytes));
         let (shared, queue) = (own.qp(qp).expect("an entry"), own.cq(cq).expect("an entry"));
-        // SAFETY: all three locks are of entries that nobody uses.
+        // SAFETY: the locks belong to entries that are not in use.
         unsafe {
             shared.lock.init();
             shared.rq.lock.init();
@@ -63,10 +62,10 @@ impl Scene {
         let scene = Self { process, qp, cq, srq, heap };
         Receives::reset(scene.rq(), heap[1].0, 2, 1);
         for wr_id in [1, 2] {
-            // SAFETY: zero is a value of each field; no pieces.
+            // SAFETY: zero is valid for each field; the scatter list is empty.
             let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
             wr.wr_id = wr_id;
-            // SAFETY: a work request without pieces.
+            // SAFETY: a work request with an empty scatter list.
             unsafe { scene.receives().post(&wr) }.expect("room");
         }
         scene
@@ -91,7 +90,7 @@ impl Scene {
         Ring::new(&self.process.own, self.cq).expect("a ring")
     }
 
-    /// What a requester does for one message, without what needs its own process.
+    /// The steps of a requester for one message.
     fn message(&self) {
         let shared = self.responder().qp;
         let _guard = shared.lock.lock();
@@ -103,18 +102,18 @@ impl Scene {
         }
     }
 
-    /// Completions that can be polled, by `wr_id`.
+    /// Polls all completions. Returns their `wr_id`s.
     fn polled(&self) -> Vec<u64> {
         let mut ids = Vec::new();
         self.ring().poll(usize::MAX, |c| ids.push(c.wr_id));
         ids
     }
 
-    /// Everything that others see of the queues.
+    /// Returns the shared memory of the queues.
     fn bytes(&self) -> Vec<u8> {
         fn of<T>(entry: &T) -> &[u8] {
-            // SAFETY: shared memory of that size, of integers only. Only the stopped child writes
-            // it.
+            // SAFETY: shared memory of that size, which contains only integers. Only the stopped
+            // child writes it.
             unsafe { std::slice::from_raw_parts(std::ptr::from_ref(entry).cast(), size_of::<T>()) }
         }
         let own = &self.process.own;
@@ -142,12 +141,12 @@ impl Drop for Scene {
     }
 }
 
-/// Has a forked child do `message` and kills it after its `n`-th change of shared memory; `false`
-/// if it made fewer.
+/// Runs `message` in a forked child and kills the child after its `n`-th change of shared memory.
+/// Returns `false` if the child made fewer changes.
 fn killed_after(scene: &Scene, n: usize) -> bool {
     let mut status = 0;
-    // SAFETY: the child touches shared memory only, and ends; all else is plain use of fork, ptrace
-    // and waitpid.
+    // SAFETY: the child only accesses shared memory and exits; the rest is plain use of fork,
+    // ptrace and waitpid.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -185,7 +184,7 @@ fn each_receive_completes_once(shared_queue: bool, then: impl Fn(&Scene) -> Vec<
             to_error(scene.process, &scene.process.own, scene.qp, responder.qp, None);
         }
         ends.extend(scene.polled());
-        // What the SRQ still has is for others.
+        // Receives that remain in the SRQ serve other QPs.
         while let Some((taken, _)) = scene.receives().take(scene.qp) {
             ends.push(taken.wr_id);
         }
@@ -203,7 +202,7 @@ fn a_receive_of_a_queue_pair_completes_once_whenever_the_requester_dies() {
     each_receive_completes_once(false, |_| Vec::new());
 }
 
-/// What was completed is seen by who polls first, before the queue pair is in error.
+/// If the program polls before the QP is in ERR, it sees the completion.
 #[test]
 fn a_receive_of_a_shared_queue_completes_once_whenever_the_requester_dies() {
     each_receive_completes_once(true, Scene::polled);
