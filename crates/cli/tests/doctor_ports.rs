@@ -12,13 +12,13 @@ use std::{
 
 use doctor_util::{Doctor, TWO, artifact, fabric, mpib};
 
-/// Not a test: the process that changes a fabric as long as its stdin is open. `DOCTOR_TEST_FAULT`
-/// is `down DEVICE`, or `bare DEVICE` for a device without an address.
-#[test]
-#[ignore = "the process of the tests here that changes a fabric"]
-fn other_process() {
-    let Ok(fault) = std::env::var("DOCTOR_TEST_FAULT") else { return };
-    let (what, device) = fault.split_once(' ').unwrap();
+/// Set in the process that changes the fabric: `down DEVICE`, or `bare DEVICE` for a device without
+/// an address.
+const FAULT: &str = "DOCTOR_TEST_FAULT";
+
+/// Changes the fabric as long as stdin is open, and does not return.
+fn fault(what: &str) -> ! {
+    let (what, device) = what.split_once(' ').unwrap();
     match what {
         "down" => softverbs::set_link(device, false).unwrap(),
         _ => softverbs::set_addrs(device, &[]).unwrap(),
@@ -27,6 +27,7 @@ fn other_process() {
     std::io::stdout().flush().unwrap();
     // Until the test ends in any way.
     let _ = std::io::stdin().read_line(&mut String::new());
+    std::process::exit(0)
 }
 
 /// A process that ends with the test.
@@ -40,13 +41,17 @@ impl Drop for Fault {
     }
 }
 
-fn with_fault(fabric: &str, fault: &str) -> Fault {
+/// Starts a second process of `test`, the calling test, which gets as far as this call.
+fn with_fault(test: &str, fabric: &str, what: &str) -> Fault {
+    if let Ok(what) = std::env::var(FAULT) {
+        fault(&what);
+    }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["other_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("DOCTOR_TEST_FAULT", fault).env("SOFTVERBS_FABRIC", fabric).env("SOFTVERBS_DEVICES", TWO);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(FAULT, what).env("SOFTVERBS_FABRIC", fabric).env("SOFTVERBS_DEVICES", TWO);
     let mut fault = Fault(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let lines = BufReader::new(fault.0.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("@@done")), "the fault could not be made");
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("@@done")), "no fault was injected");
     fault
 }
 
@@ -59,7 +64,7 @@ fn doctor(fabric: &str, env: &[(&str, &str)]) -> Doctor {
 #[test]
 fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
     let fabric = fabric();
-    let _fault = with_fault(&fabric, "down sup");
+    let _fault = with_fault("a_port_that_is_down_is_a_note_unless_somebody_misses_it", &fabric, "down sup");
     let found = doctor(&fabric, &[]);
     found.usable_with(&[]);
     found.says("ports", "note", &["ports left out: sup:1 (the port is not active)"]);
@@ -83,7 +88,7 @@ fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
 #[test]
 fn a_port_that_has_link_local_addresses_only_is_a_loss() {
     let fabric = fabric();
-    let _fault = with_fault(&fabric, "bare sout");
+    let _fault = with_fault("a_port_that_has_link_local_addresses_only_is_a_loss", &fabric, "bare sout");
     let found = doctor(&fabric, &[]);
     found.usable_with(&["addresses"]);
     found.says(

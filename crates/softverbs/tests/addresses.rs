@@ -8,15 +8,9 @@ mod peer;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use common::*;
-use peer::Peer;
+use peer::{Peer, here};
 
 const GID_CHANGE: u32 = 18;
-
-#[test]
-#[ignore = "the other process of the tests here"]
-fn child() {
-    peer::obey();
-}
 
 /// Returns the first entries of the table; empty ones are zero.
 fn gids(end: &End) -> Vec<Ipv6Addr> {
@@ -37,7 +31,7 @@ fn addresses_change_for_every_process() {
     let mapped = |d: u8| Ipv4Addr::new(192, 168, 200, d).to_ipv6_mapped();
     let none = Ipv6Addr::UNSPECIFIED;
     let new = || End::new(Opts { timeout: 10, retry: 1, ..Opts::default() });
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     let here = new();
     let there = peer.connect(&here);
     let before = gids(&here);
@@ -53,7 +47,7 @@ fn addresses_change_for_every_process() {
     assert_eq!(after[2..], [mapped(9), mapped(9), mapped(1), mapped(1)]);
     assert_eq!(peer.ask("gid 3"), mapped(9).to_string());
     // A process that starts later has the new table too.
-    let mut late = Peer::start(&[]);
+    let mut late = Peer::start(here!(), &[]);
     assert_eq!(late.ask("gid 3"), mapped(9).to_string());
     late.finish();
     // Connected QPs stay connected.

@@ -3,6 +3,7 @@
 extern crate softverbs as _;
 
 mod common;
+mod peer;
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -11,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Once;
 
 use common::*;
+use peer::here;
 
 /// A multiple of every page size.
 const PAGE: usize = 1 << 16;
@@ -127,17 +129,11 @@ fn bytes_land_in_the_file_and_come_from_it() {
 
 #[test]
 fn a_mapping_lasts_as_long_as_its_registration() {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "mapped_while_registered", "--ignored", "--test-threads=1"]);
-    let output = command.output().unwrap();
-    let output_text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
-}
-
-/// In its own process, because other tests map such files too.
-#[test]
-#[ignore = "run by the test before"]
-fn mapped_while_registered() {
+    // In its own process, because other tests map such files too.
+    if std::env::var_os("TEST_ALONE").is_none() {
+        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
+        return assert!(status.expect("this program can be started").success());
+    }
     devices();
     let end = End::new(Opts::default());
     let (made, objects) = (softverbs::registrations_made(), softverbs::objects().unwrap().mrs);

@@ -5,16 +5,10 @@ mod common;
 mod peer;
 
 use common::*;
-use peer::Peer;
+use peer::{Peer, here};
 
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
-
-#[test]
-#[ignore = "the other process of the tests here"]
-fn child() {
-    peer::obey();
-}
 
 fn port_state(end: &End) -> u32 {
     // SAFETY: an open context and a writable struct.
@@ -38,7 +32,7 @@ fn port_event(end: &End) -> u32 {
 
 #[test]
 fn a_link_that_is_down_delivers_nothing_until_it_is_up() {
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     // Enough retries to outlast the time in which the link is down.
     let here = End::new(Opts { timeout: 20, retry: 7, ..Opts::default() });
     let there = peer.connect(&here);

@@ -181,7 +181,7 @@ fn a_receive_that_comes_late_takes_a_large_one() {
 fn a_large_write_completes_without_polling() {
     // In its own process: a polling thread executes work requests of all queues of its process.
     if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again("a_large_write_completes_without_polling").env("TEST_ALONE", "1").status();
+        let status = peer::again(peer::here!()).env("TEST_ALONE", "1").status();
         return assert!(status.expect("this program can be started").success());
     }
     devices();

@@ -5,14 +5,7 @@ mod common;
 mod peer;
 
 use common::*;
-use peer::Peer;
-
-/// The other process: executes commands, one per line.
-#[test]
-#[ignore = "the other process of the tests here"]
-fn child() {
-    peer::obey();
-}
+use peer::{Peer, here};
 
 fn fill(bytes: &mut [u8], seed: u8) {
     for (i, byte) in bytes.iter_mut().enumerate() {
@@ -21,9 +14,9 @@ fn fill(bytes: &mut [u8], seed: u8) {
 }
 
 /// Every opcode, with the way of copying that the environment `env` selects.
-fn all_opcodes(env: &[(&str, &str)]) {
+fn all_opcodes(test: &str, env: &[(&str, &str)]) {
     // The posting process reads SOFTVERBS_COPY: therefore the child posts too.
-    let mut peer = Peer::start(env);
+    let mut peer = Peer::start(test, env);
     let mut here = End::new(Opts { len: 1 << 20, ..Opts::default() });
     let there = peer.connect(&here);
     fill(&mut here.buf, 3);
@@ -66,25 +59,25 @@ fn all_opcodes(env: &[(&str, &str)]) {
 
 #[test]
 fn every_opcode_by_the_kernel() {
-    all_opcodes(&[]);
+    all_opcodes(here!(), &[]);
 }
 
 #[test]
 fn every_opcode_through_shared_memory() {
     // This process posts too and needs the variable: a second instance runs the whole test.
     if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
-        return all_opcodes(&[]);
+        return all_opcodes(here!(), &[]);
     }
-    let status = peer::again("every_opcode_through_shared_memory").env("SOFTVERBS_COPY", "bounce").status();
+    let status = peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
     assert!(status.expect("this program can be started").success());
 }
 
 /// Unmapped memory of either process must not kill any process.
-fn unmapped_memory() {
+fn unmapped_memory(test: &str) {
     const LEN: usize = 1 << 20;
     for opcode in [op::IBV_WR_RDMA_WRITE, op::IBV_WR_RDMA_READ] {
         for local in [false, true] {
-            let mut peer = Peer::start(&[]);
+            let mut peer = Peer::start(test, &[]);
             let here = End::new(Opts { len: LEN, ..Opts::default() });
             let mut there = peer.connect(&here);
             let mut sges = [here.sge(0, LEN)];
@@ -102,21 +95,20 @@ fn unmapped_memory() {
         }
     }
     // The failures do not affect other QPs.
-    all_opcodes(&[]);
+    all_opcodes(test, &[]);
 }
 
 #[test]
 fn unmapped_memory_is_an_error_by_the_kernel() {
-    unmapped_memory();
+    unmapped_memory(here!());
 }
 
 #[test]
 fn unmapped_memory_is_an_error_through_shared_memory() {
     if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
-        return unmapped_memory();
+        return unmapped_memory(here!());
     }
-    let test = "unmapped_memory_is_an_error_through_shared_memory";
-    let status = peer::again(test).env("SOFTVERBS_COPY", "bounce").status();
+    let status = peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
     assert!(status.expect("this program can be started").success());
 }
 
@@ -124,11 +116,10 @@ fn unmapped_memory_is_an_error_through_shared_memory() {
 fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
     // In its own process: a polling thread executes work requests of all queues of its process.
     if std::env::var_os("TEST_ALONE").is_none() {
-        let test = "a_receive_posted_late_is_found_without_polling_by_the_sender";
-        let status = peer::again(test).env("TEST_ALONE", "1").status();
+        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
         return assert!(status.expect("this program can be started").success());
     }
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     let here = End::new(Opts { channel: true, ..Opts::default() });
     let there = peer.connect(&here);
     // SAFETY: a living CQ.
@@ -147,7 +138,7 @@ fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
 
 #[test]
 fn a_killed_peer_is_an_error_within_the_retry_time_and_a_new_one_works() {
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     let here = End::new(Opts::default());
     let there = peer.connect(&here);
     peer.ask("recv 1 0 0");
@@ -167,12 +158,12 @@ fn a_killed_peer_is_an_error_within_the_retry_time_and_a_new_one_works() {
     assert_eq!(last, status::IBV_WC_RETRY_EXC_ERR);
     assert_eq!(here.state(), sys::ibv_qp_state::IBV_QPS_ERR);
     drop(here);
-    all_opcodes(&[]);
+    all_opcodes(here!(), &[]);
 }
 
 #[test]
 fn the_death_of_a_peer_is_noticed_where_nothing_is_copied() {
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     let here = End::new(Opts::default());
     let there = peer.connect(&here);
     let write = || {
@@ -186,7 +177,7 @@ fn the_death_of_a_peer_is_noticed_where_nothing_is_copied() {
 
 #[test]
 fn a_queue_changes_state_while_a_peer_copies_through_shared_memory() {
-    let mut peer = Peer::start(&[("TEST_LEN", "67108864"), ("SOFTVERBS_COPY", "bounce")]);
+    let mut peer = Peer::start(here!(), &[("TEST_LEN", "67108864"), ("SOFTVERBS_COPY", "bounce")]);
     let here = End::new(Opts { len: 1 << 26, ..Opts::default() });
     peer.connect(&here);
     peer.ask(&format!("set {} 1", 1 << 20));
@@ -221,7 +212,7 @@ fn a_key_that_was_never_allocated_takes_no_memory() {
     // In its own fabric, in which no other segment grows.
     if std::env::var_os("TEST_ALONE").is_none() {
         let fabric = format!("{}-keys", fabric());
-        let mut again = peer::again("a_key_that_was_never_allocated_takes_no_memory");
+        let mut again = peer::again(here!());
         let status = again.env("TEST_ALONE", "1").env("SOFTVERBS_FABRIC", fabric).status();
         return assert!(status.expect("this program can be started").success());
     }
@@ -230,7 +221,7 @@ fn a_key_that_was_never_allocated_takes_no_memory() {
         let files = std::fs::read_dir(peer::base().join(fabric())).expect("the fabric exists").flatten();
         files.map(|file| file.metadata().expect("it exists").blocks()).sum::<u64>()
     };
-    let mut peer = Peer::start(&[]);
+    let mut peer = Peer::start(here!(), &[]);
     let here = End::new(Opts::default());
     let there = peer.connect(&here);
     let mut sges = [here.sge(0, 8)];
@@ -248,8 +239,7 @@ fn a_key_that_was_never_allocated_takes_no_memory() {
 fn a_stopped_queue_lets_the_service_thread_sleep() {
     // In its own process, in which nothing else wakes that thread.
     if std::env::var_os("TEST_ALONE").is_none() {
-        let status =
-            peer::again("a_stopped_queue_lets_the_service_thread_sleep").env("TEST_ALONE", "1").status();
+        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
         return assert!(status.expect("this program can be started").success());
     }
     let (a, b) = pair(Opts::default(), Opts::default());
@@ -281,10 +271,10 @@ fn leftovers_of_a_killed_process_are_removed_by_the_next() {
         let names = std::fs::read_dir(&dir).expect("the fabric exists").flatten();
         names.filter(|f| f.file_name().to_string_lossy().starts_with("segment")).count()
     };
-    let mut first = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
+    let mut first = Peer::start(here!(), &[("SOFTVERBS_FABRIC", &fabric)]);
     assert_eq!(segments(), 1);
     first.kill();
-    let mut second = Peer::start(&[("SOFTVERBS_FABRIC", &fabric)]);
+    let mut second = Peer::start(here!(), &[("SOFTVERBS_FABRIC", &fabric)]);
     assert_eq!(second.ask("get 0"), "0");
     assert_eq!(segments(), 1, "the segment of the killed process is removed");
     second.finish();
@@ -294,7 +284,7 @@ fn leftovers_of_a_killed_process_are_removed_by_the_next() {
 #[test]
 fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
     for _ in 0..3 {
-        let mut peer = Peer::start(&[("TEST_LEN", "67108864")]);
+        let mut peer = Peer::start(here!(), &[("TEST_LEN", "67108864")]);
         let here = End::new(Opts { len: 1 << 26, ..Opts::default() });
         peer.connect(&here);
         assert_eq!(here.recv(1, 0, 0), 0);
@@ -306,11 +296,12 @@ fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
         assert_eq!(here.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
         assert_eq!((here.poll_recv().wr_id, here.poll_recv().wr_id), (1, 2));
     }
-    all_opcodes(&[]);
+    all_opcodes(here!(), &[]);
 }
 
 #[test]
 fn a_forked_child_is_refused_and_does_no_harm() {
+    peer::play();
     let here = End::new(Opts::default());
     here.connect(&here.address());
     let to = here.address();
@@ -335,12 +326,13 @@ fn a_forked_child_is_refused_and_does_no_harm() {
     // This process still works, for a new peer too.
     assert_eq!(here.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut [here.sge(0, 8)]).to(&to, 8)), 0);
     assert_eq!(here.poll_send().status, 0);
-    all_opcodes(&[]);
+    all_opcodes(here!(), &[]);
 }
 
 #[test]
 fn a_directory_that_others_can_reach_is_refused() {
     use std::os::unix::fs::PermissionsExt;
+    peer::play();
     let fabric = format!("{}-open", fabric());
     let dir = peer::base().join(&fabric);
     setup();
@@ -350,7 +342,7 @@ fn a_directory_that_others_can_reach_is_refused() {
     std::fs::write(making.join("fabric-kept"), b"").expect("written");
     std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o777)).expect("set");
     std::fs::rename(&making, &dir).expect("moved");
-    let mut command = peer::again("child");
+    let mut command = peer::peer(here!());
     command.env("SOFTVERBS_FABRIC", &fabric).env_remove("SOFTVERBS_LOG");
     let out = command.stdin(std::process::Stdio::null()).output();
     std::fs::remove_file(dir.join("fabric-kept"))
@@ -363,11 +355,12 @@ fn a_directory_that_others_can_reach_is_refused() {
 #[test]
 fn orphans_are_removed_by_the_next_process() {
     use std::os::unix::fs::DirBuilderExt;
+    peer::play();
     let _end = End::new(Opts::default());
     let dir = peer::base().join(format!("{}-orphan", fabric()));
     std::fs::DirBuilder::new().mode(0o700).create(&dir).expect("made");
     // Another process may remove it before the write; that is correct too.
     let _ = std::fs::write(dir.join("segment-0-1"), b"left");
-    Peer::start(&[]).finish();
+    Peer::start(here!(), &[]).finish();
     assert!(!dir.exists());
 }

@@ -11,6 +11,19 @@ use crate::common::{Address, End, Opts, PATIENCE, Send, checksum, fabric, imm, o
 
 /// Marks the protocol lines among those of the test harness.
 const MARK: &str = "@@";
+/// Set in the process that plays the peer.
+const PEER: &str = "TEST_PEER";
+
+/// Returns the name of the calling test function.
+macro_rules! here {
+    () => {{
+        fn inner() {}
+        let name = std::any::type_name_of_val(&inner);
+        let (_, name) = name.split_once("::").expect("below the crate");
+        name.strip_suffix("::inner").expect("the function above")
+    }};
+}
+pub(crate) use here;
 
 pub fn base() -> PathBuf {
     // SAFETY: cannot fail.
@@ -21,11 +34,26 @@ pub fn base() -> PathBuf {
 /// instance that runs no test at all succeeds.
 pub fn again(test: &str) -> Command {
     let program = std::env::current_exe().expect("our own path");
-    let list = Command::new(&program).args(["--exact", test, "--include-ignored", "--list"]).output();
+    let list = Command::new(&program).args(["--exact", test, "--list"]).output();
     let list = String::from_utf8_lossy(&list.expect("this program can be started").stdout).into_owned();
     assert!(list.lines().any(|line| line == format!("{test}: test")), "there is no test {test}: {list}");
     let mut command = Command::new(program);
-    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// Obeys, and does not return, if this process is a peer. For tests that act before they start one.
+pub fn play() {
+    if std::env::var_os(PEER).is_some() {
+        obey();
+        std::process::exit(0);
+    }
+}
+
+/// Prepares the process that plays the peer in `test`.
+pub fn peer(test: &str) -> Command {
+    let mut command = again(test);
+    command.env(PEER, "1");
     command
 }
 
@@ -58,9 +86,12 @@ pub struct Peer {
 
 impl Peer {
     /// Starts it in the fabric of this process. It creates one end and prints its address.
-    pub fn start(env: &[(&str, &str)]) -> Self {
+    ///
+    /// The peer runs `test`, the calling test, as far as this call, and then obeys.
+    pub fn start(test: &str, env: &[(&str, &str)]) -> Self {
+        play();
         setup();
-        let mut command = again("child");
+        let mut command = peer(test);
         command.env("SOFTVERBS_FABRIC", fabric()).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.envs(env.iter().copied());
         let mut child = command.spawn().expect("this program can be started");
@@ -121,7 +152,7 @@ impl Peer {
 }
 
 /// The child's side: one end, and one command per line until the input ends.
-pub fn obey() {
+fn obey() {
     let len = std::env::var("TEST_LEN").ok().and_then(|v| v.parse().ok()).unwrap_or(1 << 20);
     let mut end = End::new(Opts { len, ..Opts::default() });
     report(&hello(&end.address()));
