@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use mpib_tests::code::Success;
 use mpib_tests::memory::Pages;
 use mpib_tests::pair::{HOST, Pair};
 use mpib_tests::set;
@@ -20,8 +21,8 @@ fn measure(comm: Ptr, addr: usize, len: usize) -> f64 {
         let start = Instant::now();
         for _ in 0..ROUND {
             let (rc, mr) = table.reg_mr(comm, addr, len, HOST);
-            assert_eq!(rc, 0);
-            assert_eq!(table.dereg_mr(comm, mr), 0);
+            assert_eq!(rc, Success);
+            assert_eq!(table.dereg_mr(comm, mr), Success);
         }
         start.elapsed().as_secs_f64() * 1e9 / ROUND as f64
     };
@@ -39,9 +40,9 @@ fn main() {
         let memory = Pages::new(len);
         let made = measure(pair.send, memory.addr(), len);
         let (rc, whole) = table.reg_mr(pair.recv, memory.addr(), len, HOST);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let served = measure(pair.send, memory.addr() + len / 2, len / 4);
-        assert_eq!(table.dereg_mr(pair.recv, whole), 0);
+        assert_eq!(table.dereg_mr(pair.recv, whole), Success);
         println!("{len:>10}  {made:>9.0} ns  {served:>9.0} ns  {:>6.3}", served / made);
     }
     pair.close();

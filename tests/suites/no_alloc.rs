@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use mpib_tests::{here, isolated, mpib};
@@ -64,7 +65,7 @@ const WINDOW: usize = 20;
 fn wait(table: &dyn Table, request: Ptr) {
     until("test", || {
         let (rc, done, _) = counted(|| table.test(request));
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         done.then_some(())
     });
 }
@@ -83,7 +84,7 @@ fn run_as(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize, hint: u
         let mut recvs = [Ptr::default(); WINDOW];
         for recv in &mut recvs {
             let (rc, request) = counted(|| table.irecv_as(pair.recv, &group, hint));
-            assert!(rc == 0 && !request.is_null());
+            assert!(rc == Success && !request.is_null());
             *recv = request;
         }
         let mut sends = [Ptr::default(); WINDOW * 8];
@@ -91,7 +92,7 @@ fn run_as(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize, hint: u
             *send = until("isend", || {
                 let (rc, request) =
                     counted(|| table.isend(pair.send, from.addr(), len, (i % n) as i32, from.mr));
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 (!request.is_null()).then_some(request)
             });
         }
@@ -189,7 +190,7 @@ fn flushes_allocate_nothing() {
             let mut flushes = [Ptr::default(); WINDOW];
             for flush in &mut flushes {
                 let (rc, request) = counted(|| table.iflush(pair.recv, &group[..1 + round % 8]));
-                assert!(rc == 0 && !request.is_null());
+                assert!(rc == Success && !request.is_null());
                 *flush = request;
             }
             flushes.iter().for_each(|f| wait(table, *f));
@@ -208,16 +209,16 @@ fn a_connect_that_waits_allocates_nothing() {
         let ctx = init(table);
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         // Nobody accepts; until all that happens without that has happened, memory may be needed.
         let mut quiet = 0;
         until("connect", || {
             COUNT.set(0);
             let (rc, comm) = counted(|| table.connect(ctx, 0, &mut handle));
-            assert_eq!((rc, comm.is_null()), (0, true));
+            assert_eq!((rc, comm.is_null()), (Success, true));
             quiet = if COUNT.get() == 0 { quiet + 1 } else { 0 };
             (quiet == 100).then_some(())
         });
-        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
+        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (Success, Success));
     });
 }

@@ -4,6 +4,7 @@ use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
+use crate::code::{Success};
 use crate::evil;
 use crate::log::{LOG, warnings};
 use crate::pair::{Buffer, HOST, init, pattern, until};
@@ -60,13 +61,13 @@ impl Ends {
             "listen" => {
                 let mut handle = [0; 128];
                 let (rc, listen) = table.listen(ctx, dev, &mut handle);
-                assert_eq!(rc, 0, "listen");
+                assert_eq!(rc, Success, "listen");
                 self.listen = listen;
                 return answer(&word(&handle));
             }
             "accept" => {
                 self.recv.push(accepted(table, self.listen));
-                assert_eq!(table.close_listen(self.listen), 0);
+                assert_eq!(table.close_listen(self.listen), Success);
             }
             // Both, whichever comes first.
             "cross" => {
@@ -75,17 +76,17 @@ impl Ends {
                 until("connect and accept", || {
                     if send.is_null() {
                         let (rc, comm) = table.connect(ctx, dev, &mut handle);
-                        assert_eq!(rc, 0, "connect");
+                        assert_eq!(rc, Success, "connect");
                         send = comm;
                     }
                     if recv.is_null() {
                         let (rc, comm) = table.accept(self.listen);
-                        assert_eq!(rc, 0, "accept");
+                        assert_eq!(rc, Success, "accept");
                         recv = comm;
                     }
                     (!send.is_null() && !recv.is_null()).then_some(())
                 });
-                assert_eq!(table.close_listen(self.listen), 0);
+                assert_eq!(table.close_listen(self.listen), Success);
                 self.send.push(send);
                 self.recv.push(recv);
             }
@@ -93,7 +94,7 @@ impl Ends {
             // What must fail; its code.
             "listen-fails" => {
                 let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
-                assert!(rc != 0 && listen.is_null(), "it listens");
+                assert!(rc != Success && listen.is_null(), "it listens");
                 return answer(&rc.to_string());
             }
             "connect-fails" => {
@@ -101,7 +102,7 @@ impl Ends {
                 let code = until("a failure", || {
                     let (rc, comm) = table.connect(ctx, dev, &mut handle);
                     assert!(comm.is_null(), "it has connected");
-                    (rc != 0).then_some(rc)
+                    (rc != Success).then_some(rc)
                 });
                 return answer(&code.to_string());
             }
@@ -110,10 +111,10 @@ impl Ends {
                 until("accept to fail", || {
                     let (rc, comm) = table.accept(self.listen);
                     assert!(comm.is_null(), "it has accepted");
-                    (rc != 0).then_some(())
+                    (rc != Success).then_some(())
                 });
                 assert!(warnings().iter().any(|line| line.contains("accept:")));
-                assert_eq!(table.close_listen(self.listen), 0);
+                assert_eq!(table.close_listen(self.listen), Success);
             }
             // The log since this was asked last: `level text`, tabs between the lines.
             "log" => {
@@ -188,7 +189,7 @@ impl Ends {
                 let code = until("a failure", || {
                     let (rc, request) = table.isend(self.send[0], from.addr(), numbers[0], 1, from.mr);
                     assert!(request.is_null(), "it was taken");
-                    (rc != 0).then_some(rc)
+                    (rc != Success).then_some(rc)
                 });
                 from.dereg();
                 return answer(&code.to_string());
@@ -197,7 +198,7 @@ impl Ends {
             "send-fails" => {
                 let from = self.buffer(self.send[0], pattern(numbers[0], 1));
                 let request = self.isend(self.send[0], &from);
-                let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0));
+                let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
                 from.dereg();
                 return answer(&code.to_string());
             }
@@ -276,7 +277,7 @@ impl Ends {
             .map(|(r, s)| {
                 let to = self.buffer(**r, vec![0; len]);
                 let from = self.table.reg_mr(**s, to.addr(), len, HOST);
-                assert_eq!(from.0, 0, "regMr");
+                assert_eq!(from.0, Success, "regMr");
                 let request = recv(self.table, **r, &to, len);
                 (to, from.1, request, Step::Receiving, rounds)
             })
@@ -285,10 +286,10 @@ impl Ends {
             for ((to, mr, request, step, left), (r, s)) in lanes.iter_mut().zip(&ends) {
                 let (rc, done, sizes) = match *step {
                     Step::Over => continue,
-                    Step::Waiting => (0, true, [0; 8]),
+                    Step::Waiting => (Success, true, [0; 8]),
                     _ => self.table.test(*request),
                 };
-                assert_eq!(rc, 0, "test");
+                assert_eq!(rc, Success, "test");
                 match (*step, done) {
                     (Step::Receiving, true) => {
                         assert_eq!(sizes[0] as usize, len);
@@ -296,7 +297,7 @@ impl Ends {
                     }
                     (Step::Waiting, _) => {
                         let (rc, taken) = self.table.isend(**s, to.addr(), len, 1, *mr);
-                        assert_eq!(rc, 0, "isend");
+                        assert_eq!(rc, Success, "isend");
                         if !taken.is_null() {
                             (*request, *step) = (taken, Step::Sending);
                         }
@@ -314,14 +315,14 @@ impl Ends {
             lanes.iter().all(|lane| lane.3 == Step::Over).then_some(())
         });
         for ((to, mr, ..), (_, s)) in lanes.into_iter().zip(&ends) {
-            assert_eq!(self.table.dereg_mr(**s, mr), 0);
+            assert_eq!(self.table.dereg_mr(**s, mr), Success);
             to.dereg();
         }
     }
 
     fn close(&mut self) {
-        self.send.drain(..).for_each(|comm| assert_eq!(self.table.close_send(comm), 0));
-        self.recv.drain(..).for_each(|comm| assert_eq!(self.table.close_recv(comm), 0));
+        self.send.drain(..).for_each(|comm| assert_eq!(self.table.close_send(comm), Success));
+        self.recv.drain(..).for_each(|comm| assert_eq!(self.table.close_recv(comm), Success));
     }
 }
 

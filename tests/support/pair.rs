@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::code::{Code, Success};
 use crate::table::{Ptr, Table};
 
 /// Long enough for a busy machine; only a failing test waits for it.
@@ -36,7 +37,7 @@ unsafe impl Sync for Pair {}
 /// `init` that must succeed.
 pub fn init(table: &dyn Table) -> Ptr {
     let (rc, ctx) = table.init();
-    assert_eq!(rc, 0, "init of v{}", table.version());
+    assert_eq!(rc, Success, "init of v{}", table.version());
     ctx
 }
 
@@ -44,23 +45,50 @@ pub fn init(table: &dyn Table) -> Ptr {
 pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, dev, &mut handle);
-    assert_eq!(rc, 0, "listen");
+    assert_eq!(rc, Success, "listen");
     let (mut send, mut recv) = (Ptr::default(), Ptr::default());
     until("connect and accept", || {
         if send.is_null() {
             let (rc, comm) = table.connect(ctx, dev, &mut handle);
-            assert_eq!(rc, 0, "connect");
+            assert_eq!(rc, Success, "connect");
             send = comm;
         }
         if recv.is_null() {
             let (rc, comm) = table.accept(listen);
-            assert_eq!(rc, 0, "accept");
+            assert_eq!(rc, Success, "accept");
             recv = comm;
         }
         (!send.is_null() && !recv.is_null()).then_some(())
     });
-    assert_eq!(table.close_listen(listen), 0);
+    assert_eq!(table.close_listen(listen), Success);
     Pair { table, send, recv }
+}
+
+/// Calls connect and accept until both have failed; their codes.
+pub fn both_fail(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128], listen: Ptr) -> [Code; 2] {
+    let mut codes = [Success; 2];
+    until("connect and accept to fail", || {
+        if codes[0] == Success {
+            let (rc, comm) = table.connect(ctx, 0, handle);
+            assert!(comm.is_null(), "connected");
+            codes[0] = rc;
+        }
+        if codes[1] == Success {
+            let (rc, comm) = table.accept(listen);
+            assert!(comm.is_null(), "accepted");
+            codes[1] = rc;
+        }
+        (!codes.contains(&Success)).then_some(codes)
+    })
+}
+
+/// Tests a request that must fail until it does; its code.
+pub fn failure(table: &dyn Table, request: Ptr) -> Code {
+    until("a failure", || {
+        let (rc, done, _) = table.test(request);
+        assert!(!done, "a request that must fail is done");
+        rc.failed().then_some(rc)
+    })
 }
 
 /// A registered buffer on one comm.
@@ -74,7 +102,7 @@ pub struct Buffer {
 impl Buffer {
     pub fn new(table: &'static dyn Table, comm: Ptr, bytes: Vec<u8>) -> Self {
         let (rc, mr) = table.reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), HOST);
-        assert_eq!(rc, 0, "regMr");
+        assert_eq!(rc, Success, "regMr");
         assert!(!mr.is_null());
         Self { table, comm, bytes, mr }
     }
@@ -85,7 +113,7 @@ impl Buffer {
 
     /// Before its comm is closed.
     pub fn dereg(self) {
-        assert_eq!(self.table.dereg_mr(self.comm, self.mr), 0, "deregMr");
+        assert_eq!(self.table.dereg_mr(self.comm, self.mr), Success, "deregMr");
     }
 }
 
@@ -118,7 +146,7 @@ impl Pair {
     /// One receive group that must be taken.
     pub fn irecv(&self, buffers: &[(usize, usize, i32, Ptr)]) -> Ptr {
         let (rc, request) = self.table.irecv(self.recv, buffers);
-        assert_eq!(rc, 0, "irecv");
+        assert_eq!(rc, Success, "irecv");
         assert!(!request.is_null(), "irecv took nothing");
         request
     }
@@ -127,7 +155,7 @@ impl Pair {
     pub fn isend(&self, addr: usize, len: usize, tag: i32, mr: Ptr) -> Ptr {
         until("isend", || {
             let (rc, request) = self.table.isend(self.send, addr, len, tag, mr);
-            assert_eq!(rc, 0, "isend");
+            assert_eq!(rc, Success, "isend");
             (!request.is_null()).then_some(request)
         })
     }
@@ -136,7 +164,7 @@ impl Pair {
     pub fn wait(&self, request: Ptr) -> [i32; 8] {
         until("test", || {
             let (rc, done, sizes) = self.table.test(request);
-            assert_eq!(rc, 0, "test");
+            assert_eq!(rc, Success, "test");
             done.then_some(sizes)
         })
     }
@@ -162,7 +190,7 @@ impl Pair {
     }
 
     pub fn close(self) {
-        assert_eq!(self.table.close_send(self.send), 0, "closeSend");
-        assert_eq!(self.table.close_recv(self.recv), 0, "closeRecv");
+        assert_eq!(self.table.close_send(self.send), Success, "closeSend");
+        assert_eq!(self.table.close_recv(self.recv), Success, "closeRecv");
     }
 }

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 
+use crate::code::{Code, Success};
 use crate::pair::{Buffer, LIMIT, until};
 use crate::process::Role;
 use crate::table::{Ptr, Table};
@@ -115,6 +116,11 @@ impl Peer {
         self.answer()
     }
 
+    /// The code that a command answers which must fail.
+    pub fn code(&mut self, line: &str) -> Code {
+        Code::of(self.ask(line).parse().unwrap())
+    }
+
     /// It was told to do something that it does not answer with more than "ok".
     pub fn must(&mut self, line: &str) {
         assert_eq!(self.ask(line), "ok", "{line}");
@@ -177,11 +183,11 @@ impl Drop for Peer {
 pub fn from_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
-    assert_eq!(rc, 0, "listen");
+    assert_eq!(rc, Success, "listen");
     peer.say(&format!("connect {}", word(&handle)));
     let comm = accepted(table, listen);
     assert_eq!(peer.answer(), "ok");
-    assert_eq!(table.close_listen(listen), 0);
+    assert_eq!(table.close_listen(listen), Success);
     comm
 }
 
@@ -189,7 +195,7 @@ pub fn from_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
 pub fn accepted(table: &dyn Table, listen: Ptr) -> Ptr {
     until("accept", || {
         let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, 0, "accept");
+        assert_eq!(rc, Success, "accept");
         (!comm.is_null()).then_some(comm)
     })
 }
@@ -212,7 +218,7 @@ pub fn connected(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128]) -> Ptr {
 pub fn connected_by(table: &dyn Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128]) -> Ptr {
     until("connect", || {
         let (rc, comm) = table.connect(ctx, dev, handle);
-        assert_eq!(rc, 0, "connect");
+        assert_eq!(rc, Success, "connect");
         (!comm.is_null()).then_some(comm)
     })
 }
@@ -221,7 +227,7 @@ pub fn connected_by(table: &dyn Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128
 pub fn send(table: &dyn Table, comm: Ptr, from: &Buffer, len: usize) -> Ptr {
     until("isend", || {
         let (rc, request) = table.isend(comm, from.addr(), len, 1, from.mr);
-        assert_eq!(rc, 0, "isend");
+        assert_eq!(rc, Success, "isend");
         (!request.is_null()).then_some(request)
     })
 }
@@ -229,7 +235,7 @@ pub fn send(table: &dyn Table, comm: Ptr, from: &Buffer, len: usize) -> Ptr {
 /// Starts a receive that must be taken.
 pub fn recv(table: &dyn Table, comm: Ptr, to: &Buffer, room: usize) -> Ptr {
     let (rc, request) = table.irecv(comm, &[(to.addr(), room, 1, to.mr)]);
-    assert_eq!((rc, request.is_null()), (0, false), "irecv");
+    assert_eq!((rc, request.is_null()), (Success, false), "irecv");
     request
 }
 
@@ -237,7 +243,7 @@ pub fn recv(table: &dyn Table, comm: Ptr, to: &Buffer, room: usize) -> Ptr {
 pub fn wait(table: &dyn Table, request: Ptr) -> usize {
     until("test", || {
         let (rc, done, sizes) = table.test(request);
-        assert_eq!(rc, 0, "test");
+        assert_eq!(rc, Success, "test");
         done.then_some(sizes[0] as usize)
     })
 }

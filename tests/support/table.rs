@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nccl_net_abi as abi;
 
+use crate::code::{Code, Success};
 use crate::log::c_logger;
 
 /// A handle of C's.
@@ -30,34 +31,34 @@ pub struct Props {
 pub trait Table: Sync {
     fn version(&self) -> u32;
     fn name(&self) -> String;
-    fn init(&self) -> (c_int, Ptr);
-    fn finalize(&self, ctx: Ptr) -> c_int;
-    fn devices(&self) -> (c_int, c_int);
-    fn properties(&self, dev: c_int) -> (c_int, Option<Props>);
-    fn listen(&self, ctx: Ptr, dev: c_int, handle: &mut [u8; 128]) -> (c_int, Ptr);
-    fn connect(&self, ctx: Ptr, dev: c_int, handle: &mut [u8; 128]) -> (c_int, Ptr);
-    fn accept(&self, listen: Ptr) -> (c_int, Ptr);
-    fn reg_mr(&self, comm: Ptr, addr: usize, len: usize, kind: c_int) -> (c_int, Ptr);
+    fn init(&self) -> (Code, Ptr);
+    fn finalize(&self, ctx: Ptr) -> Code;
+    fn devices(&self) -> (Code, c_int);
+    fn properties(&self, dev: c_int) -> (Code, Option<Props>);
+    fn listen(&self, ctx: Ptr, dev: c_int, handle: &mut [u8; 128]) -> (Code, Ptr);
+    fn connect(&self, ctx: Ptr, dev: c_int, handle: &mut [u8; 128]) -> (Code, Ptr);
+    fn accept(&self, listen: Ptr) -> (Code, Ptr);
+    fn reg_mr(&self, comm: Ptr, addr: usize, len: usize, kind: c_int) -> (Code, Ptr);
     fn reg_mr_dma_buf(
         &self,
         comm: Ptr,
         buffer: (usize, usize),
         kind: c_int,
         file: (u64, c_int),
-    ) -> (c_int, Ptr);
-    fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> c_int;
-    fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (c_int, Ptr);
-    fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (c_int, Ptr) {
+    ) -> (Code, Ptr);
+    fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> Code;
+    fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (Code, Ptr);
+    fn irecv(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)]) -> (Code, Ptr) {
         self.irecv_as(comm, buffers, 0)
     }
     /// With `hint` where the request is to be put.
-    fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (c_int, Ptr);
-    fn iflush(&self, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> (c_int, Ptr);
+    fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (Code, Ptr);
+    fn iflush(&self, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> (Code, Ptr);
     /// Code, done, sizes.
-    fn test(&self, request: Ptr) -> (c_int, bool, [c_int; 8]);
-    fn close_send(&self, comm: Ptr) -> c_int;
-    fn close_recv(&self, comm: Ptr) -> c_int;
-    fn close_listen(&self, listen: Ptr) -> c_int;
+    fn test(&self, request: Ptr) -> (Code, bool, [c_int; 8]);
+    fn close_send(&self, comm: Ptr) -> Code;
+    fn close_recv(&self, comm: Ptr) -> Code;
+    fn close_listen(&self, listen: Ptr) -> Code;
 }
 
 /// An address as C passes it.
@@ -72,11 +73,6 @@ fn column<B, T: Copy>(buffers: &[B], blank: T, get: impl Fn(&B) -> T) -> [T; 16]
         *place = get(b);
     }
     out
-}
-
-fn code(result: abi::ncclResult_t) -> c_int {
-    // SAFETY: a C enum's value is an int.
-    unsafe { std::mem::transmute_copy(&result) }
 }
 
 fn string(text: *const c_char) -> Option<String> {
@@ -99,29 +95,29 @@ macro_rules! tables {
         impl Table for $name {
             fn version(&self) -> u32 { $number }
             fn name(&self) -> String { string(nccl_net_mpib::$symbol.name).unwrap() }
-            fn init(&self) -> (c_int, Ptr) {
+            fn init(&self) -> (Code, Ptr) {
                 let $t = &nccl_net_mpib::$symbol;
                 let mut $ctx: Ptr = null_mut();
                 // SAFETY: valid arguments of this version.
                 let rc = unsafe { $init };
-                (code(rc), $ctx)
+                (Code::from(rc), $ctx)
             }
-            fn finalize(&self, $fctx: Ptr) -> c_int {
+            fn finalize(&self, $fctx: Ptr) -> Code {
                 let $f = &nccl_net_mpib::$symbol;
                 $finalize
             }
-            fn devices(&self) -> (c_int, c_int) {
+            fn devices(&self) -> (Code, c_int) {
                 let mut n = -1;
                 // SAFETY: a writable int.
                 let rc = unsafe { nccl_net_mpib::$symbol.devices.unwrap()(&raw mut n) };
-                (code(rc), n)
+                (Code::from(rc), n)
             }
-            fn properties(&self, dev: c_int) -> (c_int, Option<Props>) {
+            fn properties(&self, dev: c_int) -> (Code, Option<Props>) {
                 // SAFETY: a struct of integers and pointers.
                 let mut props: abi::$module::Props = unsafe { std::mem::zeroed() };
                 // SAFETY: a writable struct of this version.
-                let rc = code(unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(dev, &raw mut props) });
-                let props = (rc == 0).then(|| Props {
+                let rc = Code::from(unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(dev, &raw mut props) });
+                let props = (rc == Success).then(|| Props {
                     name: string(props.name).unwrap(),
                     pci_path: string(props.pciPath),
                     guid: props.guid,
@@ -133,35 +129,35 @@ macro_rules! tables {
                 });
                 (rc, props)
             }
-            fn listen(&self, $lctx: Ptr, $ldev: c_int, handle: &mut [u8; 128]) -> (c_int, Ptr) {
+            fn listen(&self, $lctx: Ptr, $ldev: c_int, handle: &mut [u8; 128]) -> (Code, Ptr) {
                 let $lhandle: Ptr = handle.as_mut_ptr().cast();
                 let mut out: Ptr = null_mut();
                 let $lout = &raw mut out;
                 let _ = $lctx;
                 // SAFETY: a handle of 128 bytes, a writable pointer.
                 let rc = unsafe { nccl_net_mpib::$symbol.listen.unwrap()($($largs),*) };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn connect(&self, $cctx: Ptr, $cdev: c_int, handle: &mut [u8; 128]) -> (c_int, Ptr) {
+            fn connect(&self, $cctx: Ptr, $cdev: c_int, handle: &mut [u8; 128]) -> (Code, Ptr) {
                 let $chandle: Ptr = handle.as_mut_ptr().cast();
                 let mut out: Ptr = null_mut();
                 let $cout = &raw mut out;
                 let _ = $cctx;
                 // SAFETY: a handle of 128 bytes, a writable pointer.
                 let rc = unsafe { nccl_net_mpib::$symbol.connect.unwrap()($($cargs),*) };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn accept(&self, listen: Ptr) -> (c_int, Ptr) {
+            fn accept(&self, listen: Ptr) -> (Code, Ptr) {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handle, a writable pointer.
                 let rc = unsafe { nccl_net_mpib::$symbol.accept.unwrap()(listen, &raw mut out $(, $dh)?) };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn reg_mr(&self, comm: Ptr, addr: usize, len: usize, kind: c_int) -> (c_int, Ptr) {
+            fn reg_mr(&self, comm: Ptr, addr: usize, len: usize, kind: c_int) -> (Code, Ptr) {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handle, a writable pointer.
                 let rc = unsafe { nccl_net_mpib::$symbol.regMr.unwrap()(comm, p(addr), len as $reg, kind, &raw mut out) };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
             fn reg_mr_dma_buf(
                 &self,
@@ -169,7 +165,7 @@ macro_rules! tables {
                 (addr, len): (usize, usize),
                 kind: c_int,
                 (offset, fd): (u64, c_int),
-            ) -> (c_int, Ptr) {
+            ) -> (Code, Ptr) {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handle, a writable pointer.
                 let rc = unsafe {
@@ -177,21 +173,21 @@ macro_rules! tables {
                         comm, p(addr), len, kind, offset, fd, &raw mut out,
                     )
                 };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> c_int {
+            fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> Code {
                 // SAFETY: the test's handles.
-                code(unsafe { nccl_net_mpib::$symbol.deregMr.unwrap()(comm, mr) })
+                Code::from(unsafe { nccl_net_mpib::$symbol.deregMr.unwrap()(comm, mr) })
             }
-            fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (c_int, Ptr) {
+            fn isend(&self, comm: Ptr, addr: usize, len: usize, tag: c_int, mr: Ptr) -> (Code, Ptr) {
                 let mut out: Ptr = null_mut();
                 // SAFETY: the test's handles and buffer, a writable pointer.
                 let rc = unsafe {
                     nccl_net_mpib::$symbol.isend.unwrap()(comm, p(addr), len as $size, tag, mr, $(first($ph),)? &raw mut out)
                 };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (c_int, Ptr) {
+            fn irecv_as(&self, comm: Ptr, buffers: &[(usize, usize, c_int, Ptr)], hint: usize) -> (Code, Ptr) {
                 let mut data = column(buffers, null_mut(), |b| p(b.0));
                 let mut sizes = column(buffers, 0, |b| b.1 as $size);
                 let mut tags = column(buffers, 0, |b| b.2);
@@ -204,9 +200,9 @@ macro_rules! tables {
                         mrs.as_mut_ptr(), $($ph,)? &raw mut out,
                     )
                 };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn iflush(&self, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> (c_int, Ptr) {
+            fn iflush(&self, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> (Code, Ptr) {
                 let mut data = column(buffers, null_mut(), |b| p(b.0));
                 let mut sizes = column(buffers, 0, |b| b.1 as c_int);
                 let mut mrs = column(buffers, null_mut(), |b| b.2);
@@ -217,25 +213,25 @@ macro_rules! tables {
                         comm, buffers.len() as c_int, data.as_mut_ptr(), sizes.as_mut_ptr(), mrs.as_mut_ptr(), &raw mut out,
                     )
                 };
-                (code(rc), out)
+                (Code::from(rc), out)
             }
-            fn test(&self, request: Ptr) -> (c_int, bool, [c_int; 8]) {
+            fn test(&self, request: Ptr) -> (Code, bool, [c_int; 8]) {
                 let (mut done, mut sizes) = (0, [0; 8]);
                 // SAFETY: the test's handle, writable ints.
                 let rc = unsafe { nccl_net_mpib::$symbol.test.unwrap()(request, &raw mut done, sizes.as_mut_ptr()) };
-                (code(rc), done != 0, sizes)
+                (Code::from(rc), done != 0, sizes)
             }
-            fn close_send(&self, comm: Ptr) -> c_int {
+            fn close_send(&self, comm: Ptr) -> Code {
                 // SAFETY: the test's handle.
-                code(unsafe { nccl_net_mpib::$symbol.closeSend.unwrap()(comm) })
+                Code::from(unsafe { nccl_net_mpib::$symbol.closeSend.unwrap()(comm) })
             }
-            fn close_recv(&self, comm: Ptr) -> c_int {
+            fn close_recv(&self, comm: Ptr) -> Code {
                 // SAFETY: the test's handle.
-                code(unsafe { nccl_net_mpib::$symbol.closeRecv.unwrap()(comm) })
+                Code::from(unsafe { nccl_net_mpib::$symbol.closeRecv.unwrap()(comm) })
             }
-            fn close_listen(&self, listen: Ptr) -> c_int {
+            fn close_listen(&self, listen: Ptr) -> Code {
                 // SAFETY: the test's handle.
-                code(unsafe { nccl_net_mpib::$symbol.closeListen.unwrap()(listen) })
+                Code::from(unsafe { nccl_net_mpib::$symbol.closeListen.unwrap()(listen) })
             }
         }
     )*
@@ -302,45 +298,45 @@ tables! {
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, handle, out),
         dev_handle (), phandle (),
-        finalize |_f, _ctx| 0;
+        finalize |_f, _ctx| Success;
     V7 = v7::ncclNetPlugin_v7, 7, size c_int, reg c_int,
         init |t, _ctx| t.init.unwrap()(c_logger()),
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (),
-        finalize |_f, _ctx| 0;
+        finalize |_f, _ctx| Success;
     V8 = v8::ncclNetPlugin_v8, 8, size c_int, reg usize,
         init |t, _ctx| t.init.unwrap()(c_logger()),
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (),
-        finalize |_f, _ctx| 0;
+        finalize |_f, _ctx| Success;
     V9 = v9::ncclNetPlugin_v9, 9, size usize, reg usize,
         init |t, _ctx| t.init.unwrap()(c_logger()),
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (),
-        finalize |_f, _ctx| 0;
+        finalize |_f, _ctx| Success;
     V10 = v10::ncclNetPlugin_v10, 10, size usize, reg usize,
         init |t, _ctx| t.init.unwrap()(c_logger(), profiler()),
         listen |dev, handle, ctx, out| (dev, handle, out),
         connect |dev, handle, ctx, out| (dev, config_or_null(), handle, out, null_mut()),
         dev_handle (null_mut()), phandle (profiler_handles()),
-        finalize |_f, _ctx| 0;
+        finalize |_f, _ctx| Success;
     V11 = v11::ncclNetPlugin_v11, 11, size usize, reg usize,
         init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), profiler()),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (profiler_handles()),
         // SAFETY: the test's context.
-        finalize |f, ctx| code(unsafe { f.finalize.unwrap()(ctx) });
+        finalize |f, ctx| Code::from(unsafe { f.finalize.unwrap()(ctx) });
     V12 = v12::ncclNetPlugin_v12, 12, size usize, reg usize,
         init |t, ctx| t.init.unwrap()(&raw mut ctx, 1, config(), c_logger(), profiler()),
         listen |dev, handle, ctx, out| (ctx, dev, handle, out),
         connect |dev, handle, ctx, out| (ctx, dev, handle, out, null_mut()),
         dev_handle (null_mut()), phandle (profiler_handles()),
         // SAFETY: the test's context.
-        finalize |f, ctx| code(unsafe { f.finalize.unwrap()(ctx) });
+        finalize |f, ctx| Code::from(unsafe { f.finalize.unwrap()(ctx) });
 }
 
 /// The newest version, for tests that are not about versions.

@@ -3,10 +3,9 @@ use std::ffi::c_int;
 
 use nccl_net_abi as abi;
 
+use crate::code::{Code, Success};
 use crate::pair::{Buffer, Pair, connect, init, pattern};
 use crate::table::{Ptr, TABLES, Table};
-
-pub const ARGUMENT: c_int = 4;
 
 /// What newer versions say of a device besides.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,13 +22,8 @@ pub struct Version {
     /// Most devices in one.
     pub most: usize,
     /// Code and index, of a `ndevs` and an array that has these first.
-    pub make: fn(c_int, &[c_int]) -> (c_int, c_int),
+    pub make: fn(c_int, &[c_int]) -> (Code, c_int),
     pub made: fn(c_int) -> Made,
-}
-
-fn code(result: abi::ncclResult_t) -> c_int {
-    // SAFETY: a C enum's value is an int.
-    unsafe { std::mem::transmute(result) }
 }
 
 macro_rules! versions {
@@ -44,14 +38,14 @@ macro_rules! versions {
                 let mut d = 77;
                 // SAFETY: a writable int and a struct of this version.
                 let rc = unsafe { nccl_net_mpib::$symbol.makeVDevice.unwrap()(&raw mut d, &raw mut props) };
-                (code(rc), d)
+                (Code::from(rc), d)
             },
             made: |dev| {
                 // SAFETY: a struct of integers and pointers.
                 let mut props: abi::$module::Props = unsafe { std::mem::zeroed() };
                 // SAFETY: a writable struct of this version.
                 let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(dev, &raw mut props) };
-                assert_eq!(code(rc), 0, "getProperties({dev})");
+                assert_eq!(Code::from(rc), Success, "getProperties({dev})");
                 let ids: fn(&abi::$module::Props) -> Option<(i16, i16)> = $ids;
                 let members = props.vProps.devs[..props.vProps.ndevs as usize].to_vec();
                 Made { members, ids: ids(&props) }
@@ -76,7 +70,7 @@ impl Version {
     /// A device that must come to be.
     pub fn fuse(&self, devs: &[c_int]) -> c_int {
         let (rc, d) = (self.make)(devs.len() as c_int, devs);
-        assert_eq!(rc, 0, "v{}: makeVDevice of {devs:?}", self.number);
+        assert_eq!(rc, Success, "v{}: makeVDevice of {devs:?}", self.number);
         d
     }
 }
@@ -193,7 +187,7 @@ impl Rig {
             (0..lens.len()).map(|i| (to.addr() + places[i].0, lens[i] + SLACK, i as c_int, to.mr)).collect();
         let optional = self.optional && lens.len() == 1;
         let (rc, recv) = pair.table.irecv_as(pair.recv, &group, usize::from(optional));
-        assert!(rc == 0 && recv.addr() > 1, "irecv");
+        assert!(rc == Success && recv.addr() > 1, "irecv");
         let sends: Vec<_> = (0..lens.len())
             .rev()
             .map(|i| (i, pair.isend(from.addr() + places[i].1, lens[i], i as c_int, from.mr)))

@@ -1,13 +1,11 @@
 //! What C hands in is judged: handles, buffers, requests.
 
+use mpib_tests::code::{InvalidArgument, InvalidUsage, Success};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::STATE_OFFSET;
-
-const ARGUMENT: i32 = 4;
-const USAGE: i32 = 5;
 
 fn warned(parts: &[&str]) {
     let lines = warnings();
@@ -23,32 +21,32 @@ fn handles_are_judged() {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];
-        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
         warned(&["connect", "all zeroes"]);
         handle = [0x5A; 128];
         handle[STATE_OFFSET..].fill(0);
-        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
         warned(&["not an MPIB handle"]);
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!((rc, &handle[STATE_OFFSET..]), (0, &[0; 8][..]));
+        assert_eq!((rc, &handle[STATE_OFFSET..]), (Success, &[0; 8][..]));
         let fresh = handle;
         // A number that no call of ours gave.
         handle[STATE_OFFSET..].copy_from_slice(&77u64.to_le_bytes());
-        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
         warned(&["connection attempt 77", "there is none"]);
         // One of another handle.
         let mut begun = fresh;
-        assert_eq!(table.connect(ctx, 0, &mut begun).0, 0);
+        assert_eq!(table.connect(ctx, 0, &mut begun).0, Success);
         let mut other = [0; 128];
         let (_, second) = table.listen(ctx, 0, &mut other);
         other[STATE_OFFSET..].copy_from_slice(&begun[STATE_OFFSET..]);
-        assert_eq!(table.connect(ctx, 0, &mut other).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut other).0, InvalidArgument);
         // The rightful one goes on.
         let mut send = Ptr::default();
         let recv = until("accept", || {
             if send.is_null() {
                 let (rc, comm) = table.connect(ctx, 0, &mut begun);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 send = comm;
             }
             Some(table.accept(listen).1).filter(|comm| !comm.is_null())
@@ -62,7 +60,7 @@ fn handles_are_judged() {
         let pair = Pair { table, send, recv };
         pair.message(10, 10, 1);
         pair.close();
-        assert_eq!((table.close_listen(listen), table.close_listen(second)), (0, 0));
+        assert_eq!((table.close_listen(listen), table.close_listen(second)), (Success, Success));
     });
 }
 
@@ -73,15 +71,15 @@ fn what_finalize_leaves_is_dropped() {
         let ctx = init(table);
         let mut handle = [0; 128];
         let (_, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!(table.connect(ctx, 0, &mut handle).0, 0);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, Success);
         assert_ne!(handle[STATE_OFFSET..], [0; 8]);
-        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
+        assert_eq!((table.close_listen(listen), table.finalize(ctx)), (Success, Success));
         let ctx = init(table);
-        assert_eq!(table.connect(ctx, 0, &mut handle).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
         let pair = connect(table, ctx, 0);
         pair.message(100, 100, 1);
         pair.close();
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
     });
 }
 
@@ -92,26 +90,30 @@ fn memory_is_judged() {
         let to = pair.recv_buffer(1000);
         let from = pair.send_buffer(vec![0; 1000]);
         let table = newest();
-        assert_eq!(table.reg_mr(pair.send, from.addr(), 10, 4).0, USAGE);
+        assert_eq!(table.reg_mr(pair.send, from.addr(), 10, 4).0, InvalidUsage);
         warned(&["regMr", "expected regMrDmaBuf"]);
-        assert_eq!(table.reg_mr(pair.send, 0, 10, 1).0, ARGUMENT);
+        assert_eq!(table.reg_mr(pair.send, 0, 10, 1).0, InvalidArgument);
         for (addr, len) in [(to.addr(), 1001), (to.addr() - 1, 10), (to.addr() + 1000, 1), (usize::MAX, 1)] {
-            assert_eq!(table.irecv(pair.recv, &[(addr, len, 1, to.mr)]).0, ARGUMENT, "{addr:#x} {len}");
+            assert_eq!(
+                table.irecv(pair.recv, &[(addr, len, 1, to.mr)]).0,
+                InvalidArgument,
+                "{addr:#x} {len}"
+            );
         }
-        assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, Ptr::default())]).0, ARGUMENT);
+        assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, Ptr::default())]).0, InvalidArgument);
         let recv = pair.irecv(&[(to.addr(), 1000, 1, to.mr)]);
         for (addr, len) in [(from.addr() + 1, 1000), (from.addr() - 1, 10)] {
-            assert_eq!(table.isend(pair.send, addr, len, 1, from.mr).0, ARGUMENT);
+            assert_eq!(table.isend(pair.send, addr, len, 1, from.mr).0, InvalidArgument);
         }
         // None of these failed the comm.
         let send = pair.isend(from.addr(), 1000, 1, from.mr);
         assert_eq!((pair.wait(send)[0], pair.wait(recv)[0]), (1000, 1000));
         // A request is over when it is done.
-        assert_eq!(table.test(send).0, ARGUMENT);
-        assert_eq!(table.test(recv).0, ARGUMENT);
+        assert_eq!(table.test(send).0, InvalidArgument);
+        assert_eq!(table.test(recv).0, InvalidArgument);
         let (rc, flush) = table.iflush(pair.recv, &[(to.addr(), 1000, to.mr)]);
-        assert_eq!((rc, flush.is_null()), (0, true));
-        assert_eq!(table.iflush(pair.recv, &[(to.addr(), 1001, to.mr)]).0, ARGUMENT);
+        assert_eq!((rc, flush.is_null()), (Success, true));
+        assert_eq!(table.iflush(pair.recv, &[(to.addr(), 1001, to.mr)]).0, InvalidArgument);
         to.dereg();
         from.dereg();
         pair.close();

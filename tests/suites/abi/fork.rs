@@ -2,13 +2,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use mpib_tests::code::{Code, InvalidUsage, Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern};
 use mpib_tests::process::watchdog;
 use mpib_tests::table::{Ptr, TABLES, newest};
 use mpib_tests::{here, isolated, mpib};
-
-const USAGE: i32 = 5;
 
 /// Runs `body` in a forked child, which leaves as programs do; whether it came through.
 fn in_child(body: impl FnOnce()) -> bool {
@@ -28,8 +27,8 @@ fn in_child(body: impl FnOnce()) -> bool {
 }
 
 /// The call failed, and NCCL's logger was told once, in words that say what to do.
-fn refused(call: &str, rc: i32) {
-    assert_eq!(rc, USAGE, "{call}");
+fn refused(call: &str, rc: Code) {
+    assert_eq!(rc, InvalidUsage, "{call}");
     let said = take_warnings();
     let parent = format!(
         "forked from process {} after NCCL was initialised there",
@@ -91,7 +90,7 @@ fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
             let request = pair.irecv(&[(to.addr(), 5000, 1, to.mr)]);
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             take_warnings();
             let ends = Ends { ctx, listen, handle, pair, from, to, request };
             assert!(in_child(|| all_refused(&ends)), "v{}", table.version());
@@ -104,7 +103,7 @@ fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
             from.dereg();
             to.dereg();
             pair.close();
-            assert_eq!(table.close_listen(listen), 0);
+            assert_eq!(table.close_listen(listen), Success);
             let again = connect(*table, ctx, 0);
             again.message(100_000, 100_000, 4);
             again.close();
@@ -139,7 +138,7 @@ fn libibverbs_is_told_of_forks_once_and_before_it_lists_devices() {
         for table in TABLES {
             let ctx = init(*table);
             assert_eq!(softverbs::fork_init_calls(), (1, 0), "v{}", table.version());
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
         assert_eq!(take_warnings(), [""; 0]);
     });
@@ -159,7 +158,7 @@ fn a_libibverbs_that_cannot_protect_from_forks_costs_one_warning() {
             let pair = connect(*table, ctx, 0);
             pair.message(100_000, 100_000, 1);
             pair.close();
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
         assert_eq!(take_warnings(), [""; 0]);
     });

@@ -4,13 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::sync::Mutex;
 
 use crate::net::Net;
+use mpib_tests::code::{InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, as_logger, take_warnings};
 use mpib_tests::pair::{connect, init};
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, set};
-
-const SYSTEM: i32 = 2;
-const USAGE: i32 = 5;
 
 fn of(version: u32) -> &'static dyn Table {
     *TABLES.iter().find(|t| t.version() == version).unwrap()
@@ -25,7 +23,7 @@ fn side_by_side(tables: &[&'static dyn Table]) {
     }
     for ((ctx, table), pair) in rigs.into_iter().zip(pairs) {
         pair.close();
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
     }
 }
 
@@ -55,17 +53,17 @@ fn init_works_once_the_environment_is_repaired() {
             // A new communicator, nothing repaired yet.
             for _ in 0..2 {
                 let (rc, ctx) = table.init();
-                assert_eq!((rc, ctx.is_null()), (USAGE, true), "v{}", table.version());
+                assert_eq!((rc, ctx.is_null()), (InvalidUsage, true), "v{}", table.version());
                 assert_eq!(take_warnings().len(), 1);
                 // NCCL 2.28.3 to 2.29.3 do so after an init that failed.
-                assert_eq!(table.finalize(ctx), 0);
-                assert_eq!(table.devices(), (USAGE, 0));
+                assert_eq!(table.finalize(ctx), Success);
+                assert_eq!(table.devices(), (InvalidUsage, 0));
                 assert_eq!(take_warnings().len(), 1);
             }
         }
         set("MPIB_SUP_SHARE", Some("512"));
         set("NCCL_IB_GID_INDEX", Some("200"));
-        assert_eq!(newest().init().0, USAGE, "the next fault of the same environment");
+        assert_eq!(newest().init().0, InvalidUsage, "the next fault of the same environment");
         let said = take_warnings();
         assert!(said.len() == 1 && said[0].contains("NCCL_IB_GID_INDEX says GID index 200"), "{said:?}");
         set("NCCL_IB_GID_INDEX", None::<&str>);
@@ -78,7 +76,7 @@ fn init_works_once_there_are_devices_that_can_be_used() {
     let env = [("NCCL_IB_GID_INDEX", "200")];
     isolated(here!(), &env, || {
         for table in [of(8), of(12)] {
-            assert_eq!(table.init().0, SYSTEM);
+            assert_eq!(table.init().0, SystemError);
             let said = take_warnings();
             assert!(said[0].contains("no usable RDMA port") && said[0].contains("soft1:1"), "{said:?}");
         }
@@ -113,13 +111,13 @@ fn lines_go_to_the_logger_of_the_latest_init() {
             let rc = exported(version).init(&raw mut second, 1, None, as_logger(second_logger), None);
             assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
             // Of the adapters, and of the plugin.
-            assert_ne!(table.properties(-1).0, 0);
-            assert_ne!(table.properties(99).0, 0);
+            assert_ne!(table.properties(-1).0, Success);
+            assert_ne!(table.properties(99).0, Success);
             let lines = std::mem::take(&mut *SECOND.lock().unwrap());
             assert_eq!(LOG.lock().unwrap().len(), 0, "the first logger is done with");
             assert!(lines.iter().any(|l| l.contains("-1")), "v{version}: {lines:?}");
             assert!(lines.iter().any(|l| l.contains("99")), "v{version}: {lines:?}");
-            assert_eq!((table.finalize(second), table.finalize(first)), (0, 0));
+            assert_eq!((table.finalize(second), table.finalize(first)), (Success, Success));
         }
     });
 }
@@ -138,12 +136,12 @@ fn without_a_logger_failures_are_silent_and_the_same() {
             let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
             assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
             let table = of(version);
-            assert_ne!(table.properties(-1).0, 0);
-            assert_ne!(table.properties(99).0, 0);
+            assert_ne!(table.properties(-1).0, Success);
+            assert_ne!(table.properties(99).0, Success);
             let pair = connect(table, ctx, 0);
             pair.message(100, 100, 1);
             pair.close();
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
         assert!(LOG.lock().unwrap().is_empty());
     });
@@ -188,7 +186,7 @@ fn settings_of_devices_that_change_between_inits_are_told_once() {
         assert!(said.len() == 1 && said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
         assert_eq!(newest().properties(0).1.unwrap().name, "soft0");
         set("MPIB_STRICT", Some("1"));
-        assert_eq!(newest().init().0, USAGE);
+        assert_eq!(newest().init().0, InvalidUsage);
         let said = take_warnings();
         assert!(said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
         assert!(said[0].contains("MPIB_STRICT=1"), "{said:?}");
@@ -196,6 +194,6 @@ fn settings_of_devices_that_change_between_inits_are_told_once() {
         let pair = connect(newest(), second, 0);
         pair.message(1000, 1000, 1);
         pair.close();
-        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (0, 0));
+        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (Success, Success));
     });
 }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::ptr::{self, null_mut};
 
 use crate::net::{Net, Ptr, STALE};
+use mpib_tests::code::{Success};
 use mpib_tests::log::{c_logger, take_warnings};
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::table::{TABLES, Table};
@@ -47,11 +48,11 @@ impl Rig {
     fn new(table: &'static dyn Table) -> Self {
         let (net, ctx) = (exported(table.version()), init(table));
         let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let pair = connect(table, ctx, 0);
         let bytes = vec![0; 4096];
         let (rc, mr) = table.reg_mr(pair.recv, bytes.as_ptr().addr(), bytes.len(), 1);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let request = pair.irecv(&[(bytes.as_ptr().addr(), 100, 3, mr)]);
         take_warnings();
         Self { table, net, ctx, listen, pair, bytes, mr, request }
@@ -95,10 +96,10 @@ impl Rig {
         assert!(self.bytes[..50].iter().all(|b| *b == 7) && self.bytes[50..].iter().all(|b| *b == 0));
         from.dereg();
         self.pair.message(100_000, 100_000, 1);
-        assert_eq!(self.table.dereg_mr(self.pair.recv, self.mr), 0);
+        assert_eq!(self.table.dereg_mr(self.pair.recv, self.mr), Success);
         self.pair.close();
-        assert_eq!(self.table.close_listen(self.listen), 0);
-        assert_eq!(self.table.finalize(self.ctx), 0);
+        assert_eq!(self.table.close_listen(self.listen), Success);
+        assert_eq!(self.table.finalize(self.ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     }
 }
@@ -317,8 +318,8 @@ fn what_was_closed_is_refused() {
         let (net, table) = (rig.net, rig.table);
         let second = connect(table, rig.ctx, 0);
         let (rc, mr) = table.reg_mr(second.send, rig.bytes.as_ptr().addr(), 10, NCCL_PTR_HOST);
-        assert_eq!(rc, 0);
-        assert_eq!(table.dereg_mr(second.send, mr), 0);
+        assert_eq!(rc, Success);
+        assert_eq!(table.dereg_mr(second.send, mr), Success);
         let closed = |call| [call, "was closed"];
         rig.refuses_argument(net.dereg_mr(rig.pair.send, mr), &closed("deregMr"));
         let [send, recv] = second.comms();
@@ -330,12 +331,12 @@ fn what_was_closed_is_refused() {
             rig.refuses_argument(net.dereg_mr(comm, rig.mr), &closed("deregMr"));
         }
         let (rc, listen) = table.listen(rig.ctx, 0, &mut [0; 128]);
-        assert_eq!((rc, table.close_listen(listen)), (0, 0));
+        assert_eq!((rc, table.close_listen(listen)), (Success, Success));
         rig.refuses_argument(net.close_listen(listen), &closed("closeListen"));
         rig.leaves_null(&closed("accept"), |o| net.accept(listen, o, null_mut()));
         if rig.has_context() {
             let other = init(table);
-            assert_eq!(table.finalize(other), 0);
+            assert_eq!(table.finalize(other), Success);
             rig.refuses_argument(net.finalize(other), &closed("finalize"));
             let mut handle = [0u8; 128];
             let place: Ptr = handle.as_mut_ptr().cast();

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Buffer, HOST, Pair, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
@@ -35,12 +36,12 @@ impl Lane {
         let len = self.from.bytes.len();
         let Some(sent) = self.sent else {
             let (rc, request) = table.isend(self.there, self.from.addr(), len, 1, self.from.mr);
-            assert_eq!(rc, 0, "isend");
+            assert_eq!(rc, Success, "isend");
             self.sent = Some(request).filter(|request| !request.is_null());
             return;
         };
         let (rc, done, sizes) = table.test(self.back);
-        assert_eq!(rc, 0, "test of a receive");
+        assert_eq!(rc, Success, "test of a receive");
         if !done {
             return;
         }
@@ -59,7 +60,7 @@ impl Lane {
     fn close(self, table: &dyn Table) {
         self.from.dereg();
         self.to.dereg();
-        assert_eq!((table.close_send(self.there), table.close_recv(self.here)), (0, 0));
+        assert_eq!((table.close_send(self.there), table.close_recv(self.here)), (Success, Success));
     }
 }
 
@@ -122,8 +123,8 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
                 for comm in pairs.iter().flat_map(Pair::comms) {
                     let n = registered.fetch_add(1, Ordering::Relaxed);
                     let (rc, mr) = table.reg_mr(comm, memory.as_ptr().addr() + n % 4096, 1 << 19, HOST);
-                    assert_eq!((rc, mr.is_null()), (0, false), "regMr");
-                    assert_eq!(table.dereg_mr(comm, mr), 0, "deregMr");
+                    assert_eq!((rc, mr.is_null()), (Success, false), "regMr");
+                    assert_eq!(table.dereg_mr(comm, mr), Success, "deregMr");
                 }
             }
         });
@@ -202,9 +203,9 @@ fn a_message_that_is_too_large_for_the_other_process() {
             assert_eq!(wait(table, request), room);
             assert!(to.bytes[..room] == pattern(room, 1) && to.bytes[room..].iter().all(|b| *b == 0xEE));
             let request = recv(table, here, &to, room);
-            assert_eq!(peer.ask(&format!("fail {}", room + 1)), "5");
-            let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0));
-            assert_eq!(code, 6);
+            assert_eq!(peer.code(&format!("fail {}", room + 1)), InvalidUsage);
+            let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
+            assert_eq!(code, RemoteError);
             let last = warnings().pop().unwrap();
             for part in [&peer.name(), &format!("{} bytes", room + 1), &format!("a receive of {room} bytes")]
             {
@@ -220,7 +221,7 @@ fn a_message_that_is_too_large_for_the_other_process() {
             to.dereg();
             peer.must("close");
             peer.finish();
-            assert_eq!((table.close_send(there), table.close_recv(here)), (0, 0));
+            assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
         }
     });
 }

@@ -1,8 +1,9 @@
 //! How messages meet the adapter: one doorbell for each chain of work requests, CTS entries in the work request itself, whole cache lines.
 
+use mpib_tests::code::{Success};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::take_warnings;
-use mpib_tests::pair::{Pair, connect, init, pattern, until};
+use mpib_tests::pair::{Pair, both_fail, connect, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::CACHE_LINE;
@@ -147,27 +148,13 @@ fn adapters_without_room_are_refused_where_nothing_may_be_lost() {
         let ctx = init(table);
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         // The acceptor's adapter it is that has no room; the connector is told.
-        let mut codes = [0; 2];
-        until("both ends to fail", || {
-            if codes[0] == 0 {
-                let (rc, comm) = table.accept(listen);
-                assert!(comm.is_null());
-                codes[0] = rc;
-            }
-            if codes[1] == 0 {
-                let (rc, comm) = table.connect(ctx, 0, &mut handle);
-                assert!(comm.is_null());
-                codes[1] = rc;
-            }
-            (codes[0] != 0 && codes[1] != 0).then_some(())
-        });
-        assert_eq!(codes, [5, 6]);
+        both_fail(table, ctx, &mut handle, listen);
         let lines = take_warnings();
         let says = |line: &String| line.contains("carries 0 bytes inline") && line.contains("MPIB_STRICT=1");
         assert!(lines.iter().any(says), "{lines:?}");
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
     });
 }
 
@@ -180,7 +167,7 @@ fn what_peers_write_begins_a_cache_line() {
         for _ in 0..5 {
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             let sender = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
             let recv = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
             let listener = Evil::listen();
@@ -194,7 +181,7 @@ fn what_peers_write_begins_a_cache_line() {
             }
             assert_eq!(
                 (table.close_send(send), table.close_recv(recv), table.close_listen(listen)),
-                (0, 0, 0)
+                (Success, Success, Success)
             );
         }
     });

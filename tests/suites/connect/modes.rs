@@ -1,6 +1,7 @@
 //! Modes and islands: which rails get queue pairs, which carry data and CTS writes, and what both ends must agree on.
 //! A second process with other addresses is another host.
 
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
@@ -9,8 +10,6 @@ use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, set};
 use nccl_net_mpib::proto::Message;
 use softverbs::QpCounters;
-
-const USAGE: i32 = 5;
 
 /// This host and two others: one of this island, one of another.
 const HERE: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16");
@@ -113,7 +112,7 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
         assert_eq!(counted, rails, "{len} bytes received");
     }
     peer.must("close");
-    assert_eq!((table.close_send(sender), table.close_recv(receiver)), (0, 0));
+    assert_eq!((table.close_send(sender), table.close_recv(receiver)), (Success, Success));
     peer.finish();
 }
 
@@ -242,7 +241,7 @@ fn within_an_island_sout_stands_in_for_sup() {
         ] {
             assert!(said[0].contains(part), "{part:?} is not in {said:?}");
         }
-        assert_eq!(table.close_send(comm), 0);
+        assert_eq!(table.close_send(comm), Success);
         drop(evil.join().unwrap());
     });
 }
@@ -254,8 +253,9 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
         let ctx = init(table);
         let mut handle = listener.handle().encode();
         let evil = std::thread::spawn(move || Evil::accept(&listener, &without_sup()));
-        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
-        assert_eq!(code, USAGE);
+        let code =
+            until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
+        assert_eq!(code, InvalidUsage);
         let said = warnings().pop().unwrap();
         assert!(said.contains("belongs on SUP (MPIB_MODE=0) (MPIB_STRICT=1)"), "{said}");
         let told = evil.join().unwrap().err().expect("the peer was told");
@@ -292,7 +292,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
         };
         let done = std::thread::spawn(move || second(evil.join().unwrap()));
         let code = until("connect", || {
-            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0 || done.is_finished())
+            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success || done.is_finished())
         });
         done.join().unwrap();
         let said = warnings();
@@ -341,15 +341,15 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
             set(variable, Some(value));
             let other = init(table);
             let before = warnings().len();
-            let mut code = 0;
+            let mut code = Success;
             until("both ends to refuse", || {
-                if code == 0 {
+                if code == Success {
                     code = table.connect(other, 0, &mut handle).0;
                 }
                 assert!(table.accept(listen).1.is_null());
                 (warnings().len() >= before + 2).then_some(())
             });
-            assert_eq!(code, USAGE, "{variable}");
+            assert_eq!(code, InvalidUsage, "{variable}");
             let said = warnings().split_off(before);
             let told = |call: &str, a: &str, b: &str| {
                 let difference = format!("{variable} is {a} here and {b} there");
@@ -361,7 +361,10 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
             told("connect", there, here);
             told("accept", here, there);
             set(variable, None::<&str>);
-            assert_eq!((table.close_listen(listen), table.finalize(ctx), table.finalize(other)), (0, 0, 0));
+            assert_eq!(
+                (table.close_listen(listen), table.finalize(ctx), table.finalize(other)),
+                (Success, Success, Success)
+            );
         }
         // And with nothing to differ on they meet.
         let pair = connect(table, init(table), 0);

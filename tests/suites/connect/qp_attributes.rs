@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
-use mpib_tests::pair::{Pair, connect, init, until};
+use mpib_tests::pair::{Pair, both_fail, connect, init, until};
 use mpib_tests::table::{TABLES, Table, newest, set_traffic_class};
 use mpib_tests::{here, isolated, mpib};
 use softverbs::QpAttributes;
 
-const SYSTEM: i32 = 2;
-const USAGE: i32 = 5;
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
 
@@ -33,7 +32,7 @@ fn attributes(table: &'static dyn Table) -> Vec<QpAttributes> {
     let set = softverbs::qp_attributes();
     assert_eq!(set.len(), 10, "{set:?}");
     pair.close();
-    assert_eq!((table.finalize(ctx), take_warnings()), (0, Vec::new()));
+    assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
     set
 }
 
@@ -149,27 +148,16 @@ fn a_partition_is_found_by_its_number_wherever_it_stands() {
 }
 
 /// The code of connect, which must fail as accept must, and the warnings of both ends.
-fn refused() -> (i32, Vec<String>) {
+fn refused() -> (Code, Vec<String>) {
     let ctx = init(newest());
     let mut handle = [0; 128];
     let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-    assert_eq!(rc, 0);
-    let (mut code, mut accepted) = (0, 0);
-    until("both ends to fail", || {
-        if accepted == 0 {
-            let (rc, comm) = newest().accept(listen);
-            assert!(comm.is_null());
-            accepted = rc;
-        }
-        if code == 0 {
-            code = newest().connect(ctx, 0, &mut handle).0;
-        }
-        (code != 0 && accepted != 0).then_some(())
-    });
+    assert_eq!(rc, Success);
+    let [code, _] = both_fail(newest(), ctx, &mut handle, listen);
     for call in ["connect: ", "accept: "] {
         assert!(warnings().iter().any(|line| line.contains(call)), "{call}");
     }
-    assert_eq!(newest().close_listen(listen), 0);
+    assert_eq!(newest().close_listen(listen), Success);
     (code, take_warnings())
 }
 
@@ -226,7 +214,7 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
     isolated(here!(), &env, || {
         softverbs::fail_modify(RTR, libc::ETIMEDOUT, u32::MAX);
         let (code, lines) = refused();
-        assert!(tries().is_empty() && [SYSTEM, USAGE, 6].contains(&code), "{lines:?}");
+        assert!(tries().is_empty() && [SystemError, InvalidUsage, RemoteError].contains(&code), "{lines:?}");
         softverbs::fail_modify(RTR, libc::ETIMEDOUT, 0);
     });
 }
@@ -292,12 +280,12 @@ fn connect_to(from: i32, to: i32) -> Pair {
     let ctx = init(table);
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, to, &mut handle);
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     let mut pair = Pair { table, send: std::ptr::null_mut(), recv: std::ptr::null_mut() };
     until("both ends", || {
         if pair.send.is_null() {
             let (rc, comm) = table.connect(ctx, from, &mut handle);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             pair.send = comm;
         }
         if pair.recv.is_null() {
@@ -305,7 +293,7 @@ fn connect_to(from: i32, to: i32) -> Pair {
         }
         (!pair.send.is_null() && !pair.recv.is_null()).then_some(())
     });
-    assert_eq!(table.close_listen(listen), 0);
+    assert_eq!(table.close_listen(listen), Success);
     pair
 }
 
@@ -335,14 +323,14 @@ fn a_probe_waits_as_long_as_the_settings_say() {
                 table.accept(listen);
                 let (rc, comm) = table.connect(ctx, 0, &mut handle);
                 assert!(comm.is_null(), "connected without a wire");
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
             let lines = take_warnings();
             assert!(
-                rc != 0 && lines.iter().any(|l| l.contains("connect: ") && l.contains(said)),
+                rc != Success && lines.iter().any(|l| l.contains("connect: ") && l.contains(said)),
                 "{lines:?}"
             );
-            assert_eq!((table.close_listen(listen), table.finalize(ctx)), (0, 0));
+            assert_eq!((table.close_listen(listen), table.finalize(ctx)), (Success, Success));
         });
     }
 }

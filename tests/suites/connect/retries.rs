@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::table::{Ptr, newest};
@@ -10,7 +11,6 @@ use mpib_tests::vdevices::{Rig, by_the_rule, carried, newest_device, rails, spee
 use mpib_tests::{here, isolated};
 
 const MIB: usize = 1 << 20;
-const USAGE: i32 = 5;
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
 
@@ -64,7 +64,7 @@ fn a_rail_that_stays_dead_is_left_out_in_time() {
         let expected: Vec<u64> = by_the_rule(&[MIB], &[100, 0, 100], 0).iter().map(|c| c.bytes).collect();
         assert_eq!(moved, expected);
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -74,17 +74,17 @@ fn a_rail_that_stays_dead_is_an_error_where_that_is_asked_for() {
         let (ctx, dev) = newest_device(3);
         let mut handle = [0; 128];
         let (rc, listen) = table(12).listen(ctx, dev, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let code = until("connect to fail", || {
             table(12).accept(listen);
-            Some(table(12).connect(ctx, dev, &mut handle).0).filter(|rc| *rc != 0)
+            Some(table(12).connect(ctx, dev, &mut handle).0).filter(|rc| *rc != Success)
         });
-        assert_eq!(code, USAGE);
+        assert_eq!(code, InvalidUsage);
         let said = take_warnings().join(" ").replace(" … NET/MPIB : …", "");
         for part in ["connect: ", "r1:1", "ETIMEDOUT", "(MPIB_STRICT=1)"] {
             assert!(said.contains(part), "{part:?} is not in {said:?}");
         }
-        assert_eq!((table(12).close_listen(listen), table(12).finalize(ctx)), (0, 0));
+        assert_eq!((table(12).close_listen(listen), table(12).finalize(ctx)), (Success, Success));
     });
 }
 
@@ -96,11 +96,11 @@ fn a_try_that_is_due_later_keeps_nobody_waiting() {
         let ctx = init(newest());
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         softverbs::fail_modify(RTR, libc::ETIMEDOUT, 1);
         let none_yet = |handle: &mut [u8; 128]| {
-            assert_eq!(newest().accept(listen), (0, Ptr::default()));
-            assert_eq!(newest().connect(ctx, 0, handle), (0, Ptr::default()));
+            assert_eq!(newest().accept(listen), (Success, Ptr::default()));
+            assert_eq!(newest().connect(ctx, 0, handle), (Success, Ptr::default()));
         };
         until("the first try to fail", || {
             none_yet(&mut handle);
@@ -111,7 +111,7 @@ fn a_try_that_is_due_later_keeps_nobody_waiting() {
         pair.close();
         // It is as far as before, however often it is asked.
         (0..1000).for_each(|_| none_yet(&mut handle));
-        assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (0, 0));
+        assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (Success, Success));
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }

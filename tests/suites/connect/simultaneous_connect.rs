@@ -1,5 +1,6 @@
 //! Processes that connect to each other at the same time, and to themselves.
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::Peer;
 use mpib_tests::table::{Ptr, TABLES, newest};
@@ -53,7 +54,7 @@ fn a_process_connects_to_itself_many_times_at_once() {
             for _ in 0..20 {
                 let mut handle = [0; 128];
                 let (rc, listen) = table.listen(ctx, 0, &mut handle);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 listens.push(listen);
                 handles.push(handle);
             }
@@ -62,7 +63,7 @@ fn a_process_connects_to_itself_many_times_at_once() {
                 for ((ends, handle), listen) in ends.iter_mut().zip(&mut handles).zip(&listens) {
                     let [send, recv] = ends;
                     let made = |end: &mut Ptr, (rc, comm)| {
-                        assert_eq!(rc, 0);
+                        assert_eq!(rc, Success);
                         *end = comm;
                     };
                     if send.is_null() {
@@ -79,7 +80,7 @@ fn a_process_connects_to_itself_many_times_at_once() {
                 pair.message(3000, 3000, i as u64);
                 pair.close();
             }
-            listens.into_iter().for_each(|listen| assert_eq!(table.close_listen(listen), 0));
+            listens.into_iter().for_each(|listen| assert_eq!(table.close_listen(listen), Success));
         }
         let pair = connect(newest(), init(newest()), 0);
         pair.message(1, 1, 1);

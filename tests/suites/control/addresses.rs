@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::hosts::watch::{INFO, log, warnings};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
@@ -11,8 +12,6 @@ use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::Peer;
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set};
-
-const USAGE: i32 = 5;
 
 /// Two hosts with a port each, whose interface has all addresses that its table may have, and a network for control
 /// connections.
@@ -84,7 +83,7 @@ impl Two {
     /// A connection that is refused; one line at both ends has all of these parts.
     fn refused(&mut self, handle: &str, parts: &[&str]) {
         self.b.say("accept-fails");
-        assert_eq!(self.a.ask(&format!("connect-fails {handle}")), USAGE.to_string());
+        assert_eq!(self.a.code(&format!("connect-fails {handle}")), InvalidUsage);
         assert_eq!(self.b.answer(), "ok");
         for peer in [&mut self.a, &mut self.b] {
             let said = warnings(peer);
@@ -200,7 +199,7 @@ fn settings(test: &str, vars: &[(&str, &str)], expected: [&str; 2]) {
             let (ip, version) = expected.split_once(' ').unwrap();
             goes_by(ctx, dev, &format!("{ip} to {ip} (RoCE {version})"));
         }
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -261,7 +260,7 @@ fn all_three_settings_together() {
 fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry() {
     isolated(here!(), &[DEVICES, ("NCCL_IB_ADDR_RANGE", "10.0.0.0/16")], || {
         let ctx = init(newest());
-        assert_eq!(newest().devices(), (0, 1));
+        assert_eq!(newest().devices(), (Success, 1));
         let said = take_warnings();
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
@@ -271,7 +270,7 @@ fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry(
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -308,7 +307,7 @@ fn values_that_cannot_be_are_told_with_what_may_be() {
         ] {
             vars.iter().for_each(|(name, value)| set(name, Some(value)));
             for table in TABLES {
-                assert_eq!(table.init().0, USAGE, "{vars:?}");
+                assert_eq!(table.init().0, InvalidUsage, "{vars:?}");
                 let lines = take_warnings();
                 assert!(lines.len() == 1 && lines[0].contains(said), "{said}: {lines:?}");
             }
@@ -317,13 +316,13 @@ fn values_that_cannot_be_are_told_with_what_may_be() {
         // An index that is good in form and empty.
         set(index, Some("soft0:3,soft1:9"));
         let ctx = init(newest());
-        assert_eq!(newest().devices(), (0, 1));
+        assert_eq!(newest().devices(), (Success, 1));
         let lines = take_warnings();
         assert!(
             lines.len() == 1
                 && lines[0].contains("soft1:1 (NCCL_IB_GID_INDEX says GID index 9, which is empty")
         );
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -339,13 +338,13 @@ fn an_explicit_index_means_what_stands_there_now() {
         softverbs::set_addrs("soft0", &[None, v4(0)]).unwrap();
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
-        assert_eq!(newest().connect(ctx, 0, &mut handle).0, USAGE);
+        assert_eq!(rc, Success);
+        assert_eq!(newest().connect(ctx, 0, &mut handle).0, InvalidUsage);
         let said = take_warnings();
         let reason =
             "our soft0:1: NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::";
         assert!(said.len() == 1 && said[0].contains(reason), "{said:?}");
-        assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (0, 0));
+        assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (Success, Success));
     });
 }
 
@@ -362,21 +361,21 @@ fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
         let ctx = init(newest());
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         static MEANWHILE: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
         MEANWHILE.set(meanwhile).unwrap();
         let lies = Lies { wiring: Some(|_| MEANWHILE.get().unwrap()()), ..Lies::default() };
         let evil = std::thread::spawn(move || Evil::connect(&handle, &lies).unwrap());
         let comm = until("accept", || {
             let (rc, comm) = newest().accept(listen);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             (!comm.is_null()).then_some(comm)
         });
         let evil = evil.join().unwrap();
         check(take_warnings());
         drop(evil);
-        assert_eq!((newest().close_recv(comm), newest().close_listen(listen)), (0, 0));
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!((newest().close_recv(comm), newest().close_listen(listen)), (Success, Success));
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 

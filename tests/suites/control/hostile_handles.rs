@@ -3,14 +3,13 @@
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 
+use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
 use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_OFFSET};
 
-const ARGUMENT: i32 = 4;
-const REMOTE: i32 = 6;
 /// Of a network that does not exist, by RFC 5737.
 const NOWHERE: &str = "192.0.2.77";
 
@@ -25,7 +24,7 @@ fn with_deadline(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
 fn good(table: &dyn Table, ctx: Ptr) -> ([u8; 128], Ptr) {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
-    assert_eq!(rc, 0, "listen");
+    assert_eq!(rc, Success, "listen");
     (handle, listen)
 }
 
@@ -35,12 +34,12 @@ fn to(ips: &[&str], port: u16) -> [u8; 128] {
 }
 
 /// Fails with `code`, and NCCL's logger is told once, in words that have all of `parts`.
-fn refused(table: &dyn Table, ctx: Ptr, mut handle: [u8; 128], code: i32, parts: &[&str]) {
+fn refused(table: &dyn Table, ctx: Ptr, mut handle: [u8; 128], code: Code, parts: &[&str]) {
     let before = warnings().len();
     let rc = until("connect to fail", || {
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
         assert!(comm.is_null(), "{parts:?}");
-        (rc != 0).then_some(rc)
+        (rc != Success).then_some(rc)
     });
     assert_eq!(rc, code, "{parts:?}");
     assert_eq!(handle[STATE_OFFSET..], [0; 8], "what is left of an attempt: {parts:?}");
@@ -88,7 +87,7 @@ fn what_is_no_handle_is_refused_at_once() {
             (with(119, 1), "data behind its"),
         ];
         for (handle, said) in cases {
-            refused(table, ctx, handle, ARGUMENT, &[said]);
+            refused(table, ctx, handle, InvalidArgument, &[said]);
         }
         // Each length of a handle that was cut off; the last one that differs lacks one byte of its last address.
         let end = (0..STATE_OFFSET).rev().find(|i| good[*i] != 0).unwrap() + 1;
@@ -97,10 +96,10 @@ fn what_is_no_handle_is_refused_at_once() {
             handle[len..].fill(0);
             // The last byte of an address may be any: a handle without it leads to another host.
             if Handle::decode(&handle).is_err() {
-                refused(table, ctx, handle, ARGUMENT, &["handle"]);
+                refused(table, ctx, handle, InvalidArgument, &["handle"]);
             }
         }
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
         goes_on(table, ctx);
     });
 }
@@ -118,7 +117,7 @@ fn random_bytes_are_refused_by_every_version() {
                     handle[..6].copy_from_slice(b"MPIB\x01\0");
                 }
                 handle[STATE_OFFSET..].fill(0);
-                refused(*table, ctx, handle, ARGUMENT, &["handle"]);
+                refused(*table, ctx, handle, InvalidArgument, &["handle"]);
             }
         }
         goes_on(newest(), init(newest()));
@@ -136,7 +135,7 @@ fn a_forged_state_of_the_connector_is_refused() {
         };
         // One attempt is under way, and stays so.
         let mut begun = good;
-        assert_eq!(table.connect(ctx, 0, &mut begun).0, 0);
+        assert_eq!(table.connect(ctx, 0, &mut begun).0, Success);
         let ours = u64::from_le_bytes(begun[STATE_OFFSET..].try_into().unwrap());
         let below = (1..ours).last().unwrap_or(ours + 7);
         for state in [u64::MAX, ours + 1, below, ours << 32, u64::from_be_bytes(ours.to_be_bytes()) << 8 | 1]
@@ -144,7 +143,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             let mut handle = attempt(state);
             let before = warnings().len();
             let (rc, comm) = table.connect(ctx, 0, &mut handle);
-            assert_eq!((rc, comm.is_null()), (ARGUMENT, true), "{state}");
+            assert_eq!((rc, comm.is_null()), (InvalidArgument, true), "{state}");
             let lines = warnings();
             assert_eq!(lines.len(), before + 1);
             assert!(lines[before].contains(&format!("connection attempt {state}")), "{}", lines[before]);
@@ -152,12 +151,12 @@ fn a_forged_state_of_the_connector_is_refused() {
         // The right number in a handle that leads elsewhere.
         let mut elsewhere = to(&["127.0.0.1"], 9);
         elsewhere[STATE_OFFSET..].copy_from_slice(&begun[STATE_OFFSET..]);
-        assert_eq!(table.connect(ctx, 0, &mut elsewhere).0, ARGUMENT);
+        assert_eq!(table.connect(ctx, 0, &mut elsewhere).0, InvalidArgument);
         let mut ends = (Ptr::default(), Ptr::default());
         until("the attempt that was under way", || {
             if ends.0.is_null() {
                 let (rc, comm) = table.connect(ctx, 0, &mut begun);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 ends.0 = comm;
             }
             if ends.1.is_null() {
@@ -166,9 +165,9 @@ fn a_forged_state_of_the_connector_is_refused() {
             (!ends.0.is_null() && !ends.1.is_null()).then_some(())
         });
         // It is over: its number is nobody's.
-        assert_eq!(table.connect(ctx, 0, &mut attempt(ours)).0, ARGUMENT);
-        assert_eq!((table.close_send(ends.0), table.close_recv(ends.1)), (0, 0));
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.connect(ctx, 0, &mut attempt(ours)).0, InvalidArgument);
+        assert_eq!((table.close_send(ends.0), table.close_recv(ends.1)), (Success, Success));
+        assert_eq!(table.close_listen(listen), Success);
     });
 }
 
@@ -176,13 +175,13 @@ fn a_forged_state_of_the_connector_is_refused() {
 fn a_listener_that_is_closed_is_told_with_its_addresses() {
     with_deadline(here!(), |table, ctx| {
         let (handle, listen) = good(table, ctx);
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
         let listener = Handle::decode(&handle).unwrap();
         // The thread closes the port soon.
         until("the port to be closed", || TcpStream::connect(("127.0.0.1", listener.port())).err());
         let loopback = format!("127.0.0.1:{}: ", listener.port());
         let refusal = ["none of its addresses answers", &loopback, "refused"];
-        refused(table, ctx, handle, REMOTE, &refusal);
+        refused(table, ctx, handle, RemoteError, &refusal);
         goes_on(table, ctx);
     });
 }
@@ -192,14 +191,14 @@ fn a_closed_listener_with_a_connector_in_its_line() {
     with_deadline(here!(), |table, ctx| {
         let (mut handle, listen) = good(table, ctx);
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
-        assert_eq!((rc, comm.is_null()), (0, true));
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!((rc, comm.is_null()), (Success, true));
+        assert_eq!(table.close_listen(listen), Success);
         let code = until("connect to fail", || {
             let (rc, comm) = table.connect(ctx, 0, &mut handle);
             assert!(comm.is_null());
-            (rc != 0).then_some(rc)
+            (rc != Success).then_some(rc)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         // Whether it was in the line of the port or in that of the listener.
         let last = warnings().pop().unwrap();
         let ends = ["none of its addresses answers", "did its process end?"];
@@ -223,21 +222,21 @@ fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
         }
         let waiting = format!("{addr}: no connection yet");
         let deadline = "no answer within 400 ms (MPIB_CONNECT_TIMEOUT_MS)";
-        refused(table, ctx, to(&["127.0.0.1"], addr.port()), REMOTE, &[deadline, &waiting]);
+        refused(table, ctx, to(&["127.0.0.1"], addr.port()), RemoteError, &[deadline, &waiting]);
         // Beside it another address that nobody has: both are named.
         let nowhere = format!("{NOWHERE}:{}: ", addr.port());
         refused(
             table,
             ctx,
             to(&[NOWHERE, "127.0.0.1"], addr.port()),
-            REMOTE,
+            RemoteError,
             &[deadline, &waiting, &nowhere],
         );
         // One that connects, and is no plugin.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = silent.local_addr().unwrap().port();
         let connected = format!("127.0.0.1:{port}: connected, no answer");
-        refused(table, ctx, to(&["127.0.0.1"], port), REMOTE, &[deadline, &connected]);
+        refused(table, ctx, to(&["127.0.0.1"], port), RemoteError, &[deadline, &connected]);
         drop(line);
         goes_on(table, ctx);
     });
@@ -266,7 +265,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let addr = server.local_addr().unwrap();
         let mut handle = to(&["127.0.0.1"], addr.port());
         let told = format!("its addresses are tried again: {addr}: Connection refused");
-        let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (0, Ptr::default()));
+        let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (Success, Ptr::default()));
         until("the first try to fail", || {
             go_on();
             LOG.lock().unwrap().iter().any(|(_, text)| text.contains(&told)).then_some(())
@@ -285,7 +284,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let lines = LOG.lock().unwrap().clone();
         assert_eq!(lines.iter().filter(|(_, text)| text.contains("tried again")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
     });
 }
 
@@ -297,9 +296,9 @@ fn another_listener_at_the_same_port_does_not_answer() {
         let port = Handle::decode(&handle).unwrap().port();
         let closed = format!("127.0.0.1:{port}: ");
         let deadline = "no answer within 400 ms (MPIB_CONNECT_TIMEOUT_MS)";
-        refused(table, ctx, to(&["127.0.0.1"], port), REMOTE, &[deadline, &closed]);
+        refused(table, ctx, to(&["127.0.0.1"], port), RemoteError, &[deadline, &closed]);
         let (rc, comm) = table.accept(listen);
-        assert_eq!((rc, comm.is_null()), (0, true));
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!((rc, comm.is_null()), (Success, true));
+        assert_eq!(table.close_listen(listen), Success);
     });
 }

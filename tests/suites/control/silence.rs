@@ -2,8 +2,9 @@
 
 use std::os::fd::RawFd;
 
+use mpib_tests::code::{RemoteError};
 use mpib_tests::hosts::watch::{WARN, log};
-use mpib_tests::hosts::{Hosts, REMOTE, Topology, on_hosts};
+use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::pair::Pair;
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib, set};
@@ -62,7 +63,7 @@ fn a_host_that_is_silent_for_so_long_is_gone() {
         // Nothing of b's reaches a any more.
         let silent = hosts.command("b", "ip").args(["route", "add", "blackhole", "10.0.1.1/32"]).status();
         assert!(silent.unwrap().success());
-        assert_eq!(a.ask("fail 1000"), REMOTE);
+        assert_eq!(a.code("fail 1000"), RemoteError);
         let said: Vec<_> = log(&mut a).into_iter().filter(|line| line.0 == WARN).collect();
         let parts = ["is gone with sends outstanding", "is its host up, and the network between?"];
         assert!(said.iter().any(|line| parts.iter().all(|part| line.1.contains(part))), "{said:?}");

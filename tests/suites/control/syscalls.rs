@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{HOST, init, until};
 use mpib_tests::process::watchdog;
 use mpib_tests::table::{Ptr, newest};
@@ -37,20 +38,20 @@ fn traced() {
     let ctx = init(table);
     let mut handle = [0; 128];
     let (rc, listen) = marked(0, || table.listen(ctx, 0, &mut handle));
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     // Nobody: one address takes connections and says nothing, one leads nowhere (RFC 5737).
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addrs = ["127.0.0.1", "192.0.2.77"].map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap());
     let port = silent.local_addr().unwrap().port();
     let mut nobody = Handle::new([7; 16], port, &addrs).unwrap().encode();
     let unanswered = |kind, handle: &mut [u8; 128]| {
-        assert_eq!(marked(kind, || table.connect(ctx, 0, handle)), (0, Ptr::default()));
+        assert_eq!(marked(kind, || table.connect(ctx, 0, handle)), (Success, Ptr::default()));
     };
     unanswered(1, &mut nobody);
     // Both stay as they are however long this goes on.
     for _ in 0..100 {
         unanswered(3, &mut nobody);
-        assert_eq!(marked(5, || table.accept(listen)), (0, Ptr::default()));
+        assert_eq!(marked(5, || table.accept(listen)), (Success, Ptr::default()));
     }
     // Nor is a change of a queue pair that is to be tried again (to RTR) waited for.
     softverbs::fail_modify(2, libc::ETIMEDOUT, 3);
@@ -58,12 +59,12 @@ fn traced() {
     until("both ends", || {
         if ends[0].is_null() {
             let (rc, comm) = marked(kind, || table.connect(ctx, 0, &mut handle));
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             (kind, ends[0]) = (2, comm);
         }
         if ends[1].is_null() {
             let (rc, comm) = marked(4, || table.accept(listen));
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             ends[1] = comm;
         }
         ends.iter().all(|end| !end.is_null()).then_some(())
@@ -72,14 +73,17 @@ fn traced() {
     // Optional receives are done at once.
     let word = [0u64];
     let (rc, mr) = table.reg_mr(ends[1], word.as_ptr().addr(), 8, HOST);
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     for _ in 0..100 {
         let (rc, request) = table.irecv_as(ends[1], &[(word.as_ptr().addr(), 8, 1, mr)], 1);
-        assert_eq!((rc, request.is_null()), (0, false));
-        assert_eq!(marked(6, || table.test(request)), (0, true, [0; 8]));
+        assert_eq!((rc, request.is_null()), (Success, false));
+        assert_eq!(marked(6, || table.test(request)), (Success, true, [0; 8]));
     }
-    assert_eq!(table.dereg_mr(ends[1], mr), 0);
-    assert_eq!((table.close_send(ends[0]), table.close_recv(ends[1]), table.close_listen(listen)), (0, 0, 0));
+    assert_eq!(table.dereg_mr(ends[1], mr), Success);
+    assert_eq!(
+        (table.close_send(ends[0]), table.close_recv(ends[1]), table.close_listen(listen)),
+        (Success, Success, Success)
+    );
 }
 
 /// A system call of a marked call: its number, its arguments, and whether a socket that it is about may make it wait.

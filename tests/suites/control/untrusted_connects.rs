@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
+use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies, hello};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Buffer, LIMIT, init, pattern, until};
@@ -11,32 +12,29 @@ use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
 
-const USAGE: i32 = 5;
-const REMOTE: i32 = 6;
-
 fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dyn Table, Ptr, [u8; 128])) {
     isolated(test, &mpib("512", env), || {
         let table = newest();
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(init(table), 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         body(table, listen, handle);
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
     });
 }
 
 /// `accept` gives nobody, and no error.
 fn none_yet(table: &dyn Table, listen: Ptr) {
     let (rc, comm) = table.accept(listen);
-    assert_eq!((rc, comm.is_null()), (0, true), "accept");
+    assert_eq!((rc, comm.is_null()), (Success, true), "accept");
 }
 
 /// The code of `accept`, which fails.
-fn fails(table: &dyn Table, listen: Ptr, what: &str) -> i32 {
+fn fails(table: &dyn Table, listen: Ptr, what: &str) -> Code {
     until(what, || {
         let (rc, comm) = table.accept(listen);
         assert!(comm.is_null(), "{what}");
-        (rc != 0).then_some(rc)
+        (rc != Success).then_some(rc)
     })
 }
 
@@ -81,7 +79,7 @@ fn the_real_peer_gets_in(table: &'static dyn Table, listen: Ptr, handle: &[u8; 1
         to.dereg();
     }
     peer.must("close");
-    assert_eq!(table.close_recv(comm), 0);
+    assert_eq!(table.close_recv(comm), Success);
     peer.finish();
 }
 
@@ -172,7 +170,7 @@ fn misled_connectors_fail_alone() {
         for (bytes, said) in &cases {
             let before = warnings().len();
             all.push(stranger(&handle, bytes));
-            assert!([USAGE, REMOTE].contains(&fails(table, listen, said)), "{said}");
+            assert!([InvalidUsage, RemoteError].contains(&fails(table, listen, said)), "{said}");
             none_yet(table, listen);
             let lines = warnings();
             assert_eq!(lines.len(), before + 1, "{:?}", &lines[before..]);
@@ -220,7 +218,7 @@ fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
         });
         assert!(warnings().iter().all(|line| line.contains("others may still come")), "{:?}", warnings());
         drop((first, reader));
-        assert_eq!(fails(table, listen, "the first to fail"), REMOTE);
+        assert_eq!(fails(table, listen, "the first to fail"), RemoteError);
         let last = warnings().pop().unwrap();
         assert!(last.contains("accept: ") && last.contains("waited for WIRING"), "{last}");
         assert_eq!(warnings().len(), 2, "{:?}", warnings());
@@ -249,7 +247,7 @@ fn wrong_queue_pairs_fail_alone() {
             let before = warnings().len();
             let lies = Lies { wiring: Some(lie), ..Lies::default() };
             let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
-            assert_eq!(fails(table, listen, "the handshake to fail"), REMOTE, "case {i}");
+            assert_eq!(fails(table, listen, "the handshake to fail"), RemoteError, "case {i}");
             // One message, in as many lines as it takes; nothing beside it.
             let last = warnings()[before..].concat();
             assert!(last.starts_with("NET/MPIB : accept: "), "case {i}: {last:?}");

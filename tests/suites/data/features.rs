@@ -1,6 +1,7 @@
 //! What may be turned on and off on a plain device of any number of rails: each by itself, and drawn at random together. One rule
 //! says what every rail should carry, and softverbs counts what it did.
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;
@@ -198,7 +199,7 @@ fn check_flush(setup: &Setup, rig: &Rig, carried: [bool; 8]) {
     let to = rig.pair.recv_buffer(1);
     let read = during(|| {
         let (rc, request) = rig.pair.table.iflush(rig.pair.recv, &[(to.addr(), 1, to.mr)]);
-        assert_eq!((rc, request.is_null()), (0, !setup.flush), "{setup:?}");
+        assert_eq!((rc, request.is_null()), (Success, !setup.flush), "{setup:?}");
         if !request.is_null() {
             rig.pair.wait(request);
         }
@@ -230,7 +231,7 @@ fn check(setup: &Setup, speeds: &[u32], groups: &[Vec<usize>]) {
     rig.exchange(&[0]);
     check_flush(setup, &rig, carried);
     rig.close();
-    assert_eq!((table(setup.version).finalize(ctx), table(12).finalize(first)), (0, 0));
+    assert_eq!((table(setup.version).finalize(ctx), table(12).finalize(first)), (Success, Success));
     assert_eq!(take_warnings(), Vec::<String>::new(), "{setup:?}");
 }
 

@@ -1,16 +1,13 @@
 //! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has carried data, whatever the peer does.
 
 use super::flush_util::{during, force_flush, iflush, line, reads};
+use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, wait};
 use mpib_tests::table::{Ptr, TABLES, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib};
-
-const SYSTEM: i32 = 2;
-const ARGUMENT: i32 = 4;
-const USAGE: i32 = 5;
 
 const ON: (&str, &str) = ("MPIB_FLUSH", "1");
 
@@ -51,7 +48,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
             });
             assert_eq!(one, [1, 0]);
             // It is over when it is done.
-            assert_eq!(table.test(request).0, ARGUMENT);
+            assert_eq!(table.test(request).0, InvalidArgument);
             pair.message(100_000, 100_000, 1);
             assert_eq!(during(|| pair.wait(flush())).0, [1, 1]);
             to.dereg();
@@ -148,7 +145,7 @@ fn groups_and_empty_buffers() {
         for wrong in [(to.addr(), 4097, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())] {
             for group in [&[wrong][..], &[some, wrong], &[wrong, blank]] {
                 let (none, (rc, request)) = during(|| table.iflush(pair.recv, group));
-                assert_eq!((none, rc, request.is_null()), ([0, 0], ARGUMENT, true));
+                assert_eq!((none, rc, request.is_null()), ([0, 0], InvalidArgument, true));
             }
         }
         pair.wait(iflush(table, pair.recv, &[some]));
@@ -174,7 +171,7 @@ fn as_many_flushes_as_receives_may_be_under_way() {
             assert!(flushes.iter().all(|f| !f.is_null()));
             assert_eq!(counts, [256, 256]);
             let (rc, request) = table.iflush(pair.recv, &group);
-            assert_eq!((rc, request.is_null()), (USAGE, true));
+            assert_eq!((rc, request.is_null()), (InvalidUsage, true));
             let said = take_warnings();
             assert!(said.len() == 1 && said[0].contains("256 flushes are under way"), "{said:?}");
             // Data goes on beside them.
@@ -213,7 +210,7 @@ fn closing_with_flushes_under_way() {
         let again = connect(table, ctx, 0);
         again.message(1000, 1000, 1);
         again.close();
-        assert_eq!((table.finalize(ctx), take_warnings()), (0, Vec::new()));
+        assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
     });
 }
 
@@ -232,7 +229,7 @@ fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
         assert_eq!(counts, [1, 1]);
         assert_eq!(take_warnings(), Vec::<String>::new());
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 
@@ -268,14 +265,14 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         assert!(!flush.is_null());
         let code = until("a failure", || {
             let (rc, done, _) = table.test(flush);
-            assert!(!done || rc == 0);
-            (rc != 0 || done).then_some(rc)
+            assert!(!done || rc == Success);
+            (rc != Success || done).then_some(rc)
         });
-        assert_eq!(code, 6, "the peer's fault");
+        assert_eq!(code, RemoteError, "the peer's fault");
         assert!(warnings().pop().unwrap().contains("slot 200, where no receive waits"));
-        assert_eq!(table.iflush(comm, &[(to.addr(), 1000, to.mr)]).0, 6);
+        assert_eq!(table.iflush(comm, &[(to.addr(), 1000, to.mr)]).0, RemoteError);
         to.dereg();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (0, 0));
+        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
     });
 }
 
@@ -293,9 +290,9 @@ fn a_read_that_fails_is_told() {
         let code = until("a failure", || {
             let (rc, done, _) = table.test(request);
             assert!(!done);
-            (rc != 0).then_some(rc)
+            (rc != Success).then_some(rc)
         });
-        assert_eq!(code, SYSTEM);
+        assert_eq!(code, SystemError);
         // The adapter's own reports, which come when they come, are not the subject.
         let told = || -> Vec<String> {
             take_warnings().into_iter().filter(|line| !line.contains("IBV_EVENT_")).collect()
@@ -310,14 +307,14 @@ fn a_read_that_fails_is_told() {
             assert!(said.last().unwrap().contains(part), "{part}: {said:?}");
         }
         // Told once; the sender learns it too.
-        assert_eq!(table.test(request).0, SYSTEM);
-        assert_eq!(table.iflush(pair.recv, &group).0, SYSTEM);
-        assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, to.mr)]).0, SYSTEM);
+        assert_eq!(table.test(request).0, SystemError);
+        assert_eq!(table.iflush(pair.recv, &group).0, SystemError);
+        assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, to.mr)]).0, SystemError);
         assert_eq!(told(), Vec::<String>::new());
         until("the sender to learn of it", || {
             let (rc, request) = table.isend(pair.send, from.addr(), 10, 1, from.mr);
             assert!(request.is_null());
-            (rc != 0).then_some(())
+            (rc != Success).then_some(())
         });
         assert!(take_warnings().concat().contains("flush's read"));
         from.dereg();

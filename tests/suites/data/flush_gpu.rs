@@ -1,6 +1,7 @@
 //! Flushes of GPU memory, which NCCL asks for where the GPU needs it: with a /sys made for the test, since no GPU is at hand.
 
 use super::flush_util::{during, force_flush, iflush, line};
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{PEERMEM, here, mpib, with_sys};
@@ -20,10 +21,10 @@ fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
             let (none, request) = during(|| iflush(*table, pair.recv, &[(to.addr(), 1000, to.mr)]));
             assert!(none == [0, 0] && request.is_null(), "host memory");
             let (rc, gpu) = table.reg_mr(pair.recv, to.addr(), 1000, CUDA);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             let flush = || pair.wait(iflush(*table, pair.recv, &[(to.addr(), 1000, gpu)]));
             assert_eq!(during(flush).0, [1, 1], "GPU memory, on both rails");
-            assert_eq!(table.dereg_mr(pair.recv, gpu), 0);
+            assert_eq!(table.dereg_mr(pair.recv, gpu), Success);
             to.dereg();
             pair.close();
         }
@@ -42,10 +43,10 @@ fn nothing_is_flushed_where_the_user_wants_none() {
         pair.message(100_000, 100_000, 1);
         let to = pair.recv_buffer(1000);
         let (rc, gpu) = table.reg_mr(pair.recv, to.addr(), 1000, CUDA);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let (read, request) = during(|| iflush(table, pair.recv, &[(to.addr(), 1000, gpu)]));
         assert!(read == [0, 0] && request.is_null());
-        assert_eq!(table.dereg_mr(pair.recv, gpu), 0);
+        assert_eq!(table.dereg_mr(pair.recv, gpu), Success);
         to.dereg();
         pair.close();
         assert_eq!(force_flush(), [0; 4]);
@@ -62,7 +63,7 @@ fn gpu_memory_of_a_group_goes_before_the_hosts() {
         // Pages of their own, so that one of them can be taken away.
         let (host, gpu) = (pair.recv_buffer(1 << 18), pair.recv_buffer(1 << 18));
         let (rc, gpu_mr) = table.reg_mr(pair.recv, gpu.addr() + (1 << 17), 100, CUDA);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let (host_part, gpu_part) =
             ((host.addr() + (1 << 17), 100, host.mr), (gpu.addr() + (1 << 17), 100, gpu_mr));
         pair.wait(iflush(table, pair.recv, &[host_part]));
@@ -73,7 +74,7 @@ fn gpu_memory_of_a_group_goes_before_the_hosts() {
         for group in [&[gpu_part, host_part][..], &[host_part, gpu_part], &[host_part, gpu_part, host_part]] {
             pair.wait(iflush(table, pair.recv, group));
         }
-        assert_eq!(table.dereg_mr(pair.recv, gpu_mr), 0);
+        assert_eq!(table.dereg_mr(pair.recv, gpu_mr), Success);
         gpu.dereg();
         host.dereg();
         pair.close();

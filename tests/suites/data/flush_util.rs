@@ -1,4 +1,5 @@
 //! Flushes, and the reads that they are.
+use mpib_tests::code::{Success};
 use mpib_tests::log::LOG;
 use mpib_tests::table::{Ptr, Table};
 
@@ -19,7 +20,7 @@ pub(crate) fn during<T>(f: impl FnOnce() -> T) -> ([u64; 2], T) {
 /// A flush that must be accepted; NULL where nothing has to be done.
 pub(crate) fn iflush(table: &dyn Table, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> Ptr {
     let (rc, request) = table.iflush(comm, buffers);
-    assert_eq!(rc, 0, "iflush");
+    assert_eq!(rc, Success, "iflush");
     request
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
+use mpib_tests::code::{InvalidArgument, Success};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, first};
@@ -24,7 +25,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
                 let request = optional(*table, pair.recv, &to, 0, len + 64);
                 taken(*table, request);
                 // Taken is taken: the request says so, until it is another receive's.
-                assert_eq!(table.test(request).0, 4, "a request that was taken");
+                assert_eq!(table.test(request).0, InvalidArgument, "a request that was taken");
                 assert!(take_warnings().pop().unwrap().contains("already done"));
                 let send = pair.isend(from.addr(), len, 1, from.mr);
                 assert_eq!(pair.wait(send)[0], len as i32);
@@ -47,7 +48,7 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
             let (from, to) = (pair.send_buffer(pattern(100, 5)), pair.recv_buffer(800));
             let group: Vec<_> = (0..n).map(|i| (to.addr() + 100 * i, 100, i as i32, to.mr)).collect();
             let (rc, request) = pair.table.irecv_as(pair.recv, &group, OPTIONAL);
-            assert_eq!((rc, request.is_null()), (0, false));
+            assert_eq!((rc, request.is_null()), (Success, false));
             (0..100).for_each(|_| assert!(!tested(pair.table, request).0, "done without data"));
             let sends: Vec<_> = (0..n).map(|i| pair.isend(from.addr(), 90 + i, i as i32, from.mr)).collect();
             let sizes = pair.wait(request);
@@ -63,7 +64,7 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
             // Other numbers mean nothing either.
             let to = pair.recv_buffer(8);
             let (rc, request) = table.irecv_as(pair.recv, &[(to.addr(), 8, 1, to.mr)], 2);
-            assert_eq!((rc, tested(*table, request).0), (0, false));
+            assert_eq!((rc, tested(*table, request).0), (Success, false));
             pair.close();
         }
     });
@@ -99,7 +100,7 @@ fn optional_receives_have_no_events_of_the_profiler() {
             for hint in [OPTIONAL, 0] {
                 let handles = FIRST.handles();
                 let (rc, request) = table.irecv_as(pair.recv, &[(to.addr(), 1000, 1, to.mr)], hint);
-                assert_eq!((rc, request.is_null()), (0, false));
+                assert_eq!((rc, request.is_null()), (Success, false));
                 set_profiler_handles(None);
                 if hint == OPTIONAL {
                     taken(*table, request);
@@ -135,7 +136,7 @@ fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
             // As many as there is room for.
             while posted < rounds {
                 let (rc, request) = table.irecv_as(pair.recv, &group(posted), OPTIONAL);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 if request.is_null() {
                     break;
                 }
@@ -221,19 +222,22 @@ fn a_close_waits_for_arrivals_that_are_owed() {
             let late = here(&to, 0, &from.bytes).is_none();
             let Pair { send, recv, .. } = pair;
             let before = Instant::now();
-            assert_eq!(table.close_recv(recv), 0);
+            assert_eq!(table.close_recv(recv), Success);
             let patient = before.elapsed() >= LAST;
             let (rc, size) = until("the send", || {
                 let (rc, done, sizes) = table.test(request);
-                (rc != 0 || done).then_some((rc, sizes[0] as usize))
+                (rc != Success || done).then_some((rc, sizes[0] as usize))
             });
-            assert!((rc, size) == (0, len) || patient, "test gives {rc}, {size} bytes: close has not waited");
+            assert!(
+                (rc, size) == (Success, len) || patient,
+                "test gives {rc}, {size} bytes: close has not waited"
+            );
             from.dereg();
             // Its comm is gone, and it may have been written until just now.
             std::mem::forget(to);
-            assert_eq!(table.close_send(send), 0);
+            assert_eq!(table.close_send(send), Success);
             // On a busy machine the data may be too late, or early.
-            (rc == 0 && late).then_some(())
+            (rc == Success && late).then_some(())
         });
     });
 }
@@ -253,14 +257,14 @@ fn a_close_ends_without_the_data() {
             to.dereg();
             let Pair { send, recv, .. } = pair;
             if gone {
-                assert_eq!(table.close_send(send), 0);
+                assert_eq!(table.close_send(send), Success);
             }
-            assert_eq!(table.close_recv(recv), 0);
+            assert_eq!(table.close_recv(recv), Success);
             if !gone {
-                assert_eq!(table.close_send(send), 0);
+                assert_eq!(table.close_send(send), Success);
             }
         }
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
         // None of it is left to the thread that looks after receivers.
         assert_eq!(softverbs::objects().unwrap().qps, 0);
     });

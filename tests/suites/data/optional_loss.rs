@@ -1,6 +1,7 @@
 //! Optional receives whose data does not come: NCCL makes no call while it waits for the data, so something else has to see that.
 
 use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
+use mpib_tests::code::{RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
@@ -9,9 +10,6 @@ use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use softverbs::{Raise, raise_event};
-
-const REMOTE: i32 = 6;
-const SYSTEM: i32 = 2;
 
 /// Nobody makes a call while data is owed, and the peer goes: the log says so, and then every call.
 fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
@@ -32,13 +30,13 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
         }
         // NCCL has not asked for the first.
-        assert_eq!(table.test(untaken).0, REMOTE);
+        assert_eq!(table.test(untaken).0, RemoteError);
         let group = [(to.addr(), 1000, 1, to.mr)];
-        assert_eq!(table.irecv_as(comm, &group, OPTIONAL), (REMOTE, Ptr::default()));
-        assert_eq!(table.irecv(comm, &group).0, REMOTE);
+        assert_eq!(table.irecv_as(comm, &group, OPTIONAL), (RemoteError, Ptr::default()));
+        assert_eq!(table.irecv(comm, &group).0, RemoteError);
         assert!(take_warnings().is_empty(), "it was told twice");
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 
@@ -75,13 +73,16 @@ fn a_receive_after_the_peer_has_gone_is_an_error_of_its_test() {
         until("the good-bye", || (sockets() < before).then_some(()));
         let request = optional(table, comm, &to, 0, 1000);
         assert_eq!(tested(table, request), (false, 0));
-        assert_eq!(until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0)), REMOTE);
+        assert_eq!(
+            until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success)),
+            RemoteError
+        );
         let last = warnings().pop().unwrap();
         for part in ["test: ", "closed the connection with receives outstanding"] {
             assert!(last.contains(part), "{part:?} is not in {last:?}");
         }
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_recv(comm), Success);
         peer.finish();
     });
 }
@@ -104,7 +105,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
         until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
         assert_eq!((shown().messages, shown().bytes), (5, 5000));
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_recv(comm), Success);
         assert!(warnings().is_empty(), "{:?}", warnings());
     });
 }
@@ -124,7 +125,7 @@ fn a_write_that_fails_is_told_without_a_call() {
         let line = until("a warning", || take_warnings().into_iter().find(|l| l.contains("receiving: ")));
         assert!(line.contains("CTS write"), "{line:?}");
         let code = table.test(untaken).0;
-        assert!([REMOTE, SYSTEM].contains(&code), "{code}");
+        assert!([RemoteError, SystemError].contains(&code), "{code}");
         assert_eq!(table.irecv_as(pair.recv, &[(to.addr(), 100, 1, to.mr)], OPTIONAL).0, code);
         to.dereg();
         pair.close();
@@ -142,7 +143,7 @@ fn an_adapter_that_fails_is_told_without_a_call() {
         until("a warning", || {
             take_warnings().into_iter().find(|l| l.contains("receiving: ") && l.contains("DEVICE_FATAL"))
         });
-        assert_eq!(table.test(untaken).0, SYSTEM);
+        assert_eq!(table.test(untaken).0, SystemError);
         to.dereg();
         pair.close();
     });
@@ -168,7 +169,7 @@ fn arrivals_of_done_receives_are_judged() {
         for (words, said) in cases {
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
             let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
             let evil = evil.join().unwrap();
@@ -176,13 +177,13 @@ fn arrivals_of_done_receives_are_judged() {
             taken(table, optional(table, comm, &to, 0, 1000));
             words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
             let (rc, second) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
-            assert_eq!(rc, 0);
-            let code = until(said, || Some(table.test(second).0).filter(|rc| *rc != 0));
-            assert_eq!(code, REMOTE, "{said}");
+            assert_eq!(rc, Success);
+            let code = until(said, || Some(table.test(second).0).filter(|rc| *rc != Success));
+            assert_eq!(code, RemoteError, "{said}");
             assert!(warnings().iter().any(|line| line.contains(said)), "{said:?}: {:?}", take_warnings());
             take_warnings();
             to.dereg();
-            assert_eq!((table.close_recv(comm), table.close_listen(listen)), (0, 0));
+            assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
         }
     });
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::optional_util::{OPTIONAL, SLOTS, here, shown};
+use mpib_tests::code::{Success};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Pair, pattern, until};
 use mpib_tests::rng::Rng;
@@ -62,7 +63,7 @@ fn mixture(pair: &Pair, rng: &mut Rng, groups: usize) {
                 let group: Vec<_> =
                     parts.iter().enumerate().map(|(i, p)| (to.addr() + p.0, p.1, i as i32, to.mr)).collect();
                 let (rc, request) = table.irecv_as(pair.recv, &group, if hinted { OPTIONAL } else { 0 });
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 if request.is_null() {
                     free.push_front(place);
                 } else {
@@ -98,7 +99,7 @@ fn mixture(pair: &Pair, rng: &mut Rng, groups: usize) {
                 let (_, receive) = if was_sent { &mut sent[pick - posted.len()] } else { &mut posted[pick] };
                 if let Some(request) = receive.request {
                     let (rc, done, sizes) = table.test(request);
-                    assert_eq!(rc, 0);
+                    assert_eq!(rc, Success);
                     if done {
                         let told = |(i, p): (usize, &(usize, usize, Vec<u8>))| sizes[i] as usize == p.2.len();
                         let exact = receive.parts.iter().enumerate().all(told);

@@ -1,6 +1,7 @@
 //! Receives with NCCL's hint that their completion is optional.
 use nccl_net_mpib_agent_iface::stats::{Connection, Direction, pages_of};
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::Buffer;
 use mpib_tests::table::{Ptr, Table};
 
@@ -12,14 +13,14 @@ pub(crate) const SLOTS: usize = 256;
 /// A receive with the hint, which must be taken.
 pub(crate) fn optional(table: &dyn Table, comm: Ptr, to: &Buffer, at: usize, room: usize) -> Ptr {
     let (rc, request) = table.irecv_as(comm, &[(to.addr() + at, room, 1, to.mr)], OPTIONAL);
-    assert_eq!((rc, request.is_null(), request.addr() == OPTIONAL), (0, false, false), "irecv");
+    assert_eq!((rc, request.is_null(), request.addr() == OPTIONAL), (Success, false, false), "irecv");
     request
 }
 
 /// What the next `test` says: whether it is done, and its size.
 pub(crate) fn tested(table: &dyn Table, request: Ptr) -> (bool, i32) {
     let (rc, done, sizes) = table.test(request);
-    assert_eq!(rc, 0, "test");
+    assert_eq!(rc, Success, "test");
     (done, sizes[0])
 }
 

@@ -1,5 +1,6 @@
 //! Networks that choose a way for each packet: `NCCL_IB_ADAPTIVE_ROUTING`, `NCCL_IB_AR_THRESHOLD`.
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::table::TABLES;
 use mpib_tests::vdevices::{Rig, newest_device, table};
@@ -59,7 +60,7 @@ fn apart_above(test: &str, env: &[(&str, &str)], threshold: Option<usize>) {
             assert_eq!((counted[0].0, counted[0].1), (2 + 1, 1), "v{}", table.version());
             rig.close();
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }

@@ -1,5 +1,6 @@
 //! Transfers through the exported tables, over software devices, within one process.
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib};
@@ -70,13 +71,13 @@ fn every_version_transfers() {
         for table in TABLES {
             let ctx = init(*table);
             assert_eq!(table.name(), "MPIB");
-            assert_eq!(table.devices(), (0, 1));
+            assert_eq!(table.devices(), (Success, 1));
             let pair = connect(*table, ctx, 0);
             for size in [0, 1, 300, 1 << 20] {
                 pair.message(size, size + 10, size as u64);
             }
             pair.close();
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
     });
 }

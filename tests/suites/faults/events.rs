@@ -2,14 +2,13 @@
 
 use std::fs;
 
+use mpib_tests::code::{Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib_agent_iface::stats::{Event, pages_of};
 use softverbs::{Raise, raise_event};
-
-const SYSTEM: i32 = 2;
 
 const CQ_ERR: u32 = 0;
 const QP_FATAL: u32 = 1;
@@ -50,19 +49,19 @@ fn made(known: &mut Vec<u32>) -> Vec<u32> {
 /// Calls both ends until one is told that an event has ended it, and the other that its peer gave up.
 fn ended(pair: &Pair) {
     let to = pair.recv_buffer(100);
-    let mut codes = [0, 0];
+    let mut codes = [Success; 2];
     until("both ends to fail", || {
-        codes[0] = if codes[0] == 0 {
+        codes[0] = if codes[0] == Success {
             pair.table.isend(pair.send, to.addr(), 0, 1, Default::default()).0
         } else {
             codes[0]
         };
-        codes[1] = if codes[1] == 0 {
+        codes[1] = if codes[1] == Success {
             pair.table.irecv(pair.recv, &[(to.addr(), 100, 1, to.mr)]).0
         } else {
             codes[1]
         };
-        codes.contains(&SYSTEM).then_some(())
+        codes.contains(&SystemError).then_some(())
     });
     to.dereg();
 }
@@ -92,7 +91,7 @@ fn ends_one(kind: u32, words: &'static str, pick: impl Fn(u32) -> bool) {
     (0..20).for_each(|i| second.message(5000, 5000, i));
     first.close();
     second.close();
-    assert_eq!((table.finalize(ctx), take_warnings()), (0, Vec::new()));
+    assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
 }
 
 #[test]
@@ -145,7 +144,7 @@ fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
         assert_eq!(counted()[usize::from(Event::Device.code())], 1);
         lost.into_iter().for_each(Pair::close);
         left.close();
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
     });
 }
 
@@ -224,19 +223,19 @@ fn one_thread_watches_from_the_first_init_to_the_last_finalize() {
         let (first, second) = (init(table), init(table));
         watched_by(1);
         let pair = connect(table, first, 0);
-        assert_eq!(table.finalize(second), 0);
+        assert_eq!(table.finalize(second), Success);
         watched_by(1);
         raise_event(GID_CHANGE, Raise::Device("soft0")).unwrap();
         log(1);
         pair.close();
-        assert_eq!(table.finalize(first), 0);
+        assert_eq!(table.finalize(first), Success);
         watched_by(0);
         // What comes while nobody watches is told by the next that does.
         raise_event(GID_CHANGE, Raise::Device("soft0")).unwrap();
         let third = init(table);
         watched_by(1);
         log(2);
-        assert_eq!(table.finalize(third), 0);
+        assert_eq!(table.finalize(third), Success);
         watched_by(0);
     });
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use mpib_tests::code::{Code, InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{self, Evil, Lies};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, init, pattern, until};
@@ -9,17 +10,12 @@ use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Message, STATE_OFFSET};
 
-const SYSTEM: i32 = 2;
-const ARGUMENT: i32 = 4;
-const USAGE: i32 = 5;
-const REMOTE: i32 = 6;
-
 /// Tests until it fails; gives the code.
-fn failure(request: Ptr) -> i32 {
+fn failure(request: Ptr) -> Code {
     until("a failure", || {
         let (rc, done, _) = newest().test(request);
         assert!(!done, "a request that must fail is done");
-        (rc != 0).then_some(rc)
+        (rc != Success).then_some(rc)
     })
 }
 
@@ -44,16 +40,16 @@ fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
             let code = until("isend", || {
                 let (rc, request) = newest().isend(pair.send, from.addr(), 1001, n - 1, from.mr);
                 assert!(request.is_null());
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
-            assert_eq!(code, USAGE);
+            assert_eq!(code, InvalidUsage);
             warned(&["isend", "1001 bytes", "receive of 1000"]);
-            assert_eq!(failure(recv), REMOTE);
+            assert_eq!(failure(recv), RemoteError);
             warned(&["test", "gave the connection up", "1001 bytes", "receive of 1000"]);
             // The send that waited for the rest of its group fails, too, and so does all that follows.
-            first.into_iter().for_each(|request| assert_eq!(failure(request), USAGE));
-            assert_eq!(newest().isend(pair.send, from.addr(), 10, 0, from.mr).0, USAGE);
-            assert_eq!(newest().irecv(pair.recv, &group).0, REMOTE);
+            first.into_iter().for_each(|request| assert_eq!(failure(request), InvalidUsage));
+            assert_eq!(newest().isend(pair.send, from.addr(), 10, 0, from.mr).0, InvalidUsage);
+            assert_eq!(newest().irecv(pair.recv, &group).0, RemoteError);
             assert!(to.bytes.iter().all(|b| *b == 0xEE), "something was written");
             to.dereg();
             from.dereg();
@@ -68,13 +64,13 @@ fn receives_fail_when_the_sender_closes() {
         let Pair { table, send, recv } = Pair::new(newest());
         let to = Buffer::new(table, recv, vec![0; 100]);
         let requests: Vec<_> = (0..5).map(|_| table.irecv(recv, &[(to.addr(), 100, 1, to.mr)]).1).collect();
-        assert_eq!(table.close_send(send), 0);
+        assert_eq!(table.close_send(send), Success);
         for request in requests {
-            assert_eq!(failure(request), REMOTE);
+            assert_eq!(failure(request), RemoteError);
         }
         warned(&["closed the connection with receives outstanding"]);
         to.dereg();
-        assert_eq!(table.close_recv(recv), 0);
+        assert_eq!(table.close_recv(recv), Success);
     });
 }
 
@@ -88,16 +84,16 @@ fn what_was_sent_before_the_sender_closed_is_received() {
         pair.wait(send);
         from.dereg();
         let Pair { table, send, recv: comm } = pair;
-        assert_eq!(table.close_send(send), 0);
+        assert_eq!(table.close_send(send), Success);
         let size = until("test", || {
             let (rc, done, sizes) = table.test(recv);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             done.then_some(sizes[0])
         });
         assert_eq!(size, 100_000);
         assert!(to.bytes.iter().all(|b| *b == 7));
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 
@@ -106,16 +102,16 @@ fn sends_fail_when_the_receiver_closes() {
     isolated(here!(), &mpib("512", &[]), || {
         let Pair { table, send, recv } = Pair::new(newest());
         let from = Buffer::new(table, send, vec![0; 100]);
-        assert_eq!(table.close_recv(recv), 0);
+        assert_eq!(table.close_recv(recv), Success);
         let code = until("isend", || {
             let (rc, request) = table.isend(send, from.addr(), 100, 1, from.mr);
             assert!(request.is_null());
-            (rc != 0).then_some(rc)
+            (rc != Success).then_some(rc)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         warned(&["isend", "closed the connection with sends outstanding"]);
         from.dereg();
-        assert_eq!(table.close_send(send), 0);
+        assert_eq!(table.close_send(send), Success);
     });
 }
 
@@ -131,13 +127,13 @@ fn receives_fail_when_the_sender_is_gone() {
         let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         drop(evil.join().unwrap());
-        assert_eq!(failure(request), REMOTE);
+        assert_eq!(failure(request), RemoteError);
         warned(&["evil", "is gone with receives outstanding"]);
         to.dereg();
-        assert_eq!(table.close_recv(comm), 0);
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_recv(comm), Success);
+        assert_eq!(table.close_listen(listen), Success);
     });
 }
 
@@ -158,9 +154,9 @@ fn comms_close_with_requests_under_way() {
             to.dereg();
             from.dereg();
             if first {
-                assert_eq!((table.close_send(send), table.close_recv(recv)), (0, 0));
+                assert_eq!((table.close_send(send), table.close_recv(recv)), (Success, Success));
             } else {
-                assert_eq!((table.close_recv(recv), table.close_send(send)), (0, 0));
+                assert_eq!((table.close_recv(recv), table.close_send(send)), (Success, Success));
             }
             assert!(start.elapsed() < LIMIT);
         }
@@ -189,7 +185,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         evil.signal(0, layout.encode(1, 1, layout.size(0)));
         until("test", || table.test(request).1.then_some(()));
         to.dereg();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (0, 0));
+        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
     });
 }
 
@@ -202,8 +198,9 @@ fn a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for() {
         let mut handle = listener.handle().encode();
         let probed = Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())] });
         let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies { probed, ..Lies::default() }));
-        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
-        assert_eq!(code, USAGE);
+        let code =
+            until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
+        assert_eq!(code, InvalidUsage);
         warned(&["MPIB_STRICT=1", "cable cut"]);
         drop(evil.join().unwrap());
     });
@@ -219,7 +216,7 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
         let _recv = pair.irecv(&[(to.addr(), 1 << 20, 1, to.mr)]);
         let send = pair.isend(from.addr(), 1 << 20, 1, from.mr);
         // Of this machine, neither the plugin's mistake nor the peer's.
-        assert_eq!(failure(send), SYSTEM);
+        assert_eq!(failure(send), SystemError);
         warned(&["data write", "rail 1 (soft1:1)", "soft1:1 now: the port is not active"]);
         softverbs::set_link("soft1", true).unwrap();
         to.dereg();
@@ -242,9 +239,9 @@ fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
                 taken = listener.try_accept().unwrap();
                 taken.iter().for_each(|peer| peer.send(&Message::Hello(evil::hello())).unwrap());
             }
-            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0)
+            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
         drop((listener, taken));
     });
@@ -256,7 +253,7 @@ fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
     listener[STATE_OFFSET..].fill(0);
     let port = Handle::decode(&listener).unwrap().port();
     until("lines on the wait", || {
-        assert_eq!(newest().connect(ctx, 0, handle), (0, Ptr::default()));
+        assert_eq!(newest().connect(ctx, 0, handle), (Success, Ptr::default()));
         (warnings().len() as u64 >= n).then_some(())
     });
     for (i, line) in (1..).zip(warnings()) {
@@ -281,12 +278,12 @@ fn a_peer_that_accepts_late_is_waited_for() {
         until("both ends", || {
             if send.is_null() {
                 let (rc, comm) = table.connect(ctx, 0, &mut handle);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 send = comm;
             }
             if recv.is_null() {
                 let (rc, comm) = table.accept(listen);
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 recv = comm;
             }
             (!send.is_null() && !recv.is_null()).then_some(())
@@ -294,7 +291,7 @@ fn a_peer_that_accepts_late_is_waited_for() {
         let pair = Pair { table, send, recv };
         pair.message(5000, 5000, 1);
         pair.close();
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
     });
 }
 
@@ -306,8 +303,9 @@ fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
         let mut handle = listener.handle().encode();
         waits(&mut handle, ctx, 300, 3);
         drop(listener);
-        let code = until("connect", || Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
-        assert_eq!(code, REMOTE);
+        let code =
+            until("connect", || Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
+        assert_eq!(code, RemoteError);
         warned(&["connect: ", "did its process end?", "waited for the first call of accept"]);
     });
 }
@@ -323,7 +321,7 @@ fn equal_tags_in_a_group_are_met_in_order() {
         let sends: Vec<_> = (0..3).map(|i| pair.isend(from.addr() + i, 10 + i, 5, from.mr)).collect();
         // A fourth is not of this group.
         let (rc, none) = newest().isend(pair.send, from.addr(), 1, 5, from.mr);
-        assert_eq!((rc, none.is_null()), (0, true));
+        assert_eq!((rc, none.is_null()), (Success, true));
         for send in sends {
             pair.wait(send);
         }
@@ -338,7 +336,7 @@ fn equal_tags_in_a_group_are_met_in_order() {
 #[test]
 fn settings_that_cannot_be_used_fail_init() {
     isolated(here!(), &[("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "nowhere")], || {
-        assert_eq!(newest().init().0, USAGE);
+        assert_eq!(newest().init().0, InvalidUsage);
         warned(&["init", "MPIB_HCA_SUP", "nowhere", "soft0:1, soft1:1"]);
     });
 }
@@ -349,14 +347,14 @@ fn speed(share: &'static str, test: &str, expected: fn(i32) -> i32) {
         let table = newest();
         let ctx = init(table);
         let (rc, props) = table.properties(0);
-        assert_eq!((rc, table.devices()), (0, (0, 1)));
+        assert_eq!((rc, table.devices()), (Success, (Success, 1)));
         let props = props.unwrap();
         assert_eq!((props.name.as_str(), props.ptr_support & 1, props.max_recvs), ("soft0+soft1", 1, 8));
         assert!(props.max_comms > 0 && props.guid != 0 && props.port == 1);
         let one = Evil::rail_speeds();
         assert_eq!(props.speed, expected(one[0] as i32), "{one:?}");
-        assert_eq!(table.properties(1).0, ARGUMENT);
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.properties(1).0, InvalidArgument);
+        assert_eq!(table.finalize(ctx), Success);
     });
 }
 

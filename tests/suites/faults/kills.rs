@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Buffer, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, connected, from_peer, handle_of, recv, send, to_peer, wait, word};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-
-const REMOTE: i32 = 6;
 
 /// Runs `body` with queue pairs that give an unreachable peer up within milliseconds.
 fn with_short_retries(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
@@ -54,13 +53,13 @@ fn goes_on(table: &'static dyn Table, ctx: Ptr) {
         to.dereg();
     }
     peer.must("close");
-    assert_eq!((table.close_send(there), table.close_recv(here)), (0, 0));
+    assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
     peer.finish();
 }
 
 /// Tests `request` until it fails; gives the code.
-fn failure(table: &dyn Table, request: Ptr) -> i32 {
-    until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0))
+fn failure(table: &dyn Table, request: Ptr) -> Code {
+    until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success))
 }
 
 #[test]
@@ -72,10 +71,11 @@ fn a_listener_that_dies_before_it_answers() {
         // Its port takes connections and nobody is there to read from them.
         peer.process().stop();
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
-        assert_eq!((rc, comm.is_null()), (0, true));
+        assert_eq!((rc, comm.is_null()), (Success, true));
         peer.kill();
-        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
-        assert_eq!(code, REMOTE);
+        let code =
+            until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
+        assert_eq!(code, RemoteError);
         let last = warnings().pop().unwrap();
         let port = nccl_net_mpib::proto::Handle::decode(&handle_of(&answer)).unwrap().port();
         for part in ["connect", "none of its addresses answers", &format!("127.0.0.1:{port}: ")] {
@@ -90,10 +90,10 @@ fn a_connector_that_dies_in_the_handshake() {
     with_short_retries(here!(), |table, ctx| {
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let none_yet = || {
             let (rc, comm) = table.accept(listen);
-            assert_eq!((rc, comm.is_null()), (0, true), "accept");
+            assert_eq!((rc, comm.is_null()), (Success, true), "accept");
         };
         let mut peer = Peer::start();
         peer.say(&format!("meet {}", word(&handle)));
@@ -107,9 +107,9 @@ fn a_connector_that_dies_in_the_handshake() {
         let code = until("the handshake to fail", || {
             let (rc, comm) = table.accept(listen);
             assert!(comm.is_null());
-            (rc != 0).then_some(rc)
+            (rc != Success).then_some(rc)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         warned(&peer, &["accept", "did its process end?", "WIRING"]);
         // The listener is as good as before.
         let mut second = Peer::start();
@@ -123,7 +123,7 @@ fn a_connector_that_dies_in_the_handshake() {
         assert!(to.bytes == pattern(5000, 1));
         to.dereg();
         second.finish();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (0, 0));
+        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
     });
 }
 
@@ -134,13 +134,14 @@ fn a_listener_that_dies_in_the_handshake() {
         let mut handle = handle_of(&peer.ask("greet"));
         let answer = until("the peer to be met", || {
             let (rc, comm) = table.connect(ctx, 0, &mut handle);
-            assert_eq!((rc, comm.is_null()), (0, true), "connect");
+            assert_eq!((rc, comm.is_null()), (Success, true), "connect");
             peer.answered()
         });
         assert_eq!(answer, "ok");
         peer.kill();
-        let code = until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0));
-        assert_eq!(code, REMOTE);
+        let code =
+            until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
+        assert_eq!(code, RemoteError);
         warned(&peer, &["connect", "did its process end?", "WIRING"]);
         goes_on(table, ctx);
     });
@@ -163,14 +164,17 @@ fn a_sender_killed_while_it_sends() {
             let requests: Vec<_> = (0..16).map(|_| recv(table, comm, &to, len)).collect();
             peer.kill();
             let failed = until("the death to be known", || {
-                requests.iter().map(|request| table.test(*request).0).find(|rc| ![0, 4].contains(rc))
+                requests
+                    .iter()
+                    .map(|request| table.test(*request).0)
+                    .find(|rc| ![Success, InvalidArgument].contains(rc))
             });
-            assert_eq!(failed, REMOTE);
+            assert_eq!(failed, RemoteError);
             warned_of_death(&peer);
             assert!(to.bytes[len..].iter().all(|byte| *byte == 0), "it wrote behind the buffer");
-            assert_eq!(table.irecv(comm, &[(to.addr(), len, 1, to.mr)]).0, REMOTE);
+            assert_eq!(table.irecv(comm, &[(to.addr(), len, 1, to.mr)]).0, RemoteError);
             to.dereg();
-            assert_eq!(table.close_recv(comm), 0);
+            assert_eq!(table.close_recv(comm), Success);
         }
         goes_on(table, ctx);
     });
@@ -191,24 +195,25 @@ fn a_receiver_killed_while_it_receives() {
             let mut under_way = Vec::new();
             let code = until("the death to be known", || {
                 let (rc, request) = table.isend(comm, from.addr(), len, 1, from.mr);
-                if rc != 0 {
+                if rc != Success {
                     return Some(rc);
                 }
                 under_way.extend(Some(request).filter(|request| !request.is_null()));
-                let (rc, done, _) = under_way.first().map_or((0, false, [0; 8]), |first| table.test(*first));
+                let (rc, done, _) =
+                    under_way.first().map_or((Success, false, [0; 8]), |first| table.test(*first));
                 if done {
                     under_way.remove(0);
                 }
-                Some(rc).filter(|rc| *rc != 0)
+                Some(rc).filter(|rc| *rc != Success)
             });
-            assert_eq!(code, REMOTE);
+            assert_eq!(code, RemoteError);
             warned_of_death(&peer);
             // What was under way fails, too.
             for request in under_way {
-                assert_eq!(failure(table, request), REMOTE);
+                assert_eq!(failure(table, request), RemoteError);
             }
             from.dereg();
-            assert_eq!(table.close_send(comm), 0);
+            assert_eq!(table.close_send(comm), Success);
         }
         goes_on(table, ctx);
     });
@@ -227,19 +232,19 @@ fn a_peer_killed_while_nothing_moves() {
         let requests: Vec<_> = (0..8).map(|_| recv(table, here, &to, 1000)).collect();
         peer.kill();
         for request in requests {
-            assert_eq!(failure(table, request), REMOTE);
+            assert_eq!(failure(table, request), RemoteError);
         }
         warned_of_death(&peer);
         let code = until("isend", || {
             let (rc, request) = table.isend(there, from.addr(), 1000, 1, from.mr);
             assert!(request.is_null(), "nobody asked for it");
-            Some(rc).filter(|rc| *rc != 0)
+            Some(rc).filter(|rc| *rc != Success)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         warned(&peer, &["isend", "is gone with sends outstanding"]);
         to.dereg();
         from.dereg();
-        assert_eq!((table.close_send(there), table.close_recv(here)), (0, 0));
+        assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
         goes_on(table, ctx);
     });
 }
@@ -257,15 +262,15 @@ fn a_receiver_killed_before_the_data_comes() {
         peer.kill();
         let code = until("the death to be known", || {
             let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
-            if rc == 0 && !request.is_null() {
+            if rc == Success && !request.is_null() {
                 return Some(failure(table, request));
             }
-            Some(rc).filter(|rc| *rc != 0)
+            Some(rc).filter(|rc| *rc != Success)
         });
-        assert_eq!(code, REMOTE);
+        assert_eq!(code, RemoteError);
         warned(&peer, &["data write", "on rail ", "IBV_WC_RETRY_EXC_ERR"]);
         from.dereg();
-        assert_eq!(table.close_send(comm), 0);
+        assert_eq!(table.close_send(comm), Success);
         // Nobody comes after it: what it left is ours to sweep up when we end.
     });
 }
@@ -281,12 +286,12 @@ fn a_peer_that_closes_with_receives_outstanding() {
         peer.must("close");
         assert_eq!(wait(table, requests[0]), 1000);
         for request in &requests[1..] {
-            assert_eq!(failure(table, *request), REMOTE);
+            assert_eq!(failure(table, *request), RemoteError);
         }
         warned(&peer, &["closed the connection with receives outstanding"]);
         peer.finish();
         to.dereg();
-        assert_eq!(table.close_recv(here), 0);
+        assert_eq!(table.close_recv(here), Success);
         goes_on(table, ctx);
     });
 }
@@ -326,7 +331,7 @@ fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
         assert_eq!(peer.answer(), "ok");
         peer.must("close");
         peer.finish();
-        assert_eq!((table.close_send(there), table.close_recv(here)), (0, 0));
+        assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
         assert!(warnings().is_empty(), "{:?}", warnings());
     });
 }
@@ -341,7 +346,7 @@ fn a_listener_that_is_stopped_in_the_handshake_goes_on() {
         peer.process().stop();
         for _ in 0..1000 {
             let (rc, comm) = table.connect(ctx, 0, &mut handle);
-            assert_eq!((rc, comm.is_null()), (0, true));
+            assert_eq!((rc, comm.is_null()), (Success, true));
         }
         peer.process().go_on();
         let comm = connected(table, ctx, &mut handle);
@@ -353,6 +358,6 @@ fn a_listener_that_is_stopped_in_the_handshake_goes_on() {
         from.dereg();
         peer.must("close");
         peer.finish();
-        assert_eq!(table.close_send(comm), 0);
+        assert_eq!(table.close_send(comm), Success);
     });
 }

@@ -1,13 +1,12 @@
 //! A peer that breaks the protocol fails its own connection, with a sentence, and nothing else.
 
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring};
-
-const REMOTE: i32 = 6;
 
 /// Receives in the group, immediates as (rail, word), what is said of them.
 type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
@@ -17,14 +16,14 @@ fn receiver(ctx: Ptr) -> (Ptr, Evil) {
     let table = newest();
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
     let comm = until("accept", || {
         let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         (!comm.is_null()).then_some(comm)
     });
-    assert_eq!(table.close_listen(listen), 0);
+    assert_eq!(table.close_listen(listen), Success);
     (comm, evil.join().unwrap())
 }
 
@@ -36,7 +35,7 @@ fn sender(ctx: Ptr) -> (Ptr, Evil) {
     let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
     let comm = until("connect", || {
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         (!comm.is_null()).then_some(comm)
     });
     (comm, evil.join().unwrap())
@@ -89,29 +88,29 @@ fn immediates_that_contradict_each_other() {
             let group: Vec<_> =
                 (0..*n).map(|i| (buffer.addr() + 1000 * i, 1000, i as i32, buffer.mr)).collect();
             let (rc, request) = table.irecv(comm, &group);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             // A second receive keeps the comm busy where the first is fulfilled.
             let (rc, second) = table.irecv(comm, &group);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             let mut sizes = [0; RECORD_BYTES];
             sizes[8..16].copy_from_slice(&1001u64.to_le_bytes());
             evil.poke(Sequence::FIRST.record_offset(), &sizes);
             words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
             let code = until(said, || {
                 let (rc, _, _) = table.test(second);
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
-            assert_eq!(code, REMOTE, "{said}");
+            assert_eq!(code, RemoteError, "{said}");
             warned(said);
             told(&evil, said);
             let lines = warnings().len();
             // All that follows fails with the same code, and is not told again.
-            assert_eq!(table.test(second).0, REMOTE);
-            assert_eq!(table.irecv(comm, &group).0, REMOTE);
+            assert_eq!(table.test(second).0, RemoteError);
+            assert_eq!(table.irecv(comm, &group).0, RemoteError);
             assert_eq!(warnings().len(), lines);
             let _ = request;
             buffer.dereg();
-            assert_eq!(table.close_recv(comm), 0);
+            assert_eq!(table.close_recv(comm), Success);
         }
         let pair = Pair::new(table);
         pair.message(1000, 1000, 1);
@@ -143,14 +142,14 @@ fn cts_entries_that_no_receiver_writes() {
             let code = until(said, || {
                 let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
                 assert!(request.is_null());
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
-            assert_eq!(code, REMOTE, "{said}");
+            assert_eq!(code, RemoteError, "{said}");
             warned(said);
             told(&evil, said);
-            assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, REMOTE);
+            assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
             buffer.dereg();
-            assert_eq!(table.close_send(comm), 0);
+            assert_eq!(table.close_send(comm), Success);
         }
     });
 }
@@ -166,19 +165,19 @@ fn a_cts_with_a_wrong_key_is_a_failed_completion() {
         evil.poke(Sequence::FIRST.cts_offset(0), &cts.encode());
         let request = until("isend", || {
             let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             (!request.is_null()).then_some(request)
         });
-        let code = until("a failed completion", || Some(table.test(request).0).filter(|rc| *rc != 0));
-        assert_eq!(code, REMOTE);
+        let code = until("a failed completion", || Some(table.test(request).0).filter(|rc| *rc != Success));
+        assert_eq!(code, RemoteError);
         for said in ["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "evil"] {
             warned(said);
         }
         told(&evil, "data write");
-        assert_eq!(table.test(request).0, REMOTE);
-        assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, REMOTE);
+        assert_eq!(table.test(request).0, RemoteError);
+        assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
         buffer.dereg();
-        assert_eq!(table.close_send(comm), 0);
+        assert_eq!(table.close_send(comm), Success);
     });
 }
 
@@ -250,14 +249,14 @@ fn a_lying_connector_does_not_keep_others_out() {
         for (lies, said) in handshakes() {
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
             let code = until(said, || {
                 let (rc, comm) = table.accept(listen);
                 assert!(comm.is_null(), "{said}");
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
-            assert!([5, REMOTE].contains(&code), "{said}: {code}");
+            assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
             warned(said);
             drop(evil.join().unwrap());
             // The real one comes after it.
@@ -265,7 +264,7 @@ fn a_lying_connector_does_not_keep_others_out() {
             until("a real peer", || {
                 if send.is_null() {
                     let (rc, comm) = table.connect(ctx, 0, &mut handle);
-                    assert_eq!(rc, 0);
+                    assert_eq!(rc, Success);
                     send = comm;
                 }
                 if recv.is_null() {
@@ -273,7 +272,7 @@ fn a_lying_connector_does_not_keep_others_out() {
                 }
                 (!send.is_null() && !recv.is_null()).then_some(())
             });
-            assert_eq!(table.close_listen(listen), 0);
+            assert_eq!(table.close_listen(listen), Success);
             let pair = Pair { table, send, recv };
             pair.message(5000, 5000, 1);
             pair.close();
@@ -293,9 +292,9 @@ fn a_lying_listener_fails_connect() {
             let code = until(said, || {
                 let (rc, comm) = table.connect(ctx, 0, &mut handle);
                 assert!(comm.is_null(), "{said}");
-                (rc != 0).then_some(rc)
+                (rc != Success).then_some(rc)
             });
-            assert!([5, REMOTE].contains(&code), "{said}: {code}");
+            assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
             warned(said);
             assert_eq!(handle[120..], [0; 8], "the handle is as new");
             drop(evil.join().unwrap());
@@ -311,9 +310,9 @@ fn a_peer_may_write_and_not_read() {
         for rail in [0, 1] {
             // IBV_WC_REM_INV_REQ_ERR
             let (comm, evil) = receiver(ctx);
-            assert_eq!((evil.read(rail), newest().close_recv(comm)), (9, 0));
+            assert_eq!((evil.read(rail), newest().close_recv(comm)), (9, Success));
             let (comm, evil) = sender(ctx);
-            assert_eq!((evil.read(rail), newest().close_send(comm)), (9, 0));
+            assert_eq!((evil.read(rail), newest().close_send(comm)), (9, Success));
         }
     });
 }

@@ -1,15 +1,13 @@
 //! Registration by DMA-BUF: offered for each device by what its adapters answer, and the bytes are in the file then. Files in
 //! memory stand for a GPU's; their addresses are none of this process's.
 
+use mpib_tests::code::{Code, InvalidArgument, InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::memory::{AT, Memfd, PAGE, Pages, mrs, page, registered};
 use mpib_tests::pair::{HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{PEERMEM, TWO_RAILS, here, isolated, mpib, with_sys};
 
-const SYSTEM: i32 = 2;
-const ARGUMENT: i32 = 4;
-const USAGE: i32 = 5;
 const CUDA: i32 = 2;
 const DMABUF: i32 = 4;
 
@@ -19,14 +17,14 @@ const ONE: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=off");
 
 /// Registers what the file has from `offset` on as the memory at `addr`, by a descriptor that is closed right after, as NCCL does it.
-fn reg(table: &dyn Table, comm: Ptr, file: &Memfd, (addr, len): (usize, usize), offset: u64) -> (i32, Ptr) {
+fn reg(table: &dyn Table, comm: Ptr, file: &Memfd, (addr, len): (usize, usize), offset: u64) -> (Code, Ptr) {
     let nccls = file.again();
     table.reg_mr_dma_buf(comm, (addr, len), CUDA, (offset, nccls.fd()))
 }
 
 fn must(table: &dyn Table, comm: Ptr, file: &Memfd, buffer: (usize, usize), offset: u64) -> Ptr {
     let (rc, mr) = reg(table, comm, file, buffer, offset);
-    assert!(rc == 0 && !mr.is_null(), "regMrDmaBuf of {buffer:x?}");
+    assert!(rc == Success && !mr.is_null(), "regMrDmaBuf of {buffer:x?}");
     mr
 }
 
@@ -109,7 +107,7 @@ fn what_comes_is_in_the_file() {
                 want[start..start + len].copy_from_slice(&data[at..at + len]);
                 assert!(come.read(0, want.len()) == want, "v{}: {len} bytes", table.version());
             }
-            assert_eq!((table.dereg_mr(pair.send, from), table.dereg_mr(pair.recv, to)), (0, 0));
+            assert_eq!((table.dereg_mr(pair.send, from), table.dereg_mr(pair.recv, to)), (Success, Success));
             assert_eq!(mrs(), base);
             pair.close();
         }
@@ -132,11 +130,11 @@ fn the_same_addresses_are_registered_once_by_file_and_once_without() {
         let mut all = vec![part, whole];
         for kind in [HOST, CUDA] {
             let (made, (rc, plain)) = registered(|| table.reg_mr(pair.recv, at + PAGE, 100, kind));
-            assert_eq!((made, rc), (2, 0), "kind {kind} of these addresses is another memory");
+            assert_eq!((made, rc), (2, Success), "kind {kind} of these addresses is another memory");
             all.push(plain);
         }
         for (left, mr) in [6, 4, 2, 0].into_iter().zip(all) {
-            assert_eq!(table.dereg_mr(pair.recv, mr), 0);
+            assert_eq!(table.dereg_mr(pair.recv, mr), Success);
             assert_eq!(mrs(), base + left);
         }
         pair.close();
@@ -150,32 +148,32 @@ fn what_cannot_be_registered_is_told_with_its_cause() {
         let (file, base, comm) = (Memfd::new(4 * PAGE), mrs(), pair.recv);
         // Address and offset at different places of a page.
         for (addr, offset) in [(AT + 1, 0), (AT, 1), (AT + 5, 6)] {
-            assert_eq!(reg(table, comm, &file, (addr, 100), offset).0, ARGUMENT);
+            assert_eq!(reg(table, comm, &file, (addr, 100), offset).0, InvalidArgument);
             refused(&["regMrDmaBuf", "the same place of a page", &format!("{addr:#x}"), &offset.to_string()]);
         }
         for (buffer, offset) in [((AT, 4 * PAGE + 1), 0), ((AT, 1), 4 * PAGE as u64)] {
-            assert_eq!(reg(table, comm, &file, buffer, offset).0, SYSTEM);
+            assert_eq!(reg(table, comm, &file, buffer, offset).0, SystemError);
             refused(&["ibv_reg_dmabuf_mr failed", "EINVAL", "GPU memory", "as long as what is registered"]);
         }
         let buffer = (AT, PAGE);
-        assert_eq!(table.reg_mr_dma_buf(comm, buffer, CUDA, (0, 1 << 20)).0, SYSTEM);
+        assert_eq!(table.reg_mr_dma_buf(comm, buffer, CUDA, (0, 1 << 20)).0, SystemError);
         refused(&["EBADF", "Is the file a DMA-BUF"]);
-        assert_eq!(table.reg_mr_dma_buf(comm, buffer, CUDA, (0, -1)).0, ARGUMENT);
+        assert_eq!(table.reg_mr_dma_buf(comm, buffer, CUDA, (0, -1)).0, InvalidArgument);
         refused(&["fd", "-1"]);
         for (errno, name, cause) in
             [(libc::ENOMEM, "ENOMEM", "BAR1"), (libc::EOPNOTSUPP, "EOPNOTSUPP", "NCCL_DMABUF_ENABLE=0")]
         {
             softverbs::fail_registration("soft1", errno, 1);
-            assert_eq!(reg(table, comm, &file, buffer, 0).0, SYSTEM);
+            assert_eq!(reg(table, comm, &file, buffer, 0).0, SystemError);
             refused(&["soft1", name, cause, "GPU memory"]);
         }
-        assert_eq!(table.reg_mr(comm, AT, PAGE, DMABUF).0, USAGE);
+        assert_eq!(table.reg_mr(comm, AT, PAGE, DMABUF).0, InvalidUsage);
         refused(&["regMr", "without the file", "expected regMrDmaBuf"]);
         assert_eq!(mrs(), base, "nothing is left of them");
         // The last pages of a file need not be full.
         let short = Memfd::new(page() + 10);
         let mr = must(table, comm, &short, (AT, page() + 10), 0);
-        assert_eq!(table.dereg_mr(comm, mr), 0);
+        assert_eq!(table.dereg_mr(comm, mr), Success);
         pair.close();
     });
 }
@@ -187,7 +185,7 @@ fn a_port_that_lacks_it_is_named() {
         let (table, pair) = (newest(), Pair::new(newest()));
         let base = mrs();
         for comm in pair.comms() {
-            assert_eq!(reg(table, comm, &Memfd::new(PAGE), (AT, PAGE), 0).0, USAGE);
+            assert_eq!(reg(table, comm, &Memfd::new(PAGE), (AT, PAGE), 0).0, InvalidUsage);
             refused(&["regMrDmaBuf", "soft1:1 registers no memory by DMA-BUF", "EOPNOTSUPP", "rdma-core 34"]);
         }
         assert_eq!(mrs(), base);
@@ -211,10 +209,10 @@ fn a_flush_reads_what_was_registered_by_its_file() {
         let gpu = (AT + 10, 100, mr);
         for group in [&[gpu][..], &[gpu, (host.addr() + (1 << 17), 100, host.mr)]] {
             let (rc, request) = table.iflush(pair.recv, group);
-            assert!(rc == 0 && !request.is_null());
+            assert!(rc == Success && !request.is_null());
             pair.wait(request);
         }
-        assert_eq!((table.dereg_mr(pair.recv, mr), warnings()), (0, Vec::new()));
+        assert_eq!((table.dereg_mr(pair.recv, mr), warnings()), (Success, Vec::new()));
         host.dereg();
         pair.close();
     });

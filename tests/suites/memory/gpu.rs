@@ -1,14 +1,13 @@
 //! GPU memory: offered where the kernel has a module for it, which processes with a /sys of their own are made to
 //! believe. The software devices take host memory for it.
 
+use mpib_tests::code::{InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::memory::{AT, Memfd, Pages};
 use mpib_tests::pair::{Buffer, HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set, with_sys};
 
-const SYSTEM: i32 = 2;
-const USAGE: i32 = 5;
 const CUDA: i32 = 2;
 const DMABUF: i32 = 4;
 
@@ -31,14 +30,14 @@ fn line() -> (i32, String) {
 fn message(pair: &Pair, kind: i32) {
     let (table, data, room) = (pair.table, pattern(100_000, 3), vec![0u8; 100_000]);
     let (rc, from) = table.reg_mr(pair.send, data.as_ptr().expose_provenance(), data.len(), kind);
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     let (rc, to) = table.reg_mr(pair.recv, room.as_ptr().expose_provenance(), room.len(), kind);
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     let recv = pair.irecv(&[(room.as_ptr().addr(), room.len(), 1, to)]);
     let send = pair.isend(data.as_ptr().addr(), data.len(), 1, from);
     assert_eq!((pair.wait(send)[0], pair.wait(recv)[0]), (100_000, 100_000));
     assert!(std::hint::black_box(&room) == &data);
-    assert_eq!((table.dereg_mr(pair.send, from), table.dereg_mr(pair.recv, to)), (0, 0));
+    assert_eq!((table.dereg_mr(pair.send, from), table.dereg_mr(pair.recv, to)), (Success, Success));
 }
 
 /// With the module: what NCCL is told, and what it may register.
@@ -49,7 +48,7 @@ fn offered(test: &str, module: &'static str) {
             assert_eq!(table.properties(0).1.unwrap().ptr_support, HOST | CUDA, "v{}", table.version());
             let pair = connect(*table, ctx, 0);
             message(&pair, CUDA);
-            assert_eq!(table.reg_mr(pair.recv, pair.recv.addr(), 10, DMABUF).0, USAGE);
+            assert_eq!(table.reg_mr(pair.recv, pair.recv.addr(), 10, DMABUF).0, InvalidUsage);
             let said = take_refusal("expected regMrDmaBuf");
             assert!(said.contains("regMr"), "{said}");
             pair.close();
@@ -98,12 +97,12 @@ fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
     with_sys(here!(), &[MODULES[0]], &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         for comm in pair.comms() {
-            assert_eq!(newest().reg_mr(comm, 4096, 4096, CUDA).0, SYSTEM);
+            assert_eq!(newest().reg_mr(comm, 4096, 4096, CUDA).0, SystemError);
             let said = take_refusal("4096 bytes at 0x1000");
             for part in ["EFAULT", "GPU memory", "nvidia_peermem", "freed", "cudaMallocManaged"] {
                 assert!(said.contains(part), "{part}: {said}");
             }
-            assert_eq!(newest().reg_mr(comm, 4096, 4096, HOST).0, SYSTEM);
+            assert_eq!(newest().reg_mr(comm, 4096, 4096, HOST).0, SystemError);
             let said = take_refusal("4096 bytes at 0x1000");
             assert!(!said.contains("GPU") && said.contains("was it freed?"), "{said}");
             // By the errno: the GPU's window on the bus is full, or the memory may not be locked.
@@ -114,7 +113,7 @@ fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
             ] {
                 softverbs::fail_registration("soft1", errno, 1);
                 let bytes = [0u8; 64];
-                assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, SYSTEM);
+                assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, SystemError);
                 let said = take_refusal(name);
                 assert!(said.contains(cause) && said.contains("the whole pages of 64 bytes"), "{said}");
             }
@@ -131,7 +130,7 @@ fn refused() {
     LOG.lock().unwrap().clear();
     let bytes = [0u8; 64];
     for comm in pair.comms() {
-        assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, USAGE);
+        assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, InvalidUsage);
         let said = take_refusal("modprobe nvidia-peermem");
         assert!(MODULES.iter().all(|file| said.contains(&format!("/sys/{file}"))), "{said}");
     }
@@ -158,7 +157,7 @@ fn a_driver_without_the_module_is_one_warning() {
 fn strict_refuses_a_driver_without_the_module() {
     with_sys(here!(), &[DRIVER], &mpib("512", &[("MPIB_STRICT", "1")]), || {
         for table in TABLES {
-            assert_eq!(table.init().0, USAGE);
+            assert_eq!(table.init().0, InvalidUsage);
             let said = take_refusal("GPUDirect RDMA is off");
             assert!(said.contains("modprobe nvidia-peermem") && said.contains("MPIB_STRICT=1"), "{said}");
         }
@@ -205,9 +204,9 @@ fn relaxed_ordering_follows_the_setting() {
                 follows(buffer.addr());
                 buffer.dereg();
                 let (rc, mr) = newest().reg_mr_dma_buf(comm, (AT, 1 << 16), CUDA, (0, file.fd()));
-                assert_eq!(rc, 0);
+                assert_eq!(rc, Success);
                 follows(AT);
-                assert_eq!(newest().dereg_mr(comm, mr), 0);
+                assert_eq!(newest().dereg_mr(comm, mr), Success);
             }
             pair.message(5000, 5000, 1);
             pair.close();
@@ -227,7 +226,7 @@ fn each_setting_of_relaxed_ordering_has_its_own_registration() {
         let mut held = Vec::new();
         for pair in &pairs {
             let (rc, mr) = newest().reg_mr(pair.send, memory.addr(), 1 << 16, HOST);
-            assert_eq!(rc, 0);
+            assert_eq!(rc, Success);
             held.push(mr);
             let access = softverbs::access_at(memory.addr());
             // On two rails each; the third is served by the first.
@@ -235,7 +234,7 @@ fn each_setting_of_relaxed_ordering_has_its_own_registration() {
             assert_eq!((asked, access.len() - asked), (2, if held.len() == 1 { 0 } else { 2 }));
         }
         for mr in held {
-            assert_eq!(newest().dereg_mr(pairs[0].send, mr), 0);
+            assert_eq!(newest().dereg_mr(pairs[0].send, mr), Success);
         }
         pairs.into_iter().for_each(Pair::close);
     });

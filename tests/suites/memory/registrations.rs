@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
+use mpib_tests::code::{InvalidArgument, Success, SystemError};
 use mpib_tests::log::take_warnings;
 use mpib_tests::memory::{PAGE, Pages, mrs, page, registered};
 use mpib_tests::pair::{HOST, Pair, connect, init, pattern};
@@ -13,18 +14,15 @@ use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib};
 
-const SYSTEM: i32 = 2;
-const ARGUMENT: i32 = 4;
-
 /// A registration that must be made.
 fn reg(table: &dyn Table, comm: Ptr, addr: usize, len: usize) -> Ptr {
     let (rc, mr) = table.reg_mr(comm, addr, len, HOST);
-    assert!(rc == 0 && !mr.is_null(), "regMr of {len} bytes");
+    assert!(rc == Success && !mr.is_null(), "regMr of {len} bytes");
     mr
 }
 
 fn dereg(table: &dyn Table, comm: Ptr, mr: Ptr) {
-    assert_eq!(table.dereg_mr(comm, mr), 0, "deregMr");
+    assert_eq!(table.dereg_mr(comm, mr), Success, "deregMr");
 }
 
 /// One message from `from` to `to`, which begin with these bytes of the memory.
@@ -178,8 +176,16 @@ fn the_named_buffer_bounds_a_transfer() {
         let (made, part) = registered(|| [pair.send, pair.recv].map(|comm| reg(table, comm, named, 1000)));
         assert_eq!(made, 0);
         for (addr, len) in [(named - 1, 10), (named, 1001), (named + 1000, 1), (memory.addr(), 1)] {
-            assert_eq!(table.isend(pair.send, addr, len, 1, part[0]).0, ARGUMENT, "{len} at {addr:#x}");
-            assert_eq!(table.irecv(pair.recv, &[(addr, len, 1, part[1])]).0, ARGUMENT, "{len} at {addr:#x}");
+            assert_eq!(
+                table.isend(pair.send, addr, len, 1, part[0]).0,
+                InvalidArgument,
+                "{len} at {addr:#x}"
+            );
+            assert_eq!(
+                table.irecv(pair.recv, &[(addr, len, 1, part[1])]).0,
+                InvalidArgument,
+                "{len} at {addr:#x}"
+            );
         }
         take_warnings();
         message(&pair, &memory, 500, (PAGE + 50, part[0]), (PAGE + 550, part[1]));
@@ -219,7 +225,7 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
         for rail in ["soft0", "soft1"] {
             for comm in pair.comms() {
                 softverbs::fail_registration(rail, libc::ENOMEM, 1);
-                assert_eq!(table.reg_mr(comm, at, PAGE, HOST), (SYSTEM, Ptr::default()));
+                assert_eq!(table.reg_mr(comm, at, PAGE, HOST), (SystemError, Ptr::default()));
                 assert_eq!(mrs(), base + 2, "{rail}");
                 let said = take_warnings().concat();
                 let range = format!("{PAGE} bytes at {at:#x}");
@@ -229,11 +235,11 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
             }
         }
         for (addr, len) in [(usize::MAX, 1), (usize::MAX - 5, 100), (at, usize::MAX), (usize::MAX - 10, 1)] {
-            assert_eq!(table.reg_mr(pair.send, addr, len, HOST).0, ARGUMENT, "{len} at {addr:#x}");
+            assert_eq!(table.reg_mr(pair.send, addr, len, HOST).0, InvalidArgument, "{len} at {addr:#x}");
         }
         // Where nothing is mapped, the last page too.
         let (rc, _) = table.reg_mr(pair.send, memory.addr() + 7 * PAGE, usize::MAX >> 20, HOST);
-        assert_eq!((rc, mrs()), (SYSTEM, base + 2));
+        assert_eq!((rc, mrs()), (SystemError, base + 2));
         take_warnings();
         let mr = reg(table, pair.send, at, PAGE);
         message(&pair, &memory, PAGE, (10, mr), (4 * PAGE, others));
@@ -334,7 +340,7 @@ fn a_global_registration_serves_both_classes_of_connections() {
                 dereg(table, comm, mr);
             }
             peer.must("close");
-            assert_eq!((table.close_send(send), table.close_recv(recv)), (0, 0));
+            assert_eq!((table.close_send(send), table.close_recv(recv)), (Success, Success));
             peer.finish();
         }
         dereg(table, own.send, whole);

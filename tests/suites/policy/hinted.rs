@@ -1,8 +1,9 @@
 //! Hints from an agent process decide each transfer's split in advanced mode, whatever becomes of the agent.
 
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::log::{take_warnings, warnings};
-use mpib_tests::pair::{Pair, connect, init, until};
+use mpib_tests::pair::{Pair, both_fail, connect, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, set};
 use nccl_net_mpib_agent_iface::entry_offset;
@@ -77,28 +78,15 @@ fn refused(path: &std::path::Path, why: &str) {
     let (table, ctx) = (newest(), init(newest()));
     let mut handle = [0; 128];
     let (_, listen) = table.listen(ctx, 0, &mut handle);
-    let (mut code, mut accepted) = (0, 0);
     let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
-    until("both ends to refuse", || {
-        if code == 0 {
-            let (rc, comm) = table.connect(ctx, 0, &mut handle);
-            assert!(comm.is_null(), "connected without a hint");
-            code = rc;
-        }
-        if accepted == 0 {
-            let (rc, comm) = table.accept(listen);
-            assert!(comm.is_null(), "accepted without a hint");
-            accepted = rc;
-        }
-        (code != 0 && accepted != 0).then_some(())
-    });
+    let [code, _] = both_fail(table, ctx, &mut handle, listen);
     assert_eq!(told(&warnings()), 2, "{:?}", warnings());
     // Both ends wait as long, from nearly the same moment: the connector finds it by itself, or is told by the other end.
     let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
     let told = warnings().iter().any(refused);
     assert_eq!(
         code,
-        if told { 6 } else { 5 },
+        if told { RemoteError } else { InvalidUsage },
         "ncclRemoteError where the other end was first, else ncclInvalidUsage"
     );
     let said = take_warnings();
@@ -113,7 +101,7 @@ fn refused(path: &std::path::Path, why: &str) {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
         }
     }
-    assert_eq!(table.close_listen(listen), 0);
+    assert_eq!(table.close_listen(listen), Success);
 }
 
 #[test]
@@ -152,7 +140,7 @@ fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
         let mut poll = |handle: &mut [u8; 128]| {
             if comms[0].is_null() {
                 let (rc, comm) = table.connect(ctx, 0, handle);
-                assert_eq!(rc, 0, "connect");
+                assert_eq!(rc, Success, "connect");
                 comms[0] = comm;
             }
             if comms[1].is_null() {
@@ -166,7 +154,7 @@ fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
         });
         agent.tell("listen");
         let [send, recv] = until("both ends", || poll(&mut handle));
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
         let pair = Pair { table, send, recv };
         agent.tell("set 1 512");
         until_sup_carries(&pair, 0, 524_288);

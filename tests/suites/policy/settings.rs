@@ -4,14 +4,12 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
+use mpib_tests::code::{InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::paths::workspace;
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib, set};
-
-const SYSTEM: i32 = 2;
-const USAGE: i32 = 5;
 
 /// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
 fn manual() -> Vec<(&'static str, &'static str)> {
@@ -140,7 +138,7 @@ fn refused(table: &dyn Table, variable: &str, value: &OsStr, form: &str) {
     let (rc, ctx) = table.init();
     set(variable, None::<&str>);
     let (version, lines) = (table.version(), take_warnings());
-    assert_eq!((rc, ctx.is_null()), (USAGE, true), "v{version} {variable}={value:?}: {lines:?}");
+    assert_eq!((rc, ctx.is_null()), (InvalidUsage, true), "v{version} {variable}={value:?}: {lines:?}");
     let [line] = &lines[..] else { panic!("v{version} {variable}={value:?}: not one line but {lines:?}") };
     let found: String = value.to_string_lossy().chars().take(120).collect();
     // The log shows no sign that could end or change a line.
@@ -168,7 +166,7 @@ fn every_variable_refuses_what_is_not_of_its_form() {
             }
         }
         // Nothing of it stays.
-        TABLES.iter().for_each(|table| assert_eq!(table.init().0, 0));
+        TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
     });
 }
 
@@ -185,7 +183,7 @@ fn an_empty_variable_is_unset_where_nccl_reads_it_and_an_error_where_only_we_do(
             set(variable, Some(""));
         }
         let ctx = init(newest());
-        assert_eq!(newest().devices(), (0, 2));
+        assert_eq!(newest().devices(), (Success, 2));
         let pair = connect(newest(), ctx, 1);
         pair.message(1000, 1000, 1);
         pair.close();
@@ -199,7 +197,7 @@ fn all_that_are_wrong_are_told_at_once() {
         let all = manual();
         all.iter().for_each(|(variable, _)| set(variable, Some("not good\u{1b}[31m")));
         for table in TABLES {
-            assert_eq!(table.init().0, USAGE);
+            assert_eq!(table.init().0, InvalidUsage);
             let lines = take_warnings();
             // NCCL cuts a line, with its own beginning, at 1023 bytes.
             assert!(lines.len() > 1 && lines.iter().all(|l| l.len() < 850), "{lines:?}");
@@ -221,7 +219,7 @@ fn all_that_are_wrong_are_told_at_once() {
 #[test]
 fn a_long_value_is_cut() {
     isolated(here!(), &[("MPIB_STRICT", &"y".repeat(100_000))], || {
-        assert_eq!(newest().init().0, USAGE);
+        assert_eq!(newest().init().0, InvalidUsage);
         let lines = take_warnings();
         assert!(lines[0].len() < 300 && lines[0].contains("expected 0 or 1"), "{lines:?}");
     });
@@ -231,7 +229,7 @@ fn a_long_value_is_cut() {
 fn contradiction(env: &[(&str, &str)], parts: &[&str]) {
     env.iter().for_each(|(name, value)| set(name, Some(value)));
     for table in [TABLES[0], newest()] {
-        assert_eq!(table.init().0, USAGE, "{env:?}");
+        assert_eq!(table.init().0, InvalidUsage, "{env:?}");
         let lines = take_warnings();
         assert!(lines.len() == 1 && parts.iter().all(|p| lines[0].contains(p)), "{parts:?}: {lines:?}");
     }
@@ -260,7 +258,7 @@ fn settings_that_are_bad_together_are_told_together() {
             &[(sout, "soft0"), ("MPIB_SRQ_LOW", "600")],
             &["MPIB_HCA_SUP=(unset)", "MPIB_SRQ_LOW=\"600\": expected less than MPIB_SRQ_HIGH=512"],
         );
-        assert_eq!(newest().init().0, 0);
+        assert_eq!(newest().init().0, Success);
     });
 }
 
@@ -277,7 +275,7 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
             for table in TABLES {
                 let ctx = init(*table);
                 let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
-                assert_eq!((rc, listen.is_null()), (USAGE, true));
+                assert_eq!((rc, listen.is_null()), (InvalidUsage, true));
                 let lines = take_warnings();
                 let [line] = &lines[..] else { panic!("{lines:?}") };
                 for part in [&format!("listen: {variable}=\"{filter}\": expected a filter"), "lo 127.0.0.1/8"]
@@ -296,12 +294,12 @@ fn a_pkey_index_that_the_port_lacks_is_an_error_of_connect() {
         let ctx = init(newest());
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let code = until("connect", || {
             assert!(newest().accept(listen).1.is_null());
-            Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != 0)
+            Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
         });
-        assert!([SYSTEM, USAGE].contains(&code) || code == 6, "{code}");
+        assert!([SystemError, InvalidUsage].contains(&code) || code == RemoteError, "{code}");
         let lines = take_warnings();
         assert!(lines.iter().any(|l| l.contains("P_Key") && l.contains("soft0")), "{lines:?}");
     });
@@ -322,7 +320,7 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
             // As many at once as are taken, which is one at least.
             let (to, from) = (pair.recv_buffer(100), pair.send_buffer(vec![1; 100]));
             let mut receives = vec![pair.irecv(&[(to.addr(), 100, 1, to.mr)])];
-            while let (0, more) = newest().irecv(pair.recv, &[(to.addr(), 100, 1, to.mr)])
+            while let (Success, more) = newest().irecv(pair.recv, &[(to.addr(), 100, 1, to.mr)])
                 && !more.is_null()
             {
                 receives.push(more);
@@ -334,7 +332,7 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
             to.dereg();
             from.dereg();
             pair.close();
-            assert_eq!(newest().finalize(ctx), 0);
+            assert_eq!(newest().finalize(ctx), Success);
         });
     }
 }
@@ -350,7 +348,7 @@ fn settings_without_effect_are_told_and_fail_a_strict_init() {
         ("NCCL_IB_EVENT_BASED_LB", "0"),
     ];
     isolated(here!(), &vain, || {
-        TABLES.iter().for_each(|table| assert_eq!(table.init().0, 0));
+        TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
         let log: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
         let lines = take_warnings();
         let told = [
@@ -366,7 +364,7 @@ fn settings_without_effect_are_told_and_fail_a_strict_init() {
         );
         set("MPIB_STRICT", Some("1"));
         for name in ["MPIB_SUPSHARE", "NCCL_IB_HAC", "NCCL_IB_OOO_RQ"] {
-            assert_eq!(newest().init().0, USAGE);
+            assert_eq!(newest().init().0, InvalidUsage);
             let lines = take_warnings();
             assert!(
                 lines.len() == 1 && lines[0].contains(name) && lines[0].ends_with("(MPIB_STRICT=1)"),
@@ -374,7 +372,7 @@ fn settings_without_effect_are_told_and_fail_a_strict_init() {
             );
             set(name, None::<&str>);
         }
-        assert_eq!(newest().init().0, 0);
+        assert_eq!(newest().init().0, Success);
     });
 }
 

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::shares_util::{Part, Rig, by_the_rule, carried, message, since};
+use mpib_tests::code::{Success};
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{Buffer, init, pattern, until};
@@ -318,7 +319,7 @@ fn the_threshold_keeps_small_messages_to_the_other_island_on_sout() {
                 assert_eq!(to(len), by_the_rule(&[(len, share)], false), "{len} bytes to {other:?}");
             }
             from.dereg();
-            assert_eq!(table.close_send(comm), 0);
+            assert_eq!(table.close_send(comm), Success);
             peer.must("close");
             peer.finish();
         }

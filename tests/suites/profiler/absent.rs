@@ -1,6 +1,7 @@
 //! NCCL gives handles to operations whether there is a profiler or not. Where nobody takes events they are told seldom; whoever begins to
 //! take them gets them all from soon on.
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{newest, set_profiler};
@@ -47,6 +48,6 @@ fn operations_are_told_seldom_while_nobody_takes_events_and_always_from_then_on(
         FIRST.set(Mood::Takes);
         other.close();
         pair.close();
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use super::util::{MOST, Rails, Rig, SOFT, judge};
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, Mood, SECOND, first, second};
@@ -39,7 +40,7 @@ fn on(test: &str, env: &[(&str, &str)], fused: usize, rails: &Rails, qps: usize)
         all_of(&mut rig, rails);
         assert_eq!(rig.joined.len(), qps, "queue pairs that carried data: {:?}", rig.joined);
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }
@@ -53,7 +54,7 @@ fn each_table_with_a_callback_tells_of_both_rails() {
             let mut rig = Rig::new(connect(table(version), ctx, 0));
             all_of(&mut rig, &SOFT);
             rig.close();
-            assert_eq!(table(version).finalize(ctx), 0);
+            assert_eq!(table(version).finalize(ctx), Success);
         }
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
@@ -130,7 +131,7 @@ fn events_of_a_message_end_one_after_the_other() {
             assert_eq!(ends(handle), [0, 0]);
             until("the first rail", || {
                 let (rc, done, _) = table(12).test(request);
-                assert_eq!((rc, done), (0, false));
+                assert_eq!((rc, done), (Success, false));
                 (ends(handle) != [0, 0]).then_some(())
             });
             assert_eq!(ends(handle), [1, 0]);
@@ -161,7 +162,7 @@ fn without_handles_nothing_is_called() {
                 pair.message(2 * MIB + 1, MOST, 2);
             }
             pair.close();
-            assert_eq!((FIRST.calls(), table.finalize(ctx)), (0, 0), "v{}", table.version());
+            assert_eq!((FIRST.calls(), table.finalize(ctx)), (0, Success), "v{}", table.version());
         }
     });
 }
@@ -197,7 +198,7 @@ fn without_a_callback_data_goes_on() {
             let pair = connect(table(version), ctx, 0);
             [0, 5000, 2 * MIB + 1].iter().for_each(|len| pair.message(*len, MOST, 1));
             pair.close();
-            assert_eq!(table(version).finalize(ctx), 0);
+            assert_eq!(table(version).finalize(ctx), Success);
         }
     });
 }
@@ -260,7 +261,7 @@ fn each_communicator_has_its_own_profiler() {
             again.close();
             for (ctx, pair) in [a, b, c] {
                 pair.close();
-                assert_eq!(table(version).finalize(ctx), 0);
+                assert_eq!(table(version).finalize(ctx), Success);
             }
         }
         // One context for the process, and a callback with each init: the one before may be of a library that is gone.

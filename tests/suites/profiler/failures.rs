@@ -1,5 +1,6 @@
 //! NCCL's profiler when something goes wrong: each event that began ends once, before NCCL is told, and nothing is called after that.
 
+use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
@@ -8,8 +9,6 @@ use mpib_tests::table::{Ptr, Table, set_profiler, set_profiler_handles};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::ImmLayout;
 
-const USAGE: i32 = 5;
-const REMOTE: i32 = 6;
 const LEN: usize = 1 << 20;
 
 /// Runs `body` with each table that brings a callback, on two rails.
@@ -21,7 +20,7 @@ fn profiled(test: &str, body: impl Fn(&'static dyn Table, Ptr)) {
             let ctx = init(table);
             body(table, ctx);
             set_profiler_handles(None);
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
     });
 }
@@ -38,11 +37,11 @@ fn over(why: &'static str) -> usize {
 }
 
 /// Tests until it fails; gives the code.
-fn failure(table: &dyn Table, request: Ptr) -> i32 {
+fn failure(table: &dyn Table, request: Ptr) -> Code {
     until("a failure", || {
         let (rc, done, _) = table.test(request);
         assert!(!done, "a request that must fail is done");
-        (rc != 0).then_some(rc)
+        (rc != Success).then_some(rc)
     })
 }
 
@@ -52,7 +51,7 @@ fn receives(table: &dyn Table, comm: Ptr, to: &Buffer) -> Vec<Ptr> {
         FIRST.handles();
         let group: Vec<_> = (0..n).map(|tag| (to.addr(), 100, tag, to.mr)).collect();
         let (rc, request) = table.irecv(comm, &group);
-        assert_eq!((rc, request.is_null()), (0, false), "irecv");
+        assert_eq!((rc, request.is_null()), (Success, false), "irecv");
         request
     });
     groups.into()
@@ -67,11 +66,11 @@ fn receives_of_a_peer_that_is_killed() {
         let requests = receives(table, comm, &to);
         assert_eq!(under_way(), 24);
         peer.kill();
-        assert_eq!(failure(table, requests[1]), REMOTE);
+        assert_eq!(failure(table, requests[1]), RemoteError);
         let calls = over("test failed");
-        requests.into_iter().for_each(|request| assert_eq!(failure(table, request), REMOTE));
+        requests.into_iter().for_each(|request| assert_eq!(failure(table, request), RemoteError));
         to.dereg();
-        assert_eq!((table.close_recv(comm), FIRST.calls()), (0, calls));
+        assert_eq!((table.close_recv(comm), FIRST.calls()), (Success, calls));
     });
 }
 
@@ -89,15 +88,15 @@ fn sends_to_a_peer_that_is_killed() {
         let sends = [0; 3].map(|_| {
             FIRST.handles();
             let (rc, request) = table.isend(comm, from.addr(), LEN, 1, from.mr);
-            assert_eq!((rc, request.is_null()), (0, false), "isend");
+            assert_eq!((rc, request.is_null()), (Success, false), "isend");
             request
         });
         assert_eq!(under_way(), 6);
-        assert_eq!(failure(table, sends[0]), REMOTE);
+        assert_eq!(failure(table, sends[0]), RemoteError);
         let calls = over("test failed");
-        sends.into_iter().for_each(|request| assert_eq!(failure(table, request), REMOTE));
+        sends.into_iter().for_each(|request| assert_eq!(failure(table, request), RemoteError));
         from.dereg();
-        assert_eq!((table.close_send(comm), FIRST.calls()), (0, calls));
+        assert_eq!((table.close_send(comm), FIRST.calls()), (Success, calls));
     });
 }
 
@@ -145,12 +144,12 @@ fn a_send_that_does_not_fit() {
         assert_eq!(under_way(), 24 + 1, "all receives, and the send that is posted");
         let calls = FIRST.calls();
         FIRST.handles();
-        assert_eq!(table.isend(pair.send, from.addr(), 101, 7, from.mr).0, USAGE);
+        assert_eq!(table.isend(pair.send, from.addr(), 101, 7, from.mr).0, InvalidUsage);
         assert_eq!((FIRST.calls(), under_way()), (calls + 1, 24), "one end, and no start");
-        waiting.into_iter().chain([whole]).for_each(|request| assert_ne!(table.test(request).0, 0));
+        waiting.into_iter().chain([whole]).for_each(|request| assert_ne!(table.test(request).0, Success));
         // The first got its message before.
         assert_eq!(pair.wait(received[0])[0], 100);
-        received[1..].iter().for_each(|request| assert_eq!(failure(table, *request), REMOTE));
+        received[1..].iter().for_each(|request| assert_eq!(failure(table, *request), RemoteError));
         let calls = over("both ends failed");
         to.dereg();
         from.dereg();
@@ -165,7 +164,7 @@ fn a_peer_that_breaks_the_protocol() {
     profiled(here!(), |table, ctx| {
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
         let comm = accepted(table, listen);
         let evil = evil.join().unwrap();
@@ -176,15 +175,18 @@ fn a_peer_that_breaks_the_protocol() {
         let imm = layout.encode(1, 0b11, layout.size(1000));
         evil.signal(1, imm);
         until("rail 1's event to end", || {
-            assert_eq!((table.test(request).0, table.test(request).1), (0, false));
+            assert_eq!((table.test(request).0, table.test(request).1), (Success, false));
             (under_way() == 1).then_some(())
         });
         assert_eq!(FIRST.record().events.last().map(|e| (e.device, e.stops)), Some((1, 1)));
         evil.signal(1, imm);
-        assert_eq!(failure(table, request), REMOTE);
+        assert_eq!(failure(table, request), RemoteError);
         let calls = over("test failed");
         to.dereg();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen), FIRST.calls()), (0, 0, calls));
+        assert_eq!(
+            (table.close_recv(comm), table.close_listen(listen), FIRST.calls()),
+            (Success, Success, calls)
+        );
     });
 }
 
@@ -194,11 +196,11 @@ fn a_peer_that_closes() {
         let Pair { send, recv: comm, .. } = connect(table, ctx, 0);
         let to = Buffer::new(table, comm, vec![0; LEN]);
         let requests = receives(table, comm, &to);
-        assert_eq!(table.close_send(send), 0);
-        assert_eq!((under_way(), failure(table, requests[0])), (24, REMOTE));
+        assert_eq!(table.close_send(send), Success);
+        assert_eq!((under_way(), failure(table, requests[0])), (24, RemoteError));
         let calls = over("test failed");
         to.dereg();
-        assert_eq!((table.close_recv(comm), FIRST.calls()), (0, calls));
+        assert_eq!((table.close_recv(comm), FIRST.calls()), (Success, calls));
     });
 }
 
@@ -224,9 +226,9 @@ fn comms_that_are_closed_with_requests_under_way() {
             to.dereg();
             from.dereg();
             let close_send = || {
-                assert_eq!(table.close_send(pair.send), 0);
+                assert_eq!(table.close_send(pair.send), Success);
             };
-            let close_recv = || assert_eq!(table.close_recv(pair.recv), 0);
+            let close_recv = || assert_eq!(table.close_recv(pair.recv), Success);
             if sender_first {
                 close_send();
                 assert_eq!(under_way(), 2 * 20);
@@ -255,7 +257,7 @@ fn what_was_not_taken_does_not_end_at_a_failure_either() {
         }
         FIRST.set(Mood::Takes);
         to.dereg();
-        assert_eq!((table.close_send(send), table.close_recv(comm)), (0, 0));
+        assert_eq!((table.close_send(send), table.close_recv(comm)), (Success, Success));
         // Of an operation that it leaves alone it is asked once.
         let stops: Vec<_> = FIRST.record().events[before..].iter().map(|e| e.stops).collect();
         assert_eq!(stops, [1, 1, 0, 0, 1, 1]);

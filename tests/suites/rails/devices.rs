@@ -1,18 +1,15 @@
 //! Devices that are not there or cannot be used, and a plugin file without libibverbs.
 
-use std::ffi::c_int;
 use std::fs;
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use mpib_tests::code::{Code, InvalidUsage, Success, SystemError};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::artifact;
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated};
-
-const SYSTEM: c_int = 2;
-const USAGE: c_int = 5;
 
 /// Devices `a` and `b`; only `a` has a GID at index 5.
 const UNEVEN: (&str, &str) =
@@ -20,7 +17,7 @@ const UNEVEN: (&str, &str) =
 
 /// In this environment `init` of every table fails with `code` and one line that has all `parts`. Gives what was said
 /// on stderr.
-fn no_init(test: &str, env: &[(&str, &str)], code: c_int, parts: &[&str]) -> Option<String> {
+fn no_init(test: &str, env: &[(&str, &str)], code: Code, parts: &[&str]) -> Option<String> {
     isolated(test, env, || {
         for table in TABLES {
             let (rc, ctx) = table.init();
@@ -29,7 +26,7 @@ fn no_init(test: &str, env: &[(&str, &str)], code: c_int, parts: &[&str]) -> Opt
             let [line] = &lines[..] else { panic!("v{}: not one line but {lines:?}", table.version()) };
             assert!(line.starts_with("NET/MPIB : init: "), "{line}");
             assert!(parts.iter().all(|p| line.contains(p)), "{parts:?} in {line}");
-            assert_ne!(table.devices().0, 0);
+            assert_ne!(table.devices().0, Success);
             take_warnings();
         }
     })
@@ -40,7 +37,7 @@ fn no_device_is_an_error_that_says_where_to_look() {
     let list = "soft0:addr=10.0.0.1,rate=4GB";
     let parts =
         ["no RDMA device found", "does ibv_devices list one", "driver loaded", "/dev/infiniband", "ENODEV"];
-    let said = no_init(here!(), &[("SOFTVERBS_DEVICES", list)], SYSTEM, &parts);
+    let said = no_init(here!(), &[("SOFTVERBS_DEVICES", list)], SystemError, &parts);
     // What softverbs itself says of its variable: once, with text and form.
     if let Some(said) = said {
         let lines: Vec<_> = said.lines().filter(|l| l.contains("SOFTVERBS_DEVICES")).collect();
@@ -57,13 +54,17 @@ fn no_device_is_an_error_that_says_where_to_look() {
 fn no_device_is_the_same_error_where_rails_are_named() {
     let mut env = mpib_tests::TWO_RAILS.to_vec();
     env.push(("SOFTVERBS_DEVICES", ""));
-    no_init(here!(), &env, SYSTEM, &["no RDMA device found", "does ibv_devices list one"]);
+    no_init(here!(), &env, SystemError, &["no RDMA device found", "does ibv_devices list one"]);
 }
 
 #[test]
 fn an_unusable_fabric_is_an_error_of_the_first_call_that_needs_it() {
-    let said =
-        no_init(here!(), &[("SOFTVERBS_FABRIC", "a b")], SYSTEM, &["ibv_alloc_pd failed", "EINVAL", "soft0"]);
+    let said = no_init(
+        here!(),
+        &[("SOFTVERBS_FABRIC", "a b")],
+        SystemError,
+        &["ibv_alloc_pd failed", "EINVAL", "soft0"],
+    );
     if let Some(said) = said {
         assert!(said.contains("SOFTVERBS_FABRIC=\"a b\": expected 1 to 64 letters"), "{said}");
     }
@@ -76,7 +77,7 @@ fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_there_is() {
             mpib_tests::set("NCCL_IB_HCA", Some(filter));
             let said = format!("init: NCCL_IB_HCA=\"{filter}\": expected a filter that leaves a port");
             for table in TABLES {
-                assert_eq!(table.init().0, USAGE, "{filter}");
+                assert_eq!(table.init().0, InvalidUsage, "{filter}");
                 let lines = take_warnings();
                 assert!(lines.len() == 1 && lines[0].contains(&said), "{said}: {lines:?}");
                 assert!(lines[0].ends_with("soft0:1, soft1:1"), "{lines:?}");
@@ -84,7 +85,7 @@ fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_there_is() {
         }
         mpib_tests::set("NCCL_IB_HCA", Some("^=soft0"));
         let ctx = init(newest());
-        assert_eq!((newest().devices(), newest().finalize(ctx)), ((0, 1), 0));
+        assert_eq!((newest().devices(), newest().finalize(ctx)), ((Success, 1), Success));
     });
 }
 
@@ -93,7 +94,7 @@ fn ports_none_of_which_can_be_used_are_listed_with_their_reasons() {
     let reason = "NCCL_IB_GID_INDEX says GID index 77, which is empty; the port has 0 (";
     let (a, c) = (format!("a:1 ({reason}"), format!("c:1 ({reason}"));
     let parts = ["no usable RDMA port", "ibv_devinfo -v", &a, &c, "3 (10.0.0.1, RoceV2)"];
-    no_init(here!(), &[UNEVEN, ("NCCL_IB_GID_INDEX", "77")], SYSTEM, &parts);
+    no_init(here!(), &[UNEVEN, ("NCCL_IB_GID_INDEX", "77")], SystemError, &parts);
 }
 
 /// Two rails that are not both there: one environment after another in one process, as none of them opens anything.
@@ -112,7 +113,7 @@ fn rails_that_cannot_be_are_named_with_what_there_is() {
             mpib_tests::set("MPIB_HCA_SOUT", Some(sout));
             mpib_tests::set("MPIB_HCA_SUP", Some(sup));
             for table in TABLES {
-                assert_eq!(table.init().0, USAGE, "{sout} {sup}");
+                assert_eq!(table.init().0, InvalidUsage, "{sout} {sup}");
                 let lines = take_warnings();
                 assert!(lines.len() == 1 && lines[0].contains(said), "{said}: {lines:?}");
                 assert!(lines[0].ends_with("soft0:1, soft1:1"), "{lines:?}");
@@ -122,7 +123,7 @@ fn rails_that_cannot_be_are_named_with_what_there_is() {
         mpib_tests::set("MPIB_HCA_SUP", Some("soft0"));
         let ctx = init(newest());
         assert_eq!(newest().properties(0).1.unwrap().name, "soft1+soft0");
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -130,7 +131,7 @@ fn rails_that_cannot_be_are_named_with_what_there_is() {
 fn a_rail_that_cannot_be_used_fails_init() {
     let env = [UNEVEN, ("NCCL_IB_GID_INDEX", "5"), ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")];
     let parts = ["MPIB_HCA_SUP=\"b\": expected a port that can be used", "a:1, b:1 (", "GID index 5", "c:1"];
-    no_init(here!(), &env, USAGE, &parts);
+    no_init(here!(), &env, InvalidUsage, &parts);
 }
 
 /// Without rails, a port with a fault costs that device only, and one line says so.
@@ -153,7 +154,7 @@ fn left_out(test: &str, filter: Option<&str>, warned: bool) {
         let pair = connect(newest(), second, 1);
         pair.message(10_000, 10_000, 1);
         pair.close();
-        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (0, 0));
+        assert_eq!((newest().finalize(ctx), newest().finalize(second)), (Success, Success));
     });
 }
 
@@ -175,7 +176,12 @@ fn a_port_with_a_fault_that_nobody_wants_is_no_matter() {
 #[test]
 fn a_port_with_a_fault_fails_init_where_that_is_asked_for() {
     let env = [UNEVEN, ("NCCL_IB_GID_INDEX", "5"), ("MPIB_STRICT", "1")];
-    no_init(here!(), &env, USAGE, &["ports that cannot be used: b:1 (", "GID index 5", "(MPIB_STRICT=1)"]);
+    no_init(
+        here!(),
+        &env,
+        InvalidUsage,
+        &["ports that cannot be used: b:1 (", "GID index 5", "(MPIB_STRICT=1)"],
+    );
 }
 
 #[test]
@@ -185,7 +191,7 @@ fn strict_is_content_where_nothing_is_lost() {
         let pair = connect(newest(), ctx, 0);
         pair.message(100_000, 100_000, 1);
         pair.close();
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }
@@ -208,11 +214,11 @@ fn adapters_that_lack_what_connections_need_are_left_out_with_the_reason() {
         let lines = take_warnings();
         let [line] = &lines[..] else { panic!("{lines:?}") };
         assert!(line.ends_with(&format!("ports that cannot be used: {}", UNFIT_SAID.join("; "))), "{line}");
-        assert_eq!((newest().devices(), newest().properties(0).1.unwrap().name), ((0, 1), "a".into()));
+        assert_eq!((newest().devices(), newest().properties(0).1.unwrap().name), ((Success, 1), "a".into()));
         let pair = connect(newest(), ctx, 0);
         pair.message(10_000, 10_000, 1);
         pair.close();
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
 
@@ -220,14 +226,14 @@ fn adapters_that_lack_what_connections_need_are_left_out_with_the_reason() {
 fn an_adapter_that_lacks_what_connections_need_fails_init_where_it_is_meant() {
     let said = format!("ports that cannot be used: {}", UNFIT_SAID[2]);
     let strict = [UNFIT, ("MPIB_STRICT", "1"), ("NCCL_IB_HCA", "a,d")];
-    no_init(here!(), &strict, USAGE, &[&said, "(MPIB_STRICT=1)"]);
+    no_init(here!(), &strict, InvalidUsage, &[&said, "(MPIB_STRICT=1)"]);
 }
 
 #[test]
 fn a_rail_that_lacks_what_connections_need_fails_init() {
     let rails = [UNFIT, ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")];
     let parts = [&["MPIB_HCA_SUP=\"b\": expected a port that can be used"][..], &UNFIT_SAID].concat();
-    no_init(here!(), &rails, USAGE, &parts);
+    no_init(here!(), &rails, InvalidUsage, &parts);
 }
 
 #[test]
@@ -238,13 +244,13 @@ fn a_port_of_an_unknown_mtu_costs_itself_and_no_connection() {
         let lines = take_warnings();
         let said = "ports that cannot be used: b:1 (its active MTU is number 0: expected 1 to 5 (256 to 4096 bytes))";
         assert!(lines.len() == 1 && lines[0].ends_with(said), "{lines:?}");
-        assert_eq!(newest().devices(), (0, 2));
+        assert_eq!(newest().devices(), (Success, 2));
         for dev in [0, 1] {
             let pair = connect(newest(), ctx, dev);
             pair.message(10_000, 10_000, 1);
             pair.close();
         }
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
 
@@ -253,13 +259,13 @@ fn a_gid_index_for_all_costs_no_infiniband_port() {
     let devices = ("SOFTVERBS_DEVICES", "i:link=ib;r:addr=10.0.0.1/24");
     isolated(here!(), &[devices, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {
         let ctx = init(newest());
-        assert_eq!(newest().devices(), (0, 2));
+        assert_eq!(newest().devices(), (Success, 2));
         for dev in [0, 1] {
             let pair = connect(newest(), ctx, dev);
             pair.message(10_000, 10_000, 1);
             pair.close();
         }
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
 
@@ -291,7 +297,7 @@ fn without_libibverbs_the_file_does_not_load_and_the_linker_names_it() {
         assert!(said.contains("libibverbs.so.9: cannot open shared object file"), "{said}");
         // The process goes on, with what else there is.
         let ctx = init(newest());
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};
@@ -75,7 +76,7 @@ fn split_by_speed(n: usize) {
         assert_eq!(counted, by_the_rule(lens, &weights, 0), "{lens:?} on {n} rails");
     }
     rig.close();
-    assert_eq!(table(12).finalize(ctx), 0);
+    assert_eq!(table(12).finalize(ctx), Success);
     assert_eq!(take_warnings(), Vec::<String>::new());
 }
 
@@ -117,9 +118,9 @@ fn every_table_moves_data_over_a_device_of_eight() {
                 assert_eq!(counted, by_the_rule(lens, &weights(8), 0), "v{} {lens:?}", table.version());
             }
             rig.close();
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -154,7 +155,7 @@ fn any_device_carries_anything() {
             }
             rig.close();
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -184,7 +185,7 @@ fn any_subset_of_the_rails_will_do() {
             }
             rig.close();
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -192,12 +193,12 @@ fn any_subset_of_the_rails_will_do() {
 fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
     let mut handle = [0; 128];
     let (rc, listen) = table(12).listen(ctx, to, &mut handle);
-    assert_eq!(rc, 0, "listen");
+    assert_eq!(rc, Success, "listen");
     let (mut send, mut recv) = (Ptr::default(), Ptr::default());
     until("connect and accept", || {
         if send.is_null() {
             let (rc, comm) = table(12).connect(ctx, from, &mut handle);
-            assert_eq!(rc, 0, "connect");
+            assert_eq!(rc, Success, "connect");
             send = comm;
         }
         if recv.is_null() {
@@ -205,7 +206,7 @@ fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
         }
         (!send.is_null() && !recv.is_null()).then_some(())
     });
-    assert_eq!(table(12).close_listen(listen), 0);
+    assert_eq!(table(12).close_listen(listen), Success);
     Pair { table: table(12), send, recv }
 }
 
@@ -229,7 +230,7 @@ fn ends_of_unequal_width_use_what_they_have_in_common() {
                 rig.close();
             }
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -248,10 +249,10 @@ fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
         let send = connected_by(table(12), ctx, dev, &mut handle);
         assert_eq!(peer.answer(), "ok");
         let (rc, listen) = table(12).listen(ctx, dev, &mut handle);
-        assert_eq!(rc, 0);
+        assert_eq!(rc, Success);
         peer.say(&format!("connect {}", word(&handle)));
         let recv = accepted(table(12), listen);
-        assert_eq!((peer.answer().as_str(), table(12).close_listen(listen)), ("ok", 0));
+        assert_eq!((peer.answer().as_str(), table(12).close_listen(listen)), ("ok", Success));
         let pair = Pair { table: table(12), send, recv };
         let (from, to) = (pair.send_buffer(pattern(MIB, 5)), pair.recv_buffer(MIB));
         let counted = during(|| {
@@ -270,7 +271,7 @@ fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
         to.dereg();
         pair.close();
         peer.finish();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -292,6 +293,6 @@ fn devices_that_share_rails_do_not_disturb_each_other() {
             }
         });
         pairs.into_iter().flatten().for_each(Pair::close);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }

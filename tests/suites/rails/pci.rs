@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::table::{TABLES, Table, newest};
@@ -86,13 +87,13 @@ fn functions_of_one_card_are_ports_of_it() {
                 ("s6", 1, ""),
             ];
             assert_eq!(told(*table), shown(&expected), "v{}", table.version());
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
         let ctx = init(newest());
         let pair = connect(newest(), ctx, 1);
         pair.message(10_000, 10_000, 1);
         pair.close();
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
 
@@ -102,7 +103,7 @@ fn a_port_that_is_not_shown_does_not_count() {
     with(here!(), &adapters, &[("NCCL_IB_HCA", "m1")], || {
         let ctx = init(newest());
         assert_eq!(told(newest()), shown(&[("m1", 1, "0000:17:00.1")]));
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -127,7 +128,7 @@ fn devices_are_in_the_order_of_their_pci_addresses() {
             ("s1", 1, ""),
         ];
         assert_eq!(told(newest()), shown(&expected));
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
 
@@ -138,7 +139,7 @@ fn devices_are_as_the_library_lists_them_where_that_is_wanted() {
         let names: Vec<_> = told(newest()).into_iter().map(|(name, port, _)| (name, port)).collect();
         let expected = [("m0", 1), ("s1", 1), ("m2", 1), ("m3", 1), ("m4", 2)];
         assert_eq!(names, expected.map(|(name, port)| (name.to_owned(), port)));
-        assert_eq!(newest().finalize(ctx), 0);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -148,6 +149,6 @@ fn xdr_is_told_as_fast_as_it_is() {
         let ctx = init(newest());
         let speeds = [0, 1].map(|dev| newest().properties(dev).1.unwrap().speed);
         assert_eq!(speeds, [400_000, 800_000]);
-        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), 0));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }

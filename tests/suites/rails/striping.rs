@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::rng::Rng;
@@ -78,7 +79,7 @@ fn one_rail_of_four_queue_pairs_is_striped() {
         let told = during(1, || rig.exchange(&[4096, 100, 0, 65_537, 1, 512, 127, 128]));
         assert_eq!(told, [[1; 4]], "one for the whole group on each");
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }
@@ -94,7 +95,7 @@ fn messages_take_turns_on_plain_queue_pairs() {
         let told = during(2, || rig.exchange(&[100_000]));
         assert_eq!(told, [[1], [1]]);
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -123,7 +124,7 @@ fn several_rails_are_striped_by_their_speeds() {
             assert_eq!(told, active, "{len} bytes");
         }
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -136,7 +137,7 @@ fn more_queue_pairs_than_a_mask_has_bits_take_turns() {
         assert_eq!(during(1, || rig.exchange(&[MIB])), [[1; 8]]);
         assert_eq!(during(1, || (0..20).for_each(|_| rig.exchange(&[MIB]))), [[10; 16]]);
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -152,9 +153,9 @@ fn every_table_is_striped() {
             }
             assert_eq!(during(2, || rig.exchange(&[MIB])), [[1; 4], [1; 4]], "v{}", table.version());
             rig.close();
-            assert_eq!(table.finalize(ctx), 0);
+            assert_eq!(table.finalize(ctx), Success);
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -177,7 +178,7 @@ fn any_number_of_queue_pairs_carries_anything() {
                 rig.exchange(&lens);
             }
             rig.close();
-            assert_eq!(table(12).finalize(ctx), 0);
+            assert_eq!(table(12).finalize(ctx), Success);
         }
     });
 }
@@ -206,7 +207,7 @@ fn a_full_house_is_striped() {
         to.dereg();
         from.dereg();
         pair.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -223,9 +224,9 @@ fn ends_that_stripe_otherwise_refuse_each_other() {
             set(variable, Some(there));
             let other = init(table(12));
             take_warnings();
-            let (mut code, mut said) = (0, Vec::new());
+            let (mut code, mut said) = (Success, Vec::new());
             until("both ends to refuse", || {
-                if code == 0 {
+                if code == Success {
                     code = table(12).connect(other, 0, &mut handle).0;
                 }
                 assert!(table(12).accept(listen).1.is_null());
@@ -240,8 +241,8 @@ fn ends_that_stripe_otherwise_refuse_each_other() {
                 );
             }
             set(variable, Some(here));
-            assert_eq!(table(12).close_listen(listen), 0);
-            assert_eq!((table(12).finalize(ctx), table(12).finalize(other)), (0, 0));
+            assert_eq!(table(12).close_listen(listen), Success);
+            assert_eq!((table(12).finalize(ctx), table(12).finalize(other)), (Success, Success));
         }
     });
 }
@@ -260,7 +261,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
         let told = during(2, || rig.exchange(&[MIB]));
         assert!(told[0].is_empty() && told[1].len() >= 2, "{told:?}");
         rig.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -271,6 +272,6 @@ fn fewer_connections_fit_with_more_queue_pairs() {
         let ctx = init(table(12));
         let limit = nccl_net_mpib::device::get(0).unwrap().rails[0].limits().max_qp;
         assert_eq!(table(12).properties(0).1.unwrap().max_comms, limit as i32 / 4);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }

@@ -1,5 +1,6 @@
 //! What goes on which rail: counted by the software devices, per message.
 
+use mpib_tests::code::{Success};
 use mpib_tests::pair::{HOST, Pair, pattern};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
@@ -192,11 +193,11 @@ fn a_full_house() {
         let recvs: Vec<_> =
             (0..256).map(|i| pair.irecv(&[(to.addr() + 256 * i, 256, i as i32, to.mr)])).collect();
         let (rc, none) = newest().irecv(pair.recv, &[(to.addr(), 256, 0, to.mr)]);
-        assert_eq!((rc, none.is_null()), (0, true), "receive 257, round {round}");
+        assert_eq!((rc, none.is_null()), (Success, true), "receive 257, round {round}");
         let sends: Vec<_> =
             (0..256).map(|i| pair.isend(from.addr() + 256 * i, 256, i as i32, from.mr)).collect();
         let (rc, none) = newest().isend(pair.send, from.addr(), 256, 0, from.mr);
-        assert_eq!((rc, none.is_null()), (0, true), "send 257, round {round}");
+        assert_eq!((rc, none.is_null()), (Success, true), "send 257, round {round}");
         // Newest first: completion does not follow the order of asking.
         for (i, (recv, send)) in recvs.into_iter().zip(sends).enumerate().rev() {
             assert_eq!(pair.wait(recv)[0], 256, "receive {i}");
@@ -255,8 +256,8 @@ fn registration_runs_beside_transfers() {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     for comm in shared.comms() {
                         let (rc, mr) = newest().reg_mr(comm, memory.as_ptr().addr(), memory.len(), HOST);
-                        assert_eq!(rc, 0);
-                        assert_eq!(newest().dereg_mr(comm, mr), 0);
+                        assert_eq!(rc, Success);
+                        assert_eq!(newest().dereg_mr(comm, mr), Success);
                     }
                     rounds += 1;
                 }

@@ -3,17 +3,18 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_tests::code::{InvalidArgument, InvalidUsage, Success};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{connect, init};
 use mpib_tests::table::TABLES;
-use mpib_tests::vdevices::{ARGUMENT, Made, VERSIONS, newest, rails, speeds, table};
+use mpib_tests::vdevices::{Made, VERSIONS, newest, rails, speeds, table};
 use mpib_tests::{here, isolated, mpib, set};
 
 const SPEEDS: [u32; 8] = [400_000, 200_000, 100_000, 50_000, 25_000, 12_500, 6_000, 1];
 
 fn count() -> c_int {
     let (rc, n) = table(12).devices();
-    assert_eq!(rc, 0);
+    assert_eq!(rc, Success);
     n
 }
 
@@ -46,7 +47,7 @@ fn a_device_has_the_sum_of_its_members_and_their_names() {
                 }
             }
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }
@@ -73,7 +74,7 @@ fn the_same_request_gives_the_same_device() {
             "{told:?}"
         );
         drop(log);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -84,7 +85,12 @@ fn refused(devs: &[c_int], parts: &[&str]) {
         let (rc, d) = (version.make)(devs.len() as c_int, devs);
         let lines = take_warnings();
         // Not 5: for that NCCL 2.24 and 2.25 fail the communicator.
-        assert_eq!((rc, d, count()), (ARGUMENT, -1, before), "v{} {devs:?}: {lines:?}", version.number);
+        assert_eq!(
+            (rc, d, count()),
+            (InvalidArgument, -1, before),
+            "v{} {devs:?}: {lines:?}",
+            version.number
+        );
         let [line] = &lines[..] else { panic!("{devs:?}: not one line but {lines:?}") };
         assert!(
             line.contains("makeVDevice: ") && parts.iter().all(|p| line.contains(p)),
@@ -112,7 +118,12 @@ fn bad_requests_say_what_was_found_and_what_is_expected() {
             for ndevs in [0, -1, c_int::MIN, most + 1, c_int::MAX] {
                 let (rc, d) = (version.make)(ndevs, &[0, 1]);
                 let lines = take_warnings();
-                assert_eq!((rc, d, lines.len()), (ARGUMENT, -1, 1), "v{} {ndevs}: {lines:?}", version.number);
+                assert_eq!(
+                    (rc, d, lines.len()),
+                    (InvalidArgument, -1, 1),
+                    "v{} {ndevs}: {lines:?}",
+                    version.number
+                );
                 assert!(
                     lines[0].contains(&ndevs.to_string()) && lines[0].contains(&most.to_string()),
                     "{lines:?}"
@@ -120,7 +131,7 @@ fn bad_requests_say_what_was_found_and_what_is_expected() {
             }
         }
         assert_eq!(count(), 4);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -128,11 +139,11 @@ fn bad_requests_say_what_was_found_and_what_is_expected() {
 fn before_init_there_is_nothing_to_join() {
     isolated(here!(), &[], || {
         for version in VERSIONS {
-            assert_eq!((version.make)(1, &[0]), (5, -1));
+            assert_eq!((version.make)(1, &[0]), (InvalidUsage, -1));
         }
         let ctx = init(table(12));
         assert_eq!(newest().fuse(&[0, 1]), 2);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -150,7 +161,7 @@ fn link_layers_are_not_mixed() {
             pair.message(100_000, 100_000, 1);
             pair.close();
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -174,7 +185,7 @@ fn sout_and_sup_are_one_device_already() {
             &[0, 1],
             &["device 1 (soft0+soft1) is itself made of others: expected physical devices, which are 0 to 0"],
         );
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -183,7 +194,7 @@ fn nothing_is_joined_where_the_user_wants_none() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1)), ("NCCL_IB_MERGE_NICS", "0")], || {
         let ctx = init(table(12));
         for version in VERSIONS {
-            assert_eq!((version.make)(2, &[0, 1]), (ARGUMENT, -1), "v{}", version.number);
+            assert_eq!((version.make)(2, &[0, 1]), (InvalidArgument, -1), "v{}", version.number);
         }
         // NCCL 2.24 to 2.26 make one of each device that they join with no other.
         assert_eq!((newest().fuse(&[1]), newest().fuse(&[2]), count()), (3, 4, 5));
@@ -191,12 +202,12 @@ fn nothing_is_joined_where_the_user_wants_none() {
         let pair = connect(table(12), ctx, 3);
         pair.message(100_000, 100_000, 1);
         pair.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         // With the next communicator the user may want otherwise.
         set("NCCL_IB_MERGE_NICS", None::<&str>);
         let ctx = init(table(12));
         assert_eq!((newest().fuse(&[0, 1]), count()), (3, 4));
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -213,7 +224,7 @@ fn rail_and_plane_are_those_of_the_filter() {
         {
             assert_eq!(ids(newest().fuse(devs)), of_them, "{devs:?}");
         }
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -225,11 +236,11 @@ fn virtual_devices_go_with_the_last_finalize() {
             let (a, b) = (init(table(number)), init(table(number)));
             assert_eq!(newest().fuse(&[0, 1]), 3);
             let pair = connect(table(number), b, 3);
-            assert_eq!(table(number).finalize(a), 0);
+            assert_eq!(table(number).finalize(a), Success);
             assert_eq!(count(), 4, "the other communicator has them still");
             pair.message(100_000, 100_000, 1);
             pair.close();
-            assert_eq!(table(number).finalize(b), 0);
+            assert_eq!(table(number).finalize(b), Success);
             let again = init(table(number));
             assert_eq!(count(), 3, "v{number}");
             assert_eq!((newest().fuse(&[1, 2]), newest().fuse(&[0, 1])), (3, 4), "others first");
@@ -237,7 +248,7 @@ fn virtual_devices_go_with_the_last_finalize() {
             let pair = connect(table(number), again, 4);
             pair.message(100_000, 100_000, 2);
             pair.close();
-            assert_eq!(table(number).finalize(again), 0);
+            assert_eq!(table(number).finalize(again), Success);
         }
     });
 }
@@ -250,7 +261,7 @@ fn virtual_devices_stay_where_nothing_is_finalized() {
         assert_eq!(newest().fuse(&[0, 1]), 2);
         init(table(9));
         let ctx = init(table(12));
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(count(), 3);
         assert_eq!(table(9).properties(2).1.unwrap().name, "r0+r1");
     });
@@ -264,13 +275,13 @@ fn a_failed_init_keeps_no_device() {
         assert_eq!(newest().fuse(&[0, 1]), 2);
         set("MPIB_STRICT", Some("1"));
         set("NCCL_IB_HCA", Some("r0"));
-        assert_eq!(table(12).init().0, 5);
+        assert_eq!(table(12).init().0, InvalidUsage);
         set("MPIB_STRICT", None::<&str>);
         set("NCCL_IB_HCA", None::<&str>);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
         let ctx = init(table(12));
         assert_eq!(count(), 2);
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }
 
@@ -307,6 +318,6 @@ fn devices_come_while_others_are_in_use() {
         });
         assert_eq!(count(), 8 + 1 + 56);
         pair.close();
-        assert_eq!(table(12).finalize(ctx), 0);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }

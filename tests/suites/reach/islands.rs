@@ -1,12 +1,13 @@
 //! Two islands of two hosts, each host a network namespace: SOUT is routed between the islands, SUP ends at its island.
 
+use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::here;
 use mpib_tests::hosts::islands::{
     Class, Env, INTER, INTRA, Islands, NAMES, all_pairs, class, one_island, two_islands, two_rails,
 };
 use mpib_tests::hosts::watch::{Count, counts, log, since, the_warning, warnings};
-use mpib_tests::hosts::{Hosts, REMOTE, USAGE, on_hosts};
+use mpib_tests::hosts::{Hosts, on_hosts};
 use mpib_tests::pair::until;
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::process::Role;
@@ -247,10 +248,10 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
         assert_eq!(addrs, ["10.2.1.2/24"]);
         assert_eq!(offered(&mut peers[2]).1, ["10.1.2.3/24"]);
         // An interface that does not exist is named, and those that do.
-        assert_eq!(peers[3].ask("listen-fails"), USAGE);
+        assert_eq!(peers[3].code("listen-fails"), InvalidUsage);
         the_warning(&mut peers[3], &["MPIB_OOB_IF=\"eth9\"", "sout 10.1.2.4/24", "sup 10.2.2.4/24"]);
         // Over SUP another island is out of reach, which is said when the time is over; a host of the own one is not.
-        assert_eq!(peers[2].ask(&format!("connect-fails {handle}")), REMOTE);
+        assert_eq!(peers[2].code(&format!("connect-fails {handle}")), RemoteError);
         the_warning(&mut peers[2], &["10.2.1.2:", "unreachable"]);
         peers[1].say("accept");
         peers[0].must(&format!("connect {handle}"));
@@ -294,7 +295,7 @@ fn without_sup(test: &str, lacking: fn(&Hosts) -> Env, qps: [u64; 2], parts: &'s
         let [mut connector, mut acceptor] = strict;
         let handle = acceptor.ask("listen");
         acceptor.say("accept-fails");
-        assert_eq!(connector.ask(&format!("connect-fails {handle}")), USAGE);
+        assert_eq!(connector.code(&format!("connect-fails {handle}")), InvalidUsage);
         assert_eq!(acceptor.answer(), "ok");
         for mut peer in [connector, acceptor] {
             the_warning(&mut peer, &[parts, &["MPIB_STRICT=1"]].concat());

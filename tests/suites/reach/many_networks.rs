@@ -1,7 +1,8 @@
 //! Hosts that differ: in the number, the order and the MTU of their adapters, and in what happens to them.
 
 use super::util::{Reach, Setup, quiet};
-use mpib_tests::hosts::{REMOTE, Topology, USAGE, on_hosts};
+use mpib_tests::code::{InvalidUsage, RemoteError};
+use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
 
 #[test]
@@ -143,7 +144,7 @@ fn a_switch_that_drops_long_packets_is_found_by_the_probe() {
             "mlx5_0:1 (10.0.0.1/24) to mlx5_0:1 (10.0.0.2/24): ",
             "empty packets arrive, and those of 4096 bytes do not: has an interface or a switch on the way a smaller MTU than the ports at both ends?",
         ];
-        net.refused(("a", 0), ("b", 0), REMOTE, &parts);
+        net.refused(("a", 0), ("b", 0), RemoteError, &parts);
         net.finish();
     });
 }
@@ -180,7 +181,7 @@ fn an_address_that_is_removed_between_listen_and_connect_is_not_used() {
         let handle = net.listen("b", 0);
         removed(&mut net, "10.0.1.2/24", "- -");
         let parts = ["mlx5_0:1 has 10.0.0.1, 10.0.1.1, mlx5_0:1 has fe80::", "not of one family"];
-        net.refused_at(&handle, ("a", 0), "b", USAGE, &parts);
+        net.refused_at(&handle, ("a", 0), "b", InvalidUsage, &parts);
         net.finish();
     });
 }

@@ -1,7 +1,8 @@
 //! Hosts joined by direct links, with no variable of the plugin's set: every pair goes over its own link, or says why there is none.
 
 use super::util::{Reach, Setup, pairs, quiet};
-use mpib_tests::hosts::{REMOTE, Topology, USAGE, on_hosts};
+use mpib_tests::code::{InvalidUsage, RemoteError};
+use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
 
 /// Three hosts, a cable between each two, a subnet on each cable. No host has its first adapter on the same cable as both others.
@@ -53,7 +54,7 @@ fn another_adapter_than_nccl_asked_for_is_told_once_and_refused_where_that_is_wa
         assert_eq!([told(&again[0]), told(&again[1])], [0, 0], "{again:?}");
         // Both ends must have it alike.
         let parts = ["settings that both ends must have alike differ", "MPIB_ROUTE"];
-        net.refused(("a", 0), ("c", 0), USAGE, &parts);
+        net.refused(("a", 0), ("c", 0), InvalidUsage, &parts);
         net.finish();
     });
 }
@@ -66,7 +67,7 @@ fn strict_keeps_to_the_adapters_that_nccl_asks_for() {
         net.goes_asked(("a", "mlx5_1", "192.168.101.2", 1), ("b", "mlx5_0", "192.168.101.3", 0));
         let said = "no rail works to";
         let row = ": mlx5_0:1 (192.168.100.2/24) to mlx5_0:1 (192.168.101.3/24), no common subnet: the probe failed";
-        net.refused(("a", 0), ("b", 0), REMOTE, &[said, row]);
+        net.refused(("a", 0), ("b", 0), RemoteError, &[said, row]);
         net.finish();
     });
 }
@@ -116,7 +117,7 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_are_told_that_there_is
                     })
                     .collect();
                 let parts: Vec<&str> = rows.iter().map(String::as_str).chain(["no rail works to"]).collect();
-                net.refused((from, 0), (to, 0), REMOTE, &parts);
+                net.refused((from, 0), (to, 0), RemoteError, &parts);
             }
         }
         net.exchange(100_000);
@@ -150,7 +151,7 @@ fn the_ends_of_a_line_are_told_that_they_have_no_link() {
         net.refused(
             ("b", 0),
             ("d", 0),
-            USAGE,
+            InvalidUsage,
             &["no rail reaches", "mlx5_0:1 to mlx5_0:1: ", "mlx5_1:1 to mlx5_0:1: ", wanted],
         );
         net.finish();

@@ -2,7 +2,8 @@
 //! nobody acknowledges.
 
 use super::util::{Reach, Setup, has_all, warnings};
-use mpib_tests::hosts::{REMOTE, Topology, USAGE, on_hosts};
+use mpib_tests::code::{InvalidUsage, RemoteError};
+use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
 
 /// One cable between two hosts, and a network for control connections.
@@ -29,7 +30,7 @@ fn addresses_of_two_subnets_on_one_cable_are_named_with_their_prefixes() {
             "mlx5_0:1 (10.0.0.1/24) to mlx5_0:1 (10.0.1.2/24), no common subnet: the probe failed",
         ];
         // The peer says the same of us, whose address is another one.
-        net.refused(("a", 0), ("b", 0), REMOTE, &parts[1..]);
+        net.refused(("a", 0), ("b", 0), RemoteError, &parts[1..]);
         net.finish();
     });
 }
@@ -40,7 +41,7 @@ fn addresses_of_two_subnets_are_not_even_tried_where_that_is_not_wanted() {
         let mut net =
             with(cable("10.0.0.1/24", "10.0.1.2/24"), vec![("MPIB_ROUTE", "subnet")], vec![], vec![]);
         let said = "mlx5_0:1 to mlx5_0:1: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any";
-        net.refused(("a", 0), ("b", 0), USAGE, &["no rail reaches", said]);
+        net.refused(("a", 0), ("b", 0), InvalidUsage, &["no rail reaches", said]);
         net.finish();
     });
 }
@@ -83,14 +84,14 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
     on_hosts(here!(), &[], || {
         let index = |n| vec![("NCCL_IB_GID_INDEX", n)];
         let mut net = with(cable("10.0.0.1/24", "10.0.0.2/24"), vec![], index("2"), index("3"));
-        net.refused(("a", 0), ("b", 0), USAGE, &["mlx5_0:1 speaks RoceV1, mlx5_0:1 speaks RoceV2"]);
+        net.refused(("a", 0), ("b", 0), InvalidUsage, &["mlx5_0:1 speaks RoceV1, mlx5_0:1 speaks RoceV2"]);
         // The table is another one by now, and the index means nothing in it.
         net.peers[1].must("addrs mlx5_0 - 10.0.0.2/24");
         let parts = [
             "mlx5_0:1: NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::",
             "5 (10.0.0.2, RoceV2)",
         ];
-        net.refused(("a", 0), ("b", 0), REMOTE, &parts);
+        net.refused(("a", 0), ("b", 0), RemoteError, &parts);
         net.finish();
     });
 }
@@ -103,7 +104,7 @@ fn packets_that_nobody_acknowledges_are_told_with_what_to_look_at() {
         // The receive is there, its sender knows, and then the cable of the other end is drawn.
         net.peers[1].must("post 1 100000");
         net.peers[1].must("link mlx5_0 0");
-        assert_eq!(net.peers[0].ask("send-fails 100000"), REMOTE);
+        assert_eq!(net.peers[0].code("send-fails 100000"), RemoteError);
         let parts = [
             "data write to 10.0.0.2:",
             "(mlx5_0:1): the peer did not acknowledge, however often it was tried (status=12 IBV_WC_RETRY_EXC_ERR",

@@ -1,8 +1,9 @@
 //! Which NICs of two hosts a connection joins: between hosts that are network namespaces, with a NIC for each of their
 //! interfaces.
 
+use mpib_tests::code::{Code, InvalidUsage, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
-use mpib_tests::hosts::{Hosts, REMOTE, Topology, USAGE, on_hosts};
+use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::peer::Peer;
 use mpib_tests::{SHORT, here};
 
@@ -115,12 +116,12 @@ fn a_triangle_uses_its_cables_with_no_variable_set() {
 }
 
 /// A connection that fails at both ends, each with all of these parts in what it says.
-fn refused(from: &mut Peer, to: &mut Peer, devs: (usize, usize), code: &str, parts: &[&str]) {
+fn refused(from: &mut Peer, to: &mut Peer, devs: (usize, usize), code: Code, parts: &[&str]) {
     from.must(&format!("device {}", devs.0));
     to.must(&format!("device {}", devs.1));
     let handle = to.ask("listen");
     to.say("accept-fails");
-    assert_eq!(from.ask(&format!("connect-fails {handle}")), code);
+    assert_eq!(from.code(&format!("connect-fails {handle}")), code);
     assert_eq!(to.answer(), "ok");
     for peer in [from, to] {
         // A long message is several lines.
@@ -142,7 +143,7 @@ fn strict_keeps_to_the_devices_that_were_asked_for() {
         joined(&mut a, &mut b, (0, 0), (0, 0));
         // Its networks are not those of the other: routers might join them, and do not.
         let row = "soft1:1 (10.0.2.1/24) to soft0:1 (10.0.1.2/24), no common subnet: the probe failed";
-        refused(&mut a, &mut b, (1, 0), REMOTE, &["no rail works to", row]);
+        refused(&mut a, &mut b, (1, 0), RemoteError, &["no rail works to", row]);
         assert_eq!((a.ask("elsewhere"), b.ask("elsewhere")), ("0".into(), "0".into()));
         // Both ends must have the setting alike.
         let mut other = start(&hosts, "b", on_b, &SHORT);
@@ -151,7 +152,7 @@ fn strict_keeps_to_the_devices_that_were_asked_for() {
             &mut a,
             &mut other,
             (0, 0),
-            USAGE,
+            InvalidUsage,
             &["settings that both ends must have alike", said, "prefer-subnet"],
         );
         [a, b, other].into_iter().for_each(Peer::finish);
@@ -174,12 +175,12 @@ fn with_subnet_a_pair_without_a_common_one_is_refused_with_the_way_out() {
         let env = [("MPIB_ROUTE", "subnet")];
         let [mut a, mut c] = ends.map(|(host, devices)| start(&hosts, host, devices, &env));
         let parts = ["no rail reaches", "soft0:1 to soft0:1: no common subnet", "set MPIB_ROUTE=any"];
-        refused(&mut a, &mut c, (0, 0), USAGE, &parts);
+        refused(&mut a, &mut c, (0, 0), InvalidUsage, &parts);
         // Nothing passes on what is for others, which the probe finds.
         let env = [("MPIB_ROUTE", "any"), SHORT[0], SHORT[1]];
         let [mut x, mut y] = ends.map(|(host, devices)| start(&hosts, host, devices, &env));
         let row = "soft0:1 (10.0.1.1/24) to soft0:1 (10.0.3.3/24), no common subnet: the probe failed";
-        refused(&mut x, &mut y, (0, 0), REMOTE, &["no rail works to", row, "ping -I"]);
+        refused(&mut x, &mut y, (0, 0), RemoteError, &["no rail works to", row, "ping -I"]);
         // Where something does, it is a route.
         let routed = [("a", "soft0:addr=10.0.1.1/16"), ("c", "soft0:addr=10.0.3.3/16")];
         let [mut v, mut w] = routed.map(|(host, devices)| start(&hosts, host, devices, &[]));
@@ -253,11 +254,11 @@ fn where_nothing_works_every_pair_is_told_with_its_reason() {
             rows("the probe failed: the peer did not acknowledge, however often it was tried (status=12");
         let parts: Vec<&str> =
             ["no rail works to"].into_iter().chain(rows.iter().map(String::as_str)).collect();
-        refused(&mut a, &mut b, (0, 0), REMOTE, &parts);
+        refused(&mut a, &mut b, (0, 0), RemoteError, &parts);
         // With strict losses a connection that must do without what was asked for is refused too.
         let strict = [OOB, SHORT[0], SHORT[1], ("MPIB_STRICT", "1")];
         let [mut x, mut y] = CROSSED.map(|(host, devices)| start(&hosts, host, devices, &strict));
-        refused(&mut x, &mut y, (0, 0), USAGE, &["not as NCCL asked for", "MPIB_STRICT=1"]);
+        refused(&mut x, &mut y, (0, 0), InvalidUsage, &["not as NCCL asked for", "MPIB_STRICT=1"]);
         [a, b, x, y].into_iter().for_each(Peer::finish);
     });
 }
@@ -325,7 +326,7 @@ fn a_way_that_loses_long_packets_is_told_as_such() {
         let mut a = start(&hosts, "a", &devices("10.0.1.1", "mtu=4096,carries=1024"), &env);
         let mut b = start(&hosts, "b", &devices("10.0.1.2", "mtu=4096"), &env);
         let said = "empty packets arrive, and those of 4096 bytes do not: has an interface or a switch on the way a smaller MTU";
-        refused(&mut a, &mut b, (0, 0), REMOTE, &["no rail works to", said]);
+        refused(&mut a, &mut b, (0, 0), RemoteError, &["no rail works to", said]);
         let mut small = start(&hosts, "a", &devices("10.0.1.1", "mtu=1024"), &env);
         joined(&mut small, &mut b, (0, 0), (0, 0));
         [a, b, small].into_iter().for_each(Peer::finish);

@@ -1,7 +1,8 @@
 //! Subnets of every kind between two hosts: each connection goes by the addresses that reach, or says what does not.
 
 use super::util::{Reach, Setup, has_all, quiet, warnings};
-use mpib_tests::hosts::{REMOTE, Topology, on_hosts};
+use mpib_tests::code::{RemoteError};
+use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
 
 type Ends = Vec<(&'static str, &'static str, &'static str)>;
@@ -137,7 +138,7 @@ fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
         net.refused(
             ("x", 0),
             ("y", 0),
-            REMOTE,
+            RemoteError,
             &["no rail works to", "mlx5_0:1 (192.168.0.2/24) to mlx5_0:1 (192.168.0.1/24): "],
         );
         net.finish();
@@ -160,9 +161,9 @@ fn a_wrong_prefix_at_one_end_is_named() {
         net.goes(("a", "mlx5_0", "10.0.0.1"), ("b", "mlx5_0", "10.0.0.2"));
         net.goes(("b", "mlx5_0", "10.0.0.2"), ("a", "mlx5_0", "10.0.0.1"));
         let said = "mlx5_0:1 (10.0.0.1/24) to mlx5_0:1 (10.0.0.130/25), no common subnet: ";
-        net.refused(("a", 0), ("c", 0), REMOTE, &["no rail works to", said]);
+        net.refused(("a", 0), ("c", 0), RemoteError, &["no rail works to", said]);
         let said = "mlx5_0:1 (10.0.0.130/25) to mlx5_0:1 (10.0.0.2/16), no common subnet: ";
-        net.refused(("c", 0), ("b", 0), REMOTE, &["no rail works to", said]);
+        net.refused(("c", 0), ("b", 0), RemoteError, &["no rail works to", said]);
         assert_eq!(warnings(&mut net.peers[0]), [""; 0]);
         net.finish();
     });

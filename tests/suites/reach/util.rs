@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use mpib_tests::code::{Code, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
-use mpib_tests::hosts::{Hosts, REMOTE, Topology};
+use mpib_tests::hosts::{Hosts, Topology};
 use mpib_tests::peer::Peer;
 
 /// What a test starts from.
@@ -116,7 +117,7 @@ impl Reach {
 
     /// A connection that is refused; both ends say why, in words that have all of these parts, but one that the other cannot even be
     /// reached from.
-    pub(crate) fn refused(&mut self, from: (&str, usize), to: (&str, usize), code: &str, parts: &[&str]) {
+    pub(crate) fn refused(&mut self, from: (&str, usize), to: (&str, usize), code: Code, parts: &[&str]) {
         let handle = self.listen(to.0, to.1);
         self.refused_at(&handle, from, to.0, code, parts);
     }
@@ -126,13 +127,13 @@ impl Reach {
         handle: &str,
         from: (&str, usize),
         to: &str,
-        code: &str,
+        code: Code,
         parts: &[&str],
     ) {
         let (at, to) = (self.index(from.0), self.index(to));
         self.peers[to].say("accept-fails");
         self.peers[at].must(&format!("device {}", from.1));
-        assert_eq!(self.peers[at].ask(&format!("connect-fails {handle}")), code, "{parts:?}");
+        assert_eq!(self.peers[at].code(&format!("connect-fails {handle}")), code, "{parts:?}");
         assert_eq!(self.peers[to].answer(), "ok");
         for i in [at, to] {
             has_all(&warnings(&mut self.peers[i]), parts);
@@ -144,7 +145,7 @@ impl Reach {
         let handle = self.listen(to, 0);
         let from = self.index(from);
         self.peers[from].must("device 0");
-        assert_eq!(self.peers[from].ask(&format!("connect-fails {handle}")), REMOTE);
+        assert_eq!(self.peers[from].code(&format!("connect-fails {handle}")), RemoteError);
         has_all(&warnings(&mut self.peers[from]), parts);
     }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::process::watchdog_after;
@@ -97,6 +98,6 @@ fn ten_thousand_connections_leave_nothing() {
         let grown = resident().saturating_sub(memory);
         eprintln!("{after:?}, {grown} KiB of {memory} more");
         assert!(grown < MEMORY_BOUND, "{grown} KiB more after {CYCLES} connections, {memory} before");
-        assert_eq!(table.close_listen(listen), 0);
+        assert_eq!(table.close_listen(listen), Success);
     });
 }

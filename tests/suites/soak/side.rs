@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mpib_tests::code::{Success};
 use mpib_tests::log::LOG;
 use mpib_tests::pair::{HOST, init, pattern, until};
 use mpib_tests::peer::{accepted, connected};
@@ -69,7 +70,7 @@ impl Side {
         let table = newest();
         let ctx = init(table);
         let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
-        assert_eq!(rc, 0, "listen");
+        assert_eq!(rc, Success, "listen");
         Self {
             table,
             ctx,
@@ -132,14 +133,14 @@ impl Side {
 
     fn register(&self, comm: Ptr, memory: &[u8]) -> Ptr {
         let (rc, mr) = self.table.reg_mr(comm, memory.as_ptr().addr(), memory.len(), HOST);
-        assert_eq!(rc, 0, "regMr");
+        assert_eq!(rc, Success, "regMr");
         mr
     }
 
     fn test(&self, request: Ptr) -> [i32; 8] {
         until("test", || {
             let (rc, done, sizes) = self.table.test(request);
-            assert_eq!(rc, 0, "test");
+            assert_eq!(rc, Success, "test");
             done.then_some(sizes)
         })
     }
@@ -165,7 +166,7 @@ impl Side {
                 let addr = self.data.as_ptr().addr() + part.source;
                 let request = until("isend", || {
                     let (rc, request) = self.table.isend(comm, addr, part.len, part.tag, mr);
-                    assert_eq!(rc, 0, "isend");
+                    assert_eq!(rc, Success, "isend");
                     (!request.is_null()).then_some(request)
                 });
                 (request, part.len)
@@ -173,18 +174,18 @@ impl Side {
             flights.push_back(group.order.iter().map(post).collect());
         }
         flights.into_iter().for_each(land);
-        assert_eq!((self.table.dereg_mr(comm, mr), self.table.close_send(comm)), (0, 0));
+        assert_eq!((self.table.dereg_mr(comm, mr), self.table.close_send(comm)), (Success, Success));
     }
 
     fn receive(&self, place: &Path, plan: Plan, arena: &mut [u8], doing: &mut Doing) {
         let mut handle = [0; 128];
         let (rc, listen) = self.table.listen(self.ctx, 0, &mut handle);
-        assert_eq!(rc, 0, "listen");
+        assert_eq!(rc, Success, "listen");
         let new = place.with_extension("new");
         std::fs::write(&new, handle).unwrap();
         std::fs::rename(&new, place).unwrap();
         let comm = accepted(self.table, listen);
-        assert_eq!(self.table.close_listen(listen), 0);
+        assert_eq!(self.table.close_listen(listen), Success);
         std::fs::remove_file(place).unwrap();
         let mr = self.register(comm, arena);
         let start = arena.as_ptr().addr();
@@ -205,7 +206,7 @@ impl Side {
                 group.places(next).map(|(at, part)| (start + at, part.room, part.tag, mr)).collect();
             let request = until("irecv", || {
                 let (rc, request) = self.table.irecv(comm, &buffers);
-                assert_eq!(rc, 0, "irecv");
+                assert_eq!(rc, Success, "irecv");
                 (!request.is_null()).then_some(request)
             });
             flights.push_back((request, next, group.clone()));
@@ -214,7 +215,7 @@ impl Side {
         for flight in flights {
             self.land(arena, flight);
         }
-        assert_eq!((self.table.dereg_mr(comm, mr), self.table.close_recv(comm)), (0, 0));
+        assert_eq!((self.table.dereg_mr(comm, mr), self.table.close_recv(comm)), (Success, Success));
     }
 
     /// Waits for a group, and checks every byte of it and those between its receives.
@@ -238,7 +239,7 @@ impl Side {
 impl Drop for Side {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert_eq!(self.table.close_listen(self.listen), 0);
+            assert_eq!(self.table.close_listen(self.listen), Success);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::agent::Place;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, until};
@@ -152,20 +153,20 @@ fn what_is_under_way_and_what_was_refused_shows() {
         let (from, to) = (pair.send_buffer(vec![1; 512]), pair.recv_buffer(512));
         for n in 1..=3 {
             let (rc, request) = table.isend(pair.send, from.addr(), 512, 1, from.mr);
-            assert_eq!((rc, request.is_null()), (0, true));
+            assert_eq!((rc, request.is_null()), (Success, true));
             assert_eq!(reader.one("send").numbers(["requests", "waits_peer", "waits_queue"]), [0, n, 0]);
         }
         let offer = [(to.addr(), 512, 1, to.mr)];
         let mut receives: Vec<Ptr> = (0..256).map(|_| pair.irecv(&offer)).collect();
         for n in 1..=2 {
             let (rc, request) = table.irecv(pair.recv, &offer);
-            assert_eq!((rc, request.is_null()), (0, true), "256 are under way");
+            assert_eq!((rc, request.is_null()), (Success, true), "256 are under way");
             let seen = reader.one("recv");
             assert_eq!(seen.numbers(["requests", "done", "messages", "waits_queue"]), [256, 0, 0, n]);
         }
         // Another tag than that of the receive that is next.
         let (rc, request) = table.isend(pair.send, from.addr(), 512, 2, from.mr);
-        assert_eq!((rc, request.is_null()), (0, true));
+        assert_eq!((rc, request.is_null()), (Success, true));
         assert!(reader.one("send").number("waits_peer") >= 4);
         let mut sends: Vec<Ptr> = (0..256).map(|_| pair.isend(from.addr(), 512, 1, from.mr)).collect();
         let send = reader.one("send");
@@ -173,7 +174,7 @@ fn what_is_under_way_and_what_was_refused_shows() {
         assert!(send.number("1.posted") - send.number("1.done") <= 256);
         for n in 1..=2 {
             let (rc, request) = table.isend(pair.send, from.addr(), 512, 1, from.mr);
-            assert_eq!((rc, request.is_null()), (0, true));
+            assert_eq!((rc, request.is_null()), (Success, true));
             let send = reader.one("send");
             assert_eq!(send.number("waits_peer") + send.number("waits_queue"), 4 + n, "{send:?}");
         }
@@ -236,7 +237,7 @@ fn flushes_are_requests_without_messages() {
         let names = ["requests", "done", "messages", "0.posted", "1.posted"];
         assert_eq!(reader.one("recv").numbers(names), [1, 1, 1, 1, 0]);
         let (rc, request) = table.iflush(pair.recv, &[(to.addr(), 1000, to.mr)]);
-        assert_eq!((rc, request.is_null()), (0, false));
+        assert_eq!((rc, request.is_null()), (Success, false));
         assert_eq!(reader.one("recv").numbers(names), [2, 1, 1, 2, 0]);
         pair.wait(request);
         let after = reader.one("recv");
@@ -280,8 +281,8 @@ fn a_connection_whose_peer_died_shows_failed_and_why_until_it_is_closed() {
         let request = recv(table, here, &room, 4096);
         peer.kill();
         assert!(reader.ask(peer.pid()).is_err(), "nothing is left of a process that ended");
-        let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != 0));
-        assert_ne!(code, 0);
+        let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
+        assert_ne!(code, Success);
         let said = take_warnings().pop().unwrap();
         let failed = reader.one("recv");
         assert_eq!((failed.text("state"), failed.number("errors")), ("failed", 1));
@@ -290,7 +291,7 @@ fn a_connection_whose_peer_died_shows_failed_and_why_until_it_is_closed() {
         assert_eq!((failed.number("requests"), failed.number("done")), (1, 0));
         assert_eq!(reader.one("send").text("state"), "open", "the other one was not used since");
         room.dereg();
-        assert_eq!((table.close_send(there), table.close_recv(here)), (0, 0));
+        assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
         assert_eq!(reader.here().connections.len(), 0);
     });
 }
@@ -306,7 +307,7 @@ fn a_failed_completion_is_counted_on_its_rail() {
         // What the sender was offered is taken away.
         to.dereg();
         let send = pair.isend(from.addr(), 4096, 1, from.mr);
-        until("a failure", || (table.test(send).0 != 0).then_some(()));
+        until("a failure", || (table.test(send).0 != Success).then_some(()));
         let failed = reader.one("send");
         assert_eq!((failed.text("state"), failed.number("errors")), ("failed", 1));
         assert_eq!(failed.numbers(["0.errors", "1.errors"]), [0, 1]);
@@ -343,9 +344,9 @@ fn a_closed_connection_gives_its_entry_to_the_next() {
             pair.close();
             assert_eq!(reader.here().connections.len(), 0);
             // The page is the process's: it stays, whatever NCCL finalises.
-            assert_eq!(table.finalize(init(table)), 0);
+            assert_eq!(table.finalize(init(table)), Success);
         }
-        assert_eq!(table.finalize(ctx), 0);
+        assert_eq!(table.finalize(ctx), Success);
         assert_eq!(reader.here().process.numbers(["opened", "open", "pages"]), [6, 0, 1]);
     });
 }
@@ -432,11 +433,12 @@ fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page(
         let pair = Pair::new(table);
         let from = pair.send_buffer(vec![1; 100]);
         let try_to_send = || table.isend(pair.send, from.addr(), 100, 1, from.mr);
-        assert_eq!(try_to_send().0, 0);
+        assert_eq!(try_to_send().0, Success);
         // SAFETY: the child calls isend, which is refused there, with the allocator that glibc keeps whole, and then stands still.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let refused = (0..50).all(|_| matches!(try_to_send(), (5, request) if request.is_null()));
+            let refused =
+                (0..50).all(|_| matches!(try_to_send(), (InvalidUsage, request) if request.is_null()));
             // SAFETY: as above.
             unsafe {
                 if !refused {
@@ -515,7 +517,7 @@ fn a_page_that_cannot_be_made_is_one_warning() {
 fn a_page_that_cannot_be_made_fails_a_strict_init() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
         no_room_for_a_page(newest());
-        assert_eq!(newest().init().0, 5);
+        assert_eq!(newest().init().0, InvalidUsage);
         let lines = take_warnings();
         assert!(lines.len() == 1 && lines[0].contains("(MPIB_STRICT=1)"), "{lines:?}");
     });

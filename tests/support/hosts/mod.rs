@@ -171,10 +171,6 @@ impl Hosts {
     }
 }
 
-/// NCCL's codes, as the processes answer them.
-pub const USAGE: &str = "5";
-pub const REMOTE: &str = "6";
-
 /// Tells the process of [`knock`] where to connect to.
 const KNOCK: &str = "TEST_KNOCK";
 
