@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use mpib_tests::{here, isolated, mpib};

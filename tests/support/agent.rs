@@ -17,27 +17,15 @@ use nccl_net_mpib::agent::{Addresses, Flow, Options};
 use nccl_net_mpib_agent_iface::{HintsWriter, Request, Response, Status, entry_offset};
 use nccl_net_versions::{Level, Logger};
 
+use crate::log::{INFO, LOG, WARN};
+use crate::pair::{LIMIT, until};
 use crate::process::Role;
 
-/// How long a test waits before it says that something never happened.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Tells the agent process its folder.
 const FOLDER: &str = "TEST_AGENT_FOLDER";
 
-/// Asks until there is an answer.
-pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < until, "{what}: never");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 pub fn wait_share(flow: &Flow, share: u16) {
-    wait(&format!("share {share}"), || (flow.share() == share).then_some(()));
+    until(&format!("share {share}"), || (flow.share() == share).then_some(()));
 }
 
 /// One test's folder, with the options that lead there.
@@ -46,8 +34,8 @@ pub struct Place {
     pub options: Options,
 }
 
+/// Whether a line of the log is a warning, and its text.
 type Line = (bool, String);
-static LOG: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 
 impl Place {
     pub fn create() -> Self {
@@ -57,8 +45,8 @@ impl Place {
             // SAFETY: no handler is involved.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
             nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
-                let line = (level == Level::Warn, text.to_string_lossy().into_owned());
-                LOG.lock().unwrap().push(line);
+                let level = if level == Level::Warn { WARN } else { INFO };
+                LOG.lock().unwrap().push((level, text.to_string_lossy().into_owned()));
             }));
         });
         let dir = tempfile::tempdir().unwrap();
@@ -67,8 +55,8 @@ impl Place {
             file: dir.path().join("hints"),
             poll: Duration::from_micros(500),
             agent_uid: None,
-            answer_timeout: PATIENCE,
-            settle_timeout: PATIENCE,
+            answer_timeout: LIMIT,
+            settle_timeout: LIMIT,
             reconnect: Duration::from_millis(1),
             refused_again: Duration::from_millis(5),
             report_gap: Duration::ZERO,
@@ -79,12 +67,14 @@ impl Place {
     /// What the log has on this place: lines with their level, WARN or not.
     pub fn log(&self) -> Vec<Line> {
         let dir = self.dir.path().to_str().unwrap();
-        LOG.lock().unwrap().iter().filter(|line| line.1.contains(dir)).cloned().collect()
+        let log = LOG.lock().unwrap();
+        let lines = log.iter().filter(|(_, text)| text.contains(dir));
+        lines.map(|(level, text)| (*level == WARN, text.clone())).collect()
     }
 
     /// Waits for a line with this in it, behind the first `seen` ones.
     pub fn wait_line(&self, seen: usize, warn: bool, part: &str) -> Line {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LIMIT;
         loop {
             let log = self.log();
             if let Some(line) = log.iter().skip(seen).find(|l| l.0 == warn && l.1.contains(part)) {
@@ -168,7 +158,7 @@ impl Agent {
             return self.early.remove(at);
         }
         loop {
-            match self.events.recv_timeout(PATIENCE) {
+            match self.events.recv_timeout(LIMIT) {
                 Ok(event) if event.starts_with(begin) => return event,
                 Ok(event) => self.early.push(event),
                 Err(e) => panic!("no event {begin:?} ({e}), but {:?}", self.early),

@@ -12,6 +12,7 @@ pub mod agent;
 pub mod code;
 pub mod env;
 pub mod evil;
+pub mod holdings;
 pub mod hosts;
 pub mod log;
 pub mod memory;

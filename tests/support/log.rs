@@ -27,6 +27,33 @@ pub fn take_warnings() -> Vec<String> {
     at_warn(&std::mem::take(&mut *LOG.lock().unwrap()))
 }
 
+fn has_all(line: &str, parts: &[&str]) -> bool {
+    parts.iter().all(|part| line.contains(part))
+}
+
+/// Asserts that one of the lines at WARN so far has all of `parts`.
+#[track_caller]
+pub fn assert_warned(parts: &[&str]) {
+    let lines = warnings();
+    assert!(lines.iter().any(|line| has_all(line, parts)), "no warning has all of {parts:?}: {lines:?}");
+}
+
+/// Asserts that the last line at WARN has all of `parts`.
+#[track_caller]
+pub fn assert_last_warning(parts: &[&str]) {
+    let last = warnings().pop().expect("nothing was logged");
+    assert!(has_all(&last, parts), "not all of {parts:?} are in {last:?}");
+}
+
+/// The one line at WARN since the last call of this or [`take_warnings`]; it has all of `parts`.
+#[track_caller]
+pub fn take_warning(parts: &[&str]) -> String {
+    let lines = take_warnings();
+    let [line] = &lines[..] else { panic!("not one warning with {parts:?} but {lines:?}") };
+    assert!(has_all(line, parts), "not all of {parts:?} are in {line:?}");
+    line.clone()
+}
+
 /// Stands in for NCCL's printf-like logger. The plugin always calls it with "%s" and one string, and
 /// this has such a call's fixed list of arguments.
 unsafe extern "C" fn logger(

@@ -4,10 +4,10 @@ use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
-use crate::code::{Success};
+use crate::code::Success;
 use crate::evil;
 use crate::log::{LOG, warnings};
-use crate::pair::{Buffer, HOST, init, pattern, until};
+use crate::pair::{Buffer, HOST, connect_both, init, pattern, until};
 use crate::peer::{accepted, answer, commands, connected_by, handle_of, recv, send, wait, word};
 use crate::table::{Ptr, Table, newest};
 
@@ -71,21 +71,7 @@ impl Ends {
             }
             // Both, whichever comes first.
             "cross" => {
-                let mut handle = handle_of(rest);
-                let (mut send, mut recv) = (Ptr::default(), Ptr::default());
-                until("connect and accept", || {
-                    if send.is_null() {
-                        let (rc, comm) = table.connect(ctx, dev, &mut handle);
-                        assert_eq!(rc, Success, "connect");
-                        send = comm;
-                    }
-                    if recv.is_null() {
-                        let (rc, comm) = table.accept(self.listen);
-                        assert_eq!(rc, Success, "accept");
-                        recv = comm;
-                    }
-                    (!send.is_null() && !recv.is_null()).then_some(())
-                });
+                let (send, recv) = connect_both(table, ctx, dev, &mut handle_of(rest), self.listen);
                 assert_eq!(table.close_listen(self.listen), Success);
                 self.send.push(send);
                 self.recv.push(recv);

@@ -10,15 +10,25 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub const HOST: i32 = 1;
 
-/// Calls `f` until it gives something.
+/// How long a wait polls before it sleeps between polls.
+const BUSY: Duration = Duration::from_millis(5);
+
+/// Calls `f` until it returns something. Most waits are short, so it polls at first; in a longer one
+/// the processor belongs to the other processes of the tests.
+#[track_caller]
 pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = f() {
             return value;
         }
-        assert!(start.elapsed() < LIMIT, "{what}: nothing within {LIMIT:?}");
-        std::thread::yield_now();
+        let waited = start.elapsed();
+        assert!(waited < LIMIT, "{what}: nothing within {LIMIT:?}");
+        if waited < BUSY {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
@@ -41,15 +51,18 @@ pub fn init(table: &dyn Table) -> Ptr {
     ctx
 }
 
-/// Connects `dev` to itself.
-pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, dev, &mut handle);
-    assert_eq!(rc, Success, "listen");
+/// Calls connect with `handle` and accept of `listen` until both are done; the two comms.
+pub fn connect_both(
+    table: &dyn Table,
+    ctx: Ptr,
+    dev: i32,
+    handle: &mut [u8; 128],
+    listen: Ptr,
+) -> (Ptr, Ptr) {
     let (mut send, mut recv) = (Ptr::default(), Ptr::default());
     until("connect and accept", || {
         if send.is_null() {
-            let (rc, comm) = table.connect(ctx, dev, &mut handle);
+            let (rc, comm) = table.connect(ctx, dev, handle);
             assert_eq!(rc, Success, "connect");
             send = comm;
         }
@@ -58,8 +71,23 @@ pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
             assert_eq!(rc, Success, "accept");
             recv = comm;
         }
-        (!send.is_null() && !recv.is_null()).then_some(())
-    });
+        (!send.is_null() && !recv.is_null()).then_some((send, recv))
+    })
+}
+
+/// Asserts that no write of this process found its peer's receive queue empty.
+#[track_caller]
+pub fn assert_no_rnr() {
+    let rnr: u64 = softverbs::counters().iter().map(|d| d.total.rnr).sum();
+    assert_eq!(rnr, 0, "a write found no receive");
+}
+
+/// Connects `dev` to itself.
+pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, dev, &mut handle);
+    assert_eq!(rc, Success, "listen");
+    let (send, recv) = connect_both(table, ctx, dev, &mut handle, listen);
     assert_eq!(table.close_listen(listen), Success);
     Pair { table, send, recv }
 }

@@ -1,19 +1,11 @@
 //! What C hands in is judged: handles, buffers, requests.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, Success};
-use mpib_tests::log::warnings;
+use mpib_tests::log::assert_warned;
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::STATE_OFFSET;
-
-fn warned(parts: &[&str]) {
-    let lines = warnings();
-    assert!(
-        lines.iter().any(|line| parts.iter().all(|p| line.contains(p))),
-        "no warning has all of {parts:?}: {lines:?}"
-    );
-}
 
 #[test]
 fn handles_are_judged() {
@@ -22,18 +14,18 @@ fn handles_are_judged() {
         let ctx = init(table);
         let mut handle = [0; 128];
         assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
-        warned(&["connect", "all zeroes"]);
+        assert_warned(&["connect", "all zeroes"]);
         handle = [0x5A; 128];
         handle[STATE_OFFSET..].fill(0);
         assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
-        warned(&["not an MPIB handle"]);
+        assert_warned(&["not an MPIB handle"]);
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
         assert_eq!((rc, &handle[STATE_OFFSET..]), (Success, &[0; 8][..]));
         let fresh = handle;
         // A number that no call of ours gave.
         handle[STATE_OFFSET..].copy_from_slice(&77u64.to_le_bytes());
         assert_eq!(table.connect(ctx, 0, &mut handle).0, InvalidArgument);
-        warned(&["connection attempt 77", "there is none"]);
+        assert_warned(&["connection attempt 77", "there is none"]);
         // One of another handle.
         let mut begun = fresh;
         assert_eq!(table.connect(ctx, 0, &mut begun).0, Success);
@@ -91,7 +83,7 @@ fn memory_is_judged() {
         let from = pair.send_buffer(vec![0; 1000]);
         let table = newest();
         assert_eq!(table.reg_mr(pair.send, from.addr(), 10, 4).0, InvalidUsage);
-        warned(&["regMr", "expected regMrDmaBuf"]);
+        assert_warned(&["regMr", "expected regMrDmaBuf"]);
         assert_eq!(table.reg_mr(pair.send, 0, 10, 1).0, InvalidArgument);
         for (addr, len) in [(to.addr(), 1001), (to.addr() - 1, 10), (to.addr() + 1000, 1), (usize::MAX, 1)] {
             assert_eq!(

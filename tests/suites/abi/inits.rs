@@ -3,12 +3,13 @@
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::sync::Mutex;
 
-use crate::net::Net;
 use mpib_tests::code::{InvalidUsage, Success, SystemError};
-use mpib_tests::log::{LOG, as_logger, take_warnings};
+use mpib_tests::log::{LOG, as_logger, take_warning, take_warnings};
 use mpib_tests::pair::{connect, init};
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, set};
+
+use crate::net::Net;
 
 fn of(version: u32) -> &'static dyn Table {
     *TABLES.iter().find(|t| t.version() == version).unwrap()
@@ -64,8 +65,7 @@ fn init_works_once_the_environment_is_repaired() {
         set("MPIB_SUP_SHARE", Some("512"));
         set("NCCL_IB_GID_INDEX", Some("200"));
         assert_eq!(newest().init().0, InvalidUsage, "the next fault of the same environment");
-        let said = take_warnings();
-        assert!(said.len() == 1 && said[0].contains("NCCL_IB_GID_INDEX says GID index 200"), "{said:?}");
+        take_warning(&["NCCL_IB_GID_INDEX says GID index 200"]);
         set("NCCL_IB_GID_INDEX", None::<&str>);
         TABLES.iter().for_each(|table| side_by_side(&[*table]));
     });
@@ -182,8 +182,7 @@ fn settings_of_devices_that_change_between_inits_are_told_once() {
         let ctx = init(newest());
         set("NCCL_IB_HCA", Some("soft1"));
         let second = init(newest());
-        let said = take_warnings();
-        assert!(said.len() == 1 && said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
+        take_warning(&["NCCL_IB_HCA=soft1 (was soft0)"]);
         assert_eq!(newest().properties(0).1.unwrap().name, "soft0");
         set("MPIB_STRICT", Some("1"));
         assert_eq!(newest().init().0, InvalidUsage);

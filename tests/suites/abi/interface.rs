@@ -4,8 +4,7 @@
 use std::ffi::c_int;
 use std::ptr::{self, null_mut};
 
-use crate::net::{Net, Ptr, STALE};
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::{c_logger, take_warnings};
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::table::{TABLES, Table};
@@ -15,6 +14,8 @@ use nccl_net_versions::abi::{
     NCCL_PTR_CUDA, NCCL_PTR_DMABUF, NCCL_PTR_HOST, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t,
     ncclSuccess, ncclSystemError,
 };
+
+use crate::net::{Net, Ptr, STALE};
 
 const NIL: Ptr = null_mut();
 

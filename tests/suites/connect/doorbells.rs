@@ -1,6 +1,6 @@
 //! How messages meet the adapter: one doorbell for each chain of work requests, CTS entries in the work request itself, whole cache lines.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, both_fail, connect, init, pattern, until};

@@ -1,6 +1,6 @@
 //! Processes that connect to each other at the same time, and to themselves.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::Peer;
 use mpib_tests::table::{Ptr, TABLES, newest};

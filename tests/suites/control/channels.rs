@@ -5,22 +5,24 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use super::util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options,
-    patience, recv, stranger, wait,
-};
+use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::{here, isolated_with};
 use nccl_net_mpib::control::{Channel, Listener, Options, State};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
+use super::util::{
+    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options, recv,
+    stranger,
+};
+
 /// Both ends of a connection.
 fn pair() -> (Channel, Channel) {
     let listener = listen();
     let connector = connect(&listener);
     let acceptor = accept(&listener);
-    wait("the connector to know", || connector.peer());
+    until("the connector to know", || connector.peer());
     (connector, acceptor)
 }
 
@@ -49,7 +51,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let handle = listener.handle();
     for addr in handle.addrs() {
         let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
-        let connector = Channel::connect(&alone, &hello("connector"), patience(), SILENCE).unwrap();
+        let connector = Channel::connect(&alone, &hello("connector"), LIMIT, SILENCE).unwrap();
         let acceptor = accept(&listener);
         acceptor.send(&Message::Ready).unwrap();
         assert_eq!(recv(&connector), Message::Ready);
@@ -70,9 +72,8 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let channel =
-        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), patience(), SILENCE)
-            .unwrap();
-    let error = wait("the refusal", || channel.try_recv().err()).to_string();
+        Channel::connect(&handle_with(port, &["127.0.0.1"]), &hello("connector"), LIMIT, SILENCE).unwrap();
+    let error = until("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
     assert_eq!(channel.state(), State::Lost);
     answer.join().unwrap();
@@ -81,9 +82,9 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
 /// Accepts on `server` and gives the connection with the token of its HELLO.
 fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
     server.set_nonblocking(true).unwrap();
-    let (mut stream, _) = wait("a connection", || server.accept().ok());
+    let (mut stream, _) = until("a connection", || server.accept().ok());
     stream.set_nonblocking(false).unwrap();
-    stream.set_read_timeout(Some(patience())).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut start = [0; HELLO_PREFIX_BYTES + 16];
     stream.read_exact(&mut start).unwrap();
     (stream, start[HELLO_PREFIX_BYTES..].try_into().unwrap())
@@ -93,7 +94,7 @@ fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     drop(accept_raw(&server));
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -107,7 +108,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
     let port = server.local_addr().unwrap().port();
     let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
     stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
@@ -124,7 +125,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
     let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
     let channel = Channel::connect(&handle, &hello("connector"), Duration::from_millis(50), SILENCE).unwrap();
-    let text = wait("the failure", || channel.try_recv().err()).to_string();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
     for ip in ips {
         assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
     }
@@ -135,7 +136,7 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let (mut first, mut token) = accept_raw(&server);
     token[0] ^= 1;
     first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -151,8 +152,8 @@ fn no_listener_is_told_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
-    let channel = Channel::connect(&handle, &hello("c"), 60 * patience(), SILENCE).unwrap();
-    let text = wait("the failure", || channel.try_recv().err()).to_string();
+    let channel = Channel::connect(&handle, &hello("c"), 60 * LIMIT, SILENCE).unwrap();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",
         &format!("127.0.0.1:{port}: "),
@@ -168,7 +169,7 @@ fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
     let channel = Channel::connect(&handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
-    let text = wait("the failure", || channel.try_recv().err()).to_string();
+    let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
         assert!(text.contains(part), "{part} in {text}");
     }
@@ -179,7 +180,7 @@ fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
     let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
-    let connector = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let connector = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
@@ -217,7 +218,7 @@ fn close_delivers_everything_and_then_says_bye() {
     connector.send(&wiring).unwrap();
     connector.send(&Message::Ready).unwrap();
     connector.close();
-    wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
     assert_eq!(recv(&acceptor), wiring);
     assert_eq!(recv(&acceptor), Message::Ready);
     acceptor.expect("READY");
@@ -235,7 +236,7 @@ fn a_close_with_much_unsent_still_delivers_it_all() {
     let listener = listen();
     let mut peer = stranger(&listener);
     peer.write_all(&hello_bytes(&listener)).unwrap();
-    let channel = wait("the peer", || listener.try_accept().unwrap());
+    let channel = until("the peer", || listener.try_accept().unwrap());
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
     let frame = large.encode().unwrap();
     let count = (16 << 20) / frame.len();
@@ -260,7 +261,7 @@ fn both_ends_may_close_at_once() {
     }
     let (connector, acceptor) = pair();
     connector.close();
-    wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+    until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
     acceptor.close();
 }
 
@@ -270,7 +271,7 @@ fn a_drop_without_close_is_a_loss() {
     connector.send(&Message::Ready).unwrap();
     assert_eq!(recv(&acceptor), Message::Ready);
     drop(connector);
-    wait("the loss", || (acceptor.state() == State::Lost).then_some(()));
+    until("the loss", || (acceptor.state() == State::Lost).then_some(()));
     let text = acceptor.try_recv().unwrap_err().to_string();
     assert!(text.contains("(connector, pid 42): "), "{text}");
 }
@@ -282,7 +283,7 @@ fn a_step_that_takes_too_long_is_named() {
     let _connector = connect(&listener);
     let acceptor = accept(&listener);
     acceptor.expect("WIRING");
-    let text = wait("the limit", || acceptor.try_recv().err()).to_string();
+    let text = until("the limit", || acceptor.try_recv().err()).to_string();
     let end =
         "(connector, pid 42): nothing came within 50 ms while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)";
     assert!(text.ends_with(end), "{text}");
@@ -296,10 +297,10 @@ fn a_step_that_takes_too_long_is_named() {
 fn connects_and_stays() {
     let word = commands().next().unwrap();
     let handle = Handle::decode(&handle_of(&word)).unwrap();
-    let channel = Channel::connect(&handle, &hello("connector"), patience(), SILENCE).unwrap();
+    let channel = Channel::connect(&handle, &hello("connector"), LIMIT, SILENCE).unwrap();
     channel.send(&Message::Ready).unwrap();
     // The first process kills this one.
-    thread::sleep(patience());
+    thread::sleep(LIMIT);
     drop(channel);
 }
 
@@ -313,7 +314,7 @@ fn a_killed_peer_is_lost() {
         assert_eq!(recv(&channel), Message::Ready);
         assert_eq!(channel.state(), State::Open);
         peer.kill();
-        wait("the loss", || (channel.state() == State::Lost).then_some(()));
+        until("the loss", || (channel.state() == State::Lost).then_some(()));
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("did its process end?") && text.contains("(connector, pid 42)"), "{text}");
     });

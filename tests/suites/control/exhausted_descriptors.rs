@@ -1,14 +1,16 @@
 //! A process without a free descriptor: the listener says so once, and takes up again. One test, since the limit is the process's.
 
-use mpib_tests::{here, isolated};
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::util::{hello_bytes, listen, recv, stranger, wait};
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
 use nccl_net_mpib::proto::Message;
 use nccl_net_versions::{Level, Logger};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::util::{hello_bytes, listen, recv, stranger};
 
 static WARNINGS: AtomicUsize = AtomicUsize::new(0);
 
@@ -29,11 +31,11 @@ fn a_listener_without_descriptors_says_so_once_and_takes_up_again() {
         files.pop();
         let mut peer = stranger(&listener);
         peer.write_all(&hello_bytes(&listener)).unwrap();
-        wait("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
+        until("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
 
         // It waits in the backlog, and gets in as soon as there is room; nothing new comes to tell of it.
         drop(files);
-        let channel = wait("the peer", || listener.try_accept().unwrap());
+        let channel = until("the peer", || listener.try_accept().unwrap());
         assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));
         assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
     });

@@ -1,15 +1,17 @@
 //! Ten thousand strangers of every kind, while peers come and go: memory and descriptors stay bounded, and nobody of the
 //! right ones is lost. One test, since both are counted for the process.
 
-use mpib_tests::{here, isolated};
-use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
-use super::util::{connect, hello, hello_bytes, listen, recv, wait};
+use mpib_tests::holdings::{descriptors, resident};
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
 use nccl_net_mpib::control::{Channel, Listener, State};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
+
+use super::util::{connect, hello, hello_bytes, listen, recv};
 
 const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
@@ -46,17 +48,6 @@ fn saying(right: &[u8], n: usize) -> Vec<u8> {
     }
 }
 
-fn descriptors() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-/// Resident, in KiB.
-fn memory() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
 /// Messages go both ways.
 fn works(connector: &Channel, acceptor: &Channel) {
     for (from, to) in [(connector, acceptor), (acceptor, connector)] {
@@ -66,7 +57,7 @@ fn works(connector: &Channel, acceptor: &Channel) {
 }
 
 fn next(listener: &Listener) -> Channel {
-    let acceptor = wait("the peer", || listener.try_accept().unwrap());
+    let acceptor = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
     acceptor
 }
@@ -79,14 +70,14 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         let first = {
             let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
             peer.write_all(&hello_bytes(&listener)).unwrap();
-            (wait("the first peer", || listener.try_accept().unwrap()), peer)
+            (until("the first peer", || listener.try_accept().unwrap()), peer)
         };
         assert!(matches!(recv(&first.0), Message::Hello(h) if h.token == hello("x").token));
         let right = hello_bytes(&listener);
         let connector = connect(&listener);
         let acceptor = next(&listener);
         let mut staying = std::collections::VecDeque::new();
-        let before = memory();
+        let before = resident();
         let (mut most, mut peers) = ((0, 0), Vec::new());
         for n in 0..STRANGERS {
             let mut stream = stranger(&listener, n);
@@ -103,7 +94,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
                 let acceptor = next(&listener);
                 works(&connector, &acceptor);
                 peers.push((connector, acceptor));
-                most.0 = most.0.max(memory());
+                most.0 = most.0.max(resident());
                 most.1 = most.1.max(descriptors() - 2 * peers.len());
             }
         }

@@ -1,8 +1,10 @@
 //! A host program that forks, as data loaders do. One test, since the child holds every descriptor of the process.
 
-use super::util::{accept, connect, listen, wait};
+use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::control::State;
+
+use super::util::{accept, connect, listen};
 
 #[test]
 fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
@@ -10,7 +12,7 @@ fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
         let listener = listen();
         let connector = connect(&listener);
         let acceptor = accept(&listener);
-        wait("the connector to know", || connector.peer());
+        until("the connector to know", || connector.peer());
         // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after a fork in any process.
         let child = unsafe {
             match libc::fork() {
@@ -23,7 +25,7 @@ fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
         };
         assert!(child > 0);
         drop(connector);
-        wait("the loss", || (acceptor.state() == State::Lost).then_some(()));
+        until("the loss", || (acceptor.state() == State::Lost).then_some(()));
         // SAFETY: our own child, which nobody else waits for.
         unsafe {
             libc::kill(child, libc::SIGKILL);

@@ -1,23 +1,18 @@
 //! What control connections cost: descriptors and the thread. One test, since both are counted for the process.
 
-use mpib_tests::{here, isolated};
-use std::fs;
 use std::io::Write;
 
-use super::util::{connect, listen, recv, stranger, wait};
+use mpib_tests::holdings::{self, descriptors};
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
 use nccl_net_mpib::control::{Listener, State};
 use nccl_net_mpib::proto::Message;
 
-fn descriptors() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
-}
+use super::util::{connect, listen, recv, stranger};
 
 /// Threads of ours.
 fn threads() -> usize {
-    let names = fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|t| fs::read_to_string(t.ok()?.path().join("comm")).ok());
-    names.filter(|n| n.trim() == "mpib-bootstrap").count()
+    holdings::threads().iter().filter(|name| *name == "mpib-bootstrap").count()
 }
 
 #[test]
@@ -27,7 +22,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
         let before = descriptors();
         let listener = listen();
         // A thread gives itself its name when it first runs.
-        wait("the thread", || (threads() == 1).then_some(()));
+        until("the thread", || (threads() == 1).then_some(()));
 
         // Half of them stay silent, half of them say something that is no HELLO. None of them closes.
         let mut strangers = Vec::new();
@@ -40,7 +35,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
             if strangers.len() == 250 {
                 // A real peer gets in while they are all there.
                 let connector = connect(&listener);
-                let acceptor = wait("the peer", || listener.try_accept().unwrap());
+                let acceptor = until("the peer", || listener.try_accept().unwrap());
                 assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
                 assert_eq!(connector.state(), State::Open);
                 // The peer was behind them all in the backlog, so each of them has been taken or evicted by now. Ours are the
@@ -50,34 +45,34 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
                 strangers.clear();
             }
         }
-        wait("the last strangers to be gone", || (descriptors() <= before + 8).then_some(()));
+        until("the last strangers to be gone", || (descriptors() <= before + 8).then_some(()));
 
         // More listeners and channels share the one thread.
         let others: Vec<Listener> = (0..8).map(|_| listen()).collect();
         let connectors: Vec<_> = others.iter().map(connect).collect();
-        let acceptors: Vec<_> = others.iter().map(|l| wait("a peer", || l.try_accept().unwrap())).collect();
+        let acceptors: Vec<_> = others.iter().map(|l| until("a peer", || l.try_accept().unwrap())).collect();
         assert_eq!(threads(), 1);
         drop(listener);
         drop(others);
         drop(acceptors);
         for connector in &connectors {
-            wait("the loss", || (connector.state() == State::Lost).then_some(()));
+            until("the loss", || (connector.state() == State::Lost).then_some(()));
         }
         assert_eq!(threads(), 1, "the connectors still use it");
         drop(connectors);
-        wait("the thread to end", || (threads() == 0).then_some(()));
-        wait("all descriptors to be closed", || (descriptors() == before).then_some(()));
+        until("the thread to end", || (threads() == 0).then_some(()));
+        until("all descriptors to be closed", || (descriptors() == before).then_some(()));
 
         // And it starts again; a channel closed in good order is flushed even after the last user has gone.
         let listener = listen();
         let connector = connect(&listener);
-        let acceptor = wait("the peer", || listener.try_accept().unwrap());
+        let acceptor = until("the peer", || listener.try_accept().unwrap());
         drop(listener);
-        wait("the connector to know", || connector.peer());
+        until("the connector to know", || connector.peer());
         connector.close();
-        wait("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
+        until("the BYE", || (acceptor.state() == State::ByePeer).then_some(()));
         acceptor.close();
-        wait("the thread to end", || (threads() == 0).then_some(()));
-        wait("all descriptors to be closed", || (descriptors() == before).then_some(()));
+        until("the thread to end", || (threads() == 0).then_some(()));
+        until("all descriptors to be closed", || (descriptors() == before).then_some(()));
     });
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use mpib_tests::code::{RemoteError};
+use mpib_tests::code::RemoteError;
 use mpib_tests::hosts::watch::{WARN, log};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::pair::Pair;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, init, until};
 use mpib_tests::process::watchdog;
 use mpib_tests::table::{Ptr, newest};

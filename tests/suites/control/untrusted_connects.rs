@@ -6,11 +6,13 @@ use std::net::{Ipv4Addr, TcpStream};
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies, hello};
 use mpib_tests::log::warnings;
-use mpib_tests::pair::{Buffer, LIMIT, init, pattern, until};
+use mpib_tests::pair::{Buffer, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, recv, wait, word};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
+
+use super::util::is_dropped;
 
 fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dyn Table, Ptr, [u8; 128])) {
     isolated(test, &mpib("512", env), || {
@@ -45,16 +47,6 @@ fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     // It may be cut off while it speaks.
     let _ = stream.write_all(bytes);
     stream
-}
-
-/// The stranger sees the end of its connection, without a word.
-fn is_dropped(mut stream: TcpStream) {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut answer = Vec::new();
-    match stream.read_to_end(&mut answer) {
-        Ok(_) => assert_eq!(answer, b""),
-        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
-    }
 }
 
 /// A whole HELLO with the right nonce. `token` tells it from others.

@@ -5,12 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::util::{
-    a_real_peer_gets_in, accept, connect, hello, hello_bytes, is_dropped, listen, options, patience, recv,
-    stranger, wait,
-};
+use mpib_tests::pair::{LIMIT, until};
 use nccl_net_mpib::control::{Listener, Options, State};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
+
+use super::util::{
+    a_real_peer_gets_in, accept, connect, hello, hello_bytes, is_dropped, listen, options, recv, stranger,
+};
 
 #[test]
 fn garbage_is_dropped() {
@@ -71,7 +72,7 @@ fn a_hello_that_drips_ends_in_time() {
     let bytes = hello_bytes(&listener);
     let mut slow = stranger(&listener);
     slow.set_nodelay(true).unwrap();
-    let until = Instant::now() + patience();
+    let until = Instant::now() + LIMIT;
     // One byte after the other, and never the last: each comes soon after the one before.
     let mut dripping = bytes[..bytes.len() - 1].iter();
     let cut = loop {
@@ -98,7 +99,7 @@ fn a_second_hello_with_the_same_token_is_dropped() {
     let mut second = stranger(&listener);
     second.write_all(&bytes).unwrap();
     is_dropped(second);
-    let first = wait("the first", || listener.try_accept().unwrap());
+    let first = until("the first", || listener.try_accept().unwrap());
     assert!(matches!(recv(&first), Message::Hello(h) if h.host == "stranger"));
     assert!(listener.try_accept().unwrap().is_none());
 }
@@ -109,7 +110,7 @@ fn what_comes_right_behind_a_hello_is_read() {
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
     let mut peer = stranger(&listener);
     peer.write_all(&[hello_bytes(&listener), large.encode().unwrap().repeat(7)].concat()).unwrap();
-    let channel = wait("the peer", || listener.try_accept().unwrap());
+    let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
     for _ in 0..7 {
         assert_eq!(recv(&channel), large);
@@ -153,7 +154,7 @@ fn a_hello_in_pieces_gets_in() {
             peer.write_all(piece).unwrap();
             thread::yield_now();
         }
-        let channel = wait("the peer", || listener.try_accept().unwrap());
+        let channel = until("the peer", || listener.try_accept().unwrap());
         assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));
     }
 }
@@ -165,10 +166,10 @@ fn a_broken_frame_is_a_protocol_error() {
     peer.write_all(&hello_bytes(&listener)).unwrap();
     peer.write_all(&Message::Ready.encode().unwrap()).unwrap();
     peer.write_all(&[1, 0, 0, 0, 77]).unwrap();
-    let channel = wait("the peer", || listener.try_accept().unwrap());
+    let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
     assert_eq!(recv(&channel), Message::Ready);
-    let text = wait("the error", || channel.try_recv().err()).to_string();
+    let text = until("the error", || channel.try_recv().err()).to_string();
     assert!(
         text.starts_with("protocol error: 127.0.0.1:") && text.ends_with("unknown message type 77"),
         "{text}"
@@ -183,8 +184,8 @@ fn a_flood_of_messages_is_a_protocol_error() {
     peer.write_all(&hello_bytes(&listener)).unwrap();
     // It may be cut off while it writes.
     let _ = peer.write_all(&Message::Ready.encode().unwrap().repeat(1000));
-    let channel = wait("the peer", || listener.try_accept().unwrap());
-    wait("the end", || (channel.state() == State::Lost).then_some(()));
+    let channel = until("the peer", || listener.try_accept().unwrap());
+    until("the end", || (channel.state() == State::Lost).then_some(()));
     let messages = std::iter::from_fn(|| channel.try_recv().ok().flatten()).count();
     assert_eq!(messages, 64);
     assert!(channel.try_recv().unwrap_err().to_string().contains("more than 64 messages"));
@@ -198,13 +199,15 @@ fn a_closed_listener_takes_what_nobody_accepted_with_it() {
     let connector = connect(&listener);
     let accepted = accept(&listener);
     let waiting = connect(&listener);
-    wait("the second to be let in", || waiting.peer());
+    until("the second to be let in", || waiting.peer());
     drop(listener);
     // At once, not when a stranger's time is up.
     silent.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     is_dropped(silent);
-    wait("the second to be lost", || (waiting.state() == State::Lost).then_some(()));
-    wait("the port to be closed", || TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).err());
+    until("the second to be lost", || (waiting.state() == State::Lost).then_some(()));
+    until("the port to be closed", || {
+        TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).err()
+    });
     accepted.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
 }

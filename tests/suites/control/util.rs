@@ -2,39 +2,22 @@
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use mpib_tests::pair::{LIMIT, until};
 use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Addr, Handle, Hello, Message};
-
-/// How long a test waits before it says that something never happened.
-pub(crate) fn patience() -> Duration {
-    Duration::from_secs(60)
-}
 
 /// How long a host may be silent: longer than any test takes.
 pub(crate) const SILENCE: Duration = Duration::from_secs(600);
 
-/// Asks until there is an answer.
-pub(crate) fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + patience();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < until, "{what}: never");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// The next message.
 pub(crate) fn recv(channel: &Channel) -> Message {
-    wait("a message", || channel.try_recv().unwrap())
+    until("a message", || channel.try_recv().unwrap())
 }
 
 pub(crate) fn options() -> Options {
-    let (timeout, silence) = (patience(), SILENCE);
+    let (timeout, silence) = (LIMIT, SILENCE);
     Options { interfaces: None, sout: None, adapters: Vec::new, family: None, timeout, silence }
 }
 
@@ -49,7 +32,7 @@ pub(crate) fn hello(host: &str) -> Hello {
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {
-    Channel::connect(listener.handle(), &hello("connector"), patience(), SILENCE).unwrap()
+    Channel::connect(listener.handle(), &hello("connector"), LIMIT, SILENCE).unwrap()
 }
 
 /// A handle that nobody wrote, with these addresses.
@@ -61,7 +44,7 @@ pub(crate) fn handle_with(port: u16, ips: &[&str]) -> Handle {
 /// A stranger's connection to the listener.
 pub(crate) fn stranger(listener: &Listener) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
-    stream.set_read_timeout(Some(patience())).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
 }
 
@@ -72,7 +55,7 @@ pub(crate) fn hello_bytes(listener: &Listener) -> Vec<u8> {
 
 /// Accepts one channel, and checks that it is the real peer's.
 pub(crate) fn accept(listener: &Listener) -> Channel {
-    let channel = wait("a channel to accept", || listener.try_accept().unwrap());
+    let channel = until("a channel to accept", || listener.try_accept().unwrap());
     match recv(&channel) {
         Message::Hello(hello) => assert_eq!(hello.host, "connector"),
         other => panic!("first message {other:?}"),
@@ -82,6 +65,7 @@ pub(crate) fn accept(listener: &Listener) -> Channel {
 
 /// The stranger sees the end of its connection, without a word.
 pub(crate) fn is_dropped(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
         Ok(_) => assert_eq!(answer, b""),

@@ -1,7 +1,7 @@
 //! What may be turned on and off on a plain device of any number of rails: each by itself, and drawn at random together. One rule
 //! says what every rail should carry, and softverbs counts what it did.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;

@@ -1,10 +1,11 @@
 //! Flushes of GPU memory, which NCCL asks for where the GPU needs it: with a /sys made for the test, since no GPU is at hand.
 
-use super::flush_util::{during, force_flush, iflush, line};
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{PEERMEM, here, mpib, with_sys};
+
+use super::flush_util::{during, force_flush, iflush, line};
 
 const CUDA: i32 = 2;
 

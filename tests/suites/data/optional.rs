@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 use mpib_tests::code::{InvalidArgument, Success};
 use mpib_tests::log::{take_warnings, warnings};
-use mpib_tests::pair::{Pair, connect, init, pattern, until};
+use mpib_tests::pair::{Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, first};
 use mpib_tests::table::{TABLES, newest, set_profiler, set_profiler_handles};
 use mpib_tests::{SHORT, here, isolated, mpib};
+
+use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 
 /// How long a close waits.
 const LAST: Duration = Duration::from_millis(200);
@@ -154,8 +155,7 @@ fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
             sent = n;
         }
         assert_eq!(ahead, most);
-        let rnr: u64 = softverbs::counters().iter().map(|d| d.total.rnr).sum();
-        assert_eq!(rnr, 0, "writes that found no receive");
+        assert_no_rnr();
         from.dereg();
         to.dereg();
         pair.close();

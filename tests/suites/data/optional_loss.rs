@@ -1,6 +1,5 @@
 //! Optional receives whose data does not come: NCCL makes no call while it waits for the data, so something else has to see that.
 
-use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 use mpib_tests::code::{RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warnings, warnings};
@@ -10,6 +9,8 @@ use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use softverbs::{Raise, raise_event};
+
+use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 
 /// Nobody makes a call while data is owed, and the peer goes: the log says so, and then every call.
 fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::optional_util::{OPTIONAL, SLOTS, here, shown};
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::warnings;
 use mpib_tests::pair::{Pair, pattern, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES};
 use mpib_tests::{here, isolated, mpib};
+
+use super::optional_util::{OPTIONAL, SLOTS, here, shown};
 
 /// A receive of the property test: where its data goes, what is owed to it, and its request.
 struct Posted {

@@ -1,9 +1,8 @@
 //! Receives with NCCL's hint that their completion is optional.
-use nccl_net_mpib_agent_iface::stats::{Connection, Direction, pages_of};
-
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::Buffer;
 use mpib_tests::table::{Ptr, Table};
+use nccl_net_mpib_agent_iface::stats::{Connection, Direction, pages_of};
 
 /// What NCCL puts where the request is to be.
 pub(crate) const OPTIONAL: usize = 1;

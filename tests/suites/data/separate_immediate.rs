@@ -1,6 +1,6 @@
 //! Networks that choose a way for each packet: `NCCL_IB_ADAPTIVE_ROUTING`, `NCCL_IB_AR_THRESHOLD`.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::table::TABLES;
 use mpib_tests::vdevices::{Rig, newest_device, table};

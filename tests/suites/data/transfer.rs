@@ -1,6 +1,6 @@
 //! Transfers through the exported tables, over software devices, within one process.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib};

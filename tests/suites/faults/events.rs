@@ -1,9 +1,8 @@
 //! Asynchronous events of adapters, which softverbs raises on command: told once, counted, and what they end.
 
-use std::fs;
-
 use mpib_tests::code::{Success, SystemError};
-use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::holdings::threads;
+use mpib_tests::log::{LOG, take_warning, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
@@ -195,8 +194,7 @@ fn events_of_ports_are_told_once_and_counted_by_kind() {
         assert!(lines.len() == 6 && lines.iter().zip(words).all(|(l, w)| l.contains(w)), "{lines:?}");
         // Down, up, tables, queues, adapters, others.
         assert_eq!(counted(), [1, 2, 2, 0, 0, 1]);
-        let warnings = take_warnings();
-        assert!(warnings.len() == 1 && warnings[0].contains("went down"), "{warnings:?}");
+        take_warning(&["went down"]);
         (0..20).for_each(|i| pair.message(5000, 5000, i));
         pair.close();
     });
@@ -204,10 +202,7 @@ fn events_of_ports_are_told_once_and_counted_by_kind() {
 
 /// Threads of this process that wait for events.
 fn watching() -> usize {
-    let names = fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim_end() == "mpib-events").count()
+    threads().iter().filter(|name| *name == "mpib-events").count()
 }
 
 /// So many do, or soon will: a thread gives itself its name, and leaves the list a moment after it was joined.

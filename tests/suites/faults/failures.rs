@@ -2,30 +2,14 @@
 
 use std::time::Instant;
 
-use mpib_tests::code::{Code, InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
+use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{self, Evil, Lies};
-use mpib_tests::log::warnings;
-use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, init, pattern, until};
+use mpib_tests::holdings::descriptors;
+use mpib_tests::log::{assert_warned, warnings};
+use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Handle, Message, STATE_OFFSET};
-
-/// Tests until it fails; gives the code.
-fn failure(request: Ptr) -> Code {
-    until("a failure", || {
-        let (rc, done, _) = newest().test(request);
-        assert!(!done, "a request that must fail is done");
-        (rc != Success).then_some(rc)
-    })
-}
-
-fn warned(parts: &[&str]) {
-    let lines = warnings();
-    assert!(
-        lines.iter().any(|line| parts.iter().all(|p| line.contains(p))),
-        "no warning has all of {parts:?}: {lines:?}"
-    );
-}
 
 #[test]
 fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
@@ -43,11 +27,11 @@ fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
                 (rc != Success).then_some(rc)
             });
             assert_eq!(code, InvalidUsage);
-            warned(&["isend", "1001 bytes", "receive of 1000"]);
-            assert_eq!(failure(recv), RemoteError);
-            warned(&["test", "gave the connection up", "1001 bytes", "receive of 1000"]);
+            assert_warned(&["isend", "1001 bytes", "receive of 1000"]);
+            assert_eq!(failure(newest(), recv), RemoteError);
+            assert_warned(&["test", "gave the connection up", "1001 bytes", "receive of 1000"]);
             // The send that waited for the rest of its group fails, too, and so does all that follows.
-            first.into_iter().for_each(|request| assert_eq!(failure(request), InvalidUsage));
+            first.into_iter().for_each(|request| assert_eq!(failure(newest(), request), InvalidUsage));
             assert_eq!(newest().isend(pair.send, from.addr(), 10, 0, from.mr).0, InvalidUsage);
             assert_eq!(newest().irecv(pair.recv, &group).0, RemoteError);
             assert!(to.bytes.iter().all(|b| *b == 0xEE), "something was written");
@@ -66,9 +50,9 @@ fn receives_fail_when_the_sender_closes() {
         let requests: Vec<_> = (0..5).map(|_| table.irecv(recv, &[(to.addr(), 100, 1, to.mr)]).1).collect();
         assert_eq!(table.close_send(send), Success);
         for request in requests {
-            assert_eq!(failure(request), RemoteError);
+            assert_eq!(failure(newest(), request), RemoteError);
         }
-        warned(&["closed the connection with receives outstanding"]);
+        assert_warned(&["closed the connection with receives outstanding"]);
         to.dereg();
         assert_eq!(table.close_recv(recv), Success);
     });
@@ -109,7 +93,7 @@ fn sends_fail_when_the_receiver_closes() {
             (rc != Success).then_some(rc)
         });
         assert_eq!(code, RemoteError);
-        warned(&["isend", "closed the connection with sends outstanding"]);
+        assert_warned(&["isend", "closed the connection with sends outstanding"]);
         from.dereg();
         assert_eq!(table.close_send(send), Success);
     });
@@ -129,8 +113,8 @@ fn receives_fail_when_the_sender_is_gone() {
         let (rc, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
         assert_eq!(rc, Success);
         drop(evil.join().unwrap());
-        assert_eq!(failure(request), RemoteError);
-        warned(&["evil", "is gone with receives outstanding"]);
+        assert_eq!(failure(newest(), request), RemoteError);
+        assert_warned(&["evil", "is gone with receives outstanding"]);
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
         assert_eq!(table.close_listen(listen), Success);
@@ -177,7 +161,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let evil = evil.join().unwrap();
         let lines = warnings();
         assert_eq!(lines.len(), 1, "{lines:?}");
-        warned(&["rails that do not work", "soft1:1 (192.168.201.1", "the peer says: cable cut"]);
+        assert_warned(&["rails that do not work", "soft1:1 (192.168.201.1", "the peer says: cable cut"]);
         // One rail is left: rail 1 is none of its masks.
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
@@ -201,7 +185,7 @@ fn a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for() {
         let code =
             until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
         assert_eq!(code, InvalidUsage);
-        warned(&["MPIB_STRICT=1", "cable cut"]);
+        assert_warned(&["MPIB_STRICT=1", "cable cut"]);
         drop(evil.join().unwrap());
     });
 }
@@ -216,8 +200,8 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
         let _recv = pair.irecv(&[(to.addr(), 1 << 20, 1, to.mr)]);
         let send = pair.isend(from.addr(), 1 << 20, 1, from.mr);
         // Of this machine, neither the plugin's mistake nor the peer's.
-        assert_eq!(failure(send), SystemError);
-        warned(&["data write", "rail 1 (soft1:1)", "soft1:1 now: the port is not active"]);
+        assert_eq!(failure(newest(), send), SystemError);
+        assert_warned(&["data write", "rail 1 (soft1:1)", "soft1:1 now: the port is not active"]);
         softverbs::set_link("soft1", true).unwrap();
         to.dereg();
         from.dereg();
@@ -242,7 +226,7 @@ fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
             Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
         });
         assert_eq!(code, RemoteError);
-        warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
+        assert_warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
         drop((listener, taken));
     });
 }
@@ -306,7 +290,7 @@ fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
         let code =
             until("connect", || Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
         assert_eq!(code, RemoteError);
-        warned(&["connect: ", "did its process end?", "waited for the first call of accept"]);
+        assert_warned(&["connect: ", "did its process end?", "waited for the first call of accept"]);
     });
 }
 
@@ -337,7 +321,7 @@ fn equal_tags_in_a_group_are_met_in_order() {
 fn settings_that_cannot_be_used_fail_init() {
     isolated(here!(), &[("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "nowhere")], || {
         assert_eq!(newest().init().0, InvalidUsage);
-        warned(&["init", "MPIB_HCA_SUP", "nowhere", "soft0:1, soft1:1"]);
+        assert_warned(&["init", "MPIB_HCA_SUP", "nowhere", "soft0:1, soft1:1"]);
     });
 }
 
@@ -368,11 +352,6 @@ fn a_device_that_uses_one_rail_has_the_speed_of_one() {
     speed("0", here!(), |one| one);
 }
 
-/// Files that this process has open.
-fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
 #[test]
 fn connections_come_and_go_and_leave_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -380,14 +359,14 @@ fn connections_come_and_go_and_leave_nothing() {
         let ctx = init(table);
         // The first one brings up what lasts as long as any connection does.
         let lasting = connect(table, ctx, 0);
-        let before = open_files();
+        let before = descriptors();
         for i in 0..200 {
             let pair = connect(table, ctx, 0);
             pair.message(3000, 3000, i);
             pair.close();
         }
         // A closed connection lingers until its peer has closed, too.
-        until("closed sockets", || (open_files() <= before).then_some(()));
+        until("closed sockets", || (descriptors() <= before).then_some(()));
         lasting.message(3000, 3000, 1);
         lasting.close();
         assert!(warnings().is_empty(), "{:?}", warnings());

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
-use mpib_tests::log::warnings;
-use mpib_tests::pair::{Buffer, init, pattern, until};
+use mpib_tests::code::{InvalidArgument, RemoteError, Success};
+use mpib_tests::log::{assert_last_warning, warnings};
+use mpib_tests::pair::{Buffer, failure, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, connected, from_peer, handle_of, recv, send, to_peer, wait, word};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
@@ -19,10 +19,7 @@ fn with_short_retries(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
 
 /// The last warning names the peer and has all of `parts`.
 fn warned(peer: &Peer, parts: &[&str]) {
-    let last = warnings().pop().expect("nothing was logged");
-    for part in parts.iter().copied().chain([peer.name().as_str()]) {
-        assert!(last.contains(part), "{part:?} is not in {last:?}");
-    }
+    assert_last_warning(&[parts, &[peer.name().as_str()]].concat());
 }
 
 /// The last warning names the peer, and says that it is gone or which rail failed and how.
@@ -55,11 +52,6 @@ fn goes_on(table: &'static dyn Table, ctx: Ptr) {
     peer.must("close");
     assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));
     peer.finish();
-}
-
-/// Tests `request` until it fails; gives the code.
-fn failure(table: &dyn Table, request: Ptr) -> Code {
-    until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
-use mpib_tests::log::warnings;
+use mpib_tests::log::{assert_last_warning, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
@@ -51,12 +51,6 @@ fn told(evil: &Evil, said: &str) {
     assert!(reason.contains(said), "{said:?} is not in {reason:?}");
 }
 
-/// The last warning says so.
-fn warned(said: &str) {
-    let last = warnings().pop().expect("nothing was logged");
-    assert!(last.contains(said), "{said:?} is not in {last:?}");
-}
-
 #[test]
 fn immediates_that_contradict_each_other() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -101,7 +95,7 @@ fn immediates_that_contradict_each_other() {
                 (rc != Success).then_some(rc)
             });
             assert_eq!(code, RemoteError, "{said}");
-            warned(said);
+            assert_last_warning(&[said]);
             told(&evil, said);
             let lines = warnings().len();
             // All that follows fails with the same code, and is not told again.
@@ -145,7 +139,7 @@ fn cts_entries_that_no_receiver_writes() {
                 (rc != Success).then_some(rc)
             });
             assert_eq!(code, RemoteError, "{said}");
-            warned(said);
+            assert_last_warning(&[said]);
             told(&evil, said);
             assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
             buffer.dereg();
@@ -171,7 +165,7 @@ fn a_cts_with_a_wrong_key_is_a_failed_completion() {
         let code = until("a failed completion", || Some(table.test(request).0).filter(|rc| *rc != Success));
         assert_eq!(code, RemoteError);
         for said in ["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "evil"] {
-            warned(said);
+            assert_last_warning(&[said]);
         }
         told(&evil, "data write");
         assert_eq!(table.test(request).0, RemoteError);
@@ -257,7 +251,7 @@ fn a_lying_connector_does_not_keep_others_out() {
                 (rc != Success).then_some(rc)
             });
             assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
-            warned(said);
+            assert_last_warning(&[said]);
             drop(evil.join().unwrap());
             // The real one comes after it.
             let (mut send, mut recv) = (Ptr::default(), Ptr::default());
@@ -295,7 +289,7 @@ fn a_lying_listener_fails_connect() {
                 (rc != Success).then_some(rc)
             });
             assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
-            warned(said);
+            assert_last_warning(&[said]);
             assert_eq!(handle[120..], [0; 8], "the handle is as new");
             drop(evil.join().unwrap());
         }

@@ -2,7 +2,7 @@
 //! believe. The software devices take host memory for it.
 
 use mpib_tests::code::{InvalidUsage, Success, SystemError};
-use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::log::{LOG, take_warning, take_warnings};
 use mpib_tests::memory::{AT, Memfd, Pages};
 use mpib_tests::pair::{Buffer, HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
@@ -49,18 +49,11 @@ fn offered(test: &str, module: &'static str) {
             let pair = connect(*table, ctx, 0);
             message(&pair, CUDA);
             assert_eq!(table.reg_mr(pair.recv, pair.recv.addr(), 10, DMABUF).0, InvalidUsage);
-            let said = take_refusal("expected regMrDmaBuf");
+            let said = take_warning(&["expected regMrDmaBuf"]);
             assert!(said.contains("regMr"), "{said}");
             pair.close();
         }
     });
-}
-
-/// The one warning, which has `part`.
-fn take_refusal(part: &str) -> String {
-    let log = take_warnings();
-    assert!(log.len() == 1 && log[0].contains(part), "{part}: {log:?}");
-    log.into_iter().next().unwrap()
 }
 
 #[test]
@@ -98,12 +91,12 @@ fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
         let pair = Pair::new(newest());
         for comm in pair.comms() {
             assert_eq!(newest().reg_mr(comm, 4096, 4096, CUDA).0, SystemError);
-            let said = take_refusal("4096 bytes at 0x1000");
+            let said = take_warning(&["4096 bytes at 0x1000"]);
             for part in ["EFAULT", "GPU memory", "nvidia_peermem", "freed", "cudaMallocManaged"] {
                 assert!(said.contains(part), "{part}: {said}");
             }
             assert_eq!(newest().reg_mr(comm, 4096, 4096, HOST).0, SystemError);
-            let said = take_refusal("4096 bytes at 0x1000");
+            let said = take_warning(&["4096 bytes at 0x1000"]);
             assert!(!said.contains("GPU") && said.contains("was it freed?"), "{said}");
             // By the errno: the GPU's window on the bus is full, or the memory may not be locked.
             for (errno, name, cause) in [
@@ -114,7 +107,7 @@ fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
                 softverbs::fail_registration("soft1", errno, 1);
                 let bytes = [0u8; 64];
                 assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, SystemError);
-                let said = take_refusal(name);
+                let said = take_warning(&[name]);
                 assert!(said.contains(cause) && said.contains("the whole pages of 64 bytes"), "{said}");
             }
         }
@@ -131,7 +124,7 @@ fn refused() {
     let bytes = [0u8; 64];
     for comm in pair.comms() {
         assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, InvalidUsage);
-        let said = take_refusal("modprobe nvidia-peermem");
+        let said = take_warning(&["modprobe nvidia-peermem"]);
         assert!(MODULES.iter().all(|file| said.contains(&format!("/sys/{file}"))), "{said}");
     }
     message(&pair, HOST);
@@ -158,7 +151,7 @@ fn strict_refuses_a_driver_without_the_module() {
     with_sys(here!(), &[DRIVER], &mpib("512", &[("MPIB_STRICT", "1")]), || {
         for table in TABLES {
             assert_eq!(table.init().0, InvalidUsage);
-            let said = take_refusal("GPUDirect RDMA is off");
+            let said = take_warning(&["GPUDirect RDMA is off"]);
             assert!(said.contains("modprobe nvidia-peermem") && said.contains("MPIB_STRICT=1"), "{said}");
         }
         set("MPIB_STRICT", None::<&str>);

@@ -1,24 +1,31 @@
 //! The agent's client against a real agent process, in all the ways in which an agent can fail.
 
-use mpib_tests::{here, isolated};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use mpib_tests::agent::{Agent, Place, overwrite, wait, wait_share};
+use mpib_tests::agent::{Agent, Place, overwrite, wait_share};
+use mpib_tests::pair::until;
+use mpib_tests::{here, isolated};
+use nccl_net_mpib::agent::Flow;
 use nccl_net_mpib_agent_iface::entry_offset;
 
 fn warnings(place: &Place) -> Vec<String> {
     place.log().into_iter().filter(|line| line.0).map(|line| line.1).collect()
 }
 
+/// The agent registers a connection, and the flow gets a share; `host` is the last byte of its peer.
+fn gets_share(agent: &mut Agent, flow: &Flow, host: u8, share: u16) {
+    agent.event("registered");
+    agent.tell(&format!("set {host} {share}"));
+    wait_share(flow, share);
+}
+
 /// A connection with a hint of 256 in slot 0.
-fn hinted(place: &Place) -> (Agent, nccl_net_mpib::agent::Flow) {
+fn hinted(place: &Place) -> (Agent, Flow) {
     let mut agent = place.agent();
     let flow = place.flow(2);
-    agent.event("registered");
-    agent.tell("set 2 256");
-    wait_share(&flow, 256);
+    gets_share(&mut agent, &flow, 2, 256);
     (agent, flow)
 }
 
@@ -96,9 +103,7 @@ fn an_agent_that_appears_later_is_found() {
         );
         assert_eq!(flow.share(), 0);
         let mut agent = place.agent();
-        agent.event("registered");
-        agent.tell("set 2 700");
-        wait_share(&flow, 700);
+        gets_share(&mut agent, &flow, 2, 700);
         place.wait_line(0, false, "the agent answers again, after ");
         assert_eq!(warnings(&place).len(), 1, "{:?}", place.log());
     });
@@ -274,7 +279,7 @@ fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
                 agent.tell("set 2 500");
             });
             let mut seen = [0usize; 3];
-            wait("the end", || {
+            until("the end", || {
                 loop {
                     match flow.share() {
                         0 => seen[0] += 1,
@@ -304,9 +309,7 @@ fn a_refused_connection_asks_again() {
             assert!(line.1.contains(&format!("status {status}")) && line.1.contains(meaning), "{line:?}");
             assert_eq!(flow.share(), 0);
             agent.tell("mode answer");
-            agent.event("registered");
-            agent.tell("set 2 300");
-            wait_share(&flow, 300);
+            gets_share(&mut agent, &flow, 2, 300);
             place.wait_line(0, false, "every connection has a slot again, after ");
             assert_eq!(warnings(&place).len(), 1, "{:?}", place.log());
         }
@@ -329,9 +332,7 @@ fn an_agent_that_breaks_the_protocol_is_left_and_tried_again() {
             let flow = place.flow(2);
             place.wait_line(0, true, what);
             agent.tell("mode answer");
-            agent.event("registered");
-            agent.tell("set 2 300");
-            wait_share(&flow, 300);
+            gets_share(&mut agent, &flow, 2, 300);
             place.wait_line(0, false, "the agent answers again, after ");
             // The agent that answers twice is good for a moment each time.
             assert!(warnings(&place).len() == 1 || mode == "twice", "{mode}: {:?}", place.log());
@@ -353,9 +354,7 @@ fn an_agent_that_does_not_answer_is_left_and_tried_again() {
             let flow = place.flow(2);
             place.wait_line(0, true, what);
             agent.tell("mode answer");
-            agent.event("registered");
-            agent.tell("set 2 300");
-            wait_share(&flow, 300);
+            gets_share(&mut agent, &flow, 2, 300);
             place.wait_line(0, false, "the agent answers again, after ");
         }
     });
@@ -391,9 +390,7 @@ fn socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him() {
         let line = place.wait_line(0, true, "belongs to user 12345, expected root or user 0");
         assert!(line.1.contains("agent.sock") && line.1.contains("set MPIB_AGENT_UID=12345"), "{line:?}");
         agent.tell("listen");
-        agent.event("registered");
-        agent.tell("set 2 256");
-        wait_share(&flow, 256);
+        gets_share(&mut agent, &flow, 2, 256);
         std::os::unix::fs::chown(&place.options.file, Some(12345), None).unwrap();
         let seen = place.log().len();
         let line = place.wait_line(seen.saturating_sub(1), true, "belongs to user 12345");

@@ -1,7 +1,7 @@
 //! Hints from an agent process decide each transfer's split in advanced mode, whatever becomes of the agent.
 
-use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::agent::{Agent, Place};
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Pair, both_fail, connect, init, until};
 use mpib_tests::table::{Ptr, newest};

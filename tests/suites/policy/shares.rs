@@ -5,15 +5,16 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::shares_util::{Part, Rig, by_the_rule, carried, message, since};
-use mpib_tests::code::{Success};
 use mpib_tests::agent::{Agent, Place};
+use mpib_tests::code::Success;
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{Buffer, init, pattern, until};
 use mpib_tests::peer::{Peer, send, to_peer, wait};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, set};
+
+use super::shares_util::{Part, Rig, by_the_rule, carried, message, since};
 
 /// Shares around every edge.
 const SHARES: [u16; 7] = [0, 1, 256, 512, 768, 1023, 1024];

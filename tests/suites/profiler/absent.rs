@@ -1,7 +1,7 @@
 //! NCCL gives handles to operations whether there is a profiler or not. Where nobody takes events they are told seldom; whoever begins to
 //! take them gets them all from soon on.
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{newest, set_profiler};

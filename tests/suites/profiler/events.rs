@@ -3,14 +3,15 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use super::util::{MOST, Rails, Rig, SOFT, judge};
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, Mood, SECOND, first, second};
 use mpib_tests::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles};
 use mpib_tests::vdevices::{VERSIONS, rails, speeds, table};
 use mpib_tests::{here, isolated, mpib};
+
+use super::util::{MOST, Rails, Rig, SOFT, judge};
 
 const MIB: usize = 1 << 20;
 const ALONE: &[usize] = &[0, 1, 127, 128, 255, 256, 4096, 8192, 8193, 65_537, MIB, 2 * MIB + 1, MOST];

@@ -1,8 +1,8 @@
 //! NCCL's profiler when something goes wrong: each event that began ends once, before NCCL is told, and nothing is called after that.
 
-use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
-use mpib_tests::pair::{Buffer, Pair, connect, init, until};
+use mpib_tests::pair::{Buffer, Pair, connect, failure, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
 use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{Ptr, Table, set_profiler, set_profiler_handles};
@@ -34,15 +34,6 @@ fn under_way() -> usize {
 fn over(why: &'static str) -> usize {
     FIRST.all_over(why);
     FIRST.calls()
-}
-
-/// Tests until it fails; gives the code.
-fn failure(table: &dyn Table, request: Ptr) -> Code {
-    until("a failure", || {
-        let (rc, done, _) = table.test(request);
-        assert!(!done, "a request that must fail is done");
-        (rc != Success).then_some(rc)
-    })
 }
 
 /// Groups of receives, with handles, that nobody sends to: two events for each of their receives.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};

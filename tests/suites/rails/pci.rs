@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::table::{TABLES, Table, newest};

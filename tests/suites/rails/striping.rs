@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
-use mpib_tests::pair::{connect, init, until};
+use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::TABLES;
 use mpib_tests::vdevices::{
@@ -202,8 +202,7 @@ fn a_full_house_is_striped() {
             }
             assert!(to.bytes == data);
         }
-        let rnr: u64 = softverbs::counters().iter().map(|d| d.total.rnr).sum();
-        assert_eq!(rnr, 0, "a write found no receive");
+        assert_no_rnr();
         to.dereg();
         from.dereg();
         pair.close();

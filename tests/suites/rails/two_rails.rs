@@ -1,7 +1,7 @@
 //! What goes on which rail: counted by the software devices, per message.
 
-use mpib_tests::code::{Success};
-use mpib_tests::pair::{HOST, Pair, pattern};
+use mpib_tests::code::Success;
+use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
 
@@ -205,8 +205,7 @@ fn a_full_house() {
         }
         assert!(to.bytes == data);
     }
-    let rnr: u64 = softverbs::counters().iter().map(|d| d.total.rnr).sum();
-    assert_eq!(rnr, 0, "a write found no receive");
+    assert_no_rnr();
     to.dereg();
     from.dereg();
     pair.close();

@@ -1,7 +1,7 @@
 //! Two islands of two hosts, each host a network namespace: SOUT is routed between the islands, SUP ends at its island.
 
-use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::agent::{Agent, Place};
+use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::here;
 use mpib_tests::hosts::islands::{
     Class, Env, INTER, INTRA, Islands, NAMES, all_pairs, class, one_island, two_islands, two_rails,

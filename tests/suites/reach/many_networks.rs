@@ -1,9 +1,10 @@
 //! Hosts that differ: in the number, the order and the MTU of their adapters, and in what happens to them.
 
-use super::util::{Reach, Setup, quiet};
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
+
+use super::util::{Reach, Setup, quiet};
 
 #[test]
 fn one_adapter_meets_the_one_of_four_that_it_reaches() {

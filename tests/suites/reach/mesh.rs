@@ -1,9 +1,10 @@
 //! Hosts joined by direct links, with no variable of the plugin's set: every pair goes over its own link, or says why there is none.
 
-use super::util::{Reach, Setup, pairs, quiet};
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
+
+use super::util::{Reach, Setup, pairs, quiet};
 
 /// Three hosts, a cable between each two, a subnet on each cable. No host has its first adapter on the same cable as both others.
 fn triangle() -> Topology {

@@ -1,10 +1,11 @@
 //! What users of direct links meet most, each with the sentence that they get: addresses that do not fit, a firewall, a wrong GID index, packets that
 //! nobody acknowledges.
 
-use super::util::{Reach, Setup, has_all, warnings};
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
+
+use super::util::{Reach, Setup, has_all, warnings};
 
 /// One cable between two hosts, and a network for control connections.
 fn cable(a: &'static str, b: &'static str) -> Topology {

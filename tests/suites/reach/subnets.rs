@@ -1,9 +1,10 @@
 //! Subnets of every kind between two hosts: each connection goes by the addresses that reach, or says what does not.
 
-use super::util::{Reach, Setup, has_all, quiet, warnings};
-use mpib_tests::code::{RemoteError};
+use mpib_tests::code::RemoteError;
 use mpib_tests::hosts::{Topology, on_hosts};
 use mpib_tests::{SHORT, here};
+
+use super::util::{Reach, Setup, has_all, quiet, warnings};
 
 type Ends = Vec<(&'static str, &'static str, &'static str)>;
 

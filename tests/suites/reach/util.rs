@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use mpib_tests::code::{Code, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
-use mpib_tests::hosts::{Hosts, Topology};
+use mpib_tests::hosts::{Hosts, Topology, exchange};
 use mpib_tests::peer::Peer;
 
 /// What a test starts from.
@@ -232,16 +232,7 @@ impl Reach {
 
     /// One message over every connection, all at once.
     pub(crate) fn exchange(&mut self, len: usize) {
-        for (i, peer) in self.peers.iter_mut().enumerate() {
-            let seed = |(from, to): &(usize, usize)| (1 + 64 * from + to).to_string();
-            let sent = self.made.iter().filter(|made| made.0 == i).map(seed);
-            let received = self.made.iter().filter(|made| made.1 == i).map(seed);
-            let seeds: Vec<_> = sent.chain(received).collect();
-            peer.say(&format!("exchange {len} {}", seeds.join(" ")));
-        }
-        for peer in &self.peers {
-            assert_eq!(peer.answer(), "ok");
-        }
+        exchange(&mut self.peers, &self.made, len);
     }
 
     /// Ends all connections.

@@ -1,9 +1,9 @@
 //! Ten thousand connections made and closed: nothing grows.
 
-use std::fs;
 use std::time::Duration;
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
+use mpib_tests::holdings::{descriptors, entries, mappings, resident};
 use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::process::watchdog_after;
@@ -28,28 +28,17 @@ struct Held {
     files: usize,
 }
 
-fn count(dir: &str) -> usize {
-    fs::read_dir(dir).unwrap().count()
-}
-
 /// With `connections` under way, and those of the past gone: closed channels linger for a moment.
 fn held() -> Held {
     let fabric = std::env::var("SOFTVERBS_FABRIC").unwrap();
     // SAFETY: cannot fail.
     let uid = unsafe { libc::geteuid() };
     Held {
-        descriptors: count("/proc/self/fd"),
-        threads: count("/proc/self/task"),
-        mappings: fs::read_to_string("/proc/self/maps").unwrap().lines().count(),
-        files: count(&format!("/dev/shm/softverbs-{uid}/{fabric}")),
+        descriptors: descriptors(),
+        threads: entries("/proc/self/task"),
+        mappings: mappings(),
+        files: entries(&format!("/dev/shm/softverbs-{uid}/{fabric}")),
     }
-}
-
-/// Resident memory in KiB.
-fn resident() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]

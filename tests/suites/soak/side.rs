@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mpib_tests::code::{Success};
+use mpib_tests::code::Success;
 use mpib_tests::log::LOG;
 use mpib_tests::pair::{HOST, init, pattern, until};
 use mpib_tests::peer::{accepted, connected};
 use mpib_tests::table::{Ptr, Table, newest};
+
 pub(crate) use plan::CONNECTIONS;
 use plan::{ARENA, GUARD, Group, LARGEST, Plan, SLACK, SOURCES};
 

@@ -2,17 +2,17 @@
 //! change at random, connections that end and begin anew. Every byte is checked, and nothing is left behind.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::side::{CONNECTIONS, Side};
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::peer::{self, Peer, commands};
 use mpib_tests::process::{Role, watchdog_after};
 use mpib_tests::rng::Rng;
-use mpib_tests::{TWO_RAILS, here, isolated_with, set};
+use mpib_tests::{TWO_RAILS, here, holdings, isolated_with, set};
+
+use super::side::{CONNECTIONS, Side};
 
 /// Where nothing else is said.
 const SECONDS: u64 = 60;
@@ -41,26 +41,21 @@ struct Held {
 }
 
 fn threads() -> u64 {
-    let tasks = fs::read_dir("/proc/self/task").unwrap();
-    // One that has just ended has no name.
-    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    let (softverbs, others): (Vec<_>, Vec<_>) = names.partition(|name| name.trim() == "softverbs");
+    let (softverbs, others): (Vec<_>, Vec<_>) =
+        holdings::threads().into_iter().partition(|name| name == "softverbs");
     assert!(softverbs.len() <= 1, "{softverbs:?}");
     others.len() as u64
 }
 
 impl Held {
     fn now() -> Self {
-        let count = |dir| fs::read_dir(dir).unwrap().count() as u64;
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         let o = softverbs::objects().unwrap();
         Self {
-            descriptors: count("/proc/self/fd"),
+            descriptors: holdings::descriptors() as u64,
             threads: threads(),
             objects: [o.qps, o.cqs, o.srqs, o.mrs].map(|n| n as u64),
-            mappings: fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64,
-            resident: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            mappings: holdings::mappings() as u64,
+            resident: holdings::resident() as u64,
         }
     }
 

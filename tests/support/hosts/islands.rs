@@ -1,7 +1,7 @@
 //! Two islands of two hosts, a process on each, and the connections between them.
 
 use super::watch::{Count, INFO, WARN, counts, log, since, warnings};
-use super::{Hosts, Topology};
+use super::{Hosts, Topology, exchange};
 use crate::TWO_RAILS;
 use crate::peer::Peer;
 
@@ -160,16 +160,7 @@ impl Islands {
     /// One message over every connection, all at once; what each host counts meanwhile.
     pub fn exchange(&mut self, len: usize) -> Vec<[Count; 2]> {
         let before: Vec<_> = self.peers.iter_mut().map(counts).collect();
-        for (i, peer) in self.peers.iter_mut().enumerate() {
-            let seed = |(from, to): &(usize, usize)| (1 + 4 * from + to).to_string();
-            let sent = self.made.iter().filter(|made| made.0 == i).map(seed);
-            let received = self.made.iter().filter(|made| made.1 == i).map(seed);
-            let seeds: Vec<_> = sent.chain(received).collect();
-            peer.say(&format!("exchange {len} {}", seeds.join(" ")));
-        }
-        for peer in &self.peers {
-            assert_eq!(peer.answer(), "ok");
-        }
+        exchange(&mut self.peers, &self.made, len);
         self.peers.iter_mut().zip(&before).map(|(peer, before)| since(peer, before)).collect()
     }
 

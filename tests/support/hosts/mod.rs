@@ -171,6 +171,21 @@ impl Hosts {
     }
 }
 
+/// Has `peers` move one message over each of their connections, all at once. `made` has the
+/// connections as indices of sender and receiver, in the order in which they were made.
+pub fn exchange(peers: &mut [Peer], made: &[(usize, usize)], len: usize) {
+    for (i, peer) in peers.iter_mut().enumerate() {
+        let seed = |(from, to): &(usize, usize)| (1 + 64 * from + to).to_string();
+        let sent = made.iter().filter(|made| made.0 == i).map(seed);
+        let received = made.iter().filter(|made| made.1 == i).map(seed);
+        let seeds: Vec<_> = sent.chain(received).collect();
+        peer.say(&format!("exchange {len} {}", seeds.join(" ")));
+    }
+    for peer in peers {
+        assert_eq!(peer.answer(), "ok");
+    }
+}
+
 /// Tells the process of [`knock`] where to connect to.
 const KNOCK: &str = "TEST_KNOCK";
 
