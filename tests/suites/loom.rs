@@ -133,7 +133,7 @@ fn a_part_is_served_by_the_whole_or_by_itself() {
 
 /// Who waits for it makes their own then, and nobody waits for ever.
 #[test]
-fn a_failure_is_of_the_one_who_asked() {
+fn a_failed_registration_fails_its_caller_only() {
     let schedules = explore(two(
         |world| {
             if let Some(share) = world.get(0x5000, 0x3000, false) {

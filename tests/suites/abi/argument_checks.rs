@@ -8,7 +8,7 @@ use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::STATE_OFFSET;
 
 #[test]
-fn handles_are_judged() {
+fn handles_are_checked() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
@@ -76,7 +76,7 @@ fn what_finalize_leaves_is_dropped() {
 }
 
 #[test]
-fn memory_is_judged() {
+fn memory_is_checked() {
     isolated(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let to = pair.recv_buffer(1000);

@@ -128,7 +128,7 @@ fn a_child_that_initialises_by_itself_works() {
 }
 
 #[test]
-fn libibverbs_is_told_of_forks_once_and_before_it_lists_devices() {
+fn fork_support_is_requested_once_and_before_devices_are_listed() {
     isolated(here!(), &[], || {
         assert_eq!(softverbs::fork_init_calls(), (0, 0));
         for table in TABLES {

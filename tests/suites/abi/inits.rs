@@ -177,7 +177,7 @@ fn exported(version: u32) -> Net {
 
 /// Devices are opened once: what a later environment says of them cannot come true, and that is told.
 #[test]
-fn settings_of_devices_that_change_between_inits_are_told_once() {
+fn settings_of_devices_that_change_between_inits_are_reported_once() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {
         let ctx = init(newest());
         set("NCCL_IB_HCA", Some("soft1"));

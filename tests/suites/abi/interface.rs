@@ -348,7 +348,7 @@ fn what_was_closed_is_refused() {
 }
 
 #[test]
-fn counts_and_sizes_are_judged() {
+fn counts_and_sizes_are_checked() {
     misuse(here!(), |rig| {
         let (net, send, recv, mr) = (rig.net, rig.pair.send, rig.pair.recv, rig.mr);
         let (mut data, mut tags, mut mrs, mut ints) = ([rig.data(); 16], [0; 16], [mr; 16], [10; 16]);

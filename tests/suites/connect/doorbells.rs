@@ -88,7 +88,7 @@ fn messages_on_two_rails_take_a_doorbell_on_each() {
 
 /// Data of more than 8 KiB goes without its immediate, in one chain with it.
 #[test]
-fn data_apart_from_its_immediate_takes_one_doorbell() {
+fn data_and_a_separate_immediate_take_one_doorbell() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), || {
         let pair = Pair::new(newest());
         assert_eq!(group(&pair, 1, 100_000), expect([1, 1], [1, 1], 1));
@@ -130,18 +130,18 @@ fn cts_writes_are_read_from_memory_where_the_settings_say_so() {
 }
 
 #[test]
-fn adapters_without_room_read_cts_writes_from_memory() {
+fn adapters_without_inline_room_read_cts_writes_from_memory() {
     with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM)], 0, 0);
 }
 
 /// Once, though there are two rails and two connections.
 #[test]
-fn adapters_without_room_are_told_where_the_user_wants_it_inline() {
+fn adapters_without_inline_room_are_reported_if_inline_is_configured() {
     with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1")], 0, 1);
 }
 
 #[test]
-fn adapters_without_room_are_refused_where_nothing_may_be_lost() {
+fn adapters_without_inline_room_are_refused_with_strict() {
     let env = [("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1"), ("MPIB_STRICT", "1")];
     isolated(here!(), &mpib("512", &env), || {
         let table = newest();

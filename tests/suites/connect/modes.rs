@@ -375,7 +375,7 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
 
 /// The queue pairs of a sender take turns on each rail by slot; CTS writes keep to one.
 #[test]
-fn messages_take_turns_and_cts_writes_do_not() {
+fn messages_alternate_between_queue_pairs_and_cts_writes_do_not() {
     isolated(
         here!(),
         &host(&[("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]),

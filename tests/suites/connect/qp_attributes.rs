@@ -182,7 +182,7 @@ fn tries() -> Vec<String> {
 }
 
 #[test]
-fn a_queue_pair_that_times_out_is_tried_again() {
+fn a_queue_pair_that_times_out_is_retried() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_CNT", "5"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]);
     isolated(here!(), &env, || {
         softverbs::fail_modify_of("soft0", RTR, libc::ETIMEDOUT, 5, Duration::ZERO);
@@ -220,7 +220,7 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
 }
 
 #[test]
-fn a_queue_pair_that_fails_otherwise_is_tried_again_where_that_is_asked_for() {
+fn a_queue_pair_that_fails_otherwise_is_retried_if_configured() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "0"), ("MPIB_STRICT", "1")]);
     isolated(here!(), &env, || {
         softverbs::fail_modify(RTR, libc::ENOMEM, 1);

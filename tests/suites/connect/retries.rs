@@ -38,7 +38,7 @@ fn told(part: &str) -> Vec<String> {
 
 /// The others make the connection, and the warning says why this one is missing.
 #[test]
-fn a_rail_that_stays_dead_is_left_out_in_time() {
+fn a_rail_that_stays_dead_is_dropped_in_time() {
     one_is_dead(here!(), &[], || {
         let (ctx, dev) = newest_device(3);
         let mut rig = Rig::new(table(12), ctx, dev, MIB);
@@ -69,7 +69,7 @@ fn a_rail_that_stays_dead_is_left_out_in_time() {
 }
 
 #[test]
-fn a_rail_that_stays_dead_is_an_error_where_that_is_asked_for() {
+fn a_rail_that_stays_dead_fails_a_strict_connect() {
     one_is_dead(here!(), &[("MPIB_STRICT", "1")], || {
         let (ctx, dev) = newest_device(3);
         let mut handle = [0; 128];

@@ -144,7 +144,7 @@ fn every_connection_goes_by_the_table_of_its_time() {
 }
 
 #[test]
-fn an_address_that_is_gone_is_named_in_the_reason() {
+fn a_removed_address_is_named_in_the_reason() {
     on_hosts(here!(), &[], || {
         let mut two = Two::up();
         two.tables("10.0.0.1/24", "10.0.0.2/24 2001:db8::2/64");
@@ -275,7 +275,7 @@ fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry(
 }
 
 #[test]
-fn values_that_cannot_be_are_told_with_what_may_be() {
+fn invalid_values_are_reported_with_the_valid_ones() {
     isolated(here!(), &[DEVICES], || {
         let (index, family, range) = ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE");
         for (vars, said) in [
@@ -384,7 +384,7 @@ fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
 }
 
 #[test]
-fn an_address_that_goes_during_the_handshake_costs_its_rail_with_the_reason() {
+fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
     let gone = || places(&[Some([10, 9, 9, 9])]);
     wired_after(here!(), gone, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };

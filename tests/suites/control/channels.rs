@@ -148,7 +148,7 @@ fn another_connectors_welcome_is_no_answer() {
 }
 
 #[test]
-fn no_listener_is_told_soon_with_every_address() {
+fn a_missing_listener_is_reported_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.

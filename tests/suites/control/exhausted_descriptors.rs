@@ -15,7 +15,7 @@ use super::util::{hello_bytes, listen, recv, stranger};
 static WARNINGS: AtomicUsize = AtomicUsize::new(0);
 
 #[test]
-fn a_listener_without_descriptors_says_so_once_and_takes_up_again() {
+fn a_listener_without_descriptors_warns_once_and_recovers() {
     isolated(here!(), &[], || {
         nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
             let text = text.to_string_lossy();

@@ -58,7 +58,7 @@ fn goes_on(table: &'static dyn Table, ctx: Ptr) {
 }
 
 #[test]
-fn what_is_no_handle_is_refused_at_once() {
+fn bytes_that_are_no_handle_are_refused_at_once() {
     with_deadline(here!(), |table, ctx| {
         let (good, listen) = good(table, ctx);
         let with = |at: usize, byte: u8| {
@@ -172,7 +172,7 @@ fn a_forged_state_of_the_connector_is_refused() {
 }
 
 #[test]
-fn a_listener_that_is_closed_is_told_with_its_addresses() {
+fn a_closed_listener_is_reported_with_its_addresses() {
     with_deadline(here!(), |table, ctx| {
         let (handle, listen) = good(table, ctx);
         assert_eq!(table.close_listen(listen), Success);

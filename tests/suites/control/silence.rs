@@ -49,7 +49,7 @@ fn the_limit_of_silence_is_a_setting() {
 
 /// Whose rails work on, which nobody asks.
 #[test]
-fn a_host_that_is_silent_for_so_long_is_gone() {
+fn a_host_that_is_silent_beyond_the_limit_is_lost() {
     on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000")], || {
         let networks = vec![vec![("a", "eth0", "10.0.1.1/24"), ("b", "eth0", "10.0.1.2/24")]];
         let hosts = Hosts::up(Topology { networks, ..Topology::default() });

@@ -118,7 +118,7 @@ fn what_comes_right_behind_a_hello_is_read() {
 }
 
 #[test]
-fn another_version_is_told_both_versions() {
+fn another_version_gets_a_refusal_with_both_versions() {
     let listener = listen();
     let mut bytes = hello_bytes(&listener);
     bytes[9] = 9;

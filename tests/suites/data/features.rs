@@ -264,13 +264,13 @@ fn rails_alone() {
 }
 
 #[test]
-fn queue_pairs_in_turn_and_striped() {
+fn queue_pairs_alternating_and_striped() {
     let on = |qps, split| Setup { qps, split, ..PLAIN };
     each_alone(here!(), &[on(4, false), on(1, true), on(2, true), on(4, true), on(16, true)]);
 }
 
 #[test]
-fn data_apart_from_its_immediate() {
+fn separate_immediates() {
     let on = |bytes| Setup { apart_above: Some(bytes), ..PLAIN };
     each_alone(here!(), &[on(0), on(8192), on(300_000)]);
 }

@@ -278,7 +278,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
 
 /// As when GPU memory is freed too early: the read fails, and so does the connection, in words.
 #[test]
-fn a_read_that_fails_is_told() {
+fn a_flush_read_that_fails_is_reported() {
     isolated(here!(), &mpib("512", &[ON]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);

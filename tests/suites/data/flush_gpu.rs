@@ -35,7 +35,7 @@ fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
 }
 
 #[test]
-fn nothing_is_flushed_where_the_user_wants_none() {
+fn nothing_is_flushed_if_disabled() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[("MPIB_FLUSH", "0")]), || {
         let table = newest();
         let ctx = init(table);

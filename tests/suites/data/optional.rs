@@ -72,7 +72,7 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
 }
 
 #[test]
-fn a_size_is_told_where_the_data_came_before_the_question() {
+fn a_size_is_returned_if_the_data_came_before_the_test() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
@@ -180,7 +180,7 @@ fn slots_wait_for_the_receives_of_small_queues() {
 
 /// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever looks.
 #[test]
-fn owed_data_is_in_flight_until_somebody_sees_it() {
+fn outstanding_data_is_in_flight_until_it_is_polled() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
@@ -207,7 +207,7 @@ fn owed_data_is_in_flight_until_somebody_sees_it() {
 /// A receiver that closes with data on the way lets it come, so that the sender's write is good. One rail is so slow that its part is not there
 /// when the close begins.
 #[test]
-fn a_close_waits_for_arrivals_that_are_owed() {
+fn a_close_waits_for_outstanding_arrivals() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";
     let env = [&SHORT[..], &[("SOFTVERBS_DEVICES", devices)]].concat();
     isolated(here!(), &mpib("512", &env), || {

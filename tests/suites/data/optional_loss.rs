@@ -42,18 +42,18 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_told_without_a_call() {
+fn a_killed_peer_is_reported_without_a_call() {
     lost(here!(), Peer::kill, &["is gone"]);
 }
 
 #[test]
-fn a_peer_that_closes_with_data_owed_is_told_without_a_call() {
+fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
     lost(here!(), |peer| peer.must("close"), &["closed the connection"]);
 }
 
 /// Nothing is owed when the peer goes, so nobody looks after it. A receive after that is not done: its test says why.
 #[test]
-fn a_receive_after_the_peer_has_gone_is_an_error_of_its_test() {
+fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
@@ -113,7 +113,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 
 /// A CTS write that nobody answers: only a completion tells that.
 #[test]
-fn a_write_that_fails_is_told_without_a_call() {
+fn a_failed_write_is_reported_without_a_call() {
     let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();
     isolated(here!(), &mpib("512", &env), || {
         let table = newest();
@@ -134,7 +134,7 @@ fn a_write_that_fails_is_told_without_a_call() {
 }
 
 #[test]
-fn an_adapter_that_fails_is_told_without_a_call() {
+fn a_failed_adapter_is_reported_without_a_call() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
@@ -152,7 +152,7 @@ fn an_adapter_that_fails_is_told_without_a_call() {
 
 /// An arrival for a receive that is done is right once, if it is right at all.
 #[test]
-fn arrivals_of_done_receives_are_judged() {
+fn arrivals_for_done_receives_are_checked() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);

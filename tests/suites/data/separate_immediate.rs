@@ -66,7 +66,7 @@ fn apart_above(test: &str, env: &[(&str, &str)], threshold: Option<usize>) {
 }
 
 #[test]
-fn infiniband_rails_send_large_data_and_its_immediate_apart() {
+fn infiniband_rails_send_large_data_and_its_immediate_separately() {
     apart_above(here!(), &[("SOFTVERBS_DEVICES", IB)], Some(8192));
 }
 
@@ -76,14 +76,14 @@ fn roce_rails_send_them_together() {
 }
 
 #[test]
-fn roce_rails_send_them_apart_where_that_is_asked_for() {
+fn roce_rails_send_them_separately_if_configured() {
     let env =
         [("SOFTVERBS_DEVICES", ROCE), ("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "65536")];
     apart_above(here!(), &env, Some(65_536));
 }
 
 #[test]
-fn infiniband_rails_send_them_together_where_that_is_asked_for() {
+fn infiniband_rails_send_them_together_if_configured() {
     apart_above(here!(), &[("SOFTVERBS_DEVICES", IB), ("NCCL_IB_ADAPTIVE_ROUTING", "0")], None);
 }
 

@@ -148,7 +148,7 @@ fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
 }
 
 #[test]
-fn a_fatal_event_is_only_told_where_the_settings_want_that() {
+fn a_fatal_event_is_only_logged_if_configured() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_RETURN_ASYNC_EVENTS", "0")]), || {
         let pair = Pair::new(newest());
         for qp in softverbs::qp_attributes() {
@@ -167,7 +167,7 @@ fn a_fatal_event_is_only_told_where_the_settings_want_that() {
 
 /// What is no failure is told with the connections that it concerns, and ends none.
 #[test]
-fn events_of_ports_are_told_once_and_counted_by_kind() {
+fn events_of_ports_are_logged_once_and_counted_by_kind() {
     isolated(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         LOG.lock().unwrap().clear();

@@ -101,7 +101,7 @@ fn sends_fail_when_the_receiver_closes() {
 
 /// A peer that vanishes without a word, as a killed process does.
 #[test]
-fn receives_fail_when_the_sender_is_gone() {
+fn receives_fail_when_the_sender_disappears() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
@@ -174,7 +174,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
 }
 
 #[test]
-fn a_rail_that_the_peer_cannot_use_is_an_error_where_that_is_asked_for() {
+fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
         let table = newest();
         let ctx = init(table);

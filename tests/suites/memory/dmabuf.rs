@@ -59,7 +59,7 @@ fn a_device_of_two_rails_needs_both() {
 }
 
 #[test]
-fn the_log_tells_which_ports_do_it() {
+fn the_log_lists_the_ports_that_register_dma_buf() {
     isolated(here!(), &[ONE], || {
         for table in TABLES {
             init(*table);
@@ -136,7 +136,7 @@ fn the_same_addresses_are_registered_once_by_file_and_once_without() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_told_with_its_cause() {
+fn failed_registrations_are_reported_with_their_cause() {
     isolated(here!(), &mpib("512", &[BOTH]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         let (file, base, comm) = (Memfd::new(4 * PAGE), mrs(), pair.recv);
@@ -184,7 +184,7 @@ fn what_cannot_be_registered_is_told_with_its_cause() {
 
 /// Not offered and asked for all the same, on a connection one of whose rails does not do it.
 #[test]
-fn a_port_that_lacks_it_is_named() {
+fn a_port_without_dma_buf_is_named() {
     isolated(here!(), &mpib("512", &[ONE]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         let base = mrs();
@@ -229,7 +229,7 @@ fn a_flush_reads_what_was_registered_by_its_file() {
 
 /// Without nvidia-peermem nothing is lost then, and MPIB_STRICT=1 has nothing to refuse.
 #[test]
-fn a_driver_without_the_module_is_no_loss_where_all_ports_do_it() {
+fn a_driver_without_the_module_is_no_loss_if_all_ports_register_dma_buf() {
     const DRIVER: &str = "module/nvidia/version";
     with_sys(here!(), &[DRIVER], &mpib("512", &[BOTH, ("MPIB_STRICT", "1")]), || {
         init(newest());

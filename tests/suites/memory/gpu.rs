@@ -72,7 +72,7 @@ fn gpu_memory_is_offered_with_the_other_name_of_the_module() {
 }
 
 #[test]
-fn the_log_tells_which_file_was_found() {
+fn the_log_names_the_file_that_was_found() {
     with_sys(here!(), &[MODULES[1], DRIVER], &[], || {
         for table in TABLES {
             init(*table);
@@ -86,7 +86,7 @@ fn the_log_tells_which_file_was_found() {
 
 /// As when it was freed: the adapter's refusal comes with what to look at.
 #[test]
-fn gpu_memory_that_cannot_be_registered_is_told_with_its_likely_causes() {
+fn failed_gpu_registrations_are_reported_with_likely_causes() {
     with_sys(here!(), &[MODULES[0]], &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         for comm in pair.comms() {
@@ -244,12 +244,12 @@ fn ordering_line(part: &str) {
 }
 
 #[test]
-fn the_log_tells_that_relaxed_ordering_is_on() {
+fn the_log_reports_that_relaxed_ordering_is_on() {
     isolated(here!(), &[], || ordering_line("is on: the verbs library takes it"));
 }
 
 #[test]
-fn the_log_tells_that_relaxed_ordering_is_off() {
+fn the_log_reports_that_relaxed_ordering_is_off() {
     let off = ("NCCL_IB_PCI_RELAXED_ORDERING", "0");
     isolated(here!(), &[off], || ordering_line("is off: NCCL_IB_PCI_RELAXED_ORDERING=0"));
 }

@@ -298,7 +298,7 @@ fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
 }
 
 #[test]
-fn a_refused_connection_asks_again() {
+fn a_refused_connection_registers_again() {
     isolated(here!(), &[], || {
         for (status, meaning) in [(1, "no free slot"), (2, "invalid request"), (7, "without a meaning")] {
             let place = Place::create();
@@ -317,7 +317,7 @@ fn a_refused_connection_asks_again() {
 }
 
 #[test]
-fn an_agent_that_breaks_the_protocol_is_left_and_tried_again() {
+fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
     isolated(here!(), &[], || {
         for (mode, what) in [
             ("garbage", "does not speak the agent's protocol: magic 0x50545448, expected 0x4d504952"),
@@ -341,7 +341,7 @@ fn an_agent_that_breaks_the_protocol_is_left_and_tried_again() {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_is_left_and_tried_again() {
+fn an_agent_that_does_not_answer_is_disconnected_and_retried() {
     isolated(here!(), &[], || {
         for (mode, what) in [
             ("silent", "no answer to a request within 100ms"),

@@ -168,7 +168,7 @@ fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
 
 /// Else a hint would be there within milliseconds, as in the other tests.
 #[test]
-fn hints_are_read_as_seldom_as_the_settings_say() {
+fn hints_are_read_at_the_configured_interval() {
     strictly(here!(), |place| {
         set("MPIB_HINT_POLL_US", Some("60000000"));
         let mut agent = place.agent();
@@ -191,7 +191,7 @@ fn hints_are_read_as_seldom_as_the_settings_say() {
 
 /// Where no hint can count, strict or not, no agent is missed.
 #[test]
-fn strict_asks_no_agent_in_vanilla_mode_or_with_a_fixed_share() {
+fn strict_needs_no_agent_in_vanilla_mode_or_with_a_fixed_share() {
     strictly(here!(), |_| {
         for (variable, value) in [("MPIB_SUP_SHARE", "512"), ("MPIB_MODE", "0")] {
             set(variable, Some(value));

@@ -148,7 +148,7 @@ fn refused(table: &dyn Table, variable: &str, value: &OsStr, form: &str) {
 }
 
 #[test]
-fn every_variable_refuses_what_is_not_of_its_form() {
+fn every_variable_refuses_malformed_values() {
     isolated(here!(), &[], || {
         let variables = manual();
         assert!(variables.len() >= 19, "{variables:?}");
@@ -192,7 +192,7 @@ fn an_empty_variable_is_unset_where_nccl_reads_it_and_an_error_where_only_we_do(
 }
 
 #[test]
-fn all_that_are_wrong_are_told_at_once() {
+fn all_invalid_settings_are_reported_at_once() {
     isolated(here!(), &[], || {
         let all = manual();
         all.iter().for_each(|(variable, _)| set(variable, Some("not good\u{1b}[31m")));
@@ -236,7 +236,7 @@ fn contradiction(env: &[(&str, &str)], parts: &[&str]) {
 }
 
 #[test]
-fn settings_that_are_bad_together_are_told_together() {
+fn contradictory_settings_are_reported_together() {
     isolated(here!(), &[], || {
         let (sout, sup) = ("MPIB_HCA_SOUT", "MPIB_HCA_SUP");
         for (set, missing) in [(sout, sup), (sup, sout)] {
@@ -338,7 +338,7 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
 
 /// What is set in vain is told once, by the first init that succeeds, and fails each init where that is asked for.
 #[test]
-fn settings_without_effect_are_told_and_fail_a_strict_init() {
+fn settings_without_effect_are_reported_and_fail_a_strict_init() {
     let vain = [
         ("MPIB_SUPSHARE", "512"),
         ("NCCL_IB_HAC", "soft1"),

@@ -251,12 +251,12 @@ fn land(rig: &mut Rig, (recv, send, at, source, len): (Ptr, Ptr, usize, usize, u
 }
 
 #[test]
-fn messages_under_way_within_an_island_have_shares_that_were_said() {
+fn messages_in_flight_within_an_island_have_hinted_shares() {
     hinted(here!(), INTRA, under_way);
 }
 
 #[test]
-fn messages_under_way_between_islands_have_shares_that_were_said() {
+fn messages_in_flight_between_islands_have_hinted_shares() {
     hinted(here!(), INTER, under_way);
 }
 

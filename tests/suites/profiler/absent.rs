@@ -23,7 +23,7 @@ fn message(pair: &Pair, seed: u64) -> [usize; 2] {
 }
 
 #[test]
-fn operations_are_told_seldom_while_nobody_takes_events_and_always_from_then_on() {
+fn operations_are_reported_seldom_until_a_profiler_takes_events_and_always_from_then_on() {
     isolated(here!(), &mpib("0", &[]), || {
         set_profiler(Some(first));
         FIRST.set(Mood::Leaves);

@@ -47,7 +47,7 @@ fn on(test: &str, env: &[(&str, &str)], fused: usize, rails: &Rails, qps: usize)
 }
 
 #[test]
-fn each_table_with_a_callback_tells_of_both_rails() {
+fn each_table_with_a_callback_reports_both_rails() {
     isolated(here!(), &mpib("512", &[]), || {
         set_profiler(Some(first));
         for version in [10, 11, 12] {
@@ -73,7 +73,7 @@ fn a_rail_that_may_not_carry_data_has_no_events() {
 }
 
 #[test]
-fn several_queue_pairs_of_a_rail_take_turns() {
+fn several_queue_pairs_of_a_rail_alternate() {
     on(here!(), &mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]), 1, &SOFT, 5);
 }
 
@@ -111,7 +111,7 @@ fn stripes_have_an_event_each() {
 }
 
 #[test]
-fn a_message_whose_immediate_goes_apart_is_a_write() {
+fn a_message_with_a_separate_immediate_is_a_write() {
     on(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), 1, &Rails { apart: 8192, ..SOFT }, 6);
 }
 

@@ -157,22 +157,22 @@ fn left_out(test: &str, filter: Option<&str>, warned: bool) {
 }
 
 #[test]
-fn a_port_with_a_fault_is_left_out_with_one_warning() {
+fn a_faulty_port_is_skipped_with_one_warning() {
     left_out(here!(), None, true);
 }
 
 #[test]
-fn a_port_with_a_fault_that_was_asked_for_is_left_out_with_one_warning() {
+fn a_faulty_port_that_was_requested_is_skipped_with_one_warning() {
     left_out(here!(), Some("=a,b,c"), true);
 }
 
 #[test]
-fn a_port_with_a_fault_that_nobody_wants_is_no_matter() {
+fn a_faulty_port_that_no_setting_selects_is_ignored() {
     left_out(here!(), Some("^b"), false);
 }
 
 #[test]
-fn a_port_with_a_fault_fails_init_where_that_is_asked_for() {
+fn a_faulty_port_fails_a_strict_init() {
     let env = [UNEVEN, ("NCCL_IB_GID_INDEX", "5"), ("MPIB_STRICT", "1")];
     no_init(
         here!(),
@@ -183,7 +183,7 @@ fn a_port_with_a_fault_fails_init_where_that_is_asked_for() {
 }
 
 #[test]
-fn strict_is_content_where_nothing_is_lost() {
+fn a_strict_init_succeeds_if_nothing_is_lost() {
     isolated(here!(), &mpib_tests::mpib("512", &[("MPIB_STRICT", "1")]), || {
         let ctx = init(newest());
         let pair = connect(newest(), ctx, 0);
@@ -206,7 +206,7 @@ const UNFIT_SAID: [&str; 3] = [
 ];
 
 #[test]
-fn adapters_that_lack_what_connections_need_are_left_out_with_the_reason() {
+fn adapters_that_lack_what_connections_need_are_skipped_with_the_reason() {
     isolated(here!(), &[UNFIT], || {
         let ctx = init(newest());
         let lines = take_warnings();
@@ -221,7 +221,7 @@ fn adapters_that_lack_what_connections_need_are_left_out_with_the_reason() {
 }
 
 #[test]
-fn an_adapter_that_lacks_what_connections_need_fails_init_where_it_is_meant() {
+fn an_adapter_that_lacks_what_connections_need_fails_init_if_it_is_named() {
     let said = format!("ports that cannot be used: {}", UNFIT_SAID[2]);
     let strict = [UNFIT, ("MPIB_STRICT", "1"), ("NCCL_IB_HCA", "a,d")];
     no_init(here!(), &strict, InvalidUsage, &[&said, "(MPIB_STRICT=1)"]);

@@ -133,7 +133,7 @@ fn devices_are_in_the_order_of_their_pci_addresses() {
 }
 
 #[test]
-fn devices_are_as_the_library_lists_them_where_that_is_wanted() {
+fn devices_are_in_the_order_of_the_library_if_configured() {
     with(here!(), &MIXED, &[("NCCL_IB_DEVICE_PCI_ORDER", "0")], || {
         let ctx = init(newest());
         let names: Vec<_> = told(newest()).into_iter().map(|(name, port, _)| (name, port)).collect();
@@ -144,7 +144,7 @@ fn devices_are_as_the_library_lists_them_where_that_is_wanted() {
 }
 
 #[test]
-fn xdr_is_told_as_fast_as_it_is() {
+fn the_speed_of_xdr_is_reported() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", "n:link=ib,rate=400Gb;x:link=ib,rate=800Gb")], || {
         let ctx = init(newest());
         let speeds = [0, 1].map(|dev| newest().properties(dev).1.unwrap().speed);

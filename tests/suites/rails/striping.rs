@@ -85,7 +85,7 @@ fn one_rail_of_four_queue_pairs_is_striped() {
 }
 
 #[test]
-fn messages_take_turns_on_plain_queue_pairs() {
+fn messages_alternate_between_plain_queue_pairs() {
     on_rails(here!(), 2, "3", "0", || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, MIB);
@@ -130,7 +130,7 @@ fn several_rails_are_striped_by_their_speeds() {
 
 /// A mask has eight bits: sixteen queue pairs carry a message on eight, in turn.
 #[test]
-fn more_queue_pairs_than_a_mask_has_bits_take_turns() {
+fn more_queue_pairs_than_a_mask_has_bits_alternate() {
     on_rails(here!(), 1, "16", "1", || {
         let ctx = init(table(12));
         let mut rig = Rig::new(table(12), ctx, 0, MIB);

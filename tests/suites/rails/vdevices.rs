@@ -136,7 +136,7 @@ fn bad_requests_say_what_was_found_and_what_is_expected() {
 }
 
 #[test]
-fn before_init_there_is_nothing_to_join() {
+fn before_init_there_is_nothing_to_fuse() {
     isolated(here!(), &[], || {
         for version in VERSIONS {
             assert_eq!((version.make)(1, &[0]), (InvalidUsage, -1));
@@ -190,7 +190,7 @@ fn sout_and_sup_are_one_device_already() {
 }
 
 #[test]
-fn nothing_is_joined_where_the_user_wants_none() {
+fn nothing_is_fused_if_disabled() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1)), ("NCCL_IB_MERGE_NICS", "0")], || {
         let ctx = init(table(12));
         for version in VERSIONS {

@@ -42,7 +42,7 @@ fn in_a_triangle_every_pair_uses_its_own_link() {
 
 /// An adapter that stands in is told once for each device and host, and may be refused.
 #[test]
-fn another_adapter_than_nccl_asked_for_is_told_once_and_refused_where_that_is_wanted() {
+fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
     on_hosts(here!(), &[], || {
         let env_of = vec![("c", "MPIB_ROUTE", "strict")];
         let mut net = Reach::up(Setup { topology: triangle(), env_of, ..Setup::default() });
@@ -61,7 +61,7 @@ fn another_adapter_than_nccl_asked_for_is_told_once_and_refused_where_that_is_wa
 }
 
 #[test]
-fn strict_keeps_to_the_adapters_that_nccl_asks_for() {
+fn strict_keeps_to_the_adapters_that_nccl_requests() {
     on_hosts(here!(), &[], || {
         let env = [&SHORT[..], &[("MPIB_ROUTE", "strict")]].concat();
         let mut net = Reach::up(Setup { topology: triangle(), env, ..Setup::default() });
@@ -93,7 +93,7 @@ fn ring() -> Topology {
 }
 
 #[test]
-fn in_a_ring_of_five_neighbours_use_their_link_and_others_are_told_that_there_is_none() {
+fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
     on_hosts(here!(), &[], || {
         let mut net = Reach::up(Setup { topology: ring(), env: SHORT.to_vec(), ..Setup::default() });
         let hosts = ["h0", "h1", "h2", "h3", "h4"];
@@ -128,7 +128,7 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_are_told_that_there_is
 
 /// Where nothing leads from one end to the other, not even for control connections; and where something does for these alone.
 #[test]
-fn the_ends_of_a_line_are_told_that_they_have_no_link() {
+fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
     on_hosts(here!(), &[], || {
         let topology = Topology {
             networks: vec![

@@ -37,7 +37,7 @@ fn addresses_of_two_subnets_on_one_cable_are_named_with_their_prefixes() {
 }
 
 #[test]
-fn addresses_of_two_subnets_are_not_even_tried_where_that_is_not_wanted() {
+fn addresses_of_two_subnets_are_not_tried_with_route_subnet() {
     on_hosts(here!(), &[], || {
         let mut net =
             with(cable("10.0.0.1/24", "10.0.1.2/24"), vec![("MPIB_ROUTE", "subnet")], vec![], vec![]);
@@ -49,7 +49,7 @@ fn addresses_of_two_subnets_are_not_even_tried_where_that_is_not_wanted() {
 
 /// One that drops what comes, and one that says so.
 #[test]
-fn a_firewall_is_thought_of_where_nobody_answers() {
+fn an_unanswered_probe_mentions_a_firewall() {
     on_hosts(here!(), &[], || {
         let mut net = with(
             cable("10.0.0.1/24", "10.0.0.2/24"),
@@ -98,7 +98,7 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
 }
 
 #[test]
-fn packets_that_nobody_acknowledges_are_told_with_what_to_look_at() {
+fn unacknowledged_packets_are_reported_with_what_to_check() {
     on_hosts(here!(), &[], || {
         let mut net = with(cable("10.0.0.1/24", "10.0.0.2/24"), vec![], vec![], vec![]);
         net.goes(("a", "mlx5_0", "10.0.0.1"), ("b", "mlx5_0", "10.0.0.2"));

@@ -134,7 +134,7 @@ fn refused(from: &mut Peer, to: &mut Peer, devs: (usize, usize), code: Code, par
 }
 
 #[test]
-fn strict_keeps_to_the_devices_that_were_asked_for() {
+fn strict_keeps_to_the_requested_devices() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(triangle());
         let env = [("MPIB_ROUTE", "strict"), SHORT[0], SHORT[1]];
@@ -234,7 +234,7 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
 
 /// Nothing joins the two hosts but the control network: every pair is in the table, with the reason of its probe.
 #[test]
-fn where_nothing_works_every_pair_is_told_with_its_reason() {
+fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(overlapping());
         let [(_, on_a), _] = CROSSED;
@@ -318,7 +318,7 @@ fn each_end_knows_why_the_other_does_without_a_rail() {
 /// Both ports take long packets and what is between them does not: an empty probe would find nothing. Ports of different
 /// MTUs are no trouble.
 #[test]
-fn a_way_that_loses_long_packets_is_told_as_such() {
+fn a_path_that_drops_long_packets_is_reported_as_such() {
     on_hosts(here!(), &[], || {
         let hosts = Hosts::up(overlapping());
         let devices = |ip: &str, more: &str| format!("soft0:addr={ip}/24,{more}");

@@ -146,7 +146,7 @@ fn counters_are_those_of_what_was_sent_and_of_what_the_devices_did() {
 }
 
 #[test]
-fn what_is_under_way_and_what_was_refused_shows() {
+fn requests_in_flight_and_refused_calls_show() {
     isolated(here!(), &mpib("1024", &[]), || {
         let (mut reader, table) = (Reader::start(), newest());
         let pair = Pair::new(table);
@@ -467,7 +467,7 @@ fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page(
 }
 
 #[test]
-fn no_page_where_the_settings_want_none() {
+fn no_page_if_disabled() {
     isolated(here!(), &mpib("512", &[("MPIB_STATS", "0")]), || {
         let mut reader = Reader::start();
         let pair = Pair::new(newest());
