@@ -14,7 +14,7 @@ use crate::pair::LIMIT;
 use crate::{agent, hosts, obey, stats, sys};
 
 /// Set in the processes of a test: its name.
-const TEST: &str = "TEST_NAME";
+const TEST: &str = "TEST_CHILD";
 /// Set in its second processes: the word of their role.
 const ROLE: &str = "TEST_ROLE";
 
