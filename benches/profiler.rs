@@ -1,8 +1,9 @@
-//! What NCCL's profiler costs: small messages over software devices without a rate limit, through the newest table, with init's callback and
-//! without, and with profilers that do more and more.
+//! What NCCL's profiler costs: small messages over software devices without a rate limit, through
+//! the newest table, with init's callback and without, and with profilers that do more and more.
 //!
-//! `cargo bench -p nccl-net-mpib --bench profiler` times all of them in turns. With `--count N KIND` after `--`, KIND from 0 on in the order of the
-//! table, it moves N messages within `counted_messages`: for tools that count a function's instructions (`docs/guide/profiler.md`).
+//! `cargo bench -p nccl-net-mpib --bench profiler` times all of them alternately. With `--count N
+//! KIND` after `--`, KIND from 0 on in the order of the table, it moves N messages within
+//! `counted_messages`: for tools that count a function's instructions (`docs/guide/profiler.md`).
 
 mod util;
 
@@ -15,7 +16,8 @@ use mpib_tests::table::{Ptr, set_profiler, set_profiler_handles};
 use nccl_net_abi as abi;
 use util::{Lane, ROUND, ROUNDS, SIZE, argument, count, mean, measure};
 
-/// A profiler that pauses. Without any the plugin soon asks seldom, which a process that has one does not show.
+/// A profiler that pauses. Without any the plugin soon asks seldom, which a process that has one
+/// does not show.
 unsafe extern "C" fn leaves(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> abi::ncclResult_t {
     abi::ncclSuccess
 }
@@ -48,7 +50,8 @@ const KINDS: [(Kind, &str); 4] = [
     (Kind::Takes, "every event taken"),
 ];
 
-/// The kinds of the connections, in the order in which they are made: each kind has each place within four.
+/// The kinds of the connections, in the order in which they are made: each kind has each place
+/// within four.
 const PLACES: usize = 16;
 
 fn kind(place: usize) -> Kind {

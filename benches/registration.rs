@@ -1,5 +1,6 @@
-//! What a registration costs that another one serves, beside one that is made: through the newest table, over a software device, which
-//! pins no memory, so that a real adapter's cost more. `cargo bench -p nccl-net-mpib --bench registration` (`docs/guide/memory.md`).
+//! What a registration costs that another one serves, beside one that is made: through the newest
+//! table, over a software device, which pins no memory, so that a real adapter's cost more. `cargo
+//! bench -p nccl-net-mpib --bench registration` (`docs/guide/memory.md`).
 
 use std::time::Instant;
 

@@ -1,8 +1,9 @@
-//! What counting costs: small messages over software devices without a rate limit, through the newest table, with
-//! `MPIB_STATS=1` and with `MPIB_STATS=0`.
+//! What counting costs: small messages over software devices without a rate limit, through the
+//! newest table, with `MPIB_STATS=1` and with `MPIB_STATS=0`.
 //!
-//! `cargo bench -p nccl-net-mpib` times both in turns. With `--count N 0` or `--count N 1` after `--` it moves N messages in one of the two
-//! ways within `counted_messages`: for tools that count a function's instructions (`docs/guide/stats.md`).
+//! `cargo bench -p nccl-net-mpib` times both alternately. With `--count N 0` or `--count N 1` after
+//! `--` it moves N messages in one of the two ways within `counted_messages`: for tools that count
+//! a function's instructions (`docs/guide/stats.md`).
 
 mod util;
 
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 use mpib_tests::set;
 use util::{Lane, ROUND, ROUNDS, SIZE, argument, count, mean, measure};
 
-/// Which connections count, in the order in which they are made: where a connection's memory lies and when its turn comes make a
-/// difference of more than one percent, so both kinds have places of all sorts.
+/// Which connections count, in the order in which they are made: where a connection's memory lies
+/// and when its turn comes make a difference of more than one percent, so both kinds have places of
+/// all sorts.
 const COUNTS: [bool; 16] = {
     let mut counts = [false; 16];
     let mut i = 0usize;

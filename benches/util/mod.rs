@@ -46,8 +46,8 @@ impl Lane {
     }
 }
 
-/// The least time of a message over each connection, in nanoseconds: what disturbs a round only makes it longer. `before` a
-/// connection's turn.
+/// The least time of a message over each connection, in nanoseconds: what disturbs a round only
+/// makes it longer. `before` a connection's turn.
 pub(crate) fn measure(lanes: &[Lane], depth: usize, before: impl Fn(usize)) -> Vec<f64> {
     let mut least = vec![f64::INFINITY; lanes.len()];
     for _ in 0..ROUNDS {
@@ -75,7 +75,7 @@ pub(crate) fn argument(name: &str, place: usize) -> Option<usize> {
     args.get(at + place)?.parse().ok()
 }
 
-/// Its name is what tools that count instructions are told.
+/// Tools that count instructions find it by this name.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn counted_messages(lane: &Lane, n: usize) {

@@ -1,6 +1,6 @@
-//! The cache of registrations under every schedule of two threads: what somebody has a share in is there, once, and gone with the
-//! last. The cache's own file, with loom's locks, shaped
-//! like parking_lot's, in the place of the plugin's.
+//! The cache of registrations under every schedule of two threads: what somebody has a share in is
+//! there, once, and gone with the last. The cache's own file, with loom's locks in the place of the
+//! plugin's.
 
 #[path = "../../src/device/mr_cache/cache.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
@@ -66,7 +66,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize as Count, Ordering::SeqCst};
 use loom::thread;
 
-/// A registration: tells whether it is there, and how many are.
+/// A registration: records whether it exists, and how many do.
 struct Made {
     there: Arc<AtomicBool>,
     all: Arc<Count>,
@@ -152,7 +152,8 @@ fn who_asks_at_the_same_time_gets_one_registration() {
     assert!(schedules > 10, "{schedules}");
 }
 
-/// The last share goes in one thread while another asks: it gets that registration, or one of its own.
+/// The last share goes in one thread while another asks: it gets that registration, or one of its
+/// own.
 #[test]
 fn what_is_let_go_is_there_or_made_anew() {
     fn twice(world: &World) {

@@ -1,4 +1,5 @@
-//! The data path allocates nothing: isend, irecv, iflush and test, over thousands of messages of each kind.
+//! The data path allocates nothing: isend, irecv, iflush and test, over thousands of messages of
+//! each kind.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,7 +12,7 @@ use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_abi as abi;
 
-/// The system's allocator, counting what this thread does while it is told to.
+/// The system's allocator, which counts the calls of an armed thread.
 struct Counting;
 
 thread_local! {
@@ -75,7 +76,8 @@ fn run(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize) -> usize {
     run_as(pair, from, to, n, len, 0)
 }
 
-/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given back.
+/// `MESSAGES` groups of `n` sends of `len` bytes; gives how often memory was asked for or given
+/// back.
 fn run_as(pair: &Pair, from: &Buffer, to: &Buffer, n: usize, len: usize, hint: usize) -> usize {
     let table = newest();
     let group: Vec<_> = (0..n).map(|i| (to.addr(), len, i as i32, to.mr)).collect();
@@ -161,7 +163,7 @@ fn profiled_transfers_allocate_nothing() {
     });
 }
 
-/// The smallest size that the immediate of two rails cannot tell.
+/// The smallest size that the immediate of two rails cannot encode.
 #[test]
 fn records_allocate_nothing() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -1,4 +1,4 @@
-//! A real agent for tests: the test binary, run again, told what to do by lines on its stdin. And the log of this process.
+//! An agent process for tests, which acts on commands from its standard input.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write, stdin};
@@ -22,7 +22,7 @@ use crate::log::{INFO, LOG, WARN};
 use crate::pair::{LIMIT, until};
 use crate::process::Role;
 
-/// Tells the agent process its folder.
+/// Passes its folder to the agent process.
 const FOLDER: &str = "TEST_AGENT_FOLDER";
 
 pub fn wait_share(flow: &Subscription, share: u16) {
@@ -42,8 +42,8 @@ impl Place {
     pub fn create() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // Host programs in C have it so, unlike Rust's: a signal for a lost agent would end this process.
-            // SAFETY: no handler is involved.
+            // Host programs in C have it so, unlike Rust's: a signal for a lost agent would end
+            // this process. SAFETY: no handler is involved.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
             nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
                 let level = if level == Level::Warn { WARN } else { INFO };
@@ -205,7 +205,7 @@ struct State {
     mode: String,
 }
 
-/// The agent process: does what it is told until its input ends.
+/// The agent process: obeys commands until its input ends.
 pub fn run_agent() {
     let dir = std::env::var_os(FOLDER).expect("an agent has a folder");
     let state = State { dir: dir.into(), hints: None, pairs: HashMap::new(), next: 0, mode: "answer".into() };
@@ -290,7 +290,7 @@ impl State {
                 self.hints().set(slot, share);
             }
             "free" => self.hints().free(number(1) as u8),
-            // What a writer that stopped in the middle leaves; `set` goes on from there.
+            // A writer that stops in the middle of a change; `set` completes it.
             "stop" => {
                 let slot = number(1) as u8;
                 let hint = self.hints().hint(slot);

@@ -1,4 +1,5 @@
-//! A peer that knows the protocol and breaks it: raw verbs and raw messages, joined by the same handshake.
+//! A peer that knows the protocol and breaks it: raw verbs and raw messages behind the same
+//! handshake.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use nccl_net_mpib::verbs::{
 
 use crate::pair::until;
 
-/// What a test may change in what the peer is told.
+/// Changes to the messages of an honest end.
 #[derive(Default)]
 pub struct Lies {
     pub hello: Option<fn(&mut Hello)>,
@@ -54,7 +55,7 @@ fn device() -> &'static Device {
     devices.get(0).unwrap()
 }
 
-/// What an honest end says of the two rails.
+/// The HELLO of an honest end with two rails.
 pub fn hello() -> Hello {
     let rail = |(role, nic): (usize, &Arc<device::Nic>)| {
         let (port, gids) = nic.now().unwrap();
@@ -91,7 +92,8 @@ fn next(channel: &Channel) -> Result<Message, String> {
 }
 
 impl Evil {
-    /// Connects to a listener of the plugin: the sender's part. The error is what the plugin said in place of going on.
+    /// Connects to a listener of the plugin, as the sender. The error is the plugin's answer if it
+    /// ends the handshake.
     pub fn connect(handle: &[u8; 128], lies: &Lies) -> Result<Self, String> {
         let handle = Handle::decode(handle).unwrap();
         let mut ours = hello();

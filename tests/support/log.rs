@@ -54,8 +54,8 @@ pub fn take_warning(parts: &[&str]) -> String {
     line.clone()
 }
 
-/// Stands in for NCCL's printf-like logger. The plugin always calls it with "%s" and one string, and
-/// this has such a call's fixed list of arguments.
+/// Stands in for NCCL's printf-like logger. The plugin always calls it with "%s" and one string,
+/// and this has such a call's fixed list of arguments.
 unsafe extern "C" fn logger(
     level: c_int,
     _: c_ulong,
@@ -85,7 +85,8 @@ pub fn c_logger() -> abi::ncclDebugLogger_t {
 /// A logger as `init` takes it.
 pub fn as_logger(logger: FixedLogger) -> abi::ncclDebugLogger_t {
     type Variadic = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
-    // SAFETY: in this machine's C ABI a variadic call with one pointer passes it as a fixed argument.
+    // SAFETY: in this machine's C ABI a variadic call with one pointer passes it as a fixed
+    // argument.
     let logger = unsafe { std::mem::transmute::<FixedLogger, Variadic>(logger) };
     // SAFETY: the crate's own type of the same function pointer, optional or not.
     unsafe { std::mem::transmute_copy::<Variadic, abi::ncclDebugLogger_t>(&logger) }

@@ -1,4 +1,4 @@
-//! Memory of a test's own: pages that are nobody else's, and files that stand for a GPU's.
+//! Memory for tests: private pages, and files that stand in for a GPU's memory.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -102,7 +102,7 @@ pub fn mrs() -> usize {
     softverbs::objects().unwrap().mrs
 }
 
-/// Registrations made while `f` runs, those among them that are gone again included.
+/// Registrations made while `f` runs, with those that were removed since.
 pub fn registered<T>(f: impl FnOnce() -> T) -> (u64, T) {
     let before = softverbs::registrations_made();
     let result = f();

@@ -1,4 +1,4 @@
-//! The second process of a test: makes the ends that it is told to make, and moves data over them.
+//! A peer: makes the connections that its commands name, and moves data over them.
 
 use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
@@ -11,7 +11,8 @@ use crate::pair::{Buffer, HOST, connect_both, init, pattern, until};
 use crate::peer::{accepted, answer, commands, connected_by, handle_of, recv, send, wait, word};
 use crate::table::{Ptr, Table, newest};
 
-/// Of each device: name, queue pairs ever made, writes that tell the receiver, other writes, bytes. Commas between devices.
+/// Of each device: name, queue pairs ever made, writes with an immediate, other writes, bytes.
+/// Commas separate devices.
 fn counters() -> String {
     let device = |device: softverbs::DeviceCounters| {
         let sum = |f: fn(&softverbs::Counters) -> u64| device.qps.iter().map(|q| f(&q.counters)).sum::<u64>();
@@ -33,7 +34,7 @@ struct Ends {
     channels: Vec<Channel>,
 }
 
-/// The second process: does what it is told until its input ends.
+/// The second process: obeys commands until its input ends.
 pub fn obey() {
     let table = newest();
     let mut ends = Ends {
@@ -102,7 +103,7 @@ impl Ends {
                 assert!(warnings().iter().any(|line| line.contains("accept:")));
                 assert_eq!(table.close_listen(self.listen), Success);
             }
-            // The log since this was asked last: `level text`, tabs between the lines.
+            // The log since the last such command: `level text`, tabs between the lines.
             "log" => {
                 let lines = std::mem::take(&mut *LOG.lock().unwrap());
                 let line =
@@ -124,7 +125,7 @@ impl Ends {
                 softverbs::set_link(device, up == "1").unwrap();
             }
             "counters" => return answer(&counters()),
-            // Connections so far by another NIC than was asked for.
+            // Connections so far that use another NIC than the requested one.
             "elsewhere" => {
                 let pages = pages_of(std::process::id()).unwrap();
                 return answer(&pages.iter().map(|page| page.summary().substituted).sum::<u32>().to_string());
@@ -157,7 +158,8 @@ impl Ends {
             // Over the first comm, or the one of this number.
             "send" => self.send_checked(self.send[at(2)], numbers[0], numbers[1] as u64),
             "recv" => self.recv_checked(self.recv[at(2)], numbers[0], numbers[1] as u64),
-            // One message over every comm at once: its length, and the seeds of those sent and received.
+            // One message over every comm at once: its length, and the seeds of those sent and
+            // received.
             "exchange" => self.exchange(numbers[0], &numbers[1..]),
             "stream" => {
                 answer("ok");
@@ -255,7 +257,8 @@ impl Ends {
         }
     }
 
-    /// Sends back what comes, `rounds` messages of each comm: the comms' turns come as their data does.
+    /// Sends back what comes, `rounds` messages of each comm: the comms' turns come as their data
+    /// does.
     fn echo(&self, rounds: usize, len: usize) {
         let ends: Vec<_> = self.recv.iter().zip(&self.send).collect();
         let mut lanes: Vec<_> = ends

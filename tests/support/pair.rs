@@ -13,8 +13,8 @@ pub const HOST: i32 = 1;
 /// How long a wait polls before it sleeps between polls.
 const BUSY: Duration = Duration::from_millis(5);
 
-/// Calls `f` until it returns something. Most waits are short, so it polls at first; in a longer one
-/// the processor belongs to the other processes of the tests.
+/// Calls `f` until it returns something. Most waits are short, so it polls at first; in a longer
+/// one the processor belongs to the other processes of the tests.
 #[track_caller]
 pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -145,7 +145,7 @@ impl Buffer {
     }
 }
 
-/// Bytes that tell their place and their message.
+/// Bytes that differ by place and message.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {

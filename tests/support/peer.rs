@@ -1,7 +1,6 @@
-//! A second process: the test program once more, told over its standard input what to do, a line at a time.
-//!
-//! Each test file that uses it has an ignored test `other_process`, which calls [`obey`](crate::obey::obey);
-//! settings, devices and fabric are inherited from the test's own process.
+//! A second process of a test, which gets commands on its standard input, a line at a time, and
+//! answers on its standard output. It inherits settings, devices and fabric from the test's
+//! process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -121,7 +120,7 @@ impl Peer {
         Code::of(self.ask(line).parse().unwrap())
     }
 
-    /// It was told to do something that it does not answer with more than "ok".
+    /// A command whose answer is "ok".
     pub fn must(&mut self, line: &str) {
         assert_eq!(self.ask(line), "ok", "{line}");
     }

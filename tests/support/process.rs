@@ -14,7 +14,7 @@ use crate::pair::LIMIT;
 use crate::{agent, hosts, obey, stats, sys};
 
 /// Set in the processes of a test: its name.
-const TEST: &str = "TEST_NAME";
+const TEST: &str = "TEST_CHILD";
 /// Set in its second processes: the word of their role.
 const ROLE: &str = "TEST_ROLE";
 
@@ -74,8 +74,8 @@ pub fn is_child(test: &str) -> bool {
     std::env::var(TEST).as_deref() == Ok(test)
 }
 
-/// Runs `body` in a fresh process, with `env` on top of two soft devices and a fabric. `test` is the
-/// path of the calling test.
+/// Runs `body` in a fresh process, with `env` on top of two soft devices and a fabric. `test` is
+/// the path of the calling test.
 ///
 /// Returns what that process wrote to stderr; in that process itself, nothing.
 pub fn isolated(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
@@ -147,8 +147,8 @@ fn play(second: impl FnOnce(), body: impl FnOnce()) {
     }
 }
 
-/// Ends this process by SIGALRM after five minutes: a call that hangs is found in no other way. Each
-/// test begins with this; a longer one sets its own limit, and a forked child its own alarm.
+/// Ends this process by SIGALRM after five minutes: a call that hangs is found in no other way.
+/// Each test begins with this; a longer one sets its own limit, and a forked child its own alarm.
 pub fn watchdog() {
     watchdog_after(5 * LIMIT);
 }

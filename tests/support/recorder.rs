@@ -1,4 +1,5 @@
-//! A profiler that keeps what it is told, in place of NCCL's, and judges it: NCCL follows each pointer that it is given.
+//! A profiler in place of NCCL's, which keeps its events and checks them as strictly as NCCL, which
+//! follows each pointer that it gets.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -35,7 +36,7 @@ pub enum Mood {
     Fails,
 }
 
-/// What one profiler was told.
+/// What one profiler got.
 #[derive(Debug)]
 pub struct Record {
     pub mood: Mood,
@@ -67,14 +68,14 @@ macro_rules! callback {
             data: *mut c_void,
         ) -> abi::ncclResult_t {
             // SAFETY: what the caller promises.
-            unsafe { $recorder.told(event, kind, handle, plugin, data) }
+            unsafe { $recorder.called(event, kind, handle, plugin, data) }
         }
     };
 }
 callback!(first, FIRST);
 callback!(second, SECOND);
 
-/// An event's number in its place, so that it is told from others' pointers.
+/// Added to an event's number, which makes it differ from other pointers.
 const EVENT: usize = 0xE000_0000;
 
 impl Recorder {
@@ -92,8 +93,8 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing here may unwind: what is wrong is kept, and told by [`checked`](Self::checked).
-    unsafe fn told(
+    /// Nothing here may unwind: faults are kept, and [`checked`](Self::checked) reports them.
+    unsafe fn called(
         &self,
         event: *mut Ptr,
         kind: c_int,
@@ -152,7 +153,7 @@ impl Recorder {
         self.record().events.iter().filter(|e| e.handle == handle).cloned().collect()
     }
 
-    /// NCCL was told that an operation is over: so are its events, and nobody looks behind its handle from now on.
+    /// An operation has completed: its events have ended, and its handle must not be used any more.
     pub fn over(&self, handle: usize, why: &'static str) -> Vec<Event> {
         let events = self.of(handle);
         let mut record = self.record();

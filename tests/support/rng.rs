@@ -1,4 +1,4 @@
-//! Random numbers for tests that draw their input: a seed that can be told and given again.
+//! Random numbers for tests that draw their input. The log of a failure names the seed.
 
 /// The next numbers of a seed (SplitMix64).
 #[derive(Debug, Clone)]
@@ -9,7 +9,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// `TEST_SEED`, or one of the system's; told either way, for the log of a failure.
+    /// From `TEST_SEED`, or from the system; prints the seed for the log of a failure.
     pub fn from_env() -> (u64, Self) {
         let seed = match std::env::var("TEST_SEED") {
             Ok(text) => text.parse().expect("TEST_SEED is a number"),

@@ -1,4 +1,4 @@
-//! Statistics as another process sees them: the test program once more, asked for what a process shows.
+//! Statistics as another process reads them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! Every version's table behind one trait. The calls go through the C function pointers of the exported statics.
+//! Every version's table behind one trait. The calls go through the C function pointers of the
+//! exported statics.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -27,7 +28,8 @@ pub struct Props {
     pub max_recvs: c_int,
 }
 
-/// One version's table. Every call gives NCCL's code and what was written; pointers that C writes start as null.
+/// One version's table. Every call gives NCCL's code and what was written; pointers that C writes
+/// start as null.
 pub trait Table: Sync {
     fn version(&self) -> u32;
     fn name(&self) -> String;
@@ -244,7 +246,7 @@ macro_rules! tables {
 /// The communicators' traffic class; -1 is none.
 static CLASS: AtomicI32 = AtomicI32::new(-1);
 
-/// Gives communicators a traffic class from now on: `init` of v11 and v12 tells it, `connect` of v10.
+/// Gives communicators a traffic class from now on: by `init` of v11 and v12, by `connect` of v10.
 pub fn set_traffic_class(class: c_int) {
     CLASS.store(class, Ordering::Relaxed);
 }
@@ -265,8 +267,8 @@ thread_local! {
     static HANDLES: RefCell<Option<Box<[Ptr; 8]>>> = const { RefCell::new(None) };
 }
 
-/// Gives `isend` (the first) and `irecv` of v10 and later, called by this thread, these handles for the profiler from now on;
-/// at first there are none.
+/// Gives `isend` (the first) and `irecv` of v10 and later, called by this thread, these handles for
+/// the profiler from now on; at first there are none.
 pub fn set_profiler_handles(handles: Option<[Ptr; 8]>) {
     HANDLES.set(handles.map(Box::new));
 }

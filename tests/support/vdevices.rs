@@ -1,4 +1,5 @@
-//! makeVDevice of each version that has it, and what rails of a device carry.
+//! makeVDevice of each version that has it, and what the rails of a device carry.
+
 use std::ffi::c_int;
 
 use nccl_net_abi as abi;
@@ -80,7 +81,8 @@ pub fn newest() -> &'static Version {
     &VERSIONS[VERSIONS.len() - 1]
 }
 
-/// RoCE rails r0, r1, …, each in a subnet of its own, for `SOFTVERBS_DEVICES`. `host` is the last byte of their addresses.
+/// RoCE rails r0, r1, …, each in a subnet of its own, for `SOFTVERBS_DEVICES`. `host` is the last
+/// byte of their addresses.
 pub fn rails(n: usize, host: u8) -> String {
     (0..n).map(|i| format!("r{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")
 }
@@ -94,7 +96,7 @@ pub fn speeds(of: &[u32]) -> String {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
     pub bytes: u64,
-    /// Writes that tell the receiver.
+    /// Writes with an immediate.
     pub signals: u64,
 }
 
@@ -108,7 +110,8 @@ pub fn carried(n: usize) -> Vec<Carried> {
     (0..n).map(rail).collect()
 }
 
-/// The rule: parts in proportion to the weights, rounded down to 128; the first rail with a weight has the rest.
+/// The rule: parts in proportion to the weights, rounded down to 128; the first rail with a weight
+/// has the rest.
 pub fn parts(len: usize, weights: &[u64]) -> Vec<usize> {
     let sum: u64 = weights.iter().sum();
     let first = weights.iter().position(|w| *w > 0).unwrap();
@@ -121,13 +124,14 @@ pub fn parts(len: usize, weights: &[u64]) -> Vec<usize> {
 }
 
 /// Whether an immediate of a connection of `rails` rails can say this size.
-pub fn told(len: usize, rails: usize) -> bool {
+pub fn fits_immediate(len: usize, rails: usize) -> bool {
     let bits = 23 - rails.max(2);
     len < 1 << bits || len.is_multiple_of(128) && len / 128 < (1 << bits) - 1
 }
 
-/// What a group of sends of these lengths should be carried by, when the rails have these weights: payload, the record on
-/// the first active rail where the immediate cannot tell the size, and the CTS entries on rail `cts`.
+/// What a group of sends of these lengths should be carried by, when the rails have these weights:
+/// payload, the record on the first active rail if the immediate cannot encode the size, and the
+/// CTS entries on rail `cts`.
 pub fn by_the_rule(lens: &[usize], weights: &[u64], cts: usize) -> Vec<Carried> {
     let rails = weights.iter().filter(|w| **w > 0).count();
     let mut all = vec![Carried::default(); weights.len()];
@@ -140,7 +144,7 @@ pub fn by_the_rule(lens: &[usize], weights: &[u64], cts: usize) -> Vec<Carried> 
     if lens.iter().all(|len| *len == 0) {
         all[weights.iter().position(|w| *w > 0).unwrap()].signals = 1;
     }
-    if lens.len() > 1 || !told(lens[0], rails) {
+    if lens.len() > 1 || !fits_immediate(lens[0], rails) {
         all.iter_mut().find(|rail| rail.signals > 0).unwrap().bytes += 64;
     }
     all[cts].bytes += 64 * lens.len() as u64;
@@ -172,7 +176,8 @@ impl Rig {
         Self { pair, from, to, turn: 0, optional: false }
     }
 
-    /// One group of messages of these lengths, sent last first; every byte is checked, and those behind.
+    /// One group of messages of these lengths, sent last first; every byte is checked, and those
+    /// behind.
     pub fn exchange(&mut self, lens: &[usize]) {
         let mut at = 0;
         let mut places = Vec::new();

@@ -1,4 +1,4 @@
-//! What C hands in is judged: handles, buffers, requests.
+//! Arguments that the plugin checks: handles, buffers, requests.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, Success};
 use mpib_tests::log::assert_warned;

@@ -1,4 +1,5 @@
-//! The plugin file as a dynamic linker sees it: what it exports, what it needs, and that it stays.
+//! The plugin file as a dynamic linker sees it: what it exports, what it needs, and that it stays
+//! mapped.
 
 use std::{collections::BTreeSet, fs};
 
@@ -85,7 +86,8 @@ fn exports_the_fourteen_tables_and_the_doctor_and_nothing_else() {
     assert_eq!(names(&exported), expected.iter().map(String::as_str).collect());
 }
 
-/// Name and version of each symbol that programs are linked with today, of rdma-core 44 (Debian 12).
+/// Name and version of each symbol that programs are linked with today, of rdma-core 44 (Debian
+/// 12).
 fn rdma_core_44() -> BTreeSet<Name> {
     let list = workspace().join("crates/softverbs/ibverbs.symbols");
     let list = fs::read_to_string(list).unwrap();
@@ -109,7 +111,8 @@ fn asks_libibverbs_for_nothing_newer_than_its_first_versions() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// NCCL's processes are linked with BIND_NOW libraries: a stand-in that lacks one symbol does not load.
+/// NCCL's processes are linked with BIND_NOW libraries: a stand-in that lacks one symbol does not
+/// load.
 #[test]
 fn softverbs_has_every_symbol_that_the_plugin_asks_for() {
     let (plugin, stand_in) = (built("libnccl-net-mpib.so"), built("softverbs/libibverbs.so.1"));

@@ -1,4 +1,5 @@
-//! A program that forks, as data loaders do: what its child may do with the plugin, and what that does to its parent.
+//! A program that forks, as data loaders do: what its child may do with the plugin, and that the
+//! parent is not harmed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,7 +12,8 @@ use mpib_tests::{here, isolated, mpib};
 
 /// Runs `body` in a forked child, which leaves as programs do; whether it came through.
 fn in_child(body: impl FnOnce()) -> bool {
-    // SAFETY: the child uses this thread and the allocator, which glibc keeps whole across a fork; nothing here holds a lock.
+    // SAFETY: the child uses this thread and the allocator, which glibc keeps whole across a fork;
+    // nothing here holds a lock.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -26,7 +28,7 @@ fn in_child(body: impl FnOnce()) -> bool {
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
-/// The call failed, and NCCL's logger was told once, in words that say what to do.
+/// The call failed, and one line of the log says what to do.
 fn refused(call: &str, rc: Code) {
     assert_eq!(rc, InvalidUsage, "{call}");
     let parent = format!(

@@ -1,4 +1,5 @@
-//! Several inits in one process: of one table, of several, after one that failed, after settings that changed.
+//! Several inits in one process: of one table, of several, after a failed one, after changed
+//! settings.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::sync::Mutex;
@@ -122,7 +123,7 @@ fn lines_go_to_the_logger_of_the_latest_init() {
     });
 }
 
-/// A host that gives no logger: what cannot be told is dropped, and the codes say the rest.
+/// A host without a logger: lines are dropped, and the codes are the same.
 #[test]
 fn without_a_logger_failures_are_silent_and_the_same() {
     isolated(here!(), &[], || {
@@ -175,7 +176,8 @@ fn exported(version: u32) -> Net {
     }
 }
 
-/// Devices are opened once: what a later environment says of them cannot come true, and that is told.
+/// Devices are opened once: what a later environment says of them cannot come true, and that is
+/// told.
 #[test]
 fn settings_of_devices_that_change_between_inits_are_reported_once() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {

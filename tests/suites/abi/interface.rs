@@ -1,5 +1,5 @@
-//! Callers that break the interface: every table, before, between and after its inits. Each call is an error with its
-//! sentence, and what was not meant goes on working.
+//! Callers that break the interface, through every table, before, between and after its inits. Each
+//! such call is an error with a line in the log, and nothing else is affected.
 
 use std::ffi::c_int;
 use std::ptr::{self, null_mut};

@@ -1,4 +1,4 @@
-//! Much at once: many connections between two processes, many receives, registration beside it all.
+//! Many connections between two processes, many receives, and registrations, all at the same time.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -93,7 +93,8 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
     isolated(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pairs = [Pair::new(table), Pair::new(table)];
-        // Registration goes on as long as data moves, and data as long as there are too few registrations.
+        // Registration goes on as long as data moves, and data as long as there are too few
+        // registrations.
         let (over, registered) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let failed = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -133,7 +134,7 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
     });
 }
 
-/// Tells the other threads of a panic, so that none waits for it.
+/// Signals a panic to the other threads, which would wait for this one.
 struct Told<'a>(&'a AtomicBool);
 
 impl Drop for Told<'_> {

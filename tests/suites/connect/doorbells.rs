@@ -1,4 +1,5 @@
-//! How messages meet the adapter: one doorbell for each chain of work requests, CTS entries in the work request itself, whole cache lines.
+//! How messages reach the adapter: one doorbell for each chain of work requests, inline CTS
+//! entries, whole cache lines.
 
 use mpib_tests::code::Success;
 use mpib_tests::evil::{Evil, Lies};
@@ -98,7 +99,7 @@ fn data_and_a_separate_immediate_take_one_doorbell() {
 
 const NO_ROOM: &str = "soft0:addr=192.168.200.1/24,inline=0;soft1:addr=192.168.201.1/24,inline=63";
 
-/// One message with these settings: how many of its CTS writes were inline, and what was told.
+/// One message with these settings: how many of its CTS writes were inline, and the warnings.
 fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
     isolated(test, &mpib("512", env), || {
         let table = newest();
@@ -149,7 +150,7 @@ fn adapters_without_inline_room_are_refused_with_strict() {
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
         assert_eq!(rc, Success);
-        // The acceptor's adapter it is that has no room; the connector is told.
+        // The acceptor's adapter has no room; the connector gets the reason.
         both_fail(table, ctx, &mut handle, listen);
         let lines = take_warnings();
         let says = |line: &String| line.contains("carries 0 bytes inline") && line.contains("MPIB_STRICT=1");
@@ -158,7 +159,8 @@ fn adapters_without_inline_room_are_refused_with_strict() {
     });
 }
 
-/// A peer is given memory that begins a line, so that no entry or record of its own, which are a line each, lies in two.
+/// A peer is given memory that begins a line, so that no entry or record of its own, which are a
+/// line each, lies in two.
 #[test]
 fn what_peers_write_begins_a_cache_line() {
     isolated(here!(), &mpib("512", &[]), || {

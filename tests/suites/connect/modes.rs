@@ -1,5 +1,5 @@
-//! Modes and islands: which rails get queue pairs, which carry data and CTS writes, and what both ends must agree on.
-//! A second process with other addresses is another host.
+//! Modes and islands: which rails get queue pairs, which carry data and CTS writes, and which
+//! settings both ends must share. A second process with other addresses plays another host.
 
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::evil::{Evil, Lies};
@@ -25,7 +25,8 @@ fn host(more: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static st
     [&TWO_RAILS[..], &[HERE], more].concat()
 }
 
-/// Per rail, of this process: queue pairs ever made, writes that tell the receiver, other writes, bytes.
+/// Per rail, of this process: queue pairs ever made, writes with an immediate, other writes,
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Count {
     qps: usize,
@@ -85,8 +86,8 @@ fn from(peer: &mut Peer, comm: Ptr, len: usize) {
     to.dereg();
 }
 
-/// What this host did for a connection each way to `other`: queue pairs of both rails, data that it sent, and CTS
-/// writes for what it received.
+/// What this host did for a connection each way to `other`: queue pairs of both rails, data that it
+/// sent, and CTS writes for what it received.
 struct Expected {
     qps: [usize; 2],
     data: usize,
@@ -166,7 +167,7 @@ fn advanced_joins_both_rails_in_either_class() {
         for other in [NEAR, FAR] {
             with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });
         }
-        // No agent runs here, which is told; nothing else is wrong.
+        // The log says that no agent runs here, and nothing else.
         let others: Vec<_> = take_warnings().into_iter().filter(|w| !w.contains("agent")).collect();
         assert!(others.is_empty(), "{others:?}");
     });
@@ -211,7 +212,7 @@ fn a_rail_of_the_class_without_a_route_is_replaced_with_one_warning() {
     });
 }
 
-/// A peer whose SUP has gone, in the island of this host.
+/// A peer without SUP, in the island of this host.
 fn without_sup() -> Lies {
     Lies {
         hello: Some(|hello| hello.rails.truncate(1)),
@@ -263,7 +264,8 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
     });
 }
 
-/// Between islands SUP has no queue pair; when SOUT's probe fails it gets them after all, in a second round.
+/// Between islands SUP has no queue pair; when SOUT's probe fails it gets them after all, in a
+/// second round.
 #[test]
 fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
     isolated(here!(), &host(&mpib_tests::SHORT), || {
@@ -306,7 +308,8 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
     });
 }
 
-/// The same with two honest ends: data and CTS writes move over the rail of the second round, and over it alone.
+/// The same with two honest ends: data and CTS writes move over the rail of the second round, and
+/// over it alone.
 #[test]
 fn data_moves_over_the_rail_that_was_held_in_reserve() {
     isolated(here!(), &host(&mpib_tests::SHORT), || {

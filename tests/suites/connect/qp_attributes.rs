@@ -1,4 +1,5 @@
-//! What queue pairs are set up with: classes, partition, timeouts, and another try where that fails. softverbs tells what was set.
+//! Attributes of queue pairs: traffic classes, partition, timeouts, and retries of a failed change.
+//! softverbs reports what was set.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ fn classes_are_the_settings_then_the_communicators() {
         assert_eq!(classes(newest()), [(5, 104)]);
         mpib_tests::set("NCCL_IB_SL", Some("3"));
         assert_eq!(classes(newest()), [(3, 104)]);
-        // Versions that know of no class, and the one that tells it to the end that connects alone.
+        // Versions without a class, and the one that passes it to the connecting end only.
         mpib_tests::set("NCCL_IB_TC", None::<&str>);
         assert_eq!(classes(table(9)), [(3, 0)]);
         set_traffic_class(106);
@@ -171,7 +172,7 @@ fn a_partition_that_a_port_lacks_is_named_with_what_there_is() {
     });
 }
 
-/// Lines of the log that tell of another try.
+/// Lines of the log about a retry.
 fn tries() -> Vec<String> {
     LOG.lock()
         .unwrap()
@@ -244,7 +245,7 @@ const ECE: [(&str, &str, &str, Option<u32>); 5] = [
     (",ece=0x7", ",ece=0x7", "0", None),
 ];
 
-/// softverbs takes options before RTR only, and tells what is left of them.
+/// softverbs takes options before RTR only, and returns those that remain.
 #[test]
 fn options_that_both_ends_have_hold_on_every_queue_pair() {
     for (case, (first, second, enable, _)) in ECE.iter().enumerate() {
@@ -297,7 +298,8 @@ fn connect_to(from: i32, to: i32) -> Pair {
     pair
 }
 
-/// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first tells itself.
+/// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first
+/// tells itself.
 #[test]
 fn a_probe_waits_as_long_as_the_settings_say() {
     let devices = "soft0:addr=10.1.0.1/24,wire=1;soft1:addr=10.1.0.2/24,wire=2";

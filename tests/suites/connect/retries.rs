@@ -1,5 +1,5 @@
-//! Changes of queue pairs that are tried again: within a part of the handshake's time, without a call that waits, and a rail whose
-//! tries are used up is left out.
+//! Failed changes of queue pairs are retried within a part of the handshake's time, without a call
+//! that waits. A rail that uses up its retries is dropped.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ const MIB: usize = 1 << 20;
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
 
-/// Of three rails the second has a peer whose address the kernel never finds, and waits for it each time.
+/// Of three rails the second has a peer whose address the kernel never finds, and waits for it each
+/// time.
 fn one_is_dead(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     let (devices, speed) = (rails(3, 1), speeds(&[100_000; 3]));
     let mut env = vec![
@@ -31,7 +32,7 @@ fn one_is_dead(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     });
 }
 
-fn told(part: &str) -> Vec<String> {
+fn logged(part: &str) -> Vec<String> {
     let log = LOG.lock().unwrap();
     log.iter().map(|(_, text)| text.clone()).filter(|text| text.contains(part)).collect()
 }
@@ -42,8 +43,9 @@ fn a_rail_that_stays_dead_is_dropped_in_time() {
     one_is_dead(here!(), &[], || {
         let (ctx, dev) = newest_device(3);
         let mut rig = Rig::new(table(12), ctx, dev, MIB);
-        let tries = told("ibv_modify_qp failed").len();
-        // Each failure takes 50 ms, and each wait is longer than the one before by 1 ms; all of an end's take no more than 2 s.
+        let tries = logged("ibv_modify_qp failed").len();
+        // Each failure takes 50 ms, and each wait is longer than the one before by 1 ms; all of an
+        // end's take no more than 2 s.
         assert!((1..=60).contains(&tries), "{tries} more tries");
         // A long message is several lines.
         let said = take_warnings().join(" ").replace(" … NET/MPIB : …", "");
@@ -104,7 +106,7 @@ fn a_try_that_is_due_later_keeps_nobody_waiting() {
         };
         until("the first try to fail", || {
             none_yet(&mut handle);
-            told("try 1 of 34 follows in 60s").first().cloned()
+            logged("try 1 of 34 follows in 60s").first().cloned()
         });
         let pair = connect(newest(), ctx, 0);
         pair.message(5000, 5000, 1);

@@ -6,7 +6,7 @@ use mpib_tests::peer::Peer;
 use mpib_tests::table::{Ptr, TABLES, newest};
 use mpib_tests::{here, isolated, mpib};
 
-/// What each of them is told next, and has done when this is over.
+/// Gives each of them a command; all have answered when this returns.
 fn all(peers: &mut [Peer], command: impl Fn(usize) -> String) -> Vec<String> {
     for (i, peer) in peers.iter_mut().enumerate() {
         peer.say(&command(i));

@@ -1,5 +1,5 @@
-//! Which addresses of two ports a connection uses: by what the peer has, by the settings, and by the tables as they are
-//! when it is made.
+//! Which addresses of two ports a connection uses: by the peer's addresses, by the settings, and by
+//! the GID tables at the time of the handshake.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ use mpib_tests::peer::Peer;
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set};
 
-/// Two hosts with a port each, whose interface has all addresses that its table may have, and a network for control
-/// connections.
+/// Two hosts with a port each, whose interface has all addresses that its table may have, and a
+/// network for control connections.
 struct Two {
     _hosts: Hosts,
     a: Peer,
@@ -53,7 +53,8 @@ impl Two {
         self.b.must(&format!("addrs soft0 {b}"));
     }
 
-    /// A connection from a to b, data over it, and both ends' log lines say which addresses it goes by.
+    /// A connection from a to b, data over it, and both ends' log lines say which addresses it goes
+    /// by.
     fn connected_by(&mut self, ours: &str, theirs: &str) {
         let handle = self.b.ask("listen");
         self.connect(&handle, ours, theirs);
@@ -352,8 +353,8 @@ fn places(addrs: &[Option<[u8; 4]>]) {
     softverbs::set_addrs("soft0", &addrs).unwrap();
 }
 
-/// A connection from a peer that waits with its WIRING until `meanwhile` is over: the plugin has told its addresses by
-/// then, and has not yet used them. What was warned of.
+/// A connection from a peer that waits with its WIRING until `meanwhile` is over: the plugin has
+/// told its addresses by then, and has not yet used them. What was warned of.
 fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
     isolated(test, &mpib("512", &[]), || {
         let ctx = init(newest());

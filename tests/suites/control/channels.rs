@@ -284,7 +284,8 @@ fn a_drop_without_close_is_a_loss() {
 fn a_step_that_takes_too_long_is_named() {
     let listener =
         Listener::open(control(), &Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
-    // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
+    // The connector is patient, and a stranger's limit does not count for one who has shown its
+    // HELLO.
     let _connector = connect(&listener);
     let acceptor = accept(&listener);
     acceptor.expect("WIRING");
@@ -297,8 +298,8 @@ fn a_step_that_takes_too_long_is_named() {
     assert_eq!(acceptor.state(), ChannelState::Open);
 }
 
-/// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.
-/// A second process that connects to the listener of this handle, and stays.
+/// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and
+/// waits to be killed. A second process that connects to the listener of this handle, and stays.
 fn connects_and_stays() {
     let word = commands().next().unwrap();
     let handle = Handle::decode(&handle_of(&word)).unwrap();

@@ -1,4 +1,4 @@
-//! A process without a free descriptor: the listener says so once, and takes up again. One test, since the limit is the process's.
+//! A process without a free descriptor: the listener warns once and recovers.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +33,8 @@ fn a_listener_without_descriptors_warns_once_and_recovers() {
         peer.write_all(&hello_bytes(&listener)).unwrap();
         until("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
 
-        // It waits in the backlog, and gets in as soon as there is room; nothing new comes to tell of it.
+        // It waits in the backlog, and gets in as soon as there is room; nothing new comes to tell
+        // of it.
         drop(files);
         let channel = until("the peer", || listener.try_accept().unwrap());
         assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));

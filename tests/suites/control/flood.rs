@@ -1,5 +1,5 @@
-//! Ten thousand strangers of every kind, while peers come and go: memory and descriptors stay bounded, and nobody of the
-//! right ones is lost. One test, since both are counted for the process.
+//! Ten thousand strangers of every kind, while peers come and go: memory and descriptors stay
+//! bounded, and no real peer is lost.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -17,7 +17,8 @@ const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
 const STAYING: usize = 600;
 
-/// From a network of its own each 5,000: a port that was left is not free at once, and these are more than one address has.
+/// From a network of its own each 5,000: a port that was left is not free at once, and these are
+/// more than one address has.
 fn stranger(listener: &Listener, n: usize) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from = Ipv4Addr::new(127, 9, (n / 5000) as u8, 1);
@@ -108,7 +109,8 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         }
         assert_eq!(peers.len(), STRANGERS / 500);
         assert_eq!(first.0.state(), ChannelState::Open);
-        // Of all those who were no peers none came in, the one that repeated another's HELLO included.
+        // Of all those who were no peers none came in, the one that repeated another's HELLO
+        // included.
         assert!(listener.try_accept().unwrap().is_none());
     });
 }

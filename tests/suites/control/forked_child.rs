@@ -1,4 +1,4 @@
-//! A host program that forks, as data loaders do. One test, since the child holds every descriptor of the process.
+//! A host program that forks, as data loaders do: the child holds every descriptor of the process.
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
@@ -13,7 +13,8 @@ fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
         let connector = connect(&listener);
         let acceptor = accept(&listener);
         until("the connector to know", || connector.peer());
-        // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after a fork in any process.
+        // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after a fork
+        // in any process.
         let child = unsafe {
             match libc::fork() {
                 0 => {

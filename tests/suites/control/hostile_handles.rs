@@ -1,4 +1,4 @@
-//! Handles that lead nowhere: `connect` fails in time, with NCCL's code and a sentence that says what was tried.
+//! Handles that lead nowhere: `connect` fails in time, and the log says what was tried.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -33,7 +33,7 @@ fn to(ips: &[&str], port: u16) -> [u8; 128] {
     Handle::new([7; 16], port, &addrs).unwrap().encode()
 }
 
-/// Fails with `code`, and NCCL's logger is told once, in words that have all of `parts`.
+/// Fails with `code`, and one line of the log has all of `parts`.
 fn refused(table: &dyn Table, ctx: Ptr, mut handle: [u8; 128], code: Code, parts: &[&str]) {
     let before = warnings().len();
     let rc = until("connect to fail", || {
@@ -89,7 +89,8 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         for (handle, said) in cases {
             refused(table, ctx, handle, InvalidArgument, &[said]);
         }
-        // Each length of a handle that was cut off; the last one that differs lacks one byte of its last address.
+        // Each length of a handle that was cut off; the last one that differs lacks one byte of its
+        // last address.
         let end = (0..STATE_OFFSET).rev().find(|i| good[*i] != 0).unwrap() + 1;
         for len in (0..end).filter(|len| !(6..25).contains(len)) {
             let mut handle = good;
@@ -210,7 +211,8 @@ fn a_closed_listener_with_a_connector_in_its_line() {
 #[test]
 fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
     with_deadline(here!(), |table, ctx| {
-        // A host that takes no connections: the line of its port is full, and it answers no further ones.
+        // A host that takes no connections: the line of its port is full, and it answers no further
+        // ones.
         let full = TcpListener::bind("127.0.0.1:0").unwrap();
         // SAFETY: a listening socket; listening again only changes the length of its line.
         assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&full), 0) }, 0);
@@ -242,7 +244,8 @@ fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
     });
 }
 
-/// A socket that is bound, and listens from when that is asked for: until then its port refuses connections.
+/// A socket that is bound, and listens from when that is asked for: until then its port refuses
+/// connections.
 fn bound() -> TcpListener {
     // SAFETY: plain system calls on a socket of ours, with an address of the right length.
     unsafe {

@@ -1,4 +1,4 @@
-//! What control connections cost: descriptors and the thread. One test, since both are counted for the process.
+//! What control connections cost: descriptors and one thread.
 
 use std::io::Write;
 
@@ -24,7 +24,8 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
         // A thread gives itself its name when it first runs.
         until("the thread", || (threads() == 1).then_some(()));
 
-        // Half of them stay silent, half of them say something that is no HELLO. None of them closes.
+        // Half of them stay silent, half of them say something that is no HELLO. None of them
+        // closes.
         let mut strangers = Vec::new();
         for i in 0..2000 {
             let mut stream = stranger(&listener);
@@ -38,8 +39,9 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
                 let acceptor = until("the peer", || listener.try_accept().unwrap());
                 assert!(matches!(recv(&acceptor), Message::Hello(h) if h.host == "connector"));
                 assert_eq!(connector.state(), ChannelState::Open);
-                // The peer was behind them all in the backlog, so each of them has been taken or evicted by now. Ours are the
-                // listener, the thread's own, both ends of the peer, at most 64 strangers, and a few tries of the peer.
+                // The peer was behind them all in the backlog, so each of them has been taken or
+                // evicted by now. Ours are the listener, the thread's own, both ends of the peer,
+                // at most 64 strangers, and a few tries of the peer.
                 let ours = descriptors() - before - strangers.len();
                 assert!(ours <= 64 + 16, "{ours} descriptors");
                 strangers.clear();
@@ -63,7 +65,8 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
         until("the thread to end", || (threads() == 0).then_some(()));
         until("all descriptors to be closed", || (descriptors() == before).then_some(()));
 
-        // And it starts again; a channel closed in good order is flushed even after the last user has gone.
+        // And it starts again; a channel closed in good order is flushed even after the last user
+        // has ended.
         let listener = listen();
         let connector = connect(&listener);
         let acceptor = until("the peer", || listener.try_accept().unwrap());

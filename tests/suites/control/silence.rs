@@ -1,4 +1,4 @@
-//! `MPIB_PEER_TIMEOUT_MS`: a host that nothing is heard of on the control connection.
+//! `MPIB_PEER_TIMEOUT_MS`: a host that becomes silent on the control connection.
 
 use std::os::fd::RawFd;
 
@@ -17,8 +17,8 @@ fn option(fd: RawFd, level: i32, name: i32) -> Option<i32> {
     (rc == 0).then_some(value)
 }
 
-/// Of each TCP connection of this process, no listener: limit of silence in ms, and after how many seconds of it a sign of life is
-/// asked for, and again.
+/// Of each TCP connection of this process, no listener: limit of silence in ms, and after how many
+/// seconds of it a sign of life is asked for, and again.
 fn limits() -> Vec<[i32; 3]> {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
     let fds = fds.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<RawFd>().ok());

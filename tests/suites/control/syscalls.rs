@@ -1,4 +1,5 @@
-//! `listen`, `connect` and `accept` wait for nothing, and a receive that is done at once is taken without any system call: judged by the system calls of the thread that calls them, as ptrace shows them.
+//! `listen`, `connect` and `accept` wait for nothing, and a receive that is done already makes no
+//! system call. ptrace shows the system calls of the calling thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
@@ -10,14 +11,15 @@ use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Addr, Handle};
 
-/// Numbers of system calls that do not exist, by which the traced thread tells what it is about to do; the last one says that it is over.
+/// Numbers of system calls that do not exist, by which the traced thread marks what it is about to
+/// do; the last one says that it is over.
 const MARKS: i64 = 1 << 20;
 const NAMES: [&str; 7] =
     ["listen", "first connect", "connect", "idle connect", "accept", "idle accept", "idle test"];
 const OVER: usize = NAMES.len();
 
-/// System calls that one call may make, at most. The costliest looks at the network interfaces and at each entry of two GID tables, whose
-/// kinds are in files of /sys.
+/// System calls that one call may make, at most. The costliest looks at the network interfaces and
+/// at each entry of two GID tables, whose kinds are in files of /sys.
 const MOST: usize = 500;
 
 /// The thread that is traced: this is call number `kind`.
@@ -86,7 +88,8 @@ fn traced() {
     );
 }
 
-/// A system call of a marked call: its number, its arguments, and whether a socket that it is about may make it wait.
+/// A system call of a marked call: its number, its arguments, and whether a socket that it is about
+/// may make it wait.
 type Seen = (i64, [u64; 6], bool);
 
 /// What the traced process did in its marked calls.
@@ -152,7 +155,8 @@ fn trace(child: i32) -> Vec<(usize, Vec<Seen>)> {
     }
 }
 
-/// Whether it may wait for another end of a socket: that is one that may make it wait, and not the kernel's own.
+/// Whether it may wait for another end of a socket: that is one that may make it wait, and not the
+/// kernel's own.
 fn waits_on_socket(child: i32, (nr, args): (i64, [u64; 6]), local: &BTreeSet<u64>) -> bool {
     const ABOUT_SOCKETS: [i64; 13] = [
         libc::SYS_read,
@@ -180,7 +184,8 @@ fn waits_on_socket(child: i32, (nr, args): (i64, [u64; 6]), local: &BTreeSet<u64
     i32::from_str_radix(flags, 8).unwrap() & libc::O_NONBLOCK == 0
 }
 
-/// Why a system call may wait for something that another process or the network does, or a clock; `None` if it cannot.
+/// Why a system call may wait for something that another process or the network does, or a clock;
+/// `None` if it cannot.
 fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
     // Poll and its like look and return where their limit is 0.
     let zero = |at: usize| args[at] as i32 == 0;
@@ -202,11 +207,13 @@ fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
     }
 }
 
-/// A futex tells a lock that another thread holds for a moment, or that threads are woken: never a wait for a peer, as long as the count is small.
+/// A futex tells a lock that another thread holds for a moment, or that threads are woken: never a
+/// wait for a peer, as long as the count is small.
 #[test]
 fn listen_connect_and_accept_wait_for_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
-        // SAFETY: this process has one thread but libtest's, which waits; the child uses the allocator, which glibc keeps whole.
+        // SAFETY: this process has one thread but libtest's, which waits; the child uses the
+        // allocator, which glibc keeps whole.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {

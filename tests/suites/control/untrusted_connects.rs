@@ -1,4 +1,5 @@
-//! Strangers at a listener's port, all of them at once and none of them leaving: the real peer gets in and moves data.
+//! Strangers at a listener's port, all at once, none of which disconnects: the real peer connects
+//! and moves data.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -49,7 +50,7 @@ fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// A whole HELLO with the right nonce. `token` tells it from others.
+/// A whole HELLO with the right nonce. `token` identifies the connector.
 fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -> Vec<u8> {
     let mut ours = Hello { nonce: *Handle::decode(handle).unwrap().nonce(), token: [token; 16], ..hello() };
     change(&mut ours);
@@ -100,21 +101,22 @@ fn strangers_keep_nobody_out() {
             // Its first frame is another message.
             &Message::Ready.encode().unwrap(),
         ]);
-        // Half a HELLO, and gone.
+        // Half a HELLO, then the end.
         drop(stranger(&handle, &whole[..30]));
         none_yet(table, listen);
         the_real_peer_gets_in(table, listen, &handle);
         the_real_peer_gets_in(table, listen, &handle);
         none_yet(table, listen);
-        // They do not even cost a line, and those who were wrong are not told why.
+        // They cause no line in the log, and get no reason.
         assert!(warnings().is_empty(), "{:?}", warnings());
         wrong.into_iter().for_each(is_dropped);
         drop(waiting);
     });
 }
 
-/// Those who know the nonce and then break the protocol fail their own handshake, each with one line. accept says so, since NCCL
-/// makes one connector for each listener, and goes on when it is called again.
+/// Those who know the nonce and then break the protocol fail their own handshake, each with one
+/// line. accept says so, since NCCL makes one connector for each listener, and goes on when it is
+/// called again.
 #[test]
 fn misled_connectors_fail_alone() {
     with_listener(here!(), &[], |table, listen, handle| {
@@ -173,7 +175,8 @@ fn misled_connectors_fail_alone() {
                 lines[before]
             );
         }
-        // One that has but one of the rails is no failure. Beside it, as it stays silent, others' failures are lines alone.
+        // One that has but one of the rails is no failure. Beside it, as it stays silent, others'
+        // failures are lines alone.
         all.push(stranger(&handle, &right_hello(&handle, 13, |h| h.rails.truncate(1))));
         until("the line on the rail", || {
             none_yet(table, listen);

@@ -1,4 +1,4 @@
-//! Who gets in at a listener, and who does not: strangers, half peers, peers that break the protocol.
+//! Whom a listener admits: not strangers, incomplete HELLOs, or peers that break the protocol.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -125,7 +125,7 @@ fn another_version_gets_a_refusal_with_both_versions() {
     let listener = listen();
     let mut bytes = hello_bytes(&listener);
     bytes[9] = 9;
-    // Told as soon as the part that no version changes is there: the rest may look like anything.
+    // The refusal comes with the part that no version changes: the rest may have any form.
     for bytes in [&bytes[..HELLO_PREFIX_BYTES], &bytes] {
         let mut stream = stranger(&listener);
         stream.write_all(bytes).unwrap();

@@ -17,7 +17,7 @@ pub(crate) fn recv(channel: &Channel) -> Message {
     until("a message", || channel.try_recv().unwrap())
 }
 
-/// The thread of this process.
+/// Returns the control thread of this process.
 pub(crate) fn control() -> &'static Control {
     &Process::global().control
 }

@@ -1,17 +1,17 @@
-//! What may be turned on and off on a plain device of any number of rails: each by itself, and drawn at random together. One rule
-//! says what every rail should carry, and softverbs counts what it did.
+//! Optional features on a plain device of any number of rails: each alone, and random combinations.
+//! One rule gives what every rail should carry, and softverbs counts what it did carry.
 
 use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::Ptr;
-use mpib_tests::vdevices::{Rig, newest, parts, speeds, table, told};
+use mpib_tests::vdevices::{Rig, fits_immediate, newest, parts, speeds, table};
 use mpib_tests::{here, is_child, isolated, set};
 use softverbs::{Counters, QpAttributes};
 
 const MIB: usize = 1 << 20;
-/// Tells a process which combination is its.
+/// Names the combination of a process.
 const CASE: &str = "TEST_CASE";
 const RAILS: [usize; 5] = [1, 2, 3, 4, 8];
 
@@ -119,7 +119,7 @@ struct Did {
     bytes: u64,
     /// Writes without an immediate, CTS writes among them.
     writes: u64,
-    /// Writes that tell the receiver.
+    /// Writes with an immediate.
     signals: u64,
     doorbells: u64,
     /// Work requests that carry their bytes in themselves.
@@ -151,7 +151,7 @@ fn by_the_rule(setup: &Setup, speeds: &[u32], lens: &[usize]) -> [Did; 8] {
     let weights: Vec<u64> =
         speeds[..setup.rails].iter().flat_map(|speed| vec![u64::from(*speed); per_rail]).collect();
     let cut: Vec<Vec<usize>> = lens.iter().map(|len| parts(*len, &weights)).collect();
-    let record = lens.len() > 1 || !told(lens[0], weights.len());
+    let record = lens.len() > 1 || !fits_immediate(lens[0], weights.len());
     let apart = record || setup.apart_above.is_some_and(|most| lens[0] > most);
     let mut active: Vec<usize> = (0..weights.len()).filter(|i| cut.iter().any(|c| c[*i] > 0)).collect();
     if active.is_empty() {
@@ -194,7 +194,8 @@ fn check_attributes(setup: &Setup) {
     }
 }
 
-/// A flush of one byte that came: a read on each rail that has carried data, with the setting alone.
+/// A flush of one byte that came: a read on each rail that has carried data, with the setting
+/// alone.
 fn check_flush(setup: &Setup, rig: &Rig, carried: [bool; 8]) {
     let to = rig.pair.recv_buffer(1);
     let read = during(|| {

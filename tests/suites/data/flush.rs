@@ -1,4 +1,5 @@
-//! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has carried data, whatever the peer does.
+//! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has
+//! carried data, whatever the peer does.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
@@ -157,7 +158,8 @@ fn groups_and_empty_buffers() {
     });
 }
 
-/// A flush cannot be put off: as many as there are receives fit, and one more is an error that harms nothing.
+/// A flush cannot be put off: as many as there are receives fit, and one more is an error that
+/// harms nothing.
 #[test]
 fn as_many_flushes_as_receives_may_be_under_way() {
     isolated(here!(), &mpib("512", &[ON]), || {
@@ -190,7 +192,7 @@ fn as_many_flushes_as_receives_may_be_under_way() {
     });
 }
 
-/// Times such that a flush takes longer than a peer that is gone is waited for.
+/// A flush takes longer than the wait for a peer that has exited.
 const SLOW: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,lat=600ms;soft1:addr=10.2.0.1/16,lat=600ms");
 
@@ -214,7 +216,8 @@ fn closing_with_flushes_under_way() {
     });
 }
 
-/// A receive from a peer, which then goes as `leave` says; the flush that follows is done all the same.
+/// A receive from a peer, which then goes as `leave` says; the flush that follows is done all the
+/// same.
 fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
     isolated(test, &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
@@ -243,7 +246,8 @@ fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
 }
 
-/// A peer that breaks the protocol fails the connection, and with it the flush, which is told and does not hang.
+/// A peer that breaks the protocol fails the connection, and with it the flush, which is told and
+/// does not hang.
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     isolated(here!(), &mpib("512", &[ON, SLOW]), || {
@@ -306,7 +310,7 @@ fn a_flush_read_that_fails_is_reported() {
         ] {
             assert!(said.last().unwrap().contains(part), "{part}: {said:?}");
         }
-        // Told once; the sender learns it too.
+        // Logged once; the sender fails as well.
         assert_eq!(table.test(request).0, SystemError);
         assert_eq!(table.iflush(pair.recv, &group).0, SystemError);
         assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, to.mr)]).0, SystemError);

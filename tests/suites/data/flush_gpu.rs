@@ -1,4 +1,5 @@
-//! Flushes of GPU memory, which NCCL asks for where the GPU needs it: with a /sys made for the test, since no GPU is at hand.
+//! Flushes of GPU memory, which NCCL requests for GPUs that need them. The test makes the `/sys`,
+//! since there is no GPU.
 
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init};

@@ -1,4 +1,5 @@
-//! Flushes, and the reads that they are.
+//! Flushes, and the reads that they post.
+
 use mpib_tests::code::Success;
 use mpib_tests::log::LOG;
 use mpib_tests::table::{Ptr, Table};

@@ -1,4 +1,4 @@
-//! Receives with NCCL's hint that their completion is optional, as it gives it for LL and LL128: done at once.
+//! Receives with NCCL's hint that their completion is optional, as for LL and LL128: done at once.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES.iter().filter(|t| t.version() >= 9) {
             let pair = Pair::new(*table);
-            // One part, both rails, and a size that only the record tells.
+            // One part, both rails, and a size that only the record holds.
             for (seed, len) in [0, 8, 5000, 100_000, (2 << 20) + 1].into_iter().enumerate() {
                 let from = pair.send_buffer(pattern(len.max(1), seed as u64));
                 let to = pair.recv_buffer(len + 64);
@@ -41,7 +41,8 @@ fn optional_receives_are_done_before_their_data_is_sent() {
     });
 }
 
-/// Tables before v9 have no hint: what stands in `*request` means nothing. Nor has it any meaning for a group.
+/// Tables before v9 have no hint: what stands in `*request` means nothing. Nor has it any meaning
+/// for a group.
 #[test]
 fn without_the_hint_of_a_single_receive_data_is_waited_for() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -122,8 +123,9 @@ fn optional_receives_have_no_events_of_the_profiler() {
     });
 }
 
-/// NCCL asks for every receive at once; the sender is late. Each slot is used again only when its data has come, and the sender
-/// never finds a queue without a receive. `most`: receives ahead of the sender.
+/// NCCL asks for every receive at once; the sender is late. Each slot is used again only when its
+/// data has come, and the sender never finds a queue without a receive. `most`: receives ahead of
+/// the sender.
 fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
     isolated(test, &mpib(share, env), || {
         let table = newest();
@@ -178,7 +180,8 @@ fn slots_wait_for_the_receives_of_small_queues() {
     come_round(here!(), "512", &[("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")], 2);
 }
 
-/// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever looks.
+/// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever
+/// looks.
 #[test]
 fn outstanding_data_is_in_flight_until_it_is_polled() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -204,8 +207,8 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
     });
 }
 
-/// A receiver that closes with data on the way lets it come, so that the sender's write is good. One rail is so slow that its part is not there
-/// when the close begins.
+/// A receiver that closes with data on the way lets it come, so that the sender's write is good.
+/// One rail is so slow that its part is not there when the close begins.
 #[test]
 fn a_close_waits_for_outstanding_arrivals() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";
@@ -233,7 +236,7 @@ fn a_close_waits_for_outstanding_arrivals() {
                 "test gives {rc}, {size} bytes: close has not waited"
             );
             from.dereg();
-            // Its comm is gone, and it may have been written until just now.
+            // Its comm is closed, and writes may have come until a moment ago.
             std::mem::forget(to);
             assert_eq!(table.close_send(send), Success);
             // On a busy machine the data may be too late, or early.

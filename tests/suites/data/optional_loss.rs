@@ -1,4 +1,5 @@
-//! Optional receives whose data does not come: NCCL makes no call while it waits for the data, so something else has to see that.
+//! Optional receives whose data does not come. NCCL makes no call while it waits for the data, and
+//! the plugin has to find the failure without one.
 
 use mpib_tests::code::{RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
@@ -12,7 +13,8 @@ use softverbs::{EventTarget, raise_event};
 
 use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 
-/// Nobody makes a call while data is owed, and the peer goes: the log says so, and then every call.
+/// The peer disappears while data is outstanding and no call is made: a warning is logged, and
+/// every later call fails.
 fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
     let env = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")];
     isolated(test, &mpib("512", &env), || {
@@ -51,7 +53,8 @@ fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
     lost(here!(), |peer| peer.must("close"), &["closed the connection"]);
 }
 
-/// Nothing is owed when the peer goes, so nobody looks after it. A receive after that is not done: its test says why.
+/// Nothing is outstanding when the peer exits, and nothing polls for it. A receive after that is
+/// not done: its test says why.
 #[test]
 fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -111,7 +114,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
     });
 }
 
-/// A CTS write that nobody answers: only a completion tells that.
+/// A CTS write that nobody acknowledges: only a completion shows that.
 #[test]
 fn a_failed_write_is_reported_without_a_call() {
     let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();

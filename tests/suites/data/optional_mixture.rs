@@ -11,7 +11,7 @@ use mpib_tests::{here, isolated, mpib};
 
 use super::optional_util::{OPTIONAL, SLOTS, here, shown};
 
-/// A receive of the property test: where its data goes, what is owed to it, and its request.
+/// A receive of the property test: where its data goes, what it should receive, and its request.
 struct Posted {
     request: Option<Ptr>,
     hinted: bool,
@@ -19,7 +19,8 @@ struct Posted {
     parts: Vec<(usize, usize, Vec<u8>)>,
 }
 
-/// Optional ones, others and groups in any order, asked for in any order or late, and a sender that comes when it comes.
+/// Optional ones, others and groups in any order, asked for in any order or late, and a sender that
+/// comes when it comes.
 #[test]
 fn any_mixture_loses_nothing() {
     isolated(here!(), &mpib("341", &[]), || {
@@ -43,7 +44,8 @@ fn mixture(pair: &Pair, rng: &mut Rng, groups: usize) {
     let (mut from, to) = (pair.send_buffer(vec![0; 8 * ROOM]), pair.recv_buffer(places * 8 * ROOM));
     let mut free: VecDeque<usize> = (0..places).collect();
     let mut posted: VecDeque<(usize, Posted)> = VecDeque::new();
-    // Posted, and not sent yet; those that are sent wait for their data to be seen, and for NCCL to ask.
+    // Posted, and not sent yet; those that are sent wait for their data to be seen, and for NCCL to
+    // ask.
     let (mut begun, mut sent) = (0, Vec::<(usize, Posted)>::new());
     let (mut over, mut bias) = (0, 1);
     until("all of it", || {

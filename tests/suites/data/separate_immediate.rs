@@ -1,4 +1,4 @@
-//! Networks that choose a way for each packet: `NCCL_IB_ADAPTIVE_ROUTING`, `NCCL_IB_AR_THRESHOLD`.
+//! Adaptive routing: `NCCL_IB_ADAPTIVE_ROUTING`, `NCCL_IB_AR_THRESHOLD`.
 
 use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;

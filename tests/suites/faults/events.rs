@@ -1,4 +1,5 @@
-//! Asynchronous events of adapters, which softverbs raises on command: told once, counted, and what they end.
+//! Asynchronous events of adapters, which softverbs raises on command: each is logged once and
+//! counted, and ends the connections that it concerns.
 
 use mpib_tests::code::{Success, SystemError};
 use mpib_tests::holdings::threads;
@@ -27,7 +28,8 @@ fn counted() -> [u64; 6] {
     pages[0].summary().events
 }
 
-/// Waits until so many events were counted, each of which is told after that, and gives all lines of the log.
+/// Waits until so many events were counted, each of which is told after that, and gives all lines
+/// of the log.
 fn log(events: u64) -> Vec<String> {
     until("the events", || (counted().iter().sum::<u64>() >= events).then_some(()));
     until("their lines", || {
@@ -45,7 +47,8 @@ fn made(known: &mut Vec<u32>) -> Vec<u32> {
     new
 }
 
-/// Calls both ends until one is told that an event has ended it, and the other that its peer gave up.
+/// Calls both ends until an event has failed one, and the other knows that its peer gave
+/// up.
 fn ended(pair: &Pair) {
     let to = pair.recv_buffer(100);
     let mut codes = [Success; 2];
@@ -165,7 +168,7 @@ fn a_fatal_event_is_only_logged_if_configured() {
     });
 }
 
-/// What is no failure is told with the connections that it concerns, and ends none.
+/// An event that is no failure is logged with the connections that it concerns, and ends none.
 #[test]
 fn events_of_ports_are_logged_once_and_counted_by_kind() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -179,7 +182,8 @@ fn events_of_ports_are_logged_once_and_counted_by_kind() {
             raise_event(kind, EventTarget::Device("soft0")).unwrap();
             log(n);
         }
-        // What follows from a queue pair's life anyway is not told. Another event shows that it has passed.
+        // Events of a queue pair's normal life are not logged. Another event shows that it has
+        // passed.
         raise_event(COMM_EST, EventTarget::Qp(softverbs::qp_attributes()[0].qpn)).unwrap();
         raise_event(PORT_ACTIVE, EventTarget::Device("soft0")).unwrap();
         let lines: Vec<String> = log(6).into_iter().filter(|l| l.contains("IBV_EVENT_")).collect();
@@ -205,7 +209,8 @@ fn watching() -> usize {
     threads().iter().filter(|name| *name == "mpib-events").count()
 }
 
-/// So many do, or soon will: a thread gives itself its name, and leaves the list a moment after it was joined.
+/// So many do, or soon will: a thread gives itself its name, and leaves the list a moment after it
+/// was joined.
 fn watched_by(threads: usize) {
     until("the threads", || (watching() == threads).then_some(()));
 }
@@ -225,7 +230,7 @@ fn one_thread_watches_from_the_first_init_to_the_last_finalize() {
         pair.close();
         assert_eq!(table.finalize(first), Success);
         watched_by(0);
-        // What comes while nobody watches is told by the next that does.
+        // The next watcher logs an event that came while nobody watched.
         raise_event(GID_CHANGE, EventTarget::Device("soft0")).unwrap();
         let third = init(table);
         watched_by(1);

@@ -1,4 +1,4 @@
-//! What goes wrong between two honest ends: sizes that do not fit, peers that go, handles that are not what they seem.
+//! Failures between two honest ends: sizes that do not fit, peers that disappear, rails that fail.
 
 use std::time::Instant;
 
@@ -30,7 +30,8 @@ fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
             assert_warned(&["isend", "1001 bytes", "receive of 1000"]);
             assert_eq!(failure(newest(), recv), RemoteError);
             assert_warned(&["test", "gave the connection up", "1001 bytes", "receive of 1000"]);
-            // The send that waited for the rest of its group fails, too, and so does all that follows.
+            // The send that waited for the rest of its group fails, too, and so does all that
+            // follows.
             first.into_iter().for_each(|request| assert_eq!(failure(newest(), request), InvalidUsage));
             assert_eq!(newest().isend(pair.send, from.addr(), 10, 0, from.mr).0, InvalidUsage);
             assert_eq!(newest().irecv(pair.recv, &group).0, RemoteError);
@@ -231,7 +232,7 @@ fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
     });
 }
 
-/// Calls connect until it has told `n` times that it waits.
+/// Calls connect until it has logged `n` times that it waits.
 fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
     let mut listener = *handle;
     listener[STATE_OFFSET..].fill(0);

@@ -1,4 +1,4 @@
-//! Peers that die, leave or stall at each point of a connection: real processes, real signals.
+//! Peers that die, exit or stall at each point of a connection: real processes, real signals.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,7 @@ fn warned(peer: &Peer, parts: &[&str]) {
     assert_last_warning(&[parts, &[peer.name().as_str()]].concat());
 }
 
-/// The last warning names the peer, and says that it is gone or which rail failed and how.
+/// The last warning names the peer, and says that it exited or which rail failed and how.
 fn warned_of_death(peer: &Peer) {
     let last = warnings().pop().expect("nothing was logged");
     let gone = ["is gone with", "did its process end?"];

@@ -1,4 +1,5 @@
-//! A peer that breaks the protocol fails its own connection, with a sentence, and nothing else.
+//! A peer that breaks the protocol fails its own connection, with a line in the log, and nothing
+//! else.
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
@@ -41,8 +42,8 @@ fn sender(ctx: Ptr) -> (Ptr, Evil) {
     (comm, evil.join().unwrap())
 }
 
-/// The peer was told why, in the same words.
-fn told(evil: &Evil, said: &str) {
+/// The peer got the reason, in the same words.
+fn gets_refusal(evil: &Evil, said: &str) {
     let reason = until("REFUSE", || match evil.channel.try_recv() {
         Ok(Some(Message::Refuse { reason })) => Some(reason),
         Ok(_) => None,
@@ -66,7 +67,7 @@ fn immediates_that_contradict_each_other() {
             (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "says mask 0b10 after an earlier one said 0b11"),
             (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),
             (1, &[(1, 1)], "an immediate that no sender makes"),
-            // One unit of 128 bytes, which the byte unit tells.
+            // One unit of 128 bytes, which the byte unit encodes.
             (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
             (1, &[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
@@ -96,9 +97,9 @@ fn immediates_that_contradict_each_other() {
             });
             assert_eq!(code, RemoteError, "{said}");
             assert_last_warning(&[said]);
-            told(&evil, said);
+            gets_refusal(&evil, said);
             let lines = warnings().len();
-            // All that follows fails with the same code, and is not told again.
+            // All further calls fail with the same code and log nothing.
             assert_eq!(table.test(second).0, RemoteError);
             assert_eq!(table.irecv(comm, &group).0, RemoteError);
             assert_eq!(warnings().len(), lines);
@@ -140,7 +141,7 @@ fn cts_entries_that_no_receiver_writes() {
             });
             assert_eq!(code, RemoteError, "{said}");
             assert_last_warning(&[said]);
-            told(&evil, said);
+            gets_refusal(&evil, said);
             assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
             buffer.dereg();
             assert_eq!(table.close_send(comm), Success);
@@ -148,7 +149,8 @@ fn cts_entries_that_no_receiver_writes() {
     });
 }
 
-/// A remote key that the receiver never gave out: the NIC refuses the write, and both ends hear of it.
+/// A remote key that the receiver never gave out: the NIC refuses the write, and both ends hear of
+/// it.
 #[test]
 fn a_cts_with_a_wrong_key_is_a_failed_completion() {
     isolated(here!(), &mpib("0", &[]), || {
@@ -167,7 +169,7 @@ fn a_cts_with_a_wrong_key_is_a_failed_completion() {
         for said in ["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "evil"] {
             assert_last_warning(&[said]);
         }
-        told(&evil, "data write");
+        gets_refusal(&evil, "data write");
         assert_eq!(table.test(request).0, RemoteError);
         assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
         buffer.dereg();

@@ -1,5 +1,5 @@
-//! Registration by DMA-BUF: offered for each device by what its adapters answer, and the bytes are in the file then. Files in
-//! memory stand for a GPU's; their addresses are none of this process's.
+//! Registration by DMA-BUF: offered for each device whose adapters support it, with the bytes in
+//! the file. Files in memory stand in for a GPU's; their addresses do not belong to this process.
 
 use mpib_tests::code::{Code, InvalidArgument, InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, take_warning, take_warnings, warnings};
@@ -16,7 +16,8 @@ const BOTH: (&str, &str) =
 const ONE: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=off");
 
-/// Registers what the file has from `offset` on as the memory at `addr`, by a descriptor that is closed right after, as NCCL does it.
+/// Registers what the file has from `offset` on as the memory at `addr`, by a descriptor that is
+/// closed right after, as NCCL does it.
 fn reg(table: &dyn Table, comm: Ptr, file: &Memfd, (addr, len): (usize, usize), offset: u64) -> (Code, Ptr) {
     let nccls = file.again();
     table.reg_mr_dma_buf(comm, (addr, len), CUDA, (offset, nccls.fd()))
@@ -76,7 +77,8 @@ fn the_log_lists_the_ports_that_register_dma_buf() {
     });
 }
 
-/// Between two files, through every table: what is sent lies in one, what comes lands in the other, and nothing beside it.
+/// Between two files, through every table: what is sent lies in one, what comes lands in the other,
+/// and nothing beside it.
 #[test]
 fn what_comes_is_in_the_file() {
     isolated(here!(), &mpib("512", &[BOTH]), || {
@@ -109,7 +111,8 @@ fn what_comes_is_in_the_file() {
     });
 }
 
-/// NCCL opens a new file for each registration of the same memory. What is registered by its addresses is another, of a GPU too.
+/// NCCL opens a new file for each registration of the same memory. What is registered by its
+/// addresses is another, of a GPU too.
 #[test]
 fn the_same_addresses_are_registered_once_by_file_and_once_without() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[BOTH]), || {

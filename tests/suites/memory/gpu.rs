@@ -1,5 +1,5 @@
-//! GPU memory: offered where the kernel has a module for it, which processes with a /sys of their own are made to
-//! believe. The software devices take host memory for it.
+//! GPU memory: offered if the kernel has a module for it. The tests run in processes whose `/sys`
+//! has the files of such a module, and the software devices register host memory in its place.
 
 use mpib_tests::code::{InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, take_warning, take_warnings};
@@ -40,7 +40,7 @@ fn message(pair: &Pair, kind: i32) {
     assert_eq!((table.dereg_mr(pair.send, from), table.dereg_mr(pair.recv, to)), (Success, Success));
 }
 
-/// With the module: what NCCL is told, and what it may register.
+/// With the module: what NCCL is offered, and what it may register.
 fn offered(test: &str, module: &'static str) {
     with_sys(test, &[module], &mpib("512", &[("MPIB_STRICT", "1")]), || {
         for table in TABLES {
@@ -116,7 +116,8 @@ fn failed_gpu_registrations_are_reported_with_likely_causes() {
     });
 }
 
-/// No file of a module: GPU memory is refused, and the refusal tells what was looked for and what to do.
+/// No file of a module: GPU memory is refused, and the refusal names what was looked for and what
+/// to do.
 fn refused() {
     let pair = Pair::new(newest());
     assert_eq!(newest().properties(0).1.unwrap().ptr_support, HOST);
@@ -174,8 +175,8 @@ fn without_a_driver_nothing_is_missed() {
 /// `IBV_ACCESS_RELAXED_ORDERING`
 const RELAXED: u32 = 1 << 20;
 
-/// What NCCL registers is relaxed as the setting says, by its addresses and by its file; the plugin's own memory, which is polled,
-/// never is.
+/// What NCCL registers is relaxed as the setting says, by its addresses and by its file; the
+/// plugin's own memory, which is polled, never is.
 #[test]
 fn relaxed_ordering_follows_the_setting() {
     let devices = "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=on";

@@ -1,5 +1,5 @@
-//! NCCL's memory, registered once on each device however many comms ask: counts after each step, bounds, failures, NCCL's ways of
-//! doing it, and threads that register while others move data.
+//! NCCL's memory, registered once on each device for any number of comms: counts after each step,
+//! bounds, failures, and threads that register while others move data.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -41,7 +41,8 @@ fn message(
     assert!(memory.read(to, len) == data, "{len} bytes differ");
 }
 
-/// Every table: what is there already is shared, on both ends of each comm, and goes with the last who has it.
+/// Every table: what is there already is shared, on both ends of each comm, and goes with the last
+/// who has it.
 #[test]
 fn comms_share_a_registration_until_the_last_lets_go() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -57,7 +58,7 @@ fn comms_share_a_registration_until_the_last_lets_go() {
                 held.push((comm, mr));
             }
             message(&pairs[0], &memory, PAGE, (0, held[0].1), (4 * PAGE, held[1].1));
-            // Whoever came first goes first.
+            // The first comm closes first.
             for (n, (comm, mr)) in held.iter().enumerate() {
                 if n == 2 {
                     message(&pairs[1], &memory, PAGE, (PAGE, held[2].1), (5 * PAGE, held[3].1));
@@ -267,8 +268,9 @@ fn reg_is_global() -> [i32; 5] {
     )
 }
 
-/// As NCCL 2.20 to 2.23 do it, in one thread: a connection of the process with itself, connect and accept in turns, takes the user's
-/// whole buffer; then each operation registers its part on the connection that it uses, and deregisters it when it is done.
+/// As NCCL 2.20 to 2.23 do it, in one thread: a connection of the process with itself, connect and
+/// accept in turns, takes the user's whole buffer; then each operation registers its part on the
+/// connection that it uses, and deregisters it when it is done.
 fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static dyn Table) {
     for round in 0..20 {
         for pair in pairs {
@@ -300,7 +302,8 @@ fn the_life_of_a_global_registration() {
         let with_pairs = mrs();
         operations_on(&pairs, &memory, *table);
         assert_eq!(mrs(), with_pairs);
-        // The user lets go while an operation is under way, and NCCL closes the connection at its end.
+        // The user lets go while an operation is under way, and NCCL closes the connection at its
+        // end.
         let last = reg(*table, pairs[0].send, memory.addr() + 10, 100);
         dereg(*table, own.send, whole);
         assert_eq!(mrs(), with_pairs);
@@ -319,7 +322,8 @@ fn the_life_of_a_global_registration() {
     });
 }
 
-/// The process's own connection is within an island; others use other rails, and find the buffer on those too.
+/// The process's own connection is within an island; others use other rails, and find the buffer on
+/// those too.
 #[test]
 fn a_global_registration_serves_both_classes_of_connections() {
     const HERE: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16");
@@ -349,8 +353,9 @@ fn a_global_registration_serves_both_classes_of_connections() {
     });
 }
 
-/// As in NCCL: a service thread registers and deregisters while the progress thread moves data on the very same comms, with
-/// registrations that begin to serve and cease to serve others all the time.
+/// As in NCCL: a service thread registers and deregisters while the progress thread moves data on
+/// the very same comms, with registrations that begin to serve and cease to serve others all the
+/// time.
 #[test]
 fn one_thread_registers_while_another_moves_data() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -390,7 +395,8 @@ fn one_thread_registers_while_another_moves_data() {
     });
 }
 
-/// Several comms, a thread each, and one buffer: they begin together, so that they ask for it at the same time.
+/// Several comms, a thread each, and one buffer: they begin together, so that they ask for it at
+/// the same time.
 #[test]
 fn threads_of_several_comms_share_one_registration() {
     const THREADS: usize = 4;
@@ -410,7 +416,7 @@ fn threads_of_several_comms_share_one_registration() {
                         let whole = 2 * THREADS * PAGE;
                         let [a, b] = pair.comms().map(|comm| reg(table, comm, memory.addr(), whole));
                         together.wait();
-                        // Whoever came first has made it, the others have waited.
+                        // The first thread has made it, the others have waited.
                         assert_eq!(
                             (softverbs::registrations_made() - before, mrs()),
                             (2, base + 2),

@@ -1,4 +1,4 @@
-//! The agent's client against a real agent process, in all the ways in which an agent can fail.
+//! The agent's client against a real agent process that fails in every way.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,8 @@ fn warnings(place: &Place) -> Vec<String> {
     place.log().into_iter().filter(|line| line.0).map(|line| line.1).collect()
 }
 
-/// The agent registers a connection, and the flow gets a share; `host` is the last byte of its peer.
+/// The agent registers a connection, and the flow gets a share; `host` is the last byte of its
+/// peer.
 fn gets_share(agent: &mut Agent, flow: &Subscription, host: u8, share: u16) {
     agent.event("registered");
     agent.tell(&format!("set {host} {share}"));
@@ -51,7 +52,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
         let id = flow.conn_id();
         drop(flow);
         agent.event(&format!("deregistered {id}"));
-        // The last one has gone, and the thread with it.
+        // The last one has ended, and the thread with it.
         agent.event("gone");
         let log = place.log();
         assert!(log.iter().all(|line| !line.0), "{log:?}");
@@ -117,7 +118,7 @@ fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
         let gone = place.flow(3);
         agent.kill();
         place.wait_line(0, true, "agent.sock");
-        // Dropped while there is no agent: nobody is told later.
+        // Dropped while there is no agent: no agent hears of it later.
         let gone_id = gone.conn_id();
         drop(gone);
         assert_eq!(flow.share(), 256);

@@ -1,4 +1,5 @@
-//! Hints from an agent process decide each transfer's split in advanced mode, whatever becomes of the agent.
+//! Hints from an agent process decide the split of each transfer in advanced mode, with and without
+//! a working agent.
 
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
@@ -81,7 +82,8 @@ fn refused(path: &std::path::Path, why: &str) {
     let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
     let [code, _] = both_fail(table, ctx, &mut handle, listen);
     assert_eq!(told(&warnings()), 2, "{:?}", warnings());
-    // Both ends wait as long, from nearly the same moment: the connector finds it by itself, or is told by the other end.
+    // Both ends wait as long, from nearly the same moment: the connector finds it by itself, or is
+    // told by the other end.
     let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
     let told = warnings().iter().any(refused);
     assert_eq!(
@@ -127,7 +129,8 @@ fn strict_refuses_a_connection_where_there_is_no_hint_file() {
     });
 }
 
-/// An agent that comes while a connection waits for it is in time; once it has said something, it may go.
+/// An agent that comes while a connection waits for it is in time; once it has said something, it
+/// may go.
 #[test]
 fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
     strictly(here!(), |place| {

@@ -1,5 +1,5 @@
-//! Settings that cannot be used: each variable of the manual, in each way, through the tables. The code and the line in
-//! NCCL's log are asserted.
+//! Invalid settings: each variable of the manual, in each way, through the tables. The tests check
+//! the code and the line in NCCL's log.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -336,7 +336,8 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
     }
 }
 
-/// What is set in vain is told once, by the first init that succeeds, and fails each init where that is asked for.
+/// A setting without effect is logged once, by the first successful init, and fails each init if
+/// that is asked for.
 #[test]
 fn settings_without_effect_are_reported_and_fail_a_strict_init() {
     let vain = [

@@ -1,5 +1,5 @@
-//! The split of each message, counted on two rails of different speed: exactly the rule's, with hints that change all the
-//! time, and every byte arrives.
+//! The split of each message, counted on two rails of different speed: exactly as the rule gives
+//! it, while hints change all the time, and every byte arrives.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
@@ -46,7 +46,7 @@ const SIZES: [usize; 22] = [
 /// The smallest size at which no two shares cut alike.
 const TELLING: usize = 128 << 10;
 
-/// Two rails of 4 and 2 GB/s; SOUT has an address of an island, or one that tells of none.
+/// Two rails of 4 and 2 GB/s; SOUT has an address of an island, or one outside of any.
 const INTRA: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,rate=4GB;soft1:addr=10.2.0.1/16,rate=2GB");
 const INTER: (&str, &str) =
@@ -57,8 +57,9 @@ const GID: (&str, &str) = ("NCCL_IB_GID_INDEX", "3");
 const NEAR: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.2/16;soft1:addr=10.2.0.2/16");
 const FAR: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.1.3/16;soft1:addr=10.2.1.3/16");
 
-/// Has the agent say `new` where it said `old`, and exchanges the group until the new share counts, and then once more. Each
-/// time its sends have the old share or the new one, and none the old after the new.
+/// Has the agent say `new` where it said `old`, and exchanges the group until the new share counts,
+/// and then once more. Each time its sends have the old share or the new one, and none the old
+/// after the new.
 fn change(rig: &mut Rig, agent: &mut Agent, (old, new): (u16, u16), group: &[Part], order: &[usize]) {
     let cut = |switch: usize| {
         let share = |turn| if turn < switch { old } else { new };
@@ -191,9 +192,9 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Up to eight messages under way while the hints change at random. Each has a share that the agent said, in the
-/// order in which it said them. None is so large that softverbs goes on with it after the post: what is counted
-/// during a post is that message's.
+/// Up to eight messages under way while the hints change at random. Each has a share that the agent
+/// said, in the order in which it said them. None is so large that softverbs goes on with it after
+/// the post: what is counted during a post is that message's.
 fn under_way(mut rig: Rig, agent: &mut Agent, mut rng: Rng) {
     const AT_ONCE: usize = 8;
     const ROOM: usize = TELLING;
@@ -291,7 +292,8 @@ fn fixed_shares_between_islands_are_exact() {
     fixed(here!(), INTER);
 }
 
-/// A threshold keeps what is small on SOUT between islands, and there only: with an agent that wants all on SUP.
+/// A threshold keeps what is small on SOUT between islands, and there only: with an agent that
+/// wants all on SUP.
 #[test]
 fn the_threshold_keeps_small_messages_to_the_other_island_on_sout() {
     let env = [("MPIB_MODE", "1"), ("MPIB_BDP_THRESHOLD", "4096"), ("MPIB_HINT_POLL_US", "100"), INTRA];

@@ -11,7 +11,7 @@ pub(crate) fn sup_part(len: usize, share: u16) -> usize {
     if share >= 1024 { len } else { (len * usize::from(share)) >> 10 & !127 }
 }
 
-/// What one rail carried: bytes, and writes that tell the receiver.
+/// What one rail carried: bytes, and writes with an immediate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Carried {
     pub(crate) bytes: u64,
@@ -34,8 +34,9 @@ pub(crate) fn since(before: [Carried; 2]) -> [Carried; 2] {
     })
 }
 
-/// What the sends of a group are: length and share of each. The rails carry their parts and, where the immediate cannot
-/// tell the size, the record on the first active one; SOUT the CTS entries as well, if `cts`.
+/// What the sends of a group are: length and share of each. The rails carry their parts and, where
+/// the immediate cannot encode the size, the record on the first active one; SOUT the CTS entries
+/// as well, if `cts`.
 pub(crate) fn by_the_rule(sends: &[(usize, u16)], cts: bool) -> [Carried; 2] {
     let len: usize = sends.iter().map(|s| s.0).sum();
     let sup: usize = sends.iter().map(|(len, share)| sup_part(*len, *share)).sum();
@@ -87,7 +88,8 @@ impl Rig {
         self.turn * 4099 % 65_536
     }
 
-    /// A group, sent in `order`; what the rails carried for it. Every byte is checked, and those that must not be written.
+    /// A group, sent in `order`; what the rails carried for it. Every byte is checked, and those
+    /// that must not be written.
     pub(crate) fn exchange(&mut self, group: &[Part], order: &[usize]) -> [Carried; 2] {
         let before = carried();
         let mut at = 0;

@@ -1,5 +1,5 @@
-//! NCCL gives handles to operations whether there is a profiler or not. Where nobody takes events they are told seldom; whoever begins to
-//! take them gets them all from soon on.
+//! NCCL passes handles of operations with and without a profiler. If no profiler takes events, the
+//! plugin reports them seldom; a profiler that begins to take events soon gets all of them.
 
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init};

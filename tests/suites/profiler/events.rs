@@ -1,4 +1,4 @@
-//! NCCL's profiler: what it is told of sends and receives, through the tables that bring its callback.
+//! NCCL's profiler: the events of sends and receives, through the tables that bring its callback.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -168,7 +168,8 @@ fn without_handles_nothing_is_called() {
     });
 }
 
-/// These tables have no place for a callback, though another table's init brought one to the process.
+/// These tables have no place for a callback, though another table's init brought one to the
+/// process.
 #[test]
 fn up_to_v9_nothing_is_called() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -189,7 +190,7 @@ fn up_to_v9_nothing_is_called() {
     });
 }
 
-/// Handles, but no callback: there is nobody to tell.
+/// Handles, but no callback.
 #[test]
 fn without_a_callback_data_goes_on() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -204,7 +205,8 @@ fn without_a_callback_data_goes_on() {
     });
 }
 
-/// Of the next exchanges the profiler takes nothing: data goes on, and nothing ends that has not begun.
+/// Of the next exchanges the profiler takes nothing: data goes on, and nothing ends that has not
+/// begun.
 fn in_mood(test: &str, mood: Mood) {
     isolated(test, &mpib("512", &[]), || {
         set_profiler(Some(first));
@@ -233,7 +235,7 @@ fn a_profiler_that_fails_stops_no_data() {
     in_mood(here!(), Mood::Fails);
 }
 
-/// One message; who was told of it.
+/// One message; which profilers got events.
 fn told_to(pair: &Pair) -> [usize; 2] {
     let before = [FIRST.calls(), SECOND.calls()];
     FIRST.handles();
@@ -265,7 +267,8 @@ fn each_communicator_has_its_own_profiler() {
                 assert_eq!(table(version).finalize(ctx), Success);
             }
         }
-        // One context for the process, and a callback with each init: the one before may be of a library that is gone.
+        // One context for the process, and a callback with each init: the one before may be of a
+        // library that is gone.
         let a = made(table(10), Some(first));
         let b = made(table(10), Some(second));
         assert_eq!([told_to(&a.1), told_to(&b.1)], [[8, 0], [0, 8]]);

@@ -1,4 +1,5 @@
-//! NCCL's profiler when something goes wrong: each event that began ends once, before NCCL is told, and nothing is called after that.
+//! NCCL's profiler and failures: each event that began ends once, before the call returns the
+//! failure, and no event follows.
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies};
@@ -30,7 +31,7 @@ fn under_way() -> usize {
     FIRST.record().events.iter().filter(|e| e.stops == 0).count()
 }
 
-/// A call has just told NCCL of the end: that was the last of all events.
+/// A call has just returned the failure: no event may follow.
 fn over(why: &'static str) -> usize {
     FIRST.all_over(why);
     FIRST.calls()
@@ -116,7 +117,8 @@ fn a_link_that_goes_down() {
     });
 }
 
-/// The one that fails is `isend`, while an earlier group is under way and another waits for the rest of its sends.
+/// The one that fails is `isend`, while an earlier group is under way and another waits for the
+/// rest of its sends.
 #[test]
 fn a_send_that_does_not_fit() {
     profiled(here!(), |table, ctx| {

@@ -1,4 +1,4 @@
-//! Groups of messages, and what a profiler should be told of them.
+//! Groups of messages, and the events that a profiler should get for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use mpib_tests::pair::{Buffer, Pair, pattern};
 use mpib_tests::recorder::{Event, FIRST};
 use mpib_tests::table::set_profiler_handles;
-use mpib_tests::vdevices::{parts, told};
+use mpib_tests::vdevices::{fits_immediate, parts};
 
 /// Bytes of the largest group.
 pub(crate) const MOST: usize = 4 << 20;
@@ -54,8 +54,8 @@ impl Rig {
         Self { pair, from, to, joined: BTreeMap::new() }
     }
 
-    /// One group of messages, sent last first. What was told of the sends and the receives, which is over when NCCL learns that they
-    /// are done.
+    /// One group of messages, sent last first. The events of the sends and the receives, which
+    /// is over when NCCL learns that they are done.
     pub(crate) fn exchange(&mut self, lens: &[usize]) -> (Told, Told) {
         let place = |i: usize| lens[..i].iter().sum::<usize>();
         self.to.bytes.fill(0xEE);
@@ -93,7 +93,7 @@ impl Rig {
     }
 }
 
-/// By adapter: its queue pairs, and how often each told a receiver of data.
+/// By adapter: its queue pairs, and how many writes with an immediate each posted.
 fn queue_pairs(rails: &Rails) -> Vec<Vec<(u32, u64)>> {
     let counters = softverbs::counters();
     let of = |name: &&str| {
@@ -103,7 +103,7 @@ fn queue_pairs(rails: &Rails) -> Vec<Vec<(u32, u64)>> {
     rails.names.iter().map(of).collect()
 }
 
-/// Exchanges a group, and judges each event of it.
+/// Exchanges a group, and checks each event of it.
 pub(crate) fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
     let before = queue_pairs(rails);
     let (sent, received) = rig.exchange(lens);
@@ -114,7 +114,7 @@ pub(crate) fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
     let carries = |rail: &usize| cut.iter().any(|parts| parts[*rail] > 0);
     let lightest = rails.weights.iter().position(|w| *w > 0).unwrap();
     let leader = (0..rails.devices.len()).find(carries).unwrap_or(lightest);
-    let alone = lens.len() == 1 && told(lens[0], rails.devices.len()) && lens[0] <= rails.apart;
+    let alone = lens.len() == 1 && fits_immediate(lens[0], rails.devices.len()) && lens[0] <= rails.apart;
     let mut using = BTreeSet::new();
     for (events, parts) in sent.iter().zip(&cut) {
         let mut carrying: Vec<_> = (0..parts.len()).filter(|rail| parts[*rail] > 0).collect();
@@ -136,7 +136,7 @@ pub(crate) fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
             assert_eq!(known, peer, "the other end of a queue pair: {what}");
         }
     }
-    // Those that told the receiver, no other.
+    // Those that wrote an immediate, no others.
     let signalled = |device: usize| {
         let told = after[device].iter().zip(&before[device]).filter(|(a, b)| a.1 > b.1);
         told.map(move |(a, _)| (device as c_int, a.0))
@@ -155,7 +155,7 @@ pub(crate) fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
     }
     let ends: BTreeSet<_> = rig.joined.iter().map(|((device, _), peer)| (device, peer)).collect();
     assert_eq!(ends.len(), rig.joined.len(), "two queue pairs with one other end: {what}");
-    // Both ends tell of the same slot.
+    // Both ends report the same slot.
     let slots: BTreeSet<_> = sent.iter().chain(&received).flatten().map(|e| e.wr_id as u8).collect();
     assert_eq!(slots.len(), 1, "{what}");
 }

@@ -1,4 +1,4 @@
-//! Devices that are not there or cannot be used, and a plugin file without libibverbs.
+//! Devices that are missing or cannot be used, and a plugin file without libibverbs.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +15,8 @@ use mpib_tests::{here, isolated};
 const UNEVEN: (&str, &str) =
     ("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24+10.0.1.1/24;b:addr=10.0.2.1/24;c:addr=10.0.3.1/24+10.0.4.1/24");
 
-/// In this environment `init` of every table fails with `code` and one line that has all `parts`. Gives what was said
-/// on stderr.
+/// In this environment `init` of every table fails with `code` and one line that has all `parts`.
+/// Gives what was said on stderr.
 fn no_init(test: &str, env: &[(&str, &str)], code: Code, parts: &[&str]) -> Option<String> {
     isolated(test, env, || {
         for table in TABLES {
@@ -96,7 +96,8 @@ fn ports_none_of_which_can_be_used_are_listed_with_their_reasons() {
     no_init(here!(), &[UNEVEN, ("NCCL_IB_GID_INDEX", "77")], SystemError, &parts);
 }
 
-/// Two rails that are not both there: one environment after another in one process, as none of them opens anything.
+/// Two rails that are not both there: one environment after another in one process, as none of them
+/// opens anything.
 #[test]
 fn rails_that_cannot_be_are_named_with_what_there_is() {
     isolated(here!(), &[], || {

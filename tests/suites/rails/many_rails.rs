@@ -1,4 +1,5 @@
-//! Data over plain devices of one to eight rails: each rail carries its part, every byte is checked.
+//! Data over plain devices of one to eight rails: each rail carries its part, every byte is
+//! checked.
 
 use std::ffi::c_int;
 
@@ -159,7 +160,8 @@ fn any_device_carries_anything() {
     });
 }
 
-/// Rails that are down when a connection is made: the others carry all, in their proportion, and one line says so.
+/// Rails that are down when a connection is made: the others carry all, in their proportion, and
+/// one line says so.
 #[test]
 fn any_subset_of_the_rails_will_do() {
     on_eight_rails(here!(), &[], || {
@@ -177,7 +179,8 @@ fn any_subset_of_the_rails_will_do() {
             }
             let weights: Vec<u64> =
                 (0..8).map(|i| if i < 4 && up >> i & 1 == 1 { WEIGHTS[i] } else { 0 }).collect();
-            // The fastest that is left says by how much all are halved, which changes rounding; these speeds have none.
+            // The fastest that is left says by how much all are halved, which changes rounding;
+            // these speeds have none.
             let cts = up.trailing_zeros() as usize;
             for lens in [&[MIB][..], &[MIB + 1], &[0], &[1000, 30_000]] {
                 let counted = during(|| rig.exchange(lens));
@@ -210,10 +213,12 @@ fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
     Pair { table: table(12), send, recv }
 }
 
-/// Devices of four, two and one rails in either direction: as many rails are joined as the smaller has, in their proportion.
+/// Devices of four, two and one rails in either direction: as many rails are joined as the smaller
+/// has, in their proportion.
 #[test]
 fn ends_of_unequal_width_use_what_they_have_in_common() {
-    // Addresses do not tell here which ports are joined, so that some probes stay without an answer; so these end soon.
+    // Addresses do not show here which ports are joined, and some probes stay without an
+    // answer; so these end soon.
     on_eight_rails(here!(), &mpib_tests::SHORT, || {
         let ctx = init(table(12));
         let [four, two, one] = [&[0, 1, 2, 3][..], &[1, 2], &[3]].map(|d| newest().fuse(d));
@@ -234,7 +239,8 @@ fn ends_of_unequal_width_use_what_they_have_in_common() {
     });
 }
 
-/// SOUT and SUP of one host, two plain rails of another: no islands, no share, but both rails by their speeds.
+/// SOUT and SUP of one host, two plain rails of another: no islands, no share, but both rails by
+/// their speeds.
 #[test]
 fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
     let (ours, theirs) = (rails(8, 1), rails(8, 2));

@@ -1,4 +1,4 @@
-//! Where adapters are on the PCI bus: what NCCL is told of it.
+//! Where adapters are on the PCI bus, and what NCCL learns of that.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,8 @@ struct Sysfs {
 }
 
 impl Sysfs {
-    /// Name and address of each in the order of the verbs library; one without an address is in no sysfs.
+    /// Name and address of each in the order of the verbs library; one without an address is in no
+    /// sysfs.
     fn new(adapters: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let device = |(i, (name, address)): (usize, &(&str, &str))| {
@@ -38,7 +39,7 @@ impl Sysfs {
 }
 
 /// Name, port, and last part of the PCI path of each device.
-fn told(table: &'static dyn Table) -> Vec<(String, i32, String)> {
+fn listed(table: &'static dyn Table) -> Vec<(String, i32, String)> {
     let device = |dev| {
         let props = table.properties(dev).1.unwrap();
         let path = props.pci_path.unwrap_or_default();
@@ -86,7 +87,7 @@ fn functions_of_one_card_are_ports_of_it() {
                 ("s5", 1, ""),
                 ("s6", 1, ""),
             ];
-            assert_eq!(told(*table), shown(&expected), "v{}", table.version());
+            assert_eq!(listed(*table), shown(&expected), "v{}", table.version());
             assert_eq!(table.finalize(ctx), Success);
         }
         let ctx = init(newest());
@@ -102,7 +103,7 @@ fn a_port_that_is_not_shown_does_not_count() {
     let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:17:00.1")];
     with(here!(), &adapters, &[("NCCL_IB_HCA", "m1")], || {
         let ctx = init(newest());
-        assert_eq!(told(newest()), shown(&[("m1", 1, "0000:17:00.1")]));
+        assert_eq!(listed(newest()), shown(&[("m1", 1, "0000:17:00.1")]));
         assert_eq!(newest().finalize(ctx), Success);
     });
 }
@@ -127,7 +128,7 @@ fn devices_are_in_the_order_of_their_pci_addresses() {
             ("m3", 1, "10000:01:00.0"),
             ("s1", 1, ""),
         ];
-        assert_eq!(told(newest()), shown(&expected));
+        assert_eq!(listed(newest()), shown(&expected));
         assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }
@@ -136,7 +137,7 @@ fn devices_are_in_the_order_of_their_pci_addresses() {
 fn devices_are_in_the_order_of_the_library_if_configured() {
     with(here!(), &MIXED, &[("NCCL_IB_DEVICE_PCI_ORDER", "0")], || {
         let ctx = init(newest());
-        let names: Vec<_> = told(newest()).into_iter().map(|(name, port, _)| (name, port)).collect();
+        let names: Vec<_> = listed(newest()).into_iter().map(|(name, port, _)| (name, port)).collect();
         let expected = [("m0", 1), ("s1", 1), ("m2", 1), ("m3", 1), ("m4", 2)];
         assert_eq!(names, expected.map(|(name, port)| (name.to_owned(), port)));
         assert_eq!(newest().finalize(ctx), Success);

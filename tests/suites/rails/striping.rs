@@ -7,14 +7,12 @@ use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::TABLES;
-use mpib_tests::vdevices::{
-    Rig, carried, newest_device, parts, rails, speeds, table, told as told_by_immediate,
-};
+use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds, table};
 use mpib_tests::{here, isolated, set};
 
 const MIB: usize = 1 << 20;
 
-/// Writes that tell the receiver, by rail and queue pair: those that did any.
+/// Writes with an immediate, by rail and queue pair, without those that have none.
 type Signals = Vec<BTreeMap<u32, u64>>;
 
 fn signals(n: usize) -> Signals {
@@ -51,7 +49,8 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
     isolated(test, &env, body);
 }
 
-/// Each queue pair that carries a part tells the receiver once, and no other does.
+/// Each queue pair that carries a part posts one write with an immediate, and no other queue pair
+/// does.
 #[test]
 fn one_rail_of_four_queue_pairs_is_striped() {
     on_rails(here!(), 1, "4", "1", || {
@@ -114,7 +113,7 @@ fn several_rails_are_striped_by_their_speeds() {
             });
             let stripes = parts(len, &[4, 4, 2, 2, 1, 1, 1, 1]);
             let mut by_rail: Vec<u64> = stripes.chunks(2).map(|c| c.iter().sum::<usize>() as u64).collect();
-            by_rail[0] += 64 + if told_by_immediate(len, 8) { 0 } else { 64 };
+            by_rail[0] += 64 + if fits_immediate(len, 8) { 0 } else { 64 };
             assert_eq!(bytes, by_rail, "{len} bytes");
             let mut active: Vec<_> =
                 stripes.chunks(2).map(|c| vec![1; c.iter().filter(|p| **p > 0).count()]).collect();
@@ -210,7 +209,8 @@ fn a_full_house_is_striped() {
     });
 }
 
-/// Ends that would make other queue pairs refuse each other, and say which setting has which value where.
+/// Ends that would make other queue pairs refuse each other, and say which setting has which value
+/// where.
 #[test]
 fn ends_that_stripe_otherwise_refuse_each_other() {
     on_rails(here!(), 1, "2", "1", || {
@@ -246,7 +246,8 @@ fn ends_that_stripe_otherwise_refuse_each_other() {
     });
 }
 
-/// A rail that is down takes all of its queue pairs with it; the other has no more of them than before.
+/// A rail that is down takes all of its queue pairs with it; the other has no more of them than
+/// before.
 #[test]
 fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
     on_rails(here!(), 2, "2", "1", || {
@@ -264,7 +265,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
     });
 }
 
-/// What NCCL is told suffices for as many connections as it says.
+/// A device supports as many connections as its properties say.
 #[test]
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {

@@ -1,4 +1,4 @@
-//! What goes on which rail: counted by the software devices, per message.
+//! Which rail carries what, counted by the software devices for each message.
 
 use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
@@ -8,7 +8,7 @@ use mpib_tests::{here, isolated, mpib};
 /// Since the process began, per rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Count {
-    /// RDMA writes with immediate: what tells the receiver.
+    /// RDMA writes with an immediate.
     signals: u64,
     /// RDMA writes without.
     writes: u64,
@@ -174,7 +174,8 @@ fn a_cts_write_asks_for_a_completion_now_and_then() {
     isolated(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
         let pair = Pair::new(newest());
         let counted = during(|| (0..160).for_each(|i| pair.message(512, 512, i)));
-        // All data is on SUP, so that SOUT's completions are those of CTS writes; the last may not be polled yet.
+        // All data is on SUP, so that SOUT's completions are those of CTS writes; the last may not
+        // be polled yet.
         assert!((9..=10).contains(&counted[0].send_cqes), "{counted:?}");
         assert_eq!((counted[0].writes, counted[1].signals), (160, 160));
         pair.close();

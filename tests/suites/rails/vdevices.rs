@@ -1,4 +1,4 @@
-//! makeVDevice: the device that comes of it, how long it lasts, and what is refused.
+//! makeVDevice: the properties of the new device, its lifetime, and the requests that it refuses.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -253,7 +253,8 @@ fn virtual_devices_go_with_the_last_finalize() {
     });
 }
 
-/// Before v11 NCCL never finalizes, and makes them once per process even if it closes the file and opens it again.
+/// Before v11 NCCL never finalizes, and makes them once per process even if it closes the file and
+/// opens it again.
 #[test]
 fn virtual_devices_stay_where_nothing_is_finalized() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(2, 1))], || {

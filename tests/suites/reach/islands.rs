@@ -1,4 +1,5 @@
-//! Two islands of two hosts, each host a network namespace: SOUT is routed between the islands, SUP ends at its island.
+//! Two islands of two hosts, each host a network namespace: SOUT is routed between the islands, SUP
+//! ends at its island.
 
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::code::{InvalidUsage, RemoteError};
@@ -101,7 +102,7 @@ impl Agents {
         Self { agents, _places: places }
     }
 
-    /// Each process has told its agent of so many ends of connections.
+    /// Each process has registered so many ends of connections with its agent.
     fn registered(&mut self, ends: usize) {
         for agent in &mut self.agents {
             (0..ends).for_each(|_| drop(agent.event("registered")));
@@ -134,8 +135,8 @@ fn until_split(islands: &mut Islands, (from, to): (usize, usize), old: u64, new:
     });
 }
 
-/// The split of each connection is that which the agent of its sender has for this pair of hosts, in both classes: SUP
-/// reaches the other island here, as where something relays it.
+/// The split of each connection is that which the agent of its sender has for this pair of hosts,
+/// in both classes: SUP reaches the other island here, as where something relays it.
 #[test]
 fn an_agent_on_each_host_splits_what_it_sends() {
     on_hosts(here!(), &[], || {
@@ -170,7 +171,8 @@ fn short_probes() -> Env {
     mpib_tests::SHORT.map(|(name, value)| (name, value.to_owned())).into()
 }
 
-/// Where nothing relays SUP, an advanced connection to the other island is on SOUT alone, whatever its hint.
+/// Where nothing relays SUP, an advanced connection to the other island is on SOUT alone, whatever
+/// its hint.
 #[test]
 fn hints_do_not_bring_sup_to_the_other_island() {
     on_hosts(here!(), &[], || {
@@ -205,7 +207,8 @@ fn hints_do_not_bring_sup_to_the_other_island() {
     });
 }
 
-/// Every host may have a 172.17.0.1; also where it is the first that is tried, the right host is found.
+/// Every host may have a 172.17.0.1; also where it is the first that is tried, the right host is
+/// found.
 #[test]
 fn an_address_that_every_host_has_does_no_harm() {
     on_hosts(here!(), &[], || {
@@ -250,7 +253,8 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
         // An interface that does not exist is named, and those that do.
         assert_eq!(peers[3].code("listen-fails"), InvalidUsage);
         the_warning(&mut peers[3], &["MPIB_OOB_IF=\"eth9\"", "sout 10.1.2.4/24", "sup 10.2.2.4/24"]);
-        // Over SUP another island is out of reach, which is said when the time is over; a host of the own one is not.
+        // Over SUP another island is out of reach, which is said when the time is over; a host of
+        // the own one is not.
         assert_eq!(peers[2].code(&format!("connect-fails {handle}")), RemoteError);
         the_warning(&mut peers[2], &["10.2.1.2:", "unreachable"]);
         peers[1].say("accept");
@@ -262,7 +266,8 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
     });
 }
 
-/// Connections within an island to and from b2, whose SUP is of no use; and the refusal where both are strict.
+/// Connections within an island to and from b2, whose SUP is of no use; and the refusal where both
+/// are strict.
 fn without_sup(test: &str, lacking: fn(&Hosts) -> Env, qps: [u64; 2], parts: &'static [&'static str]) {
     let env = move |hosts: &Hosts, i: usize| match i {
         3 => lacking(hosts),

@@ -1,4 +1,5 @@
-//! Hosts that differ: in the number, the order and the MTU of their adapters, and in what happens to them.
+//! Hosts that differ in the number, the order and the MTU of their adapters, or that change
+//! meanwhile.
 
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};
@@ -28,7 +29,8 @@ fn one_adapter_meets_the_one_of_four_that_it_reaches() {
     });
 }
 
-/// The same cables, and their adapters in the reverse order and under other names on the other host.
+/// The same cables, and their adapters in the reverse order and under other names on the other
+/// host.
 #[test]
 fn adapters_in_another_order_meet_by_their_links() {
     on_hosts(here!(), &[], || {
@@ -47,8 +49,8 @@ fn adapters_in_another_order_meet_by_their_links() {
             net.goes_asked(("a", &ours, &by, asked), ("b", &theirs, &at, 2 - asked));
             net.goes_asked(("b", &theirs, &at, 2 - asked), ("a", &ours, &by, asked));
         }
-        // Devices of one number, of which all but the middle ones are not on one cable: a rail of those that were asked for
-        // meets its fellow.
+        // Devices of one number, of which all but the middle ones are not on one cable: a rail of
+        // those that were asked for meets its fellow.
         for dev in 0..3 {
             quiet(&net.connect(("a", dev), ("b", dev)));
             let [sent, received] = net.message("a", "b", 5000);
@@ -64,7 +66,8 @@ fn adapters_in_another_order_meet_by_their_links() {
     });
 }
 
-/// 20 adapters on each host, each with a cable of its own, and addresses of both families: more than a handle holds.
+/// 20 adapters on each host, each with a cable of its own, and addresses of both families: more
+/// than a handle holds.
 #[test]
 fn twenty_adapters_meet_each_its_own() {
     on_hosts(here!(), &[], || {
@@ -112,7 +115,8 @@ fn a_host_on_many_networks_is_found_by_that_of_its_adapter() {
     });
 }
 
-/// 1500 at one end and 9000 at the other: packets are as long as the smaller one allows, and data flows.
+/// 1500 at one end and 9000 at the other: packets are as long as the smaller one allows, and data
+/// flows.
 #[test]
 fn ports_of_different_mtu_use_the_smaller_one() {
     on_hosts(here!(), &[], || {

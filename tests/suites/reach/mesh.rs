@@ -1,4 +1,5 @@
-//! Hosts joined by direct links, with no variable of the plugin's set: every pair goes over its own link, or says why there is none.
+//! Hosts with direct links and no variable of the plugin set: every pair uses its own link, or gets
+//! an error that says why there is none.
 
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};
@@ -6,7 +7,8 @@ use mpib_tests::{SHORT, here};
 
 use super::util::{Reach, Setup, pairs, quiet};
 
-/// Three hosts, a cable between each two, a subnet on each cable. No host has its first adapter on the same cable as both others.
+/// Three hosts, a cable between each two, a subnet on each cable. No host has its first adapter on
+/// the same cable as both others.
 fn triangle() -> Topology {
     Topology {
         networks: vec![
@@ -40,7 +42,7 @@ fn in_a_triangle_every_pair_uses_its_own_link() {
     });
 }
 
-/// An adapter that stands in is told once for each device and host, and may be refused.
+/// A substituted adapter is logged once for each device and host, and may be refused.
 #[test]
 fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
     on_hosts(here!(), &[], || {
@@ -126,7 +128,8 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
     });
 }
 
-/// Where nothing leads from one end to the other, not even for control connections; and where something does for these alone.
+/// Where nothing leads from one end to the other, not even for control connections; and where
+/// something does for these alone.
 #[test]
 fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
     on_hosts(here!(), &[], || {

@@ -1,5 +1,5 @@
-//! What users of direct links meet most, each with the sentence that they get: addresses that do not fit, a firewall, a wrong GID index, packets that
-//! nobody acknowledges.
+//! The common mistakes with direct links, each with its error text: addresses that do not fit, a
+//! firewall, a wrong GID index, unacknowledged packets.
 
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::hosts::{Topology, on_hosts};

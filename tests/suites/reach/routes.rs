@@ -1,5 +1,5 @@
-//! Which NICs of two hosts a connection joins: between hosts that are network namespaces, with a NIC for each of their
-//! interfaces.
+//! Which NICs of two hosts a connection joins. The hosts are network namespaces, with a NIC behind
+//! each of their interfaces.
 
 use mpib_tests::code::{Code, InvalidUsage, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
@@ -15,13 +15,15 @@ fn start(hosts: &Hosts, host: &str, devices: &str, env: &[(&str, &str)]) -> Peer
     hosts.peer(host, &all)
 }
 
-/// Which devices have sent more than `before`, beside what a handshake and the receiver's words take.
+/// Which devices have sent more than `before`, beside what a handshake and the receiver's words
+/// take.
 fn busy(peer: &mut Peer, before: &[(String, Count)]) -> Vec<usize> {
     let now = adapters(peer);
     (0..now.len()).filter(|i| now[*i].1.since(before[*i].1).bytes > 50_000).collect()
 }
 
-/// A connection between these devices that moves data over `expected` at both ends. What the two log meanwhile.
+/// A connection between these devices that moves data over `expected` at both ends. What the two
+/// log meanwhile.
 fn joined(
     from: &mut Peer,
     to: &mut Peer,
@@ -189,7 +191,8 @@ fn with_subnet_a_pair_without_a_common_one_is_refused_with_the_way_out() {
     });
 }
 
-/// Both cables have the same private network, so that addresses do not tell which leads where; a third network is for control.
+/// Both cables have the same private network, and addresses do not show which cable leads where; a
+/// third network is for control.
 fn overlapping() -> Topology {
     let networks = vec![
         vec![("a", "oob", "192.168.9.1/24"), ("b", "oob", "192.168.9.2/24")],
@@ -214,7 +217,8 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
             CROSSED.map(|(host, devices)| start(&hosts, host, devices, &[OOB, SHORT[0], SHORT[1]]));
         joined(&mut a, &mut b, (0, 1), (0, 1));
         assert_eq!((a.ask("elsewhere"), b.ask("elsewhere")), ("0".into(), "0".into()));
-        // Both are on 10.0.0.0/16, and no cable joins them. Two others are as good as each other, and take turns.
+        // Both are on 10.0.0.0/16, and no cable joins them. Two others are as good as each other,
+        // and take turns.
         for (times, nics) in [(1, (1, 0)), (0, (0, 1))] {
             let said = joined(&mut a, &mut b, (0, 0), nics);
             for lines in said {
@@ -232,7 +236,8 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
     });
 }
 
-/// Nothing joins the two hosts but the control network: every pair is in the table, with the reason of its probe.
+/// Nothing joins the two hosts but the control network: every pair is in the table, with the reason
+/// of its probe.
 #[test]
 fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     on_hosts(here!(), &[], || {
@@ -263,7 +268,8 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     });
 }
 
-/// The device that was asked for leads elsewhere, two others to the peer: connections take turns over these.
+/// The device that was asked for leads elsewhere, two others to the peer: connections take turns
+/// over these.
 #[test]
 fn a_host_that_is_reached_over_two_links_uses_both() {
     on_hosts(here!(), &[], || {
@@ -292,7 +298,7 @@ fn a_host_that_is_reached_over_two_links_uses_both() {
     });
 }
 
-/// A port that has gone down is told by its owner, to both ends, and another stands in.
+/// The owner of a port that went down names it at both ends, and another port replaces it.
 #[test]
 fn each_end_knows_why_the_other_does_without_a_rail() {
     on_hosts(here!(), &[], || {
@@ -315,8 +321,8 @@ fn each_end_knows_why_the_other_does_without_a_rail() {
     });
 }
 
-/// Both ports take long packets and what is between them does not: an empty probe would find nothing. Ports of different
-/// MTUs are no trouble.
+/// Both ports take long packets and what is between them does not: an empty probe would find
+/// nothing. Ports of different MTUs are no trouble.
 #[test]
 fn a_path_that_drops_long_packets_is_reported_as_such() {
     on_hosts(here!(), &[], || {

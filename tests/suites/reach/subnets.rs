@@ -1,4 +1,5 @@
-//! Subnets of every kind between two hosts: each connection goes by the addresses that reach, or says what does not.
+//! Subnets of every kind between two hosts: each connection uses the addresses that reach the peer,
+//! or gets an error that names those that do not.
 
 use mpib_tests::code::RemoteError;
 use mpib_tests::hosts::{Topology, on_hosts};
@@ -50,7 +51,8 @@ fn two_subnets_on_one_link_are_kept_apart() {
     });
 }
 
-/// IPv4 and IPv6 on all; one pair has only the one in common, another only the other. And hosts that have IPv6 alone.
+/// IPv4 and IPv6 on all; one pair has only the one in common, another only the other. And hosts
+/// that have IPv6 alone.
 #[test]
 fn dual_stack_and_ipv6_alone_find_what_they_share() {
     let networks = vec![
@@ -99,8 +101,9 @@ fn links_with_no_room_for_more_than_their_two_ends_work() {
     });
 }
 
-/// By its addresses the first adapter of either host reaches the other's: the same private subnet, on two cables that are not one.
-/// The probe finds the truth, and the connection goes on by what does reach.
+/// By its addresses the first adapter of either host reaches the other's: the same private subnet,
+/// on two cables that are not one. The probe finds the truth, and the connection goes on by what
+/// does reach.
 #[test]
 fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
     let networks = vec![
@@ -122,7 +125,7 @@ fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
             let said = net.connect((from, 0), (to, 0));
             net.moves_on((from, "mlx5_1"), (to, "mlx5_1"));
             let (ours, theirs) = (format!("(10.0.0.{by}/24)"), format!("(10.0.0.{at}/24)"));
-            // Each end tells it once of the two.
+            // Each end logs it once.
             for said in said.iter().filter(|_| from == "a") {
                 let warned: Vec<String> = said.iter().filter(|l| l.0 == 2).map(|l| l.1.clone()).collect();
                 let parts = [
@@ -146,8 +149,8 @@ fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
     });
 }
 
-/// One that does no harm, since each end still finds the other in its own subnet; and one that puts an end outside of the
-/// other's, where the reason names both with their prefixes.
+/// One that does no harm, since each end still finds the other in its own subnet; and one that puts
+/// an end outside of the other's, where the reason names both with their prefixes.
 #[test]
 fn a_wrong_prefix_at_one_end_is_named() {
     let networks = vec![

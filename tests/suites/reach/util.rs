@@ -1,8 +1,10 @@
-//! Hosts with an adapter behind each interface, a process on each, and what the connections between them go by.
+//! Hosts with an adapter behind each interface, a process on each, and what the connections between
+//! them go by.
 //!
-//! The topology says both what the kernel sees and what the adapters are plugged into: an interface whose name begins with `mlx` has an
-//! adapter of that name, with the interface's addresses, on a wire that is the network's. Adapters are numbered
-//! in the order of their names. Other interfaces carry control connections alone.
+//! The topology says both what the kernel sees and what the adapters are plugged into: an interface
+//! whose name begins with `mlx` has an adapter of that name, with the interface's addresses, on a
+//! wire that is the network's. Adapters are numbered in the order of their names. Other interfaces
+//! carry control connections alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -115,8 +117,8 @@ impl Reach {
         [from, to].map(|i| log(&mut self.peers[i]))
     }
 
-    /// A connection that is refused; both ends say why, in words that have all of these parts, but one that the other cannot even be
-    /// reached from.
+    /// A connection that is refused; both ends say why, in words that have all of these parts, but
+    /// one that the other cannot even be reached from.
     pub(crate) fn refused(&mut self, from: (&str, usize), to: (&str, usize), code: Code, parts: &[&str]) {
         let handle = self.listen(to.0, to.1);
         self.refused_at(&handle, from, to.0, code, parts);
@@ -140,7 +142,8 @@ impl Reach {
         }
     }
 
-    /// A connection that does not come about because there is no way at all for control connections.
+    /// A connection that does not come about because there is no way at all for control
+    /// connections.
     pub(crate) fn unreachable(&mut self, from: &str, to: &str, parts: &[&str]) {
         let handle = self.listen(to, 0);
         let from = self.index(from);
@@ -165,7 +168,8 @@ impl Reach {
         now.into_iter().filter_map(less).collect()
     }
 
-    /// One message over the latest connection between the two, checked byte by byte at its end; what the adapters of both count.
+    /// One message over the latest connection between the two, checked byte by byte at its end;
+    /// what the adapters of both count.
     pub(crate) fn message(&mut self, from: &str, to: &str, len: usize) -> [BTreeMap<String, Count>; 2] {
         let (from, to) = (self.index(from), self.index(to));
         let at = self.made.iter().rposition(|made| *made == (from, to)).expect("a connection");
@@ -194,8 +198,8 @@ impl Reach {
         }
     }
 
-    /// A new connection for which NCCL asks for the first device of both goes from this adapter and address to that, as both ends say, and
-    /// data too.
+    /// A new connection for which NCCL asks for the first device of both goes from this adapter and
+    /// address to that, as both ends say, and data too.
     pub(crate) fn goes(
         &mut self,
         (from, ours, by): (&str, &str, &str),
@@ -253,7 +257,8 @@ impl Reach {
     }
 }
 
-/// One warning has all of these parts. A long one is in several lines, each of which begins and ends with the mark of that.
+/// One warning has all of these parts. A long one is in several lines, each of which begins and
+/// ends with the mark of that.
 pub(crate) fn has_all(warnings: &[String], parts: &[&str]) {
     let all = warnings.join(" ").replace(" … NET/MPIB : … ", " ");
     for part in parts {

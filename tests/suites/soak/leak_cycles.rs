@@ -15,7 +15,8 @@ const WARM_UP: usize = 500;
 const CYCLES: usize = 10_000;
 /// Of mappings: the allocator's own come and go.
 const MAPPINGS_BOUND: usize = 16;
-/// Of resident memory, in KiB. A leak of 530 bytes a connection would be more; timers of past handshakes take up to 2 MiB.
+/// Of resident memory, in KiB. A leak of 530 bytes a connection would be more; timers of past
+/// handshakes take up to 2 MiB.
 const MEMORY_BOUND: usize = 5 << 10;
 
 /// What one process holds.
@@ -28,7 +29,7 @@ struct Held {
     files: usize,
 }
 
-/// With `connections` under way, and those of the past gone: closed channels linger for a moment.
+/// What is held with the current connections. Closed channels linger for a moment.
 fn held() -> Held {
     let fabric = std::env::var("SOFTVERBS_FABRIC").unwrap();
     // SAFETY: cannot fail.
@@ -68,13 +69,14 @@ fn ten_thousand_connections_leave_nothing() {
         let cycles = |n| {
             for _ in 0..n {
                 cycle();
-                // What the logger was told is the test's own memory.
+                // The log is the test's own memory.
                 assert!(warnings().is_empty(), "{:?}", warnings());
                 LOG.lock().unwrap().clear();
             }
         };
         cycles(WARM_UP);
-        // Closed channels linger until each end has read the other's BYE; no descriptor of the warm-up is kept.
+        // Closed channels linger until each end has read the other's BYE; no descriptor of the
+        // warm-up is kept.
         let before =
             until("the closed channels to be gone", || Some(held()).filter(|h| h.descriptors == idle));
         let memory = resident();

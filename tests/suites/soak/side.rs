@@ -1,5 +1,5 @@
-//! What one process of the soak does: its ends of eight connections, each driven by a thread, along a plan that both
-//! processes draw from the same seed.
+//! One process of the soak: its ends of eight connections, each driven by a thread, along a plan
+//! that both processes draw from the same seed.
 
 mod plan;
 
@@ -43,7 +43,7 @@ pub(crate) struct Side {
 // SAFETY: the plugin's handles may be used from any thread.
 unsafe impl Sync for Side {}
 
-/// What a thread is at; told if it fails.
+/// What a thread is doing; printed if it fails.
 struct Doing {
     seed: u64,
     round: u64,
@@ -84,7 +84,8 @@ impl Side {
         }
     }
 
-    /// All connections of this process, each through its lives; `meanwhile` is called until they are over.
+    /// All connections of this process, each through its lives; `meanwhile` is called until they
+    /// are over.
     pub(crate) fn round(&mut self, seed: u64, round: u64, dir: &Path, mut meanwhile: impl FnMut()) {
         let mut arenas = std::mem::take(&mut self.arenas);
         let side = &*self;

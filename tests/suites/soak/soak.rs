@@ -1,5 +1,6 @@
-//! Eight connections between two processes for as long as `SOAK_SECONDS` says: random sizes, groups and depths, hints that
-//! change at random, connections that end and begin anew. Every byte is checked, and nothing is left behind.
+//! Eight connections between two processes for `SOAK_SECONDS`: random sizes, groups and depths,
+//! hints that change at random, connections that end and begin again. Every byte is checked, and
+//! nothing is left behind.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,7 +21,8 @@ const SECONDS: u64 = 60;
 const WARM_UP: u64 = 3;
 /// Of mappings: the allocator's own come and go.
 const MAPPINGS_BOUND: u64 = 32;
-/// Of resident memory, in KiB: in all, and for each connection, of which counters and timers remember some.
+/// Of resident memory, in KiB: in all, and for each connection, of which counters and timers
+/// remember some.
 const MEMORY_BOUND: u64 = 4 << 10;
 const MEMORY_EACH: u64 = 2;
 
@@ -59,7 +61,8 @@ impl Held {
         }
     }
 
-    /// Once what the last connections had is given back: closed channels and the agent's client linger for a moment.
+    /// Once what the last connections had is given back: closed channels and the agent's client
+    /// linger for a moment.
     fn settled(idle: &Self) -> Self {
         let mut held = Self::now();
         let start = Instant::now();

@@ -1,6 +1,6 @@
-//! The statistics page: what a second process reads of this one, beside what was sent and what softverbs counts.
+//! The statistics page: what a second process reads of this one, compared with what was sent and
+//! what softverbs counts.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpib_tests::agent::Place;
@@ -8,30 +8,14 @@ use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{take_warning, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::peer::{Peer, from_peer, recv, to_peer};
+use mpib_tests::rng::Rng;
 use mpib_tests::stats::{Fields, Reader};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib, set};
 use nccl_net_mpib_agent_iface::stats::STATS_ENTRIES;
 
-/// Numbers that differ from run to run; the first says which run.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let seed = RandomState::new().hash_one(std::process::id());
-        eprintln!("seed {seed:#x}");
-        Self(seed | 1)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % n
-    }
-}
-
-/// What softverbs has counted on a device: of queue pairs that send data, and of those that send CTS entries only.
+/// What softverbs has counted on a device: of queue pairs that send data, and of those that send
+/// CTS entries only.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Wire {
     data_writes: u64,
@@ -78,7 +62,7 @@ const RECORD: u64 = 64;
 #[test]
 fn counters_are_those_of_what_was_sent_and_of_what_the_devices_did() {
     isolated(here!(), &mpib("341", &[]), || {
-        let (mut random, mut reader) = (Random::new(), Reader::start());
+        let (mut random, mut reader) = (Rng::from_env().1, Reader::start());
         let pair = Pair::new(newest());
         let before = softverbs::counters();
         let fresh = [reader.one("send"), reader.one("recv")];
@@ -434,7 +418,8 @@ fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page(
         let from = pair.send_buffer(vec![1; 100]);
         let try_to_send = || table.isend(pair.send, from.addr(), 100, 1, from.mr);
         assert_eq!(try_to_send().0, Success);
-        // SAFETY: the child calls isend, which is refused there, with the allocator that glibc keeps whole, and then stands still.
+        // SAFETY: the child calls isend, which is refused there, with the allocator that glibc
+        // keeps whole, and then stands still.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused =

@@ -48,8 +48,9 @@ pub fn two_islands() -> Topology {
 /// Variables of a process.
 pub type Env = Vec<(&'static str, String)>;
 
-/// The rails of a host: soft0 has the address of its SOUT, soft1 of its SUP. What a rail reaches has the first bits in
-/// common with it; for SOUT that is more than its own network, since that is routed.
+/// The rails of a host: soft0 has the address of its SOUT, soft1 of its SUP. What a rail reaches
+/// has the first bits in common with it; for SOUT that is more than its own network, since that is
+/// routed.
 pub fn two_rails(hosts: &Hosts, host: usize, sup_reach: u8) -> Env {
     let (sout, _) = hosts.addr(NAMES[host], "sout");
     let (sup, _) = hosts.addr(NAMES[host], "sup");
@@ -129,7 +130,8 @@ impl Islands {
         }
     }
 
-    /// One message over a connection, checked byte by byte at its end; what sender and receiver count meanwhile.
+    /// One message over a connection, checked byte by byte at its end; what sender and receiver
+    /// count meanwhile.
     pub fn message(&mut self, from: usize, to: usize, len: usize) -> [[Count; 2]; 2] {
         let at = self.made.iter().position(|made| *made == (from, to)).expect("a connection");
         // Each process numbers its own.
@@ -146,7 +148,8 @@ impl Islands {
         [since(&mut self.peers[from], &counted[0]), since(&mut self.peers[to], &counted[1])]
     }
 
-    /// Messages of several sizes over a connection, each on the rails of the class and nowhere else.
+    /// Messages of several sizes over a connection, each on the rails of the class and nowhere
+    /// else.
     pub fn messages_as(&mut self, from: usize, to: usize, class: Class) {
         for len in [1, 4096, MIB + 13] {
             let [mut sent, mut received] = [[Count::default(); 2]; 2];

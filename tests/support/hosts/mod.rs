@@ -1,9 +1,11 @@
-//! Network namespaces as hosts: a topology is a value, `ip` makes it, and processes run on its hosts.
+//! Network namespaces as hosts: a topology is a value, `ip` makes it, and processes run on its
+//! hosts.
 //!
-//! Nothing of it has a name outside of the test. The test's own process is put into fresh namespaces: of networks, in which
-//! the bridges are, of mounts, with a /run for the names of `ip netns` and temporary files and a /dev/shm for softverbs,
-//! and of users where the user is not root. They last as long as the processes in them, and those end with the
-//! test. So nothing is left to be cleaned, whatever ends the test.
+//! Nothing of it has a name outside of the test. The test's own process is put into fresh
+//! namespaces: of networks, in which the bridges are, of mounts, with a /run for the names of `ip
+//! netns` and temporary files and a /dev/shm for softverbs, and of users where the user is not
+//! root. They last as long as the processes in them, and those end with the test. So nothing is
+//! left to be cleaned, whatever ends the test.
 
 pub mod islands;
 pub mod watch;
@@ -22,8 +24,8 @@ use crate::sys;
 /// What happens in the new namespaces before the test's process goes on in them.
 const ENTER: &str = r#"mount -t tmpfs none /run; mount -t tmpfs none /dev/shm; export TMPDIR=/run; ip link set lo up; exec "$@""#;
 
-/// As [`isolated`](crate::isolated), where [`Hosts`] can be made. Where that is not allowed, as in most containers, the
-/// test is left out, which it says; with `TEST_NAMESPACES` set it fails.
+/// As [`isolated`](crate::isolated), where [`Hosts`] can be made. Where that is not allowed, as in
+/// most containers, the test prints that it does not run; with `TEST_NAMESPACES` set it fails.
 pub fn on_hosts(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         isolated_under(&[], test, env, body);
@@ -48,13 +50,15 @@ pub fn on_hosts(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     isolated_under(&by, test, env, body);
 }
 
-/// Host, its interface, an address of it with prefix length. An interface with several addresses is in several of these.
+/// Host, its interface, an address of it with prefix length. An interface with several addresses is
+/// in several of these.
 pub type End = (&'static str, &'static str, &'static str);
 
 /// Hosts, and the networks that they are on.
 #[derive(Debug, Clone, Default)]
 pub struct Topology {
-    /// The ends on one network reach each other: two are a cable, more a switch. One alone is an interface that leads nowhere.
+    /// The ends on one network reach each other: two are a cable, more a switch. One alone is an
+    /// interface that leads nowhere.
     pub networks: Vec<Vec<End>>,
     /// Host, destination, next hop. Hosts reach their own networks without one.
     pub routes: Vec<(&'static str, &'static str, &'static str)>,
@@ -161,7 +165,8 @@ impl Hosts {
         (addr.parse().unwrap(), len.parse().unwrap())
     }
 
-    /// Whether a TCP connection from `host` to there comes about, or is refused there, as opposed to there being no way.
+    /// Whether a TCP connection from `host` to there comes about, or is refused there, as opposed
+    /// to there being no way.
     pub fn reaches(&self, host: &str, to: IpAddr) -> bool {
         let to = SocketAddr::new(to, 9).to_string();
         let output = self.process(host, Role::Knock).env(KNOCK, to).output().unwrap();
@@ -186,7 +191,7 @@ pub fn exchange(peers: &mut [Peer], made: &[(usize, usize)], len: usize) {
     }
 }
 
-/// Tells the process of [`knock`] where to connect to.
+/// Passes to the process of [`knock`] where to connect.
 const KNOCK: &str = "TEST_KNOCK";
 
 /// The process that [`Hosts::reaches`] runs.

@@ -6,7 +6,8 @@ use crate::peer::Peer;
 pub const WARN: i32 = 2;
 pub const INFO: i32 = 3;
 
-/// Of one rail of one process: queue pairs ever made, writes that tell the receiver, other writes, bytes.
+/// Of one rail of one process: queue pairs ever made, writes with an immediate, other writes,
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
     pub qps: u64,
@@ -49,7 +50,7 @@ pub fn since(peer: &mut Peer, before: &[Count; 2]) -> [Count; 2] {
     [0, 1].map(|i| now[i].since(before[i]))
 }
 
-/// What the process has logged since it was asked last.
+/// What the process has logged since the last call.
 pub fn log(peer: &mut Peer) -> Vec<(i32, String)> {
     let answer = peer.ask("log");
     let line =
