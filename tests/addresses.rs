@@ -327,7 +327,7 @@ fn values_that_cannot_be_are_told_with_what_may_be() {
         let lines = take_warnings();
         assert!(
             lines.len() == 1
-                && lines[0].contains("soft1:1 (NCCL_IB_GID_INDEX says GID index 9, which is empty")
+                && lines[0].contains("soft1:1 (NCCL_IB_GID_INDEX names GID index 9, which is empty")
         );
         assert_eq!(newest().finalize(ctx), 0);
     });
@@ -349,7 +349,7 @@ fn an_explicit_index_means_what_stands_there_now() {
         assert_eq!(newest().connect(ctx, 0, &mut handle).0, USAGE);
         let said = take_warnings();
         let reason =
-            "our soft0:1: NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::";
+            "our soft0:1: NCCL_IB_GID_INDEX names GID index 3, which is empty; the port has 0 (fe80::";
         assert!(said.len() == 1 && said[0].contains(reason), "{said:?}");
         assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (0, 0));
     });
@@ -398,7 +398,7 @@ fn an_address_that_goes_during_the_handshake_costs_its_rail_with_the_reason() {
     wired_after(here!(), gone, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
-            "the address of the route is gone: 192.168.200.1 (RoceV2), which was told to the peer, is no longer in the \
+            "the address of the route is gone: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \
              GID table of soft0:1, which has 0 (fe80::",
             "3 (10.9.9.9, RoceV2)",
             "the connection goes on with SUP alone",

@@ -154,7 +154,12 @@ fn what_cannot_be_registered_is_told_with_its_cause() {
         // Address and offset at different places of a page.
         for (addr, offset) in [(AT + 1, 0), (AT, 1), (AT + 5, 6)] {
             assert_eq!(reg(table, comm, &file, (addr, 100), offset).0, ARGUMENT);
-            refused(&["regMrDmaBuf", "the same place of a page", &format!("{addr:#x}"), &offset.to_string()]);
+            refused(&[
+                "regMrDmaBuf",
+                "equal modulo the page size",
+                &format!("{addr:#x}"),
+                &offset.to_string(),
+            ]);
         }
         for (buffer, offset) in [((AT, 4 * PAGE + 1), 0), ((AT, 1), 4 * PAGE as u64)] {
             assert_eq!(reg(table, comm, &file, buffer, offset).0, SYSTEM);

@@ -272,7 +272,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let ctx = init(table);
         let addr = server.local_addr().unwrap();
         let mut handle = to(&["127.0.0.1"], addr.port());
-        let told = format!("its addresses are tried again: {addr}: Connection refused");
+        let told = format!("its addresses are retried: {addr}: Connection refused");
         let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (0, Ptr::default()));
         until("the first try to fail", || {
             go_on();

@@ -72,7 +72,7 @@ fn init_works_once_the_environment_is_repaired() {
         set("NCCL_IB_GID_INDEX", Some("200"));
         assert_eq!(newest().init().0, USAGE, "the next fault of the same environment");
         let said = take_warnings();
-        assert!(said.len() == 1 && said[0].contains("NCCL_IB_GID_INDEX says GID index 200"), "{said:?}");
+        assert!(said.len() == 1 && said[0].contains("NCCL_IB_GID_INDEX names GID index 200"), "{said:?}");
         set("NCCL_IB_GID_INDEX", None::<&str>);
         TABLES.iter().for_each(|table| side_by_side(&[*table]));
     });
