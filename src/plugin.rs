@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use crate::async_events::EventThread;
 use crate::config::{self, Config};
 use crate::connect::{Listening, PendingConnects};
-use crate::device::{self, Device, Gpu, Hold};
+use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
@@ -27,8 +27,7 @@ pub struct Plugin;
 /// A network context, as `init` makes it.
 #[derive(Debug)]
 pub struct Context {
-    /// A context of the tables up to v10 serves every `init` of the process, and takes the settings
-    /// of each.
+    /// The profiler is replaced when a table without contexts calls `init` again.
     settings: RwLock<Arc<Settings>>,
     pending: PendingConnects,
     _events: Arc<EventThread>,
@@ -68,32 +67,30 @@ fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Resu
 }
 
 /// Returns the settings of the latest `init`.
-fn latest() -> Result<Arc<Config>> {
-    Process::global().latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+fn latest(process: &Process) -> Result<Arc<Config>> {
+    process.latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
 }
 
 /// Returns device `dev` and the settings. Called at each poll of a connect.
-fn device(dev: usize) -> Result<(Arc<Config>, &'static Device)> {
-    let config = latest()?;
-    let devices = &Process::global().devices;
-    match devices.get(dev) {
+fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
+    let config = latest(process)?;
+    match process.devices.get(dev) {
         Some(device) => Ok((config, device)),
         None => Err(Error::Argument(format!(
             "device {dev}: expected 0 to {}, which are the devices of this process",
-            devices.count().saturating_sub(1)
+            process.devices.count().saturating_sub(1)
         ))),
     }
 }
 
-fn open(args: &Init) -> Result<Context> {
-    let process = Process::global();
+fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
     let mut findings = config::without_effect(std::env::vars_os());
     findings.extend(device::findings(&config, &process.devices.all()));
-    for lost in findings.iter().filter(|f| f.degraded) {
-        config.degraded(lost.text.clone())?;
+    for finding in findings.iter().filter(|f| f.degraded) {
+        config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.contexts())?;
@@ -128,8 +125,8 @@ pub(crate) fn describe(device: &Device) -> String {
     format!("{} ({})", device.name.to_string_lossy(), rails.join(" + "))
 }
 
-fn properties(dev: usize) -> Result<Properties> {
-    let (config, device) = device(dev)?;
+fn properties(process: &Process, dev: usize) -> Result<Properties> {
+    let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
     let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
@@ -162,8 +159,7 @@ fn properties(dev: usize) -> Result<Properties> {
     })
 }
 
-fn make_vdevice(devs: &VDevs) -> Result<usize> {
-    let devices = &Process::global().devices;
+fn make_vdevice(devices: &Devices, devs: &VDevs) -> Result<usize> {
     let before = devices.count();
     let index = devices.merge(devs.as_slice())?;
     if let Some(device) = devices.get(index).filter(|_| index >= before) {
@@ -205,7 +201,7 @@ impl NetPlugin for Plugin {
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {
-        here("init", || open(args))
+        here("init", || open(Process::global(), args))
     }
 
     fn init_again(ctx: &Context, args: &Init) -> Result<(), Failure> {
@@ -225,16 +221,18 @@ impl NetPlugin for Plugin {
     }
 
     fn devices() -> Result<usize, Failure> {
-        here("devices", || latest().map(|_| Process::global().devices.count()))
+        let process = Process::global();
+        here("devices", || latest(process).map(|_| process.devices.count()))
     }
 
     fn properties(dev: usize) -> Result<Properties, Failure> {
-        here("getProperties", || properties(dev))
+        here("getProperties", || properties(Process::global(), dev))
     }
 
     fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
-        if here("makeVDevice", latest)?.merge_nics || devs.as_slice().len() < 2 {
-            return logged("makeVDevice", make_vdevice(devs));
+        let process = Process::global();
+        if here("makeVDevice", || latest(process))?.merge_nics || devs.as_slice().len() < 2 {
+            return logged("makeVDevice", make_vdevice(&process.devices, devs));
         }
         // The user wants it, hence no warning. Not the code of a usage error: NCCL 2.24 and 2.25
         // fail the communicator for that one. With any other code they continue with the physical
@@ -249,7 +247,9 @@ impl NetPlugin for Plugin {
 
     fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
         here("listen", || {
-            device(dev).and_then(|(_, device)| Listening::open(&ctx.settings(), device, handle))
+            let settings = ctx.settings();
+            let (_, device) = device(&settings.process, dev)?;
+            Listening::open(&settings, device, handle)
         })
     }
 
@@ -260,9 +260,9 @@ impl NetPlugin for Plugin {
         handle: &mut HandleBuf,
     ) -> Result<Option<SendComm>, Failure> {
         here("connect", || {
-            let (_, device) = device(dev)?;
-            // v10 passes the traffic class here, later versions pass it at init.
             let mut settings = ctx.settings();
+            let (_, device) = device(&settings.process, dev)?;
+            // v10 passes the traffic class here, later versions pass it at init.
             if config.traffic_class.is_some() && settings.comm_traffic_class != config.traffic_class {
                 Arc::make_mut(&mut settings).comm_traffic_class = config.traffic_class;
             }

@@ -290,7 +290,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         peer.read_exact(&mut start).unwrap();
         assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().nonce, [7; 16]);
         let lines = LOG.lock().unwrap().clone();
-        assert_eq!(lines.iter().filter(|(_, text)| text.contains("tried again")).count(), 1, "{lines:?}");
+        assert_eq!(lines.iter().filter(|(_, text)| text.contains("are retried")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
         assert_eq!(table.finalize(ctx), 0);
     });

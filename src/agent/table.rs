@@ -46,7 +46,7 @@ impl Trouble {
         match self {
             Self::Refused(_) => 0,
             Self::HalfWritten(..) => 1,
-            Trouble::WrongAddresses(..) => 2,
+            Self::WrongAddresses(..) => 2,
         }
     }
 }
