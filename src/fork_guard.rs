@@ -1,25 +1,29 @@
-//! Whether this process was forked from one in which the plugin was initialised.
+//! Refuses calls in a process that was forked from one in which the plugin was initialised.
 //!
-//! A child has its parent's devices, sockets and queue pairs, and none of its threads. What it closed would end under the parent's
-//! hands, and what it waited for would never come.
+//! A child has its parent's devices, sockets and queue pairs, and none of its threads. Closing them
+//! would break the parent, and a wait for a thread would never end.
+//!
+//! The marks are statics: `pthread_atfork` passes no argument to its handler, and a fork concerns
+//! the process, not one instance of the plugin.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 
-/// The process that [`watch`] was called in; 0 if none.
+/// Id of the process that called [`watch`]; 0 if none has.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// The same in a child of it; 0 elsewhere.
+/// In a child of that process its parent's id; 0 in any other process.
 static PARENT: AtomicU32 = AtomicU32::new(0);
 
-/// From now on children of this process know that they are.
+/// Marks the children of this process from now on.
 pub(crate) fn watch() -> Result<()> {
     static ONCE: Once = Once::new();
     let mut failed = 0;
     ONCE.call_once(|| {
         OWNER.store(std::process::id(), Ordering::Relaxed);
-        // SAFETY: the handler takes nothing, touches two atomics only, and is in a file that is never unloaded.
+        // SAFETY: the handler takes nothing, touches two atomics only, and is in a file that is
+        // never unloaded.
         failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     match failed {
@@ -32,7 +36,7 @@ extern "C" fn in_child() {
     PARENT.store(OWNER.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// An error in a child of a process that has called [`watch`]: one load elsewhere.
+/// Returns an error in a child of a process that has called [`watch`]. Costs one load.
 #[inline]
 pub(crate) fn check() -> Result<()> {
     match PARENT.load(Ordering::Relaxed) {

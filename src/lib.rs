@@ -1,4 +1,7 @@
-//! One NCCL network plugin for every interface version.
+//! An NCCL network plugin for every interface version.
+//!
+//! [`plugin`] implements NCCL's calls. [`connect`] makes connections, [`transport`] moves data over
+//! them. [`process`] holds what outlives a communicator.
 
 #[cfg(test)]
 extern crate softverbs as _;

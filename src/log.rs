@@ -1,7 +1,8 @@
-//! From `tracing` to NCCL's logger.
+//! Passes lines of `tracing` to NCCL's logger.
 //!
-//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an operator who
-//! set `NCCL_DEBUG=INFO`; DEBUG and TRACE are both NCCL's TRACE. The target says the subsystem: `init`, `env` or `net`.
+//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an
+//! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target is the
+//! subsystem: `init`, `env` or `net`.
 
 use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
@@ -14,15 +15,17 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-/// The logger of the last init. NCCL may unload and load again, and then brings another one.
+/// The logger of the latest init. NCCL may close the plugin and open it again with another logger.
+///
+/// A static: `tracing` has one subscriber for the whole process, and threads log without a context.
 static LOGGER: RwLock<Option<Logger>> = RwLock::new(None);
 
-/// Sends lines to `logger` from now on. Before the first call lines go nowhere.
+/// Sends lines to `logger` from now on. Lines before the first call are dropped.
 pub fn install(logger: Logger) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // An error means that the process, a test, has a subscriber of its own; a plugin file never does, since
-        // it links its own copy of `tracing`.
+        // An error means that the process is a test with its own subscriber. A plugin file links
+        // its own copy of `tracing`, which has none.
         let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(ToNccl));
     });
     *LOGGER.write() = Some(logger);
@@ -31,14 +34,14 @@ pub fn install(logger: Logger) {
 struct ToNccl;
 
 impl<S: Subscriber> Layer<S> for ToNccl {
-    /// Only this project's lines, not those of its libraries.
+    /// Passes this project's lines, not those of its libraries.
     fn enabled(&self, meta: &Metadata<'_>, _: Context<'_, S>) -> bool {
         let target = meta.target();
         matches!(target, "init" | "env" | "net") || target.starts_with("nccl_net_")
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // Copied out: NCCL's logger takes its own lock and must not run under ours.
+        // Copied: NCCL's logger takes its own lock and must not run under this one.
         let logger = *LOGGER.read();
         let Some(logger) = logger else { return };
         let meta = event.metadata();
@@ -60,10 +63,11 @@ impl<S: Subscriber> Layer<S> for ToNccl {
     }
 }
 
-/// Most bytes of a message in one line: many releases of NCCL cut a line, with their own beginning, at 1023.
+/// Most bytes of a message in one line: many releases of NCCL cut a line, with their prefix, at
+/// 1023.
 const LINE: usize = 800;
 
-/// As much as one line has room for, where there is one up to a space, and what is left.
+/// Splits `text` into what one line has room for, up to a space if there is one, and the rest.
 fn cut(text: &str) -> (&str, &str) {
     if text.len() <= LINE {
         return (text, "");
@@ -91,12 +95,12 @@ fn flags(target: &str) -> c_ulong {
     }
 }
 
-/// One line of text: whatever would end the string or the line is replaced.
+/// Makes one line of text: characters that would end the string or the line are replaced.
 fn c_string(text: &str) -> CString {
     CString::new(crate::proto::printable(text)).unwrap_or_default()
 }
 
-/// The message, then fields as ` name=value`.
+/// The message, followed by the fields as ` name=value`.
 struct Line(String);
 
 impl Visit for Line {
@@ -141,7 +145,7 @@ mod tests {
         }
         assert_eq!(pieces.join(" "), text);
         assert!(pieces.len() <= text.len() / LINE + 2);
-        // Without a space in reach: anywhere between two characters.
+        // Without a space: between any two characters.
         let accents = "é".repeat(1000);
         let (piece, more) = cut(&accents);
         assert_eq!((piece.len(), more.len()), (LINE, 2000 - LINE));

@@ -1,4 +1,4 @@
-//! The plugin behind NCCL's tables: a few lines a call.
+//! The plugin behind NCCL's tables: a few lines for each call.
 
 use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};
@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use crate::async_events::EventThread;
 use crate::config::{self, Config};
 use crate::connect::{Listening, PendingConnects};
-use crate::device::{self, Device, Gpu, Hold};
+use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
@@ -24,10 +24,10 @@ use crate::{fork_guard, log, policy};
 #[derive(Debug)]
 pub struct Plugin;
 
-/// What `init` makes.
+/// A network context, as `init` makes it.
 #[derive(Debug)]
 pub struct Context {
-    /// Those of a process's context change with each `init`.
+    /// The profiler is replaced when a table without contexts calls `init` again.
     settings: RwLock<Arc<Settings>>,
     pending: PendingConnects,
     _events: Arc<EventThread>,
@@ -40,9 +40,9 @@ impl Context {
     }
 }
 
-/// Reports a failure once, where it leaves the plugin.
+/// Logs a failure once, where it leaves the plugin.
 #[inline]
-fn told<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
+fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
     result.map_err(|e| reported(call, e.borrow()))
 }
 
@@ -51,48 +51,46 @@ fn reported(call: &'static str, e: &Error) -> Failure {
     e.report(call)
 }
 
-/// As [`told`], for a call that does nothing in a child of the process that the plugin works in.
+/// Like [`logged`], for a call that must do nothing in a forked child.
 #[inline]
 fn here<T, E: Borrow<Error> + From<Error>>(
     call: &'static str,
     body: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, Failure> {
-    told(call, fork_guard::check().map_err(E::from).and_then(|()| body()))
+    logged(call, fork_guard::check().map_err(E::from).and_then(|()| body()))
 }
 
-/// As [`here`], for calls that end something: in a child it is left as it is, since it is the parent's.
+/// Like [`here`], for calls that release `it`. A forked child leaks it: it is the parent's.
 fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
     let it = ManuallyDrop::new(it);
     here(call, || body(ManuallyDrop::into_inner(it)))
 }
 
-/// The settings of the latest `init`.
-fn latest() -> Result<Arc<Config>> {
-    Process::global().latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+/// Returns the settings of the latest `init`.
+fn latest(process: &Process) -> Result<Arc<Config>> {
+    process.latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
 }
 
-/// Device `dev` and the settings. Called at each poll of a connect.
-fn device(dev: usize) -> Result<(Arc<Config>, &'static Device)> {
-    let config = latest()?;
-    let devices = &Process::global().devices;
-    match devices.get(dev) {
+/// Returns device `dev` and the settings. Called at each poll of a connect.
+fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
+    let config = latest(process)?;
+    match process.devices.get(dev) {
         Some(device) => Ok((config, device)),
         None => Err(Error::Argument(format!(
             "device {dev}: expected 0 to {}, which are the devices of this process",
-            devices.count().saturating_sub(1)
+            process.devices.count().saturating_sub(1)
         ))),
     }
 }
 
-fn open(args: &Init) -> Result<Context> {
-    let process = Process::global();
+fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
     let mut findings = config::without_effect(std::env::vars_os());
     findings.extend(device::findings(&config, &process.devices.all()));
-    for lost in findings.iter().filter(|f| f.degraded) {
-        config.degraded(lost.text.clone())?;
+    for finding in findings.iter().filter(|f| f.degraded) {
+        config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.contexts())?;
@@ -117,7 +115,7 @@ fn open(args: &Init) -> Result<Context> {
     Ok(Context { settings, pending: PendingConnects::default(), _events: events, _devices: hold })
 }
 
-/// One device, for the log.
+/// Describes one device for the log.
 pub(crate) fn describe(device: &Device) -> String {
     let rail = |nic: &Arc<device::Nic>| {
         let port = nic.port();
@@ -127,12 +125,12 @@ pub(crate) fn describe(device: &Device) -> String {
     format!("{} ({})", device.name.to_string_lossy(), rails.join(" + "))
 }
 
-fn properties(dev: usize) -> Result<Properties> {
-    let (config, device) = device(dev)?;
+fn properties(process: &Process, dev: usize) -> Result<Properties> {
+    let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
     let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
-    // Any one rail may have to carry a message alone.
+    // A message may go on any one rail alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
     Ok(Properties {
@@ -140,12 +138,13 @@ fn properties(dev: usize) -> Result<Properties> {
         pci_path: device.pci_path,
         guid: first.limits().guid,
         ptr_support: ptr_support(device),
-        // NCCL 2.20 to 2.23 register a buffer on a connection of their own then, and on others find it registered.
+        // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
+        // be registered on the others.
         reg_is_global: true,
         force_flush: config.flush == Some(true),
         speed: whole(policy::speed(device, &config)),
         port: device.port(),
-        // 0 leaves NCCL to its own table: nothing was measured.
+        // 0: NCCL uses its own table. Nothing was measured.
         latency: 0.0,
         max_comms: whole(policy::max_connections(device, &config)),
         max_recvs: MAX_RECVS as c_int,
@@ -160,8 +159,7 @@ fn properties(dev: usize) -> Result<Properties> {
     })
 }
 
-fn make_vdevice(devs: &VDevs) -> Result<usize> {
-    let devices = &Process::global().devices;
+fn make_vdevice(devices: &Devices, devs: &VDevs) -> Result<usize> {
     let before = devices.count();
     let index = devices.merge(devs.as_slice())?;
     if let Some(device) = devices.get(index).filter(|_| index >= before) {
@@ -170,12 +168,12 @@ fn make_vdevice(devs: &VDevs) -> Result<usize> {
     Ok(index)
 }
 
-/// The call's name.
+/// Returns the name of the call.
 fn reg_mr(dmabuf: Option<DmaBuf>) -> &'static str {
     if dmabuf.is_some() { "regMrDmaBuf" } else { "regMr" }
 }
 
-/// Where memory may lie that the device's adapters reach here.
+/// Returns the kinds of memory that the device's adapters reach.
 fn ptr_support(device: &Device) -> c_int {
     let gpu = if Gpu::here().is_direct() { nccl_net_abi::NCCL_PTR_CUDA } else { 0 };
     let dmabuf = if device.takes_dmabuf() { nccl_net_abi::NCCL_PTR_DMABUF } else { 0 };
@@ -204,11 +202,11 @@ impl NetPlugin for Plugin {
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {
-        here("init", || open(args))
+        here("init", || open(Process::global(), args))
     }
 
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
-        // Only these tables bring a callback, and handles to go with it.
+        // Only these tables bring a callback, and handles for its events.
         if args.version >= 10 {
             let mut settings = ctx.settings.write();
             Arc::make_mut(&mut settings).profiler = args.profiler;
@@ -224,19 +222,22 @@ impl NetPlugin for Plugin {
     }
 
     fn devices() -> Result<usize, Failure> {
-        here("devices", || latest().map(|_| Process::global().devices.count()))
+        let process = Process::global();
+        here("devices", || latest(process).map(|_| process.devices.count()))
     }
 
     fn properties(dev: usize) -> Result<Properties, Failure> {
-        here("getProperties", || properties(dev))
+        here("getProperties", || properties(Process::global(), dev))
     }
 
     fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
-        if here("makeVDevice", latest)?.merge_nics || devs.as_slice().len() < 2 {
-            return told("makeVDevice", make_vdevice(devs));
+        let process = Process::global();
+        if here("makeVDevice", || latest(process))?.merge_nics || devs.as_slice().len() < 2 {
+            return logged("makeVDevice", make_vdevice(&process.devices, devs));
         }
-        // As the user wants it, hence no warning. Not the code of a usage error, for which NCCL 2.24 and 2.25 fail the
-        // communicator: with any other they, too, go on with the devices as they are.
+        // The user wants it, hence no warning. Not the code of a usage error: NCCL 2.24 and 2.25
+        // fail the communicator for that one. With any other code they continue with the physical
+        // devices.
         tracing::info!(target: "init", "devices {:?} are not joined: NCCL_IB_MERGE_NICS=0", devs.as_slice());
         Err(Failure::InvalidArgument)
     }
@@ -247,7 +248,9 @@ impl NetPlugin for Plugin {
 
     fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {
         here("listen", || {
-            device(dev).and_then(|(_, device)| Listening::open(&ctx.settings(), device, handle))
+            let settings = ctx.settings();
+            let (_, device) = device(&settings.process, dev)?;
+            Listening::open(&settings, device, handle)
         })
     }
 
@@ -258,9 +261,9 @@ impl NetPlugin for Plugin {
         handle: &mut HandleBuf,
     ) -> Result<Option<SendComm>, Failure> {
         here("connect", || {
-            let (_, device) = device(dev)?;
-            // v10 tells the traffic class here, later versions at init.
             let mut settings = ctx.settings();
+            let (_, device) = device(&settings.process, dev)?;
+            // v10 passes the traffic class here, later versions pass it at init.
             if config.traffic_class.is_some() && settings.comm_traffic_class != config.traffic_class {
                 Arc::make_mut(&mut settings).comm_traffic_class = config.traffic_class;
             }
@@ -308,7 +311,7 @@ impl NetPlugin for Plugin {
         if let Err(e) = fork_guard::check() {
             return Err(reported("isend", &e));
         }
-        told("isend", comm.send(buffer, tag, mr, profiler))
+        logged("isend", comm.send(buffer, tag, mr, profiler))
     }
 
     #[inline(always)]
@@ -320,7 +323,7 @@ impl NetPlugin for Plugin {
         if let Err(e) = fork_guard::check() {
             return Err(reported("irecv", &e));
         }
-        told(
+        logged(
             "irecv",
             match optional_completion {
                 false => comm.receive::<_, false>(buffers),

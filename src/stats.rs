@@ -1,7 +1,8 @@
-//! What each connection has done, in a page that other processes read: `agent-iface` has its layout.
+//! Counters of each connection, in a page that other processes read. `agent-iface` has its layout.
 //!
-//! The page belongs to the process and outlives `finalize`, as its connections do. Counting is plain stores by whoever has the
-//! comm's state; without a page, or with `MPIB_STATS=0`, it is one comparison.
+//! The page belongs to the process and outlives `finalize`, as its connections do. Counting is a
+//! few plain stores under the lock of the comm's state. Without a page, or with `MPIB_STATS=0`, it
+//! is one comparison.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -67,17 +68,17 @@ impl Stats {
     }
 }
 
-/// One end of a connection, counted or not.
+/// The counters of one end of a connection, if it is counted.
 #[derive(Debug, Default)]
 pub struct Counters {
     entry: Option<&'static Entry>,
-    /// Gives the entry back, or was only counted as a connection without one.
+    /// Returns the entry when dropped, or counts a connection for which no entry was free.
     _taken: Option<ConnectionEntry>,
 }
 
 impl Counters {
-    /// Begins to count. `rails`: of each its index in the device, and its HCA and port; `elsewhere`: NCCL did not ask for
-    /// one of them.
+    /// Begins to count. `rails` has the role, and HCA and port, of each rail. `elsewhere`: NCCL did
+    /// not request one of the rails.
     pub fn open(
         config: &Config,
         direction: Direction,
@@ -86,7 +87,7 @@ impl Counters {
         rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
-        // That there is no page was told at init.
+        // init has logged that there is no page.
         let Some(page) = config.stats.then(|| page().ok()).flatten() else { return Self::default() };
         let class = |class| match class {
             Class::Intra => Islands::Same,
@@ -109,7 +110,7 @@ impl Counters {
         Self { entry: taken.entry(), _taken: Some(taken) }
     }
 
-    /// A call gave a request; a send goes by `share`, if by any.
+    /// Counts a request that a call returned, and the share of a send.
     #[inline]
     pub fn request(&self, share: Option<u16>) {
         let Some(entry) = self.entry else { return };
@@ -119,57 +120,57 @@ impl Counters {
         }
     }
 
-    /// test told that a request is done, with so many messages of so many bytes in all.
+    /// Counts a completed request of so many messages with so many bytes in all.
     #[inline]
     pub fn done(&self, messages: usize, bytes: usize) {
         self.entry.iter().for_each(|entry| entry.done(messages, bytes));
     }
 
-    /// A send that finds no receive gives no request.
+    /// Counts a send that returns no request since the peer has posted no receive.
     #[inline]
     pub fn no_receive<T>(&self) -> Option<T> {
         self.entry.iter().for_each(|entry| entry.wait_for_peer());
         None
     }
 
-    /// A call that finds no room gives no request.
+    /// Counts a call that returns no request since a queue is full.
     #[inline]
     pub fn no_room<T>(&self) -> Option<T> {
         self.entry.iter().for_each(|entry| entry.wait_for_queue());
         None
     }
 
-    /// Work requests were posted on a rail, `parts` of which carry so many bytes of messages.
+    /// Counts work requests posted on a rail, `parts` of which carry so many bytes of messages.
     #[inline]
     pub fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
         self.entry.iter().for_each(|entry| entry.rail(rail).posted(work_requests, parts, bytes));
     }
 
-    /// A work request was posted on a rail that carries nothing of a message.
+    /// Counts a posted work request that carries no part of a message.
     #[inline]
     pub fn posted_bare(&self, rail: usize) {
         self.entry.iter().for_each(|entry| entry.rail(rail).posted_bare());
     }
 
-    /// So many work requests of a rail are known to be done.
+    /// Counts completed work requests of a rail.
     #[inline]
     pub fn completed(&self, rail: usize, work_requests: u32) {
         self.entry.iter().for_each(|entry| entry.rail(rail).completed(work_requests));
     }
 
-    /// A message, or a part of one, arrived on a rail.
+    /// Counts a message, or a part of one, that arrived on a rail.
     #[inline]
     pub fn arrived(&self, rail: usize) {
         self.entry.iter().for_each(|entry| entry.rail(rail).arrived());
     }
 
-    /// A completion of a rail told an error.
+    /// Counts a completion with an error.
     #[cold]
     pub fn rail_error(&self, rail: usize) {
         self.entry.iter().for_each(|entry| entry.rail(rail).error());
     }
 
-    /// A call failed, and with it the connection.
+    /// Records why a call failed, and with it the connection.
     #[cold]
     pub fn failure(&self, why: &Error) {
         self.entry.iter().for_each(|entry| entry.failure(&why.to_string()));

@@ -1,4 +1,4 @@
-//! The background thread, and its users' side.
+//! The client's background thread, and the handle of its users.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -21,16 +21,17 @@ use crate::error::{Error, Result};
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The thread as its users hold it: it ends when the last one is dropped.
+/// The thread as its users hold it. It ends when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Client {
     queue: Arc<ClientQueue>,
 }
 
+/// What the thread and its users share.
 #[derive(Debug)]
 struct ClientQueue {
     commands: Mutex<Vec<Command>>,
-    /// What is wrong now, as it was told.
+    /// The present fault, as it was logged.
     fault: Mutex<Option<String>>,
     wake: EventFd,
 }
@@ -79,7 +80,7 @@ impl Drop for Client {
 impl ClientQueue {
     fn submit(&self, command: Command) {
         self.commands.lock().push(command);
-        // It fails only when so many are pending that the thread wakes anyway.
+        // Fails only if so many are pending that the thread wakes anyway.
         let _ = self.wake.write(1);
     }
 
@@ -92,7 +93,7 @@ impl ClientQueue {
     }
 }
 
-/// All that the thread has.
+/// The thread's own state.
 struct Worker {
     queue: Arc<ClientQueue>,
     options: Options,
@@ -100,7 +101,7 @@ struct Worker {
     link: Link,
     file: HintFile,
     read_at: Instant,
-    /// Set when the last user is gone.
+    /// Set when the last user is dropped: until when the thread lingers.
     until: Option<Instant>,
     link_log: FaultLog<link::Fault>,
     file_log: FaultLog<file::Fault>,
@@ -152,13 +153,13 @@ impl Worker {
             if let Err(e) = self.wait() {
                 return tracing::warn!(
                     target: "net",
-                    "the agent's client ends: poll: {e}; connections keep their last good hint"
+                    "the agent's client stops: poll: {e}; connections keep their last good hint"
                 );
             }
         }
     }
 
-    /// Until there is something to do.
+    /// Waits until there is something to do.
     fn wait(&self) -> Result<(), Errno> {
         let at = self.until.unwrap_or(self.read_at);
         let at = self.link.deadline().map_or(at, |d| d.min(at));
@@ -178,7 +179,7 @@ impl Worker {
             Err(e) => return Err(e),
         }
         if fds[0].any() == Some(true) {
-            // Empty is as good as not.
+            // An error means that the counter is 0 already.
             let _ = self.queue.wake.read();
         }
         Ok(())
@@ -195,7 +196,7 @@ impl Worker {
                 Some(fault)
             }
         };
-        // While there is no agent, its file and its slots are not missed: that there is none has been told.
+        // Without an agent only that is reported, not its file and slots.
         if !matches!(self.link.state(), State::Good) {
             return;
         }
@@ -234,7 +235,7 @@ impl Worker {
         for (kind, sum) in self.table.troubles(now, &self.options).into_iter().enumerate() {
             let change = self.trouble_logs[kind].update(now, sum.as_ref().map(|sum| (sum, sum.since)));
             let Some(change) = change else { continue };
-            // That nothing is wrong in these ways is told only after something was.
+            // The end of a fault is reported only after a fault.
             if matches!(change, Change::Good { after: None }) {
                 continue;
             }

@@ -1,8 +1,9 @@
 //! Identifiers of connections.
 //!
-//! The field has 32 bits and a process id alone needs up to 22, so no rule makes identifiers unique on a host; within a process
-//! these are, always. The first 1024 of a process begin with its process id, which keeps those of two processes (of one PID
-//! namespace) apart as well, for agents that do not tell sockets apart.
+//! The field has 32 bits and a process id alone needs up to 22: no rule makes identifiers unique on
+//! a host. Within a process they are always unique. The first 1024 of a process begin with its
+//! process id: they are also unique among processes of one PID namespace, for agents that do not
+//! distinguish sockets.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +11,21 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// An identifier that no other connection of this process has until this is dropped.
+/// An identifier that no other connection of this process has until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnId {
     id: u32,
     ids: ConnIds,
 }
 
-/// How many begin with the process id.
+/// Number of identifiers that begin with the process id.
 const OWN: u32 = 1 << 10;
 
 #[derive(Debug, Default)]
 struct Reserved {
     ids: BTreeSet<u32>,
-    /// Where to look first: not where one was just given back, so that a late word about it finds nobody.
+    /// Where the search begins. Not at one that was just released: a late answer about it must find
+    /// no connection.
     next: u32,
 }
 
@@ -31,7 +33,7 @@ impl Reserved {
     fn reserve(&mut self, pid: u32) -> u32 {
         let (first, next) = (pid.wrapping_mul(OWN), self.next);
         let own = (0..OWN).map(|i| first.wrapping_add((next + i) % OWN));
-        // Behind these, those of process ids far from this one.
+        // Then those of process ids far from this one.
         let others = (OWN..=u32::MAX).map(|i| first.wrapping_sub(i));
         let id = own.chain(others).find(|id| !self.ids.contains(id)).unwrap_or(first);
         self.ids.insert(id);
@@ -78,7 +80,7 @@ mod tests {
             assert_eq!(reserved.ids.len(), 3000, "no two are the same");
             assert_eq!(reserved.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
             reserved.ids.remove(&many[17]);
-            assert_eq!(reserved.reserve(pid), many[17], "the only free one of its own");
+            assert_eq!(reserved.reserve(pid), many[17], "the only free one with this process id");
         }
     }
 

@@ -1,4 +1,5 @@
-//! When to say what: one line when a fault begins or becomes another one, one when it is over.
+//! Decides when a fault is logged: once when it begins or becomes another one, once when it is
+//! over.
 
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
@@ -8,20 +9,20 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct FaultLog<F> {
     gap: Duration,
-    /// What was last logged, and when: a fault of a kind, or that there is none.
+    /// What was last logged, and when: a kind of fault, or that there is none.
     logged: Option<(Option<Discriminant<F>>, Instant)>,
-    /// Since when there are faults without a break.
+    /// Since when there have been faults without a break.
     since: Option<Instant>,
-    /// Since when there were faults according to what was last logged.
+    /// The same as of the last line.
     logged_since: Option<Instant>,
 }
 
-/// What to say.
+/// What to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A fault, which began so long ago; `instead`: another one was told before it.
+    /// A fault that began so long ago. `instead`: another fault was logged before it.
     Fault { lasting: Duration, instead: bool },
-    /// No fault; there had been one for so long, or never one.
+    /// No fault, after one that lasted so long, or for the first time.
     Good { after: Option<Duration> },
 }
 
@@ -30,8 +31,8 @@ impl<F> FaultLog<F> {
         Self { gap, logged: None, since: None, logged_since: None }
     }
 
-    /// Takes what is the case now; `since` is when a fault began, if that is known better than now.
-    /// Faults of one kind are one fault.
+    /// Takes the present fault and when it began, if there is one. Returns what to log, if
+    /// anything. Faults of one kind are one fault.
     pub(super) fn update(&mut self, now: Instant, fault: Option<(&F, Instant)>) -> Option<Change> {
         let kind = fault.map(|(f, _)| discriminant(f));
         self.since = fault.map(|(_, since)| self.since.unwrap_or(since));
@@ -53,7 +54,7 @@ impl<F> FaultLog<F> {
     }
 }
 
-/// A time for people.
+/// A duration as people read it.
 pub(super) struct Human(pub(super) Duration);
 
 impl fmt::Display for Human {

@@ -1,4 +1,4 @@
-//! The hint file, read without trusting it.
+//! Reads the hint file without trusting it.
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -12,30 +12,30 @@ use nccl_net_mpib_agent_iface::agent::{
 
 use super::Options;
 
-/// How often one look at the file tries to get entries that are being written.
+/// How often one read of the file retries entries that are being written.
 const TRIES: usize = 4;
 
 /// Why there are no hints.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// It is not there.
+    /// There is no file.
     Missing,
-    /// The system refuses.
+    /// The system refuses to read it.
     Unreadable(io::Error),
-    /// It is somebody else's.
+    /// Its owner is not trusted.
     Stranger(String),
-    /// No regular file.
+    /// It is no regular file.
     Kind,
-    /// Shorter or longer than it may be.
+    /// It has another size than a hint file.
     Size(u64),
-    /// Not a hint file.
+    /// Its header is not that of a hint file.
     Header(BadHeader),
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => f.write_str("no such file; the agent makes it (MPIB_HINTS says where)"),
+            Self::Missing => f.write_str("no such file; the agent makes it, at the path of MPIB_HINTS"),
             Self::Unreadable(e) => write!(f, "cannot be read: {e}"),
             Self::Stranger(why) => f.write_str(why),
             Self::Kind => f.write_str("not a regular file"),
@@ -47,13 +47,13 @@ impl fmt::Display for Fault {
 
 type Bytes = Box<[u8; HINTS_SIZE]>;
 
-/// The file as it is open now, and what was last read.
+/// The open file, and what was last read.
 #[derive(Debug)]
 pub(super) struct HintFile {
     open: Option<Open>,
     copies: [Bytes; 3],
     slots: Box<[Snapshot; ENTRIES]>,
-    /// `slots` is what `copies[2]` says.
+    /// `slots` was decoded from `copies[2]`.
     known: bool,
 }
 
@@ -78,7 +78,7 @@ impl HintFile {
         }
     }
 
-    /// All slots as they are now. A fault leaves nothing open, so that the next look starts anew.
+    /// Returns all slots as they are now. After a fault the next read opens the file anew.
     pub(super) fn read(&mut self, options: &Options) -> Result<&[Snapshot; ENTRIES], Fault> {
         if let Err(fault) = self.refresh(options) {
             (self.open, self.known) = (None, false);
@@ -88,12 +88,12 @@ impl HintFile {
     }
 
     fn refresh(&mut self, options: &Options) -> Result<(), Fault> {
-        // By its path each time: the file there may be another one by now, or none.
+        // By its path each time: the file may have been replaced or removed.
         let meta = fs::metadata(&options.file).map_err(unreadable)?;
         if self.open.as_ref().is_none_or(|open| open.identity != identity(&meta)) {
             (self.open, self.known) = (Some(open(options)?), false);
         } else {
-            judge(&meta, options)?;
+            check(&meta, options)?;
         }
         let Some(Open { file, .. }) = &self.open else { return Err(Fault::Missing) };
         for _ in 0..TRIES {
@@ -110,7 +110,8 @@ impl HintFile {
                 let [a, b, c] = self.copies.each_ref().map(|bytes| entry(bytes, slot));
                 self.slots[usize::from(slot)] = snapshot(&a, &b, &c);
             }
-            // Equal throughout, or the numbers may be newer than the fields they were read with.
+            // Only if all three are equal: otherwise a number may be newer than the fields beside
+            // it.
             self.known = self.copies[0] == self.copies[1] && self.copies[1] == self.copies[2];
             if !self.slots.contains(&Snapshot::Changed) {
                 break;
@@ -126,11 +127,11 @@ fn open(options: &Options) -> Result<Open, Fault> {
     how.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
     let file = how.open(&options.file).map_err(unreadable)?;
     let meta = file.metadata().map_err(unreadable)?;
-    judge(&meta, options)?;
+    check(&meta, options)?;
     Ok(Open { file, identity: identity(&meta) })
 }
 
-fn judge(meta: &Metadata, options: &Options) -> Result<(), Fault> {
+fn check(meta: &Metadata, options: &Options) -> Result<(), Fault> {
     if !options.trusts(meta.uid()) {
         return Err(Fault::Stranger(options.distrust(meta.uid())));
     }
@@ -143,7 +144,7 @@ fn judge(meta: &Metadata, options: &Options) -> Result<(), Fault> {
     }
 }
 
-/// One copy of the whole file, which ends before whatever is read next.
+/// Copies the whole file. All of it is read before anything that is read later.
 fn copy(file: &File, to: &mut Bytes) -> Result<(), Fault> {
     let mut done = 0;
     while done < HINTS_SIZE {

@@ -1,4 +1,5 @@
-//! The connection to the agent's socket. One request is under way at a time: agents need not expect more.
+//! The connection to the agent's socket. One request is in flight at a time: agents need not accept
+//! more.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -12,26 +13,26 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::Options;
 use super::table::Table;
 
-/// Most steps of one turn, so that an agent that answers at once cannot keep the thread.
+/// Most steps at a time: an agent that answers at once must not keep the thread.
 const STEPS: usize = 256;
 
-/// Why there is no agent.
+/// Why the agent cannot be used.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Nobody listens, or it has closed.
+    /// Nothing listens, or the agent has closed.
     Away(String),
-    /// It takes connections, and does not answer.
+    /// The agent accepts connections, but does not answer.
     Silent(Duration, usize),
-    /// What it sends is not the protocol.
+    /// The agent does not follow the protocol.
     Garbage(String),
-    /// It is somebody else's process.
+    /// The agent's user is not trusted.
     Stranger(String),
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Away(why) => write!(f, "{why} (MPIB_AGENT_SOCKET says where the agent listens)"),
+            Self::Away(why) => write!(f, "{why} (MPIB_AGENT_SOCKET is the path where the agent listens)"),
             Self::Silent(time, 0) => write!(f, "no answer to a request within {time:?}"),
             Self::Silent(time, n) => write!(f, "only {n} bytes of an answer to a request within {time:?}"),
             Self::Garbage(what) => write!(f, "the process there does not speak the agent's protocol: {what}"),
@@ -40,14 +41,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What is known of the agent.
+/// State of the agent, as far as is known.
 #[derive(Debug)]
 pub(super) enum State {
     /// Nothing yet.
     Unknown,
-    /// It has answered, and is connected.
+    /// Connected, and has answered.
     Good,
-    /// It is not of use.
+    /// Cannot be used, since then.
     Bad(Fault, Instant),
 }
 
@@ -65,11 +66,11 @@ struct Open {
     out: ([u8; MESSAGE_MAX], usize),
     sent: usize,
     input: Vec<u8>,
-    /// The connection that the request under way is about, and until when it may be unanswered.
+    /// The connection of the request in flight, and the deadline of its answer.
     pending: Option<(u32, Instant)>,
 }
 
-/// What one step of an open connection came to.
+/// Result of one step of an open connection.
 enum Step {
     Again,
     Idle,
@@ -85,12 +86,12 @@ impl Link {
         &self.state
     }
 
-    /// The open socket, and whether there is something to write.
+    /// Returns the open socket, and whether there is something to write.
     pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
         self.open.as_ref().map(|open| (&open.socket, open.sent < open.out.1))
     }
 
-    /// When to step again even if nothing happens.
+    /// Returns when to step again even if no event comes.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match &self.open {
             Some(open) => open.pending.map(|(_, until)| until),
@@ -98,7 +99,7 @@ impl Link {
         }
     }
 
-    /// Goes on as far as it can without waiting; `true` if the agent has answered.
+    /// Proceeds as far as possible without waiting. Returns `true` if the agent has answered.
     pub(super) fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> bool {
         let mut answered = false;
         if let Err(fault) = self.advance(now, table, options, &mut answered) {
@@ -132,7 +133,8 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the connection. Told to the other end even where a forked process holds the descriptor, too.
+    /// Shuts the connection down: the agent sees the end even if a forked process holds the
+    /// descriptor.
     pub(super) fn close(&mut self) {
         if let Some(open) = self.open.take() {
             let _ = open.socket.shutdown(Shutdown::Both);
@@ -165,7 +167,7 @@ impl Open {
         match Response::decode(&self.input).map_err(|bad| Fault::Garbage(bad.to_string()))? {
             Some((response, len)) => {
                 let Some((id, _)) = self.pending.take() else {
-                    return Err(Fault::Garbage(format!("{response:?}, which nothing had asked for")));
+                    return Err(Fault::Garbage(format!("{response:?}, which no request was sent for")));
                 };
                 if self.sent < self.out.1 {
                     return Err(Fault::Garbage(format!("{response:?} before it had the whole request")));
@@ -184,20 +186,20 @@ impl Open {
         }
     }
 
-    /// `MSG_NOSIGNAL`: an agent that is gone must not kill the host program.
+    /// Sends with `MSG_NOSIGNAL`: an agent that has closed must not kill the host program.
     fn send(&mut self) -> Result<(), Fault> {
         while self.sent < self.out.1 {
             match self.socket.send_with_flags(&self.out.0[self.sent..self.out.1], libc::MSG_NOSIGNAL) {
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) => return Err(Fault::Away(format!("the agent is gone: {e}"))),
+                Err(e) => return Err(Fault::Away(format!("the connection to the agent broke: {e}"))),
             }
         }
         Ok(())
     }
 
-    /// `true` if something came.
+    /// Returns `true` if something came.
     fn receive(&mut self) -> Result<bool, Fault> {
         let mut bytes = [0; MESSAGE_MAX];
         match (&self.socket).read(&mut bytes) {
@@ -208,12 +210,12 @@ impl Open {
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(e) => Err(Fault::Away(format!("the agent is gone: {e}"))),
+            Err(e) => Err(Fault::Away(format!("the connection to the agent broke: {e}"))),
         }
     }
 }
 
-/// Connects to a socket of this host, which is done at once or not at all.
+/// Connects to the agent's socket. On one host that succeeds or fails at once.
 fn connect(options: &Options) -> Result<Socket, Fault> {
     let away = |what: &'static str| move |e: io::Error| Fault::Away(format!("{what}: {e}"));
     let address = SockAddr::unix(&options.socket).map_err(away("no name for a Unix socket"))?;

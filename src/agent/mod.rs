@@ -1,10 +1,13 @@
-//! The agent's client: registers connections and keeps the last good hint of each where the send path finds it.
+//! The agent's client: registers connections, and keeps the last good hint of each for the send
+//! path.
 //!
-//! One background thread talks to the agent's socket and reads its hint file. It starts with the first [`Subscription`] and ends
-//! with the last. The agent is optional at every moment: whatever it does or does not do, [`Subscription::share`] is the last good
-//! hint, or 0 (all on SOUT) if there never was one. What is wrong is told once when it begins, and once when it is over.
+//! One background thread talks to the agent's socket and reads its hint file. It starts with the
+//! first [`Subscription`] and ends with the last. The agent is optional at any time: without it
+//! [`Subscription::share`] is the last good hint, or 0 (all on SOUT) if there never was one. A
+//! fault is logged once when it begins and once when it is over.
 //!
-//! The file is read with `pread`, never mapped: a mapped file that somebody truncates kills the process that reads it.
+//! The file is read with `pread`, never mapped: truncating a mapped file kills the process that
+//! reads it.
 
 mod client;
 mod conn_id;
@@ -26,7 +29,7 @@ use crate::error::Result;
 use client::Client;
 use conn_id::{ConnId, ConnIds};
 
-/// What the client needs to know of the settings. Flows with equal options share one thread.
+/// What the client needs of the settings. Subscriptions with equal options share one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Where the agent listens.
@@ -35,17 +38,18 @@ pub struct Options {
     pub file: PathBuf,
     /// How often the file is read.
     pub poll: Duration,
-    /// A user, besides root and that of this process, to whom socket and file may belong.
+    /// A user, besides root and this process's own, who may own the socket and the file.
     pub agent_uid: Option<u32>,
     /// How long the agent may take for one answer.
     pub answer_timeout: Duration,
-    /// How long an entry may be half-written, or have another pair's addresses, before that counts as a fault.
+    /// How long an entry may be half-written, or have other addresses, before that counts as a
+    /// fault.
     pub settle_timeout: Duration,
-    /// How soon a lost agent is looked for again; the time doubles with each failure, up to 20 times this.
+    /// Wait before the first reconnect. It doubles with each failure, up to 20 times this.
     pub reconnect: Duration,
-    /// How soon a refused connection is registered again.
+    /// Wait before a refused connection is registered again.
     pub refused_again: Duration,
-    /// Least time between two lines in the log on one subject.
+    /// Least time between two log lines on one subject.
     pub report_gap: Duration,
 }
 
@@ -66,17 +70,19 @@ impl From<&Config> for Options {
 }
 
 impl Options {
-    /// How long a connection that must have a hint waits for it: one answer, and an entry that settles.
+    /// Returns how long a connection that must have a hint waits for it: the time of one answer and
+    /// of one whole entry.
     pub fn patience(&self) -> Duration {
         self.answer_timeout + self.settle_timeout
     }
 
-    /// Who may own socket and file: this process's user, root, and whom the settings name.
+    /// Whether this user may own the socket and the file: the process's user, root, and the
+    /// configured one.
     fn trusts(&self, uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.agent_uid == Some(uid)
     }
 
-    /// What to say of somebody else.
+    /// Describes an owner that is not trusted.
     fn distrust(&self, uid: u32) -> String {
         format!(
             "belongs to user {uid}, expected root or user {}; set MPIB_AGENT_UID={uid} if that is the agent's user",
@@ -85,7 +91,8 @@ impl Options {
     }
 }
 
-/// The two ends of a connection, as its agent is told them. Source is this end, whichever way the data goes.
+/// The addresses of a connection, as REGISTER has them. The source is this end, whichever way the
+/// data goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
     /// This end on SOUT.
@@ -123,7 +130,7 @@ impl Clients {
 #[derive(Debug, Default)]
 struct LatestHint {
     share: AtomicU16,
-    /// There was a good hint, which may say 0.
+    /// There was a good hint, possibly 0.
     hinted: AtomicBool,
 }
 
@@ -136,10 +143,11 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Has the connection registered, in the background; never waits for the agent.
+    /// Registers the connection in the background. Never waits for the agent.
     ///
     /// # Errors
-    /// The thread, or the descriptor that wakes it, cannot be made. The agent never makes this fail.
+    /// The thread, or the descriptor that wakes it, cannot be made. The agent never makes this
+    /// fail.
     pub fn open(clients: &Clients, options: &Options, addresses: Addresses) -> Result<Self> {
         let client = clients.get(options)?;
         let id = Arc::new(clients.ids.reserve());
@@ -148,23 +156,25 @@ impl Subscription {
         Ok(Self { hint, id, client })
     }
 
-    /// The last good hint: part of a transfer that goes on SUP, 0 to 1024; 0 if there never was a hint. One relaxed load.
+    /// Returns the last good hint: the part of a transfer that goes on SUP, 0 to 1024, and 0
+    /// without a hint. One relaxed load.
     #[inline]
     pub fn share(&self) -> u16 {
         self.hint.share.load(Ordering::Relaxed)
     }
 
-    /// Whether there was a good hint: an agent has registered the connection, and its file says something of it.
+    /// Whether there was a good hint: an agent has registered the connection, and its file has an
+    /// entry for it.
     pub fn hinted(&self) -> bool {
         self.hint.hinted.load(Ordering::Relaxed)
     }
 
-    /// What is wrong with the agent or its file, as far as is known: which one, where, and what was found.
+    /// Describes what is wrong with the agent or its file, if anything is known to be.
     pub fn fault(&self) -> Option<String> {
         self.client.fault()
     }
 
-    /// What the agent knows this connection by.
+    /// Returns the identifier by which the agent knows this connection.
     pub fn conn_id(&self) -> u32 {
         self.id.get()
     }

@@ -1,4 +1,5 @@
-//! All connections of one client: where each is in its registration, and what its slot says. No I/O, time as an argument.
+//! All connections of one client: the state of each registration, and the content of its slot. No
+//! I/O, time as an argument.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,33 +12,33 @@ use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Respons
 use super::conn_id::ConnId;
 use super::{Addresses, LatestHint, Options};
 
-/// Where a connection is with the agent that is connected now.
+/// State of a connection's registration with the present agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// To be registered.
+    /// Not registered yet.
     New,
     /// Its REGISTER has no answer yet.
     Registering,
-    /// It has a slot.
+    /// Has a slot.
     Registered,
-    /// It has none, and asks again after a while.
+    /// Was refused, and is registered again at this time.
     Refused(Status, Instant),
     /// Its DEREGISTER has no answer yet.
     Deregistering,
 }
 
-/// What keeps one connection from new hints.
+/// Why one connection gets no new hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// The agent gave it no slot.
+    /// The agent has refused a slot.
     Refused(Status),
-    /// Its slot is being written, and written.
+    /// The slot stays half-written.
     HalfWritten(u8, u32),
-    /// Its slot has other addresses.
+    /// The slot has other addresses.
     WrongAddresses(u8, Hint),
 }
 
-/// Kinds of [`Trouble`].
+/// Number of kinds of [`Trouble`].
 pub(super) const TROUBLES: usize = 3;
 
 impl Trouble {
@@ -45,18 +46,18 @@ impl Trouble {
         match self {
             Self::Refused(_) => 0,
             Self::HalfWritten(..) => 1,
-            Trouble::WrongAddresses(..) => 2,
+            Self::WrongAddresses(..) => 2,
         }
     }
 }
 
-/// The trouble of one kind, over all connections.
+/// The troubles of one kind, over all connections.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sum {
     trouble: Trouble,
     first: Addresses,
     count: usize,
-    /// Since when the first of them has it.
+    /// When the first of them began.
     pub(super) since: Instant,
 }
 
@@ -93,14 +94,14 @@ impl fmt::Display for Sum {
 
 #[derive(Debug)]
 struct Entry {
-    /// Kept until the agent has forgotten it.
+    /// Reserved until the agent has dropped the connection.
     _id: Arc<ConnId>,
     addresses: Addresses,
     hint: Arc<LatestHint>,
     stage: Stage,
-    /// Its user has dropped it.
+    /// Its user has dropped the subscription.
     closing: bool,
-    /// Where its hints stood last; stays through the agent's death.
+    /// The last slot. Kept when the agent is lost.
     slot: Option<u8>,
     trouble: Option<(Trouble, Instant)>,
 }
@@ -146,13 +147,13 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// Connections in use, and how many of them have had a hint.
+    /// Returns the number of connections in use, and of those that have had a hint.
     pub(super) fn hinted(&self) -> (usize, usize) {
         let used = || self.entries.values().filter(|e| !e.closing);
         (used().count(), used().filter(|e| e.hint.hinted.load(Ordering::Relaxed)).count())
     }
 
-    /// What to tell the agent next; from then on it is asked. Deregistering goes first: it frees slots.
+    /// Returns the next request, which then counts as sent. DEREGISTER goes first: it frees slots.
     pub(super) fn next_request(&mut self, now: Instant) -> Option<(u32, Request)> {
         let deregister = |e: &Entry| e.closing && e.stage == Stage::Registered;
         if let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| deregister(e)) {
@@ -170,7 +171,7 @@ impl Table {
         Some((id, Request::Register(Register { conn_id: id, sout_src, sout_dst, sup_src, sup_dst })))
     }
 
-    /// Takes the answer to the last request about `id`. An error says what is wrong with it.
+    /// Handles the answer to the last request for `id`. The error describes an invalid answer.
     pub(super) fn answered(
         &mut self,
         id: u32,
@@ -196,7 +197,7 @@ impl Table {
                     self.entries.remove(&id);
                 }
             }
-            // Whatever it says: an agent that does not know the connection has nothing to forget.
+            // With any status: an agent that does not know the connection has nothing to drop.
             (Stage::Deregistering, Response::Deregistered { .. }) => {
                 self.entries.remove(&id);
             }
@@ -208,7 +209,7 @@ impl Table {
         Ok(())
     }
 
-    /// The agent is gone, and with it all that it knew.
+    /// Resets all registrations: the agent that had them is lost.
     pub(super) fn agent_lost(&mut self) {
         self.entries.retain(|_, e| !e.closing);
         for entry in self.entries.values_mut() {
@@ -216,7 +217,7 @@ impl Table {
         }
     }
 
-    /// Publishes what the slots say.
+    /// Publishes the hints of the slots.
     pub(super) fn publish(&mut self, slots: &[Snapshot; ENTRIES], now: Instant) {
         for entry in self.entries.values_mut().filter(|e| !e.closing) {
             let Some(slot) = entry.slot else { continue };
@@ -230,31 +231,31 @@ impl Table {
                 Snapshot::Writing(seq) => Some(Trouble::HalfWritten(slot, seq)),
                 Snapshot::Changed => None,
             };
-            // An agent that is gone, or has not answered yet, gave no such slot.
+            // The slot is of this agent only if it has registered the connection.
             let trouble = trouble.filter(|t| entry.stage == Stage::Registered || t.kind() == 1);
             entry.set_trouble(now, trouble);
         }
     }
 
-    /// There are no hints to judge.
+    /// Drops the troubles of slots: the file cannot be read.
     pub(super) fn unreadable(&mut self, now: Instant) {
         for entry in self.entries.values_mut().filter(|e| !matches!(e.stage, Stage::Refused(..))) {
             entry.set_trouble(now, None);
         }
     }
 
-    /// The agent has said something about every connection.
+    /// Whether the agent has answered for every connection.
     pub(super) fn all_answered(&self) -> bool {
         let open = |e: &Entry| match e.stage {
             Stage::New => true,
-            // One that was refused before, and asks again, is still refused.
+            // A connection that was refused before and is registered again is still refused.
             Stage::Registering => !matches!(e.trouble, Some((Trouble::Refused(_), _))),
             Stage::Registered | Stage::Refused(..) | Stage::Deregistering => false,
         };
         !self.entries.values().any(|e| !e.closing && open(e))
     }
 
-    /// What has lasted long enough to be a fault, by kind.
+    /// Returns the troubles that have lasted long enough to be a fault, by kind.
     pub(super) fn troubles(&self, now: Instant, options: &Options) -> [Option<Sum>; TROUBLES] {
         let mut sums: [Option<Sum>; TROUBLES] = [None; TROUBLES];
         for entry in self.entries.values().filter(|e| !e.closing) {

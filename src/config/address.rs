@@ -1,4 +1,4 @@
-//! Settings of which address of a port is used.
+//! Settings that choose the address of a port.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,16 +10,16 @@ use super::form::{Described, number};
 /// `NCCL_IB_GID_INDEX`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GidIndex {
-    /// Chosen for each connection.
+    /// Each connection chooses.
     Auto,
-    /// The same for every port, of those that are RoCE.
+    /// The same for every RoCE port.
     All(u8),
     /// For some ports, each named once.
     Each(Vec<(HcaName, u8)>),
 }
 
 impl GidIndex {
-    /// What was set for this port of this HCA.
+    /// Returns the index that is set for this port of this HCA.
     pub fn of(&self, hca: &str, port: u8) -> Option<u8> {
         match self {
             Self::Auto => None,
@@ -28,7 +28,7 @@ impl GidIndex {
         }
     }
 
-    /// The HCAs and ports that it names.
+    /// Returns the HCAs and ports that it names.
     pub fn names(&self) -> impl Iterator<Item = &HcaName> {
         let list: &[_] = if let Self::Each(list) = self { list } else { &[] };
         list.iter().map(|(name, _)| name)
@@ -65,7 +65,7 @@ impl fmt::Display for GidIndex {
     }
 }
 
-/// `NCCL_IB_ADDR_RANGE`: addresses that have their first bits in common.
+/// `NCCL_IB_ADDR_RANGE`: addresses with a common prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddrRange {
     ip: IpAddr,
@@ -73,7 +73,7 @@ pub struct AddrRange {
 }
 
 impl AddrRange {
-    /// Whether the address is in it. An IPv4 address is in no range of IPv6.
+    /// Whether the address is in the range. An IPv4 address is in no IPv6 range.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let same = |a: u128, b: u128, bits: u8| {
             let differing = a ^ b;
@@ -86,7 +86,7 @@ impl AddrRange {
         }
     }
 
-    /// Of its addresses.
+    /// Returns the family of its addresses.
     pub fn family(&self) -> Family {
         if self.ip.is_ipv4() { Family::V4 } else { Family::V6 }
     }

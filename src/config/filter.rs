@@ -5,21 +5,22 @@ use std::str::FromStr;
 
 use super::form::{Described, number};
 
-/// A text that is not of the form; the caller says which form.
+/// The text is not of the form. The caller describes the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotOfThisForm;
 
-/// An HCA, with a port where one is named.
+/// An HCA, or one port of an HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HcaName {
     /// As `ibv_devices` lists it.
     pub name: String,
-    /// From 1; `None` where the text names none.
+    /// From 1; `None` if the text names none.
     pub port: Option<u8>,
 }
 
 impl HcaName {
-    /// Whether both mean the same port, or might: one without a port means the HCA's first active one.
+    /// Whether both mean the same port, or may mean it: a name without a port means the HCA's first
+    /// active port.
     pub fn same_port(&self, other: &Self) -> bool {
         self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
     }
@@ -52,7 +53,7 @@ impl fmt::Display for HcaName {
     }
 }
 
-/// A list of `name[:port]:value`, in which no port is named twice.
+/// Parses a list of `name[:port]:value` in which no port is named twice.
 pub(super) fn per_port<T>(
     text: &str,
     value: impl Fn(&str) -> Option<T>,
@@ -69,25 +70,25 @@ pub(super) fn per_port<T>(
     Ok(list)
 }
 
-/// What such a list says of port `port` of this HCA.
+/// Returns the value of such a list for port `port` of this HCA.
 pub(super) fn of_port<T: Copy>(list: &[(HcaName, T)], hca: &str, port: u8) -> Option<T> {
     let meant = |name: &HcaName| name.name == hca && name.port.is_none_or(|p| p == port);
     list.iter().find(|(name, _)| meant(name)).map(|(_, value)| *value)
 }
 
-/// As it would be written.
+/// Writes such a list.
 pub(super) fn write_list<T: fmt::Display>(list: &[(HcaName, T)], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let items: Vec<_> = list.iter().map(|(name, value)| format!("{name}:{value}")).collect();
     f.write_str(&items.join(","))
 }
 
-/// A device or interface name that the kernel could give, without the filter's own signs.
+/// Accepts a device or interface name that the kernel may assign, without the filter's own signs.
 fn plain_name(text: &str) -> Option<&str> {
     let good = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ',' | '^' | '=');
     (!text.is_empty() && text.len() < 64 && text.chars().all(good)).then_some(text)
 }
 
-/// What both kinds of filter share: `[^][=]item,item…`
+/// The common part of both kinds of filter: `[^][=]item,item…`
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Filter<T> {
     exclude: bool,
@@ -107,7 +108,8 @@ impl<T> Filter<T> {
         if self.exact { pattern == name } else { name.starts_with(pattern) }
     }
 
-    /// Place of the first item that `hit`s, 0 for what an excluding filter leaves; `None` for what is not meant.
+    /// Returns the place of the first item that `hit`s, 0 for what an excluding filter leaves, and
+    /// `None` for what the filter does not select.
     fn rank(&self, hit: impl Fn(&T) -> bool) -> Option<usize> {
         let found = self.items.iter().position(hit);
         if self.exclude { found.is_none().then_some(0) } else { found }
@@ -122,7 +124,7 @@ impl<T: fmt::Display> fmt::Display for Filter<T> {
     }
 }
 
-/// An item of `NCCL_IB_HCA`: an HCA, and to which rail and plane of the network its port is said to belong.
+/// An item of `NCCL_IB_HCA`: an HCA, and the rail and plane of the network of its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HcaItem {
     hca: HcaName,
@@ -160,12 +162,13 @@ impl fmt::Display for HcaItem {
 pub struct HcaFilter(Filter<HcaItem>);
 
 impl HcaFilter {
-    /// Whether port `port` of HCA `name` is meant. An item without a port means all of them.
+    /// Whether the filter selects port `port` of HCA `name`. An item without a port selects all
+    /// ports.
     pub fn matches(&self, name: &str, port: u8) -> bool {
         self.0.rank(|i| self.hits(i, name, port)).is_some()
     }
 
-    /// Rail and plane that the first item for this port gives it. What is left out has none.
+    /// Returns rail and plane of the first item for this port. An excluding filter has none.
     pub fn ids(&self, name: &str, port: u8) -> (Option<i16>, Option<i16>) {
         let item = self.0.items.iter().find(|i| self.names() && self.hits(i, name, port));
         item.map_or((None, None), |i| (i.rail, i.plane))
@@ -175,7 +178,7 @@ impl HcaFilter {
         self.0.same(&item.hca.name, name) && item.hca.port.is_none_or(|p| p == port)
     }
 
-    /// Whether it says what is wanted, rather than what is not.
+    /// Whether the filter names what to use, not what to exclude.
     pub fn names(&self) -> bool {
         !self.0.exclude
     }
@@ -204,7 +207,7 @@ impl fmt::Display for HcaFilter {
 pub struct NameFilter(Filter<String>);
 
 impl NameFilter {
-    /// Whether interface `name` is meant, and how early: the place of the item that names it.
+    /// Returns the place of the first item that selects interface `name`; `None` if none does.
     pub fn rank(&self, name: &str) -> Option<usize> {
         self.0.rank(|i| self.0.same(i, name))
     }
@@ -266,12 +269,12 @@ impl fmt::Display for Family {
 pub struct RailSpeeds(Vec<(HcaName, u32)>);
 
 impl RailSpeeds {
-    /// What was set for this port of this HCA.
+    /// Returns the speed that is set for this port of this HCA.
     pub fn of(&self, hca: &str, port: u8) -> Option<u32> {
         of_port(&self.0, hca, port)
     }
 
-    /// The HCAs and ports that it names.
+    /// Returns the HCAs and ports that it names.
     pub fn names(&self) -> impl Iterator<Item = &HcaName> {
         self.0.iter().map(|(name, _)| name)
     }

@@ -1,4 +1,4 @@
-//! Forms of values: what parses, what is expected in words, how a value is shown.
+//! Forms of values: how they parse, how an error describes them, how they are written.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use crate::proto::{Mode, RoutePolicy};
 /// Most characters of a value that an error repeats.
 const SHOWN: usize = 120;
 
-/// A value, quoted, cut where it is long.
+/// Quotes a value, and cuts a long one.
 pub(super) fn shown(text: &str) -> String {
     let mut found: String = text.chars().take(SHOWN).collect();
     if found.len() < text.len() {
@@ -24,17 +24,17 @@ pub(super) fn shown(text: &str) -> String {
 
 /// The form of one setting.
 pub(super) trait Form {
-    /// What it gives.
+    /// The parsed value.
     type Value;
-    /// `None` for a text that is not of this form; `text` has no space around it.
+    /// Returns `None` for a text that is not of this form. `text` has no space around it.
     fn parse(&self, text: &str) -> Option<Self::Value>;
-    /// What may stand there.
+    /// Describes valid values.
     fn expected(&self) -> String;
-    /// As it would be written.
+    /// Writes the value as a user would.
     fn show(&self, value: &Self::Value) -> String;
 }
 
-/// Judges the text of one variable.
+/// Parses the text of one variable.
 pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
     let value = text.to_str().map(str::trim).and_then(|t| form.parse(t));
     value.ok_or_else(|| {
@@ -43,11 +43,11 @@ pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> 
     })
 }
 
-/// The head of the manual's table.
+/// The header of the manual's table.
 pub(super) const HEAD: &str =
     "| variable | value | default | meaning | beside NCCL 2.32 |\n|---|---|---|---|---|\n";
 
-/// One line of the manual.
+/// Makes one line of the manual's table.
 pub(super) fn row<F: Form>(
     variable: &str,
     form: &F,
@@ -86,13 +86,13 @@ impl Form for Flag {
     }
 }
 
-/// Decimal, or hexadecimal behind `0x` as NCCL also reads it.
+/// Parses a decimal number, or a hexadecimal one after `0x`, which NCCL reads too.
 pub(super) fn number(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => (hex, 16),
         None => (text, 10),
     };
-    // `from_str_radix` alone would take a sign.
+    // `from_str_radix` alone would accept a sign.
     digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u64::from_str_radix(digits, radix).ok())?
 }
 
@@ -122,7 +122,7 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
     }
 }
 
-/// A value that may be left open by not setting it.
+/// A value that may be unset.
 #[derive(Debug)]
 pub(super) struct Optional<F>(pub(super) F);
 
@@ -183,7 +183,7 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrAuto<T> {
     }
 }
 
-/// As another form, or -2 for what NCCL takes without a setting.
+/// Another form, or -2 for NCCL's default.
 #[derive(Debug)]
 pub(super) struct OrDefault<F>(pub(super) F);
 
@@ -223,7 +223,7 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrUnset<T> {
     }
 }
 
-/// An absolute path of at most so many bytes.
+/// An absolute path with a maximum length in bytes.
 #[derive(Debug)]
 pub(super) struct AbsolutePath(usize);
 
@@ -272,7 +272,7 @@ impl Form for Millis {
 
 /// A type that parses itself.
 pub(super) trait Described: FromStr + Display {
-    /// What may stand there.
+    /// Describes valid values.
     const EXPECTED: &'static str;
 }
 
@@ -301,7 +301,7 @@ impl<T: Described> Form for Parsed<T> {
     }
 }
 
-/// As [`Parsed`] for a type that has a value where nothing is set.
+/// Like [`Parsed`], for a type that has a default.
 #[derive(Debug)]
 pub(super) struct Text<T>(PhantomData<T>);
 

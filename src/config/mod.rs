@@ -1,7 +1,8 @@
-//! Every setting once: name, form, default, meaning. `docs/guide/configuration.md` is made from this table.
+//! The table of settings: name, form, default, meaning. `docs/guide/configuration.md` is made from it.
 //!
-//! Settings are environment variables, read once at init. A value that cannot be used is an error that names
-//! the variable, what stands there and what may stand there; no bad value becomes a default.
+//! Settings are environment variables, read once at init. An invalid value is an error that names
+//! the variable, the value found and the values expected. An invalid value never becomes the
+//! default.
 
 mod address;
 mod filter;
@@ -30,7 +31,7 @@ macro_rules! settings {
         $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr
         $(, differs: $differs:literal)?;
     )*) => {
-        /// Settings, read once at init and passed down; nothing else reads the environment.
+        /// The settings, read once at init and passed down. Nothing else reads the environment.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Config {
             $($(#[doc = $doc])+ pub $field: $ty,)*
@@ -43,15 +44,15 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Reads through `var`, so that tests never touch the process environment. All settings that
-            /// cannot be used are in the one error.
+            /// Reads the settings through `var`. Tests need not change the environment. The error
+            /// has all invalid settings.
             pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
                 let (config, bad) = Self::read_lenient(var);
                 if bad.is_empty() { Ok(config) } else { Err(Error::Config(bad)) }
             }
 
-            /// As [`Config::read`], with the settings that cannot be used beside those that can: each of the former has
-            /// its default.
+            /// Like [`Config::read`], but returns invalid settings beside the valid ones. An
+            /// invalid one has its default.
             pub fn read_lenient(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
                 let mut config = Self::default();
                 let mut bad = Vec::new();
@@ -67,13 +68,13 @@ macro_rules! settings {
                 (config, bad)
             }
 
-            /// Every setting in effect: its variable, as it would be written, and whether that is its default.
+            /// Returns every setting in effect: variable, value, and whether that is the default.
             pub fn all(&self) -> Vec<(&'static str, String, bool)> {
                 let default = Self::default();
                 vec![$(($var, $form.show(&self.$field), self.$field == default.$field)),*]
             }
 
-            /// The settings that differ from their defaults, as they would be written: for one line in the log.
+            /// Returns the settings that differ from their defaults, for one line in the log.
             pub fn differing(&self) -> Vec<String> {
                 let default = Self::default();
                 let mut out = Vec::new();
@@ -83,7 +84,7 @@ macro_rules! settings {
                 out
             }
 
-            /// The table in `docs/guide/configuration.md`.
+            /// Makes the table in `docs/guide/configuration.md`.
             pub fn manual() -> String {
                 let default = Self::default();
                 let mut out = String::from(form::HEAD);
@@ -261,32 +262,33 @@ settings! {
     agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
 }
 
-/// NCCL takes an empty variable of its own for one that is not set, and so do scripts that clear one.
+/// Whether the variable counts as not set. NCCL treats its own empty variables so, and scripts
+/// clear variables that way.
 fn is_unset(variable: &str, text: &OsStr) -> bool {
     variable.starts_with("NCCL_") && text.is_empty()
 }
 
 impl Config {
-    /// From the process environment.
+    /// Reads the process environment.
     pub fn from_env() -> Result<Self> {
         Self::read(|name| std::env::var_os(name))
     }
 
-    /// What the user asked for and does not get: `what` again, for one warning.
+    /// Returns `what`, which the user requested and does not get, for one warning.
     ///
     /// # Errors
-    /// With `MPIB_STRICT=1`: the same words.
+    /// With `MPIB_STRICT=1`: the same text.
     pub fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 
-    /// The filter of control interfaces that counts, and the variable it came from.
+    /// Returns the filter of control interfaces in effect, and its variable.
     pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
         let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
         own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
     }
 
-    /// Settings that are good alone and bad together.
+    /// Lists settings that are valid alone but contradict each other.
     fn contradictions(&self) -> Vec<BadSetting> {
         let mut bad = Vec::new();
         let mut both =

@@ -281,12 +281,12 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
         ("NCCL_IB_GID_IDX", "NCCL_IB_GID_INDEX"),
         ("NCCL_IB_TIME_OUT", "NCCL_IB_TIMEOUT"),
     ] {
-        let told = vain(&[(name, "1")]);
-        assert!(matches!(&told[..], [(true, _)]), "{told:?}");
+        let found = vain(&[(name, "1")]);
+        assert!(matches!(&found[..], [(true, _)]), "{found:?}");
         assert!(
-            told[0].1.starts_with(&format!("{name}=\"1\" has no effect: "))
-                && told[0].1.ends_with(&format!("the nearest name is {nearest}")),
-            "{told:?}"
+            found[0].1.starts_with(&format!("{name}=\"1\" has no effect: "))
+                && found[0].1.ends_with(&format!("the nearest name is {nearest}")),
+            "{found:?}"
         );
     }
     // As for every setting, an empty one of NCCL's is none, and one of ours is.
@@ -304,8 +304,8 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
 #[test]
 fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
     for Other { variable, as_is, missed, why } in unsupported::OTHERS {
-        let told = vain(&[(variable, "7\n")]);
-        assert_eq!(told, [(*missed, format!("{variable}=\"7\\n\" has no effect: {why}"))]);
+        let found = vain(&[(variable, "7\n")]);
+        assert_eq!(found, [(*missed, format!("{variable}=\"7\\n\" has no effect: {why}"))]);
         for value in *as_is {
             assert_eq!(vain(&[(variable, value), ("PATH", "x")]), [], "{variable}={value}");
         }

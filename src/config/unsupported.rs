@@ -1,17 +1,17 @@
-//! Variables that are set and have no effect: those of NCCL's own InfiniBand transport that this plugin does not read, and
-//! names that nobody knows. What was asked for in vain is told.
+//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport that this
+//! plugin does not read, and unknown names. They are logged.
 
 use std::ffi::OsString;
 
 use super::Config;
 use super::form::shown;
 
-/// What became of something that somebody may have asked for.
+/// The state of a feature, or the effect of a setting, that a user may have requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Somebody misses it: a warning, or an error with `MPIB_STRICT=1`.
+    /// The user does not get what was requested: a warning, or an error with `MPIB_STRICT=1`.
     pub degraded: bool,
-    /// In words.
+    /// The sentence for the log.
     pub text: String,
 }
 
@@ -77,16 +77,16 @@ pub(super) const NCCL_IB: &[&str] = &[
 #[derive(Debug)]
 pub(super) struct Other {
     pub(super) variable: &'static str,
-    /// Values that ask for what this plugin does anyway: nothing is told of them.
+    /// Values that request what this plugin does anyway: they are not logged.
     pub(super) as_is: &'static [&'static str],
-    /// Who sets it to another value misses something.
+    /// Whether any other value requests something that this plugin does not do.
     pub(super) missed: bool,
     pub(super) why: &'static str,
 }
 
 macro_rules! others {
     ($($variable:literal $([$($as_is:literal)|+])? $word:ident: $why:literal;)*) => {
-        /// What NCCL's own InfiniBand transport reads and this plugin does not.
+        /// The variables that NCCL's own InfiniBand transport reads and this plugin does not.
         pub(super) const OTHERS: &[Other] = &[$(Other {
             variable: $variable,
             as_is: &[$($($as_is),+)?],
@@ -98,7 +98,8 @@ macro_rules! others {
     (missed) => { true };
 }
 
-// In brackets the values that say what is so anyway. `missed`: a warning; `note`: an informative line.
+// In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
+// informative line.
 others! {
     "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
@@ -130,7 +131,7 @@ others! {
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
 }
 
-/// What the environment asks for in vain.
+/// Describes the variables of `env` that have no effect.
 pub fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
     let mut found: Vec<_> = env
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
@@ -167,13 +168,13 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
     })
 }
 
-/// The setting that a wrong name most likely means.
+/// Returns the setting that an unknown name most likely means.
 fn nearest(name: &str) -> &'static str {
     let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
     Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
 }
 
-/// The second table in `docs/guide/configuration.md`.
+/// Makes the second table in `docs/guide/configuration.md`.
 #[cfg(test)]
 pub(super) fn manual() -> String {
     let mut out =

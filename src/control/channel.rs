@@ -14,7 +14,8 @@ use super::reactor::{Command, Reactor};
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Nonce};
 
-/// A control connection. Dropped without [`close`](Self::close), it ends without a BYE, which the peer sees as a loss.
+/// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
+/// peer sees a loss.
 #[derive(Debug)]
 pub struct Channel {
     link: Arc<Link>,
@@ -29,10 +30,10 @@ impl Channel {
         Self { link, reactor, token, timeout, closed: false }
     }
 
-    /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its nonce and token are
-    /// filled in. Returns at once. [`try_recv`](Self::try_recv) tells a failure, at the latest after `timeout`,
-    /// and else the listener's own HELLO. Messages may be sent from now on; they wait. A peer whose host is not heard of for `silence`
-    /// counts as gone.
+    /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
+    /// nonce and token are filled in. Returns at once. [`try_recv`](Self::try_recv) returns the
+    /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
+    /// now on: they wait. A peer whose host is silent for `silence` counts as lost.
     pub fn connect(
         control: &Control,
         handle: &Handle,
@@ -54,72 +55,74 @@ impl Channel {
         Ok(Self::new(link, reactor, id, timeout))
     }
 
-    /// Sends, or queues what the socket does not take now. An error means that the peer is gone.
+    /// Sends a message, or queues what the socket does not accept. An error means that the peer is
+    /// gone.
     pub fn send(&self, message: &Message) -> Result<()> {
         self.link.send(message)
     }
 
-    /// The next message; `None` if none has come. All that came before the end of the connection is given first. Then an
-    /// error that names the peer and the step: closed, lost, or the step's time is up.
+    /// Returns the next message, or `None` if none has come. Messages from before the end of the
+    /// connection come first. Then an error names the peer and the step: closed, lost, or too late.
     pub fn try_recv(&self) -> Result<Option<Message>> {
         match self.link.try_recv()? {
             Some(message) => Ok(Some(message)),
-            // Nothing will ever come from a thread that has ended.
+            // A thread that has ended delivers nothing.
             None => self.reactor.alive().map(|()| None),
         }
     }
 
-    /// What the owner now waits for, in words, and for how long at most: from now on [`try_recv`](Self::try_recv) tells
-    /// when the time of the handshake's settings is over.
+    /// Names the message that the owner now waits for. From now on [`try_recv`](Self::try_recv)
+    /// fails if it has not come within the configured timeout.
     pub fn expect(&self, step: &'static str) {
         self.link.expect(step, self.timeout);
     }
 
-    /// As [`expect`](Self::expect), and `more` beyond the time of the settings.
+    /// Like [`expect`](Self::expect), with a deadline `more` beyond the configured timeout.
     pub fn expect_later(&self, step: &'static str, more: Duration) {
         self.link.expect(step, self.timeout.saturating_add(more));
     }
 
-    /// As [`expect`](Self::expect), for what is due whenever the peer comes to it: that the time of the settings is over again is a line in the log,
-    /// and only the loss of the peer an error.
+    /// Like [`expect`](Self::expect), but without a deadline: a warning is logged each time the
+    /// configured timeout has passed. Only the loss of the peer is an error.
     pub fn expect_whenever(&self, step: &'static str) {
         self.link.expect_whenever(step, self.timeout);
     }
 
-    /// The handshake is over: no message is due.
+    /// Ends the last step: no message is due any more.
     pub fn settled(&self) {
         self.link.settled();
     }
 
-    /// One atomic load, for the data path. Tells of a BYE or a loss also while earlier messages wait to be read.
+    /// Returns whether the peer is there: one atomic load, for the data path. Shows a BYE or a loss
+    /// even while earlier messages wait to be read.
     pub fn state(&self) -> ChannelState {
         self.link.state()
     }
 
-    /// The peer's address; `None` until connected.
+    /// Returns the peer's address; `None` until connected.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.link.peer()
     }
 
-    /// This end's address; `None` until connected.
+    /// Returns this end's address; `None` until connected.
     pub fn local(&self) -> Option<SocketAddr> {
         self.link.local()
     }
 
-    /// The peer for a log: address, and host and process once known.
+    /// Describes the peer for a log: address, and host and process once known.
     pub fn describe(&self) -> String {
         self.link.describe()
     }
 
-    /// Ends it in good order: everything sent before, and a BYE, go out even if the process keeps nothing of the
-    /// channel; the thread waits a while for the peer to take it and to close, too. A channel that is not connected yet just ends.
+    /// Sends a BYE after everything sent before, and closes. The thread waits a while until the
+    /// peer has read it and closed too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
         self.link.send_bye();
         self.submit(Command::Linger(self.token));
     }
 
-    /// The thread may have ended, and then there is nobody to tell.
+    /// Fails only if the thread has ended, and then nothing is left to close.
     fn submit(&self, command: Command) {
         let _ = self.reactor.submit(command);
     }

@@ -1,4 +1,4 @@
-//! Connecting: several addresses, one winner.
+//! Connecting: several addresses are tried, one is used.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,33 +14,34 @@ use super::reactor::{Entry, ReactorState};
 use super::socket;
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 
-/// How long a group of addresses has before the next group is tried beside it.
+/// How long a group of addresses is tried before the next group is tried as well.
 const STAGGER: Duration = Duration::from_millis(100);
-/// How long to wait before an address that connected, and then closed without an answer, is tried again.
+/// How long to wait before an address that connected and closed without an answer is retried.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long to wait before an address that failed is tried again, after its first failure; after each further one twice as long, ...
+/// How long to wait before an address that failed once is retried. Doubles with each failure ...
 const PAUSE: Duration = Duration::from_millis(100);
-/// ... up to this: what is wrong in the network may pass, as a flood of connections when a job starts.
+/// ... up to this: a fault of the network may pass, such as a flood of connections at a job's
+/// start.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How long it is tried on while every address refuses connections: nobody listens there any more.
+/// How long addresses are retried if every one refuses connections: the listener is gone.
 const REFUSED_MAX: Duration = Duration::from_secs(3);
 
-/// The tries of one channel.
+/// The attempts to connect one channel.
 #[derive(Debug)]
 pub(super) struct Connector {
     link: Arc<Link>,
-    /// Not tried yet, or to be tried again.
+    /// Addresses to be tried, or retried.
     targets: VecDeque<Target>,
     attempts: Vec<Token>,
-    /// How many addresses there are.
+    /// Number of addresses.
     addrs: usize,
-    /// Those that have failed.
+    /// Addresses that have failed.
     failures: Vec<Failure>,
-    /// All refuse connections, since then.
+    /// Since when all refuse connections.
     refused_since: Option<Instant>,
-    /// That all have failed was logged.
+    /// Whether the failure of all addresses was logged.
     logged: bool,
-    /// The soonest timer that is set.
+    /// The earliest timer that is set.
     wake: Option<Instant>,
     hello: Arc<[u8]>,
     token: Nonce,
@@ -55,7 +56,7 @@ struct Target {
     addr: SocketAddr,
     /// Not before this.
     from: Instant,
-    /// Not before this while others are under way; the same for a whole group.
+    /// Not before this while others are in progress. The same for a whole group.
     group_start: Instant,
 }
 
@@ -63,9 +64,9 @@ struct Target {
 #[derive(Debug)]
 struct Failure {
     addr: SocketAddr,
-    /// The last time.
+    /// The latest error.
     why: String,
-    /// It refused the connection then.
+    /// Whether that was a refused connection.
     refused: bool,
     times: u32,
 }
@@ -101,7 +102,7 @@ impl Connector {
         }
     }
 
-    /// Starts what is due. `None` when it has failed.
+    /// Starts the attempts that are due. Returns `None` when the channel has failed.
     pub(super) fn on_timer(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         let now = Instant::now();
         let all = self.failures.len() == self.addrs;
@@ -123,9 +124,9 @@ impl Connector {
         }
         while self.start_group(me, now, reactor) {}
         if all && !std::mem::replace(&mut self.logged, true) {
-            tracing::info!(target: "net", "the peer's listener cannot be reached yet, its addresses are tried again: {}", self.failed());
+            tracing::info!(target: "net", "the peer's listener cannot be reached yet, its addresses are retried: {}", self.failed());
         }
-        // With none under way, none of these waits for its group_start.
+        // If no attempt is in progress, a group is not waited for.
         let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.group_start) };
         let soonest = self.targets.iter().map(due).min().map_or(refused_until, |t| t.min(refused_until));
         if self.wake.is_none_or(|at| at <= now || soonest < at) {
@@ -135,7 +136,8 @@ impl Connector {
         Some(Entry::Connector(self))
     }
 
-    /// Tries all that are due; with none under way, the next group. `false` if there was nothing to try.
+    /// Tries all addresses that are due, or the next group if no attempt is in progress. Returns
+    /// `false` if there was nothing to try.
     fn start_group(&mut self, me: Token, now: Instant, reactor: &mut ReactorState) -> bool {
         let ready = || self.targets.iter().filter(|t| t.from <= now);
         let next = ready().map(|t| t.group_start).min().filter(|_| self.attempts.is_empty());
@@ -152,7 +154,7 @@ impl Connector {
         !due.is_empty()
     }
 
-    /// Takes a failure down, and how often this address has failed by now.
+    /// Records a failure. Returns how often this address has failed.
     fn record_failure(&mut self, addr: SocketAddr, why: String, refused: bool) -> u32 {
         if let Some(failure) = self.failures.iter_mut().find(|f| f.addr == addr) {
             let times = failure.times.saturating_add(1);
@@ -163,7 +165,7 @@ impl Connector {
         1
     }
 
-    /// Takes the failure down, and has the address tried again later.
+    /// Records a failure, and schedules a retry of the address.
     fn failed_at(&mut self, addr: SocketAddr, e: &io::Error) {
         let times = self.record_failure(addr, e.to_string(), e.kind() == ErrorKind::ConnectionRefused);
         let pause = PAUSE.saturating_mul(1 << (times - 1).min(16)).min(PAUSE_MAX);
@@ -175,7 +177,7 @@ impl Connector {
         self.targets.push_back(Target { addr, from, group_start: from });
     }
 
-    /// The addresses that have failed, each with its last error.
+    /// Lists the addresses that have failed, each with its latest error.
     fn failed(&self) -> String {
         self.failures.iter().map(|f| format!("{}: {}", f.addr, f.why)).collect::<Vec<_>>().join("; ")
     }
@@ -183,7 +185,7 @@ impl Connector {
     fn give_up(self, why: &str, advice: &str, reactor: &mut ReactorState) -> Option<Entry> {
         let known = |addr: SocketAddr| self.failures.iter().any(|f| f.addr == addr);
         let mut tried = vec![self.failed()];
-        // One that has failed before is logged with that error.
+        // An address that has failed before is in the list with that error.
         let pending = self.attempts.iter().filter_map(|t| reactor.attempt_state(*t));
         tried.extend(pending.filter(|(addr, _)| !known(*addr)).map(|(_, state)| state));
         let left = self.targets.iter().filter(|t| !known(t.addr));
@@ -201,14 +203,14 @@ impl Connector {
         None
     }
 
-    /// Closes what is under way.
+    /// Closes the attempts in progress.
     pub(super) fn close(self, reactor: &mut ReactorState) {
         for token in self.attempts {
             reactor.remove(token);
         }
     }
 
-    /// One of its tries has come to a result.
+    /// Handles the result of one attempt.
     pub(super) fn on_result(
         mut self,
         me: Token,
@@ -220,7 +222,8 @@ impl Connector {
         self.attempts.retain(|t| *t != attempt);
         match result {
             Outcome::Welcome(mut stream, rest) => {
-                // The channel's own number from here on; a change of registration tells of what waits to be read.
+                // The channel's own token from here on. A new registration reports what waits to be
+                // read.
                 if let Err(e) = reactor.reregister(&mut stream, me) {
                     return self.end(format!("{addr}: {e}"), reactor);
                 }
@@ -243,16 +246,16 @@ impl Connector {
     }
 }
 
-/// How a try can end.
+/// How an attempt ended.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The listener's answer; what came behind it.
+    /// The listener's answer, and the bytes after it.
     Welcome(TcpStream, Vec<u8>),
     /// The listener's reason.
     Refused(String),
-    /// It connected and closed: a busy listener may do so, or another host.
+    /// The address connected and closed: a busy listener may do that, or another host.
     Unanswered(String),
-    /// There is nothing.
+    /// The address did not connect.
     Failed(io::Error),
 }
 
@@ -298,13 +301,13 @@ impl Attempt {
         Ok(me)
     }
 
-    /// For the sentence of a connector that gives up.
+    /// Describes the attempt for the error of a connector that gives up.
     pub(super) fn describe(&self) -> (SocketAddr, String) {
         let state = if self.connected { "connected, no answer" } else { "no connection yet" };
         (self.addr, format!("{}: {state}", self.addr))
     }
 
-    /// Goes on. Tells its connector when it has come to a result.
+    /// Continues the attempt. Passes the result to the connector when there is one.
     pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         let result = match self.advance() {
             Ok(None) => return Some(Entry::Attempt(self)),
@@ -365,7 +368,7 @@ impl Attempt {
     }
 }
 
-/// The listener's first frame; where it ends.
+/// The listener's first frame, and where it ends.
 enum Answer {
     Welcome(usize),
     Refuse(String),

@@ -1,4 +1,5 @@
-//! Connections of strangers: nothing is believed until a whole HELLO with the right nonce is there.
+//! Accepted connections of unknown peers: nothing they send counts until a whole HELLO with the
+//! right nonce has come.
 
 use std::io::{ErrorKind, Read};
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use super::link::Link;
 use super::reactor::{Entry, ReactorState};
 use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
 
-/// A connection that has not shown its HELLO.
+/// A connection whose HELLO has not come.
 #[derive(Debug)]
 pub(super) struct HalfOpen {
     listener: Token,
@@ -24,15 +25,15 @@ pub(super) struct HalfOpen {
     read: Vec<u8>,
 }
 
-/// What is known after some bytes.
+/// What the bytes so far mean.
 enum Verdict {
-    /// Too early to say.
+    /// More bytes are needed.
     Wait,
-    /// Not one of ours; costs no answer.
+    /// No peer of this listener. Gets no answer.
     Stranger(String),
-    /// It knows the nonce, and cannot be talked to: it is told why.
+    /// A peer that knows the nonce but is not compatible. Gets a REFUSE with the reason.
     Refused(String),
-    /// One of ours; the bytes behind its HELLO.
+    /// A peer of this listener, with the bytes after its HELLO.
     Peer(Hello, Vec<u8>),
 }
 
@@ -47,7 +48,7 @@ impl HalfOpen {
         Self { listener, stream, addr, nonce, until, read: Vec::new() }
     }
 
-    /// Reads on. Gives what takes its place in the thread's table, if anything.
+    /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
     pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         let verdict = match self.read_on() {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
@@ -62,7 +63,7 @@ impl HalfOpen {
                 let welcome = Message::Welcome { token: hello.token };
                 link.deliver(Message::Hello(hello));
                 link.establish(self.stream, rest);
-                // The peer may be gone already; the owner learns that from the channel.
+                // The peer may have closed; the owner sees that on the channel.
                 let _ = link.send(&welcome);
                 acceptor.hand_over(me, Arc::clone(&link));
                 reactor.again(me);
@@ -79,7 +80,7 @@ impl HalfOpen {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
                 None
             }
-            // A second way to a peer that is already here.
+            // A second connection of a peer that has one.
             Verdict::Peer(..) | Verdict::Wait => None,
         }
     }
@@ -94,7 +95,7 @@ impl HalfOpen {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Verdict::Wait,
                 Err(e) => return Verdict::Stranger(e.to_string()),
             }
-            // Judged after each piece, so that a stranger never makes us keep more than one.
+            // Examined after each piece: an unknown peer never makes us keep more than one.
             match self.examine() {
                 Verdict::Wait => {}
                 known => return known,

@@ -1,4 +1,4 @@
-//! This host's addresses, and in which order they are of use to a peer.
+//! This host's addresses, in the order in which a peer should try them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,8 @@ use crate::config::Family;
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, HandleError, Nonce};
 
-/// Beginnings of names of bridges and tunnels inside of a host: their addresses repeat from host to host.
+/// Prefixes of the names of bridges and tunnels inside of a host. Every host may have their
+/// addresses.
 const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "flannel", "br-"];
 
 /// An address of an interface that is up.
@@ -23,7 +24,7 @@ pub struct Interface {
     pub addr: Addr,
 }
 
-/// Addresses of all interfaces that are up and running, loopback included.
+/// Returns the addresses of all interfaces that are up and running, loopback included.
 pub fn interfaces() -> Result<Vec<Interface>> {
     let all = getifaddrs().map_err(|e| Error::io("getifaddrs", e.into()))?;
     let wanted = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
@@ -44,17 +45,20 @@ pub fn interfaces() -> Result<Vec<Interface>> {
 }
 
 fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
-    // A netmask may come without a family; such a one says nothing.
+    // A netmask may come without a family, and then means nothing.
     storage.family()?;
     let v4 = storage.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
     v4.or_else(|| storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
 }
 
-/// The addresses that a handle should name, the most useful first. Without a filter those of SOUT's own interface; where
-/// there is none, or it has no address of the family, and with a filter: as the filter orders them, one of each subnet before
-/// a second one; of the former those of interfaces of adapters first, then of other networks, then of bridges inside of
-/// the host; loopback last, so that two processes of one host
-/// find each other without a network. Link-local IPv6 addresses mean nothing without an interface and are left out.
+/// Returns the addresses that a handle should name, the most useful first.
+///
+/// Without a filter these are the addresses of SOUT's own interface. With a filter, without SOUT,
+/// or if that interface has no address of the family, they are all addresses in this order: as the
+/// filter orders them; one of each subnet before a second one; interfaces of adapters, other
+/// networks, bridges inside of the host. Loopback is last: with it two processes of one host
+/// connect without a network. IPv6 link-local addresses mean nothing without an interface and are
+/// left out.
 pub fn reachable(interfaces: &[Interface], options: &Options<'_>) -> Result<Vec<Addr>> {
     let own = options.sout.filter(|_| options.interfaces.is_none());
     let own = own.and_then(|ip| interfaces.iter().find(|i| i.addr.ip() == ip));
@@ -64,7 +68,7 @@ pub fn reachable(interfaces: &[Interface], options: &Options<'_>) -> Result<Vec<
     if addrs.is_empty() { Err(nothing(interfaces, options)) } else { Ok(addrs) }
 }
 
-/// Those of use among `interfaces`, in order.
+/// Returns the useful addresses of `interfaces`, in order.
 fn addrs<'a>(interfaces: impl Iterator<Item = &'a Interface> + Clone, options: &Options<'_>) -> Vec<Addr> {
     let all = ranked(interfaces.clone(), options, &[]);
     if Handle::holds(&all) { all } else { ranked(interfaces, options, &(options.adapters)()) }
@@ -99,8 +103,8 @@ fn ranked<'a>(
     addrs.into_iter().map(|(_, addr)| addr).collect()
 }
 
-/// Of how much use an interface's network is to peers, 0 is best: one with an adapter, another, one that has nothing but an address
-/// that it gave itself, a bridge of the host.
+/// Ranks an interface's network, 0 is best: one with an adapter, any other, one with only a
+/// link-local address, a bridge of the host.
 fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
     let link_local = matches!(interface.addr.ip(), IpAddr::V4(ip) if ip.is_link_local());
     match INNER.iter().any(|p| interface.name.starts_with(p)) {
@@ -110,7 +114,8 @@ fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
     }
 }
 
-/// A handle with as many of `addrs` as fit, the first ones, but one of each family; and those that do not.
+/// Makes a handle with the first of `addrs` that fit, but at least one of each family. Also returns
+/// those that do not fit.
 pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
     let left = |handle: &Handle| -> Vec<Addr> {
         addrs.iter().filter(|a| !handle.addrs().contains(a)).copied().collect()
@@ -119,7 +124,7 @@ pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle,
     let out = left(&handle);
     let other = |a: &&Addr| !handle.addrs().iter().any(|b| b.ip().is_ipv4() == a.ip().is_ipv4());
     let Some(other) = out.iter().find(other) else { return Ok((handle, out)) };
-    // Right behind the first one of all.
+    // After the first one of all.
     let mut order = addrs.to_vec();
     order.retain(|a| a != other);
     order.insert(1, *other);
@@ -146,7 +151,8 @@ fn nothing(interfaces: &[Interface], options: &Options<'_>) -> Error {
     }
 }
 
-/// A handle's addresses as a connector tries them, in groups, each at once: those of networks that this host is in, the others, loopback.
+/// A handle's addresses as a connector tries them, in groups, each at once: those of networks that
+/// this host is in, the others, loopback.
 pub(super) fn in_groups(handle: &Handle, local: &[Addr]) -> Vec<Vec<SocketAddr>> {
     let near = |ip: IpAddr| local.iter().any(|a| a.same_subnet(ip));
     let mut groups = vec![Vec::new(); 3];

@@ -1,4 +1,4 @@
-//! An established connection, shared by its [`Channel`](super::Channel) and the thread.
+//! A connection, shared by its [`Channel`](super::Channel) and the thread.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -13,24 +13,24 @@ use super::socket::canonical;
 use crate::error::{Error, Result};
 use crate::proto::{HEADER_BYTES, Message, Peeked};
 
-/// Messages that may wait to be read. A handshake has six; more means that the peer does not follow it.
+/// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
 const INBOX_MAX: usize = 64;
-/// Bytes read under one hold of the lock.
+/// Most bytes read under one hold of the lock.
 const READ_BATCH: usize = 64 << 10;
 
-/// What is known of the peer; one atomic load.
+/// Whether the peer is there, as far as is known. One atomic load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChannelState {
-    /// Not known to be gone. A connection under way counts as open.
+    /// The peer is not known to be gone. A connection that is not established yet counts as open.
     Open,
-    /// It closed in good order.
+    /// The peer has sent BYE.
     ByePeer,
-    /// It is gone without a word, cannot be reached, or breaks the protocol.
+    /// The peer is gone without a BYE, cannot be reached, or breaks the protocol.
     Lost,
 }
 
-/// Shared by the channel and the thread.
+/// One connection.
 #[derive(Debug)]
 pub(super) struct Link {
     state: AtomicU8,
@@ -43,7 +43,7 @@ struct Inner {
     stream: Option<TcpStream>,
     peer: Option<SocketAddr>,
     local: Option<SocketAddr>,
-    /// Host and process, once its HELLO has come.
+    /// Host and process, once the peer's HELLO has come.
     who: String,
     outbox: Vec<u8>,
     unread: Vec<u8>,
@@ -52,7 +52,7 @@ struct Inner {
     step: Option<Step>,
 }
 
-/// Why nothing more will come.
+/// Why the connection has ended.
 #[derive(Debug)]
 enum End {
     Bye,
@@ -60,17 +60,17 @@ enum End {
     Broken(String),
 }
 
-/// What the owner waits for.
+/// The message that the owner waits for.
 #[derive(Debug)]
 struct Step {
     name: &'static str,
     limit: Duration,
     until: Instant,
-    /// How often the limit was over and only warnings; `None` where it ends the step.
+    /// How many times a warning was logged after `limit`; `None` if the limit is a deadline.
     warnings: Option<u32>,
 }
 
-/// Whether the thread must go on watching a connection.
+/// Whether the thread must keep a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkStatus {
     Open,
@@ -78,7 +78,7 @@ pub(super) enum LinkStatus {
 }
 
 impl Link {
-    /// Not connected yet.
+    /// Makes one that is not connected yet.
     pub(super) fn pending() -> Self {
         Self { state: AtomicU8::new(ChannelState::Open as u8), inner: Mutex::default() }
     }
@@ -95,14 +95,14 @@ impl Link {
         }
     }
 
-    /// Takes a connected stream and what has been read from it behind the first frame.
+    /// Sets the connected stream, and the bytes that were read from it after the first frame.
     pub(super) fn establish(&self, stream: TcpStream, unread: Vec<u8>) {
         let mut inner = self.lock();
         inner.peer = stream.peer_addr().ok().map(canonical);
         inner.local = stream.local_addr().ok().map(canonical);
         inner.stream = Some(stream);
         inner.unread = unread;
-        // What is due now is due from the peer, which has all of the step's time.
+        // The step's time begins now that the peer can answer.
         if let Some(step) = &mut inner.step {
             step.until = Instant::now() + step.limit;
         }
@@ -110,12 +110,12 @@ impl Link {
         self.flush(&mut inner);
     }
 
-    /// As if `message` had come.
+    /// Queues `message` as if it had just come.
     pub(super) fn deliver(&self, message: Message) {
         self.queue(&mut self.lock(), message);
     }
 
-    /// Ends a connection that never came about.
+    /// Ends a connection that was never established.
     pub(super) fn fail(&self, why: String) {
         self.finish(&mut self.lock(), End::Lost(why));
     }
@@ -136,16 +136,16 @@ impl Link {
         self.lock().step = Some(Step { name, limit, until: Instant::now() + limit, warnings: None });
     }
 
-    pub(super) fn expect_whenever(&self, name: &'static str, tell: Duration) {
-        let until = Instant::now() + tell;
-        self.lock().step = Some(Step { name, limit: tell, until, warnings: Some(0) });
+    pub(super) fn expect_whenever(&self, name: &'static str, limit: Duration) {
+        let until = Instant::now() + limit;
+        self.lock().step = Some(Step { name, limit, until, warnings: Some(0) });
     }
 
     pub(super) fn settled(&self) {
         self.lock().step = None;
     }
 
-    /// Queues a frame and writes what the socket takes now; the thread writes the rest.
+    /// Queues a frame and writes as much as the socket accepts. The thread writes the rest.
     pub(super) fn send(&self, message: &Message) -> Result<()> {
         let frame =
             message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?;
@@ -166,7 +166,7 @@ impl Link {
         if let Some(end) = &inner.end {
             return Err(end.error(&inner));
         }
-        // While connecting, the connector's own clock counts: its sentence names the addresses.
+        // While connecting, the connector's own deadline counts: its error names the addresses.
         if inner.stream.is_none() {
             return Ok(None);
         }
@@ -179,7 +179,7 @@ impl Link {
             step.until = now + step.limit;
             tracing::warn!(
                 target: "net",
-                "connect: waiting for {name} of {} for {ms} ms; it is connected and says nothing", inner.label()
+                "connect: connected to {}; still waiting for {name} after {ms} ms", inner.label()
             );
             return Ok(None);
         }
@@ -189,13 +189,13 @@ impl Link {
         )))
     }
 
-    /// Queues a BYE, and writes what the socket takes now.
+    /// Queues a BYE, and writes as much as the socket accepts.
     pub(super) fn send_bye(&self) {
-        // Its only errors: a BYE always encodes, and a peer that is gone needs none.
+        // A BYE always encodes, and a lost peer needs none.
         let _ = self.send(&Message::Bye);
     }
 
-    /// Bytes that wait to be sent.
+    /// Returns how many bytes wait to be sent.
     pub(super) fn unsent(&self) -> usize {
         self.lock().outbox.len()
     }
@@ -205,7 +205,7 @@ impl Link {
         self.lock().hang_up();
     }
 
-    /// The thread's batch: writes what waits, reads what has come.
+    /// Writes what waits and reads what has come. Called by the thread.
     pub(super) fn on_ready(&self) -> LinkStatus {
         loop {
             let mut inner = self.lock();
@@ -221,7 +221,7 @@ impl Link {
         }
     }
 
-    /// Reads and forgets, after our own BYE. Done when the peer has closed, too.
+    /// Reads and drops what comes after our own BYE. Returns `Closed` when the peer has closed too.
     pub(super) fn discard(&self) -> LinkStatus {
         let mut inner = self.lock();
         self.flush(&mut inner);
@@ -236,7 +236,7 @@ impl Link {
                 Err(_) => return LinkStatus::Closed,
             }
         }
-        // A peer that goes on sending after our BYE is not worth waiting for.
+        // A peer that keeps sending after our BYE is not waited for.
         LinkStatus::Closed
     }
 
@@ -256,7 +256,7 @@ impl Link {
         };
         inner.outbox.drain(..done);
         if let Some(e) = lost {
-            // What the peer said before it went is still to be read; `read` finds the end.
+            // What the peer sent before it closed is still to be read; `read` finds the end.
             inner.outbox.clear();
             if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) {
                 return;
@@ -265,7 +265,7 @@ impl Link {
         }
     }
 
-    /// `true` when there is no more to read now.
+    /// Returns `true` when there is nothing more to read now.
     fn read(&self, inner: &mut Inner) -> bool {
         let mut batch = 0;
         let mut chunk = [0; 4096];
@@ -276,7 +276,7 @@ impl Link {
                     self.decode_frames(inner);
                     self.finish(
                         inner,
-                        End::Lost("closed the connection without a word; did its process end?".into()),
+                        End::Lost("closed the connection without a BYE; did its process end?".into()),
                     );
                     return true;
                 }
@@ -327,13 +327,15 @@ impl Link {
             Message::Wiring(_) | Message::Ready | Message::Probed { .. } | Message::Refuse { .. } => {}
         }
         if inner.inbox.len() == INBOX_MAX {
-            return self
-                .finish(inner, End::Broken(format!("more than {INBOX_MAX} messages that nobody asked for")));
+            return self.finish(
+                inner,
+                End::Broken(format!("more than {INBOX_MAX} messages that were not requested")),
+            );
         }
         inner.inbox.push_back(message);
     }
 
-    /// The first end counts, and closes the socket: after a BYE, too, nothing that we say matters.
+    /// Closes the socket and stores the reason, unless there is one already.
     fn finish(&self, inner: &mut Inner, end: End) {
         inner.hang_up();
         if inner.end.is_none() {
@@ -344,7 +346,8 @@ impl Link {
     }
 }
 
-/// A process that ends with something unread resets its connections; a host that ends lets them time out.
+/// Describes a failed read. A process that ends with unread bytes resets its connections; those of
+/// a host that ends time out.
 fn broken(e: &std::io::Error) -> String {
     let cause = match e.kind() {
         ErrorKind::ConnectionReset => "; did its process end?",
@@ -355,10 +358,11 @@ fn broken(e: &std::io::Error) -> String {
 }
 
 impl Inner {
-    /// Not only closed: a process that was forked from this one holds the socket as well, and would keep the peer waiting.
+    /// Shuts the socket down before it closes it: a forked child holds the socket too, and a close
+    /// alone would leave the peer waiting.
     fn hang_up(&mut self) {
         if let Some(stream) = self.stream.take() {
-            // It fails only where the peer is gone already.
+            // Fails only if the peer has closed.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -378,7 +382,7 @@ impl End {
             inner.step.as_ref().map_or(String::new(), |s| format!(" while this end waited for {}", s.name));
         let label = inner.label();
         match self {
-            // It never came about: the reason names the addresses.
+            // Never established: the reason names the addresses.
             Self::Lost(why) if inner.peer.is_none() => Error::Peer(why.clone()),
             Self::Bye => Error::Peer(format!("{label} has closed the connection{during}")),
             Self::Lost(why) => Error::Peer(format!("{label}: {why}{during}")),

@@ -1,4 +1,4 @@
-//! Listening ends.
+//! Listeners: sockets that accept control connections.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -19,18 +19,18 @@ use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, Nonce};
 use crate::warned::Subject;
 
-/// Connections of a listener that have not shown a HELLO, at most; the oldest makes room.
+/// Most connections of a listener whose HELLO has not come. One more closes the oldest.
 const HALF_OPEN_MAX: usize = 64;
-/// Channels that may wait for `try_accept`, and tokens that are remembered.
+/// Most channels that may wait for `try_accept`, and most tokens that are remembered.
 const WAITING_MAX: usize = 64;
-/// Connections accepted before others have their turn.
+/// Most connections accepted before other sockets are served.
 const ACCEPT_BATCH: usize = 64;
-/// How long to wait when the process or system has no descriptor or memory left.
+/// How long to wait if the process or the system has no descriptor or memory left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
-/// A stranger may stay silent for this long, whatever the handshake's own limit.
+/// How long an unknown peer may stay silent, even if the handshake's own limit is longer.
 const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 
-/// A listening end, open to those who know its handle.
+/// A listener for peers that know its handle.
 #[derive(Debug)]
 pub struct Listener {
     accepted: Arc<Accepted>,
@@ -40,11 +40,11 @@ pub struct Listener {
     timeout: Duration,
 }
 
-/// Channels that have shown their HELLO.
+/// Peers whose HELLO has come.
 #[derive(Debug, Default)]
 struct Accepted {
     waiting: Mutex<VecDeque<(Token, Arc<Link>)>>,
-    /// Why the last one that knew the nonce has no channel.
+    /// Why the last peer that knew the nonce was refused.
     refused: Mutex<Option<String>>,
 }
 
@@ -59,7 +59,7 @@ impl Accepted {
 }
 
 impl Listener {
-    /// Listens on a port of the system's choice.
+    /// Listens on a port that the system chooses.
     pub fn open(control: &Control, options: &Options<'_>) -> Result<Self> {
         let addrs = reachable(&interfaces()?, options)?;
         let failed = |e| Error::io("listening for control connections", e);
@@ -83,12 +83,13 @@ impl Listener {
         Ok(Self { accepted, reactor, token, handle, timeout: options.timeout })
     }
 
-    /// What peers must be given.
+    /// Returns what a peer needs to connect.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The next peer that has shown a whole and right HELLO, which is the first message of its channel.
+    /// Returns the next peer with a whole and valid HELLO, which is the first message of its
+    /// channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
         match self.accepted.with(VecDeque::pop_front) {
             Some((token, link)) => {
@@ -98,7 +99,8 @@ impl Listener {
         }
     }
 
-    /// Why a peer that knows the nonce was refused since this was asked last: its HELLO cannot be understood.
+    /// Returns why a peer that knows the nonce was refused since the last call: its HELLO cannot be
+    /// decoded.
     pub fn refused(&self) -> Option<Error> {
         self.accepted.refused().take().map(Error::Protocol)
     }
@@ -111,14 +113,14 @@ fn log_left_out(handle: &Handle, left: &[Addr]) {
     });
     tracing::info!(
         target: "net",
-        "this host has more addresses than peers can be told, who are told of {named}; left out are {left}: a peer that reaches \
-         these only needs them in MPIB_OOB_IF or NCCL_SOCKET_IFNAME"
+        "this host has more addresses than a handle holds: advertised are {named}; left out are {left}. If a peer reaches \
+         only the latter, name them in MPIB_OOB_IF or NCCL_SOCKET_IFNAME"
     );
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The thread may have ended, and then there is nothing left to close.
+        // If the thread has ended, nothing is left to close.
         let _ = self.reactor.submit(Command::Remove(self.token));
     }
 }
@@ -129,12 +131,12 @@ pub(super) struct Acceptor {
     pub(super) socket: TcpListener,
     accepted: Arc<Accepted>,
     nonce: Nonce,
-    /// How long a stranger may take.
+    /// How long an unknown peer may take.
     limit: Duration,
-    /// How long a peer's host may.
+    /// How long a peer's host may be silent.
     silence: Duration,
     half_open: VecDeque<Token>,
-    /// Of connectors that have been welcomed.
+    /// Tokens of the connectors that got WELCOME.
     tokens: VecDeque<Nonce>,
     exhausted: bool,
 }
@@ -158,7 +160,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes what waits in the backlog.
+    /// Accepts what waits in the backlog.
     pub(super) fn on_ready(&mut self, me: Token, reactor: &mut ReactorState) {
         for _ in 0..ACCEPT_BATCH {
             let (mut stream, addr) = match self.socket.accept() {
@@ -169,7 +171,7 @@ impl Acceptor {
                 }
                 Err(e) => {
                     if !self.exhausted {
-                        tracing::warn!(target: "net", "accepting control connections fails, trying on: {e} (raise ulimit -n?)");
+                        tracing::warn!(target: "net", "accepting control connections fails and is retried: {e} (raise ulimit -n?)");
                     }
                     self.exhausted = true;
                     return reactor.wake_at(Instant::now() + EXHAUSTED_PAUSE, me);
@@ -193,16 +195,17 @@ impl Acceptor {
             reactor.wake_at(until, token);
             reactor.insert(token, Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until)));
         }
-        // More may wait; the others have their turn first.
+        // More may wait; other sockets are served first.
         reactor.again(me);
     }
 
-    /// A connection stopped being half open.
+    /// Removes a connection that is no longer half open.
     pub(super) fn forget(&mut self, token: Token) {
         self.half_open.retain(|t| *t != token);
     }
 
-    /// A whole HELLO with the right nonce has come. `false` for a second try of one connector, or where too many wait.
+    /// Decides on a whole HELLO with the right nonce. Returns `false` for a second attempt of one
+    /// connector, or if too many channels wait.
     pub(super) fn admit(&mut self, connector: Nonce) -> bool {
         if self.tokens.contains(&connector) || self.accepted.with(|w| w.len()) >= WAITING_MAX {
             return false;
@@ -214,17 +217,17 @@ impl Acceptor {
         true
     }
 
-    /// A peer that knows the nonce has been told why it cannot be talked to.
+    /// Records why a peer that knows the nonce was refused.
     pub(super) fn refuse(&self, why: String) {
         *self.accepted.refused() = Some(why);
     }
 
-    /// Gives the channel to `try_accept`.
+    /// Passes the channel to `try_accept`.
     pub(super) fn hand_over(&self, token: Token, link: Arc<Link>) {
         self.accepted.with(|w| w.push_back((token, link)));
     }
 
-    /// The listener is gone: so is what nobody will accept.
+    /// Closes all connections that nobody will accept any more.
     pub(super) fn close(self, reactor: &mut ReactorState) {
         let waiting = self.accepted.with(std::mem::take);
         for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {

@@ -1,16 +1,18 @@
-//! The TCP side of a connection: listeners, connectors, and the control channel that lives as long as a comm.
+//! The TCP side of a connection: listeners, connectors, and the control channel of each comm.
 //!
-//! One background thread serves all of them. It starts with the first user and ends with the last one. No call here
-//! waits for the network: they queue, look, or do one non-blocking system call.
+//! One background thread serves all of them. It starts with the first user and ends with the last
+//! one. No call here waits for the network: it queues a command, reads a state, or makes one
+//! non-blocking system call.
 //!
-//! Who may come in: a channel comes out of [`Listener::try_accept`] only when its first frame is a whole HELLO with the
-//! listener's nonce. Everything else (port scans, health checks, other jobs' peers) is dropped, holds at most
-//! a fixed number of descriptors until then, and never delays a real peer.
+//! Untrusted peers: [`Listener::try_accept`] returns a channel only when its first frame is a whole
+//! HELLO with the listener's nonce. Any other connection (port scans, health checks, other jobs'
+//! peers) is dropped, holds at most a fixed number of descriptors until then, and never delays a
+//! real peer.
 //!
-//! How a connector finds the right host: it tries the handle's addresses on networks of its own all at once, soon after them the
-//! others, and sends the same HELLO, with a random token, on each that connects. The listener answers WELCOME
-//! to the first HELLO with that token and drops the others. So an address that leads elsewhere (every host may have a
-//! 172.17.0.1) does no harm.
+//! How a connector finds the right host: it tries the handle's addresses on its own networks all at
+//! once, and the others soon after. On each that connects it sends the same HELLO with a random
+//! token. The listener answers the first HELLO with that token by WELCOME and drops the others. An
+//! address that leads to another host does no harm: every host may have a 172.17.0.1.
 
 mod channel;
 mod connector;
@@ -65,18 +67,19 @@ impl Control {
 /// What the control connections need of the settings.
 #[derive(Clone)]
 pub struct Options<'a> {
-    /// Which interfaces a listener names in its handle, and the variable that says so.
+    /// Which interfaces a listener names in its handle, and the variable that sets this.
     pub interfaces: Option<(&'static str, NameFilter)>,
-    /// SOUT's address: without `interfaces`, a listener names those of the interface that has it, where one has.
+    /// SOUT's address. Without `interfaces`, a listener names the addresses of the interface that
+    /// has this one, if there is such an interface.
     pub sout: Option<IpAddr>,
-    /// Gives the addresses of this host's adapters: interfaces that have one are of more use to peers than others. Asked only where
-    /// a handle has no room for all.
+    /// Returns the addresses of this host's adapters, whose interfaces come first in a handle.
+    /// Called only if a handle has no room for all addresses.
     pub adapters: &'a dyn Fn() -> Vec<IpAddr>,
     /// Address family; `None` is both.
     pub family: Option<Family>,
     /// How long each step of the handshake may take.
     pub timeout: Duration,
-    /// How long a peer's host may be silent before the peer counts as gone.
+    /// How long a peer's host may be silent before the peer counts as lost.
     pub silence: Duration,
 }
 

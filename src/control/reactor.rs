@@ -1,4 +1,4 @@
-//! The one background thread, and its table of everything that is open.
+//! The background thread, and its table of all sockets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -20,15 +20,16 @@ use super::listener::Acceptor;
 use crate::error::{Error, Result};
 
 const WAKER: Token = Token(0);
-/// How long a closed channel waits for its peer to take what is left, and to close, too.
+/// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The thread as its users hold it: it ends when the last one is dropped.
+/// The thread as its users hold it. It ends when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Reactor {
     queue: Arc<CommandQueue>,
 }
 
+/// What the thread and its users share.
 #[derive(Debug)]
 struct CommandQueue {
     commands: Mutex<Vec<Command>>,
@@ -38,22 +39,22 @@ struct CommandQueue {
     dead: AtomicBool,
 }
 
-/// What users ask of the thread.
+/// A command to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Serve a listener.
+    /// Serves a listener.
     Listen(Token, Acceptor),
-    /// Connect.
+    /// Connects.
     Connect(Token, Connector),
-    /// Close at once.
+    /// Closes at once.
     Remove(Token),
-    /// Close when all is sent and the peer has closed.
+    /// Closes when all is sent and the peer has closed.
     Linger(Token),
-    /// End when nothing is left.
+    /// Ends the thread when nothing is left.
     Stop,
 }
 
-/// One thing that the thread watches.
+/// One socket, or group of sockets, that the thread serves.
 #[derive(Debug)]
 pub(super) enum Entry {
     Listener(Acceptor),
@@ -64,11 +65,11 @@ pub(super) enum Entry {
     Lingering(Lingering),
 }
 
-/// A connection that has said its last word, and waits for the peer to take it and to close, too.
+/// A connection that has sent its last frame, and waits until the peer has read it and closed.
 #[derive(Debug)]
 pub(super) struct Lingering {
     link: Arc<Link>,
-    /// Bytes that the peer has not taken.
+    /// Bytes that are not sent.
     left: usize,
     until: Instant,
 }
@@ -100,12 +101,12 @@ impl Reactor {
         Ok(Self { queue })
     }
 
-    /// Never given twice, so that a late event finds nobody rather than the wrong one.
+    /// Returns a token that was never used: a late event must not reach another socket.
     pub(super) fn next_token(&self) -> Token {
         self.queue.next_token()
     }
 
-    /// Has the thread told when `source` has something to accept.
+    /// Registers `source`: its events wake the thread when there is something to accept.
     pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
         self.queue.registry.register(source, token, Interest::READABLE)
     }
@@ -117,7 +118,7 @@ impl Reactor {
         self.queue.waker.wake().map_err(|e| Error::io("waking the thread of the control connections", e))
     }
 
-    /// An error if the thread has ended, which only a mistake of ours can bring about.
+    /// Returns an error if the thread has ended. Only a bug in this plugin can end it.
     pub(super) fn alive(&self) -> Result<()> {
         if self.queue.dead.load(Ordering::Acquire) {
             return Err(Error::Internal("the thread of the control connections has ended".into()));
@@ -128,7 +129,7 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        // Not joined: what lingers may take a second, and the file is never unmapped.
+        // Not joined: lingering channels may take seconds, and the plugin's file is never unmapped.
         let _ = self.submit(Command::Stop);
     }
 }
@@ -143,12 +144,12 @@ impl CommandQueue {
     }
 }
 
-/// What the thread works on.
+/// The thread's own state.
 pub(super) struct ReactorState {
     queue: Arc<CommandQueue>,
     entries: HashMap<Token, Entry>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
-    /// To look at once more, after the others.
+    /// To be stepped once more, after the others.
     again: Vec<Token>,
 }
 
@@ -180,12 +181,12 @@ fn run(mut poll: Poll, mut reactor: ReactorState) {
 }
 
 impl ReactorState {
-    /// `true` for the last command.
+    /// Returns `true` for [`Command::Stop`].
     fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Listen(token, acceptor) => {
                 self.insert(token, Entry::Listener(acceptor));
-                // It is registered since before it came here: what has come meanwhile told nobody.
+                // It was registered before: an event that came meanwhile found no entry.
                 self.step(token);
             }
             Command::Connect(token, connector) => {
@@ -213,9 +214,9 @@ impl ReactorState {
         self.timers.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()))
     }
 
-    /// An event or a timer of `token`; neither says more than "look".
+    /// Handles an event or a timer of `token`. Neither has any other meaning than "try again".
     fn step(&mut self, token: Token) {
-        // Out of the table while it runs, so that it may change the table.
+        // Removed while it runs, since it may change the table.
         let Some(entry) = self.entries.remove(&token) else { return };
         let entry = match entry {
             Entry::Listener(mut acceptor) => {
@@ -244,7 +245,7 @@ impl ReactorState {
                 break;
             }
             self.timers.pop();
-            // An established connection has no time limit; the timer is left from when it was half open.
+            // An established connection has no deadline: this timer is one of its half-open time.
             if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
                 self.step(token);
             }
@@ -267,7 +268,8 @@ impl ReactorState {
         self.entries.insert(token, entry);
     }
 
-    /// For one who leaves off before there was nothing more to do: no further event will tell of the rest.
+    /// Steps `token` once more. For an entry that stops before its socket would block: no further
+    /// event would come for the rest.
     pub(super) fn again(&mut self, token: Token) {
         self.again.push(token);
     }
@@ -276,7 +278,7 @@ impl ReactorState {
         self.timers.push(Reverse((at, token)));
     }
 
-    /// Closes at once, with all that belongs to it.
+    /// Closes an entry at once, with all that belongs to it.
     pub(super) fn remove(&mut self, token: Token) {
         match self.entries.remove(&token) {
             Some(Entry::Listener(acceptor)) => acceptor.close(self),
@@ -300,7 +302,7 @@ impl ReactorState {
         }
     }
 
-    /// Tells a connector how one of its tries ended.
+    /// Passes the result of an attempt to its connector.
     pub(super) fn attempt_ended(
         &mut self,
         connector: Token,
@@ -314,7 +316,7 @@ impl ReactorState {
         }
     }
 
-    /// `link` has said its last word.
+    /// Keeps `link` until the peer has read its last frame.
     pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
         let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
         lingering.advance(token, self)
@@ -322,7 +324,7 @@ impl ReactorState {
 }
 
 impl Lingering {
-    /// The time runs anew whenever the peer has taken something.
+    /// Extends the time whenever the peer has read something.
     fn advance(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
         if self.link.discard() == LinkStatus::Closed {
             self.link.abort();
@@ -343,7 +345,7 @@ impl Lingering {
 }
 
 impl Drop for ReactorState {
-    /// Also when the thread panics: nobody waits for ever.
+    /// Runs also when the thread panics: nothing waits forever.
     fn drop(&mut self) {
         self.queue.dead.store(true, Ordering::Release);
         for (_, entry) in self.entries.drain() {

@@ -1,4 +1,4 @@
-//! Sockets as the control connections need them.
+//! Sockets with the options of control connections.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,14 +11,14 @@ use crate::config::Family;
 
 const BACKLOG: i32 = 1024;
 
-/// A listener on a port of the system's choice, on all interfaces.
+/// Listens on all interfaces, on a port that the system chooses.
 pub(super) fn listen(family: Option<Family>) -> io::Result<TcpListener> {
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     match family {
         Some(Family::V4) => listen_at(v4, false),
         Some(Family::V6) => listen_at(v6, true),
-        // Hosts without IPv6 refuse the socket or its address.
+        // A host without IPv6 refuses the socket or its address.
         None => listen_at(v6, false).or_else(|_| listen_at(v4, false)),
     }
 }
@@ -34,12 +34,12 @@ fn listen_at(addr: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(socket.into()))
 }
 
-/// Small messages at once, and a peer whose host answers nothing for `silence` counts as gone: unacknowledged data has that limit, and an
-/// idle connection is asked for a sign of life from half of it on.
+/// Sends small messages at once, and limits how long the peer's host may be silent: `silence` for
+/// unacknowledged data, and keepalive probes from half of it on for an idle connection.
 pub(super) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    // In whole seconds, as the kernel has them. Its own limit goes before the number of unanswered probes.
+    // The kernel counts whole seconds. The user timeout takes precedence over the number of probes.
     let seconds = |d: Duration| Duration::from_secs(d.as_secs().max(1));
     let keepalive = TcpKeepalive::new()
         .with_time(seconds(silence / 2))
@@ -49,7 +49,7 @@ pub(super) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(silence))
 }
 
-/// IPv4 peers of a listener on both families, as IPv4.
+/// Converts an IPv4-mapped address, as a listener on both families returns it, to IPv4.
 pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }

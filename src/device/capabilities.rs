@@ -1,4 +1,5 @@
-//! How adapters reach NCCL's memory: GPU memory, relaxed ordering, flush. What each came to, and why, for the log.
+//! How adapters reach NCCL's memory: GPUDirect, relaxed ordering, flush, DMA-BUF. The state of
+//! each, and the reason, for the log.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use super::{Device, Gpu, Nic};
 use crate::config::{Config, Finding};
 use crate::verbs;
 
-/// One for each feature: GPUDirect, relaxed ordering, flush, DMA-BUF.
+/// Describes each feature: GPUDirect, relaxed ordering, flush, DMA-BUF.
 pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     let answers = dmabuf(devices);
     let by_file = !answers.is_empty() && answers.iter().all(|a| a.lacks.is_none());
@@ -23,7 +24,7 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     ]
 }
 
-/// Ports that answer alike to whether they register DMA-BUFs.
+/// Ports that either all register DMA-BUFs, or all lack the same.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DmaBufAnswer {
     /// Names.
@@ -33,7 +34,7 @@ pub struct DmaBufAnswer {
 }
 
 impl DmaBufAnswer {
-    /// In words.
+    /// Describes the ports' answer.
     pub fn text(&self) -> String {
         let ports = self.ports.join(", ");
         match &self.lacks {
@@ -43,7 +44,7 @@ impl DmaBufAnswer {
     }
 }
 
-/// Each port once.
+/// Groups the ports of the devices, each once.
 pub fn dmabuf(devices: &[&Device]) -> Vec<DmaBufAnswer> {
     let mut seen: Vec<&Arc<Nic>> = Vec::new();
     let mut answers: Vec<DmaBufAnswer> = Vec::new();
@@ -61,7 +62,7 @@ pub fn dmabuf(devices: &[&Device]) -> Vec<DmaBufAnswer> {
     answers
 }
 
-/// `by_file`: all ports register DMA-BUFs.
+/// Describes GPUDirect. `by_file`: all ports register DMA-BUFs.
 fn gpu(found: Gpu, by_file: bool) -> Finding {
     let text = match found {
         Gpu::Direct(_) => format!("GPUDirect RDMA is on: {found}"),
@@ -115,7 +116,7 @@ mod tests {
 
     #[test]
     fn relaxed_ordering_follows_the_setting_and_the_library() {
-        for (setting, can, lost, said) in [
+        for (setting, can, lost, expected) in [
             (0, true, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
             (0, false, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
             (1, true, false, "is on"),
@@ -125,7 +126,7 @@ mod tests {
         ] {
             let config = Config { relaxed_ordering: setting, ..Config::default() };
             let found = ordering(&config, can);
-            assert_eq!((found.degraded, found.text.contains(said)), (lost, true), "{found:?}");
+            assert_eq!((found.degraded, found.text.contains(expected)), (lost, true), "{found:?}");
         }
     }
 }

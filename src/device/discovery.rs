@@ -1,4 +1,4 @@
-//! A look at everything that is there, what becomes of it under the settings, and why.
+//! Finds every port of the host, and what the settings make of it.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::verbs::{self, Context, DeviceLimits, Gid, Port};
 
-/// Every port of this host, and the adapters behind them. Both lists are of one order.
+/// Every port of this host, and the adapters behind them. Both lists have the same order.
 pub(super) struct Seen {
     pub(super) found: Vec<Found>,
-    /// `None` where the adapter cannot be opened.
+    /// `None` if the adapter cannot be opened.
     pub(super) adapters: Vec<Option<Adapter>>,
     /// Why connections may break when this process forks, if they may.
     pub(super) fork_unsafe: Option<Error>,
@@ -22,18 +22,18 @@ pub(super) struct Seen {
 pub(super) struct Adapter {
     pub(super) context: Arc<Context>,
     pub(super) limits: DeviceLimits,
-    /// As the port was found; `None` where it cannot be used.
+    /// The port as it was found; `None` if it cannot be used.
     pub(super) port: Option<Port>,
 }
 
-/// The error is that there is no list of adapters.
+/// Opens every adapter. Fails if there is no list of adapters.
 pub(super) fn discover(config: &Config) -> Result<Seen> {
     // Before anything is registered, or it has no effect.
     let fork_unsafe = verbs::survive_forks().err();
     let mut seen = Seen { found: Vec::new(), adapters: Vec::new(), fork_unsafe };
     let mut all = verbs::open_all()?;
     if config.device_pci_order {
-        // Those without an address last, and otherwise as they are.
+        // Adapters without an address come last, in their own order.
         all.sort_by_cached_key(|(_, context)| {
             let path = context.as_ref().ok().and_then(|context| context.pci_path());
             let address = path.as_deref().and_then(pci::Address::of);
@@ -52,7 +52,7 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
                 }
             }
             Err(e) => {
-                // Its first port stands for all of it.
+                // Its first port stands for the whole adapter.
                 seen.found.push(Found { hca, port: 1, trouble: Some(Trouble::Fault(e.to_string())) });
                 seen.adapters.push(None);
             }
@@ -66,34 +66,34 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
 pub struct PortView {
     /// The adapter's name.
     pub hca: String,
-    /// Its number, from 1.
+    /// Port number, from 1.
     pub number: u8,
     /// Why it cannot be used.
     pub trouble: Option<String>,
-    /// What it says of itself; `None` where it cannot be asked.
+    /// The port's attributes; `None` if they cannot be queried.
     pub state: Option<Port>,
     /// sysfs path of the PCI device.
     pub pci_path: Option<String>,
-    /// The used entries of its GID table, each with its place among those that a connection may use, 0 for the best, or
-    /// why it is not one of them.
+    /// The used entries of its GID table. Each with its rank among those that a connection may use,
+    /// 0 for the best, or why it is not one of them.
     pub gids: Vec<(Gid, Result<usize, String>)>,
 }
 
-/// What there is and what becomes of it.
+/// Every port, and the devices made of them.
 #[derive(Debug)]
 pub struct Survey {
     /// Every port.
     pub ports: Vec<PortView>,
     /// The devices that NCCL would be shown, or why there are none.
     pub devices: Result<Vec<Device>>,
-    /// One sentence on the ports that are missed. A failure with `MPIB_STRICT=1`.
+    /// One sentence on faulty ports that somebody misses. A failure with `MPIB_STRICT=1`.
     pub lost: Option<String>,
-    /// One sentence on the ports that nobody misses.
+    /// One sentence on idle ports that nobody misses.
     pub idle: Option<String>,
 }
 
-/// Opens the devices anew, whatever the process has open, and tells the log nothing. The error is that there is no list of
-/// adapters.
+/// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
+/// no list of adapters.
 pub fn survey(config: &Config) -> Result<Survey> {
     let seen = discover(config)?;
     let view = |(found, adapter): (&Found, &Option<Adapter>)| {

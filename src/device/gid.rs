@@ -1,16 +1,17 @@
-//! Which entries of a port's GID table a connection may use. Which one of them it does use depends on the peer: see
-//! `route`.
+//! Selects the entries of a port's GID table that a connection may use. `route` chooses among them
+//! by the peer's addresses.
 
 use crate::config::{AddrRange, Config, Family, GidIndex};
 use crate::proto::{GidKind, LinkLayer};
 use crate::verbs::Gid;
 
-/// What the settings say of one port: of its addresses, and of its speed.
+/// The settings that concern one port: its addresses, and its speed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// `NCCL_IB_GID_INDEX`. With it, the rest does not count.
+    /// `NCCL_IB_GID_INDEX`. It overrides the other settings of addresses.
     index: Option<u8>,
-    /// It is a number for every port, as NCCL's own transport takes it for RoCE only: InfiniBand's place 3 is seldom in use.
+    /// The index is one number for all ports. Then it counts for RoCE only, as in NCCL's own
+    /// transport: entry 3 of an InfiniBand port is seldom in use.
     index_of_roce: bool,
     /// `NCCL_IB_ADDR_FAMILY`
     family: Option<Family>,
@@ -23,7 +24,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Of port `port` of this HCA.
+    /// Reads the settings of port `port` of this HCA.
     pub(super) fn new(config: &Config, hca: &str, port: u8) -> Self {
         Self {
             index: config.gid_index.of(hca, port),
@@ -35,12 +36,12 @@ impl Wanted {
         }
     }
 
-    /// The place that the settings name for a port of this kind.
+    /// Returns the configured index for a port of this link layer.
     fn index(&self, link: LinkLayer) -> Option<u8> {
         self.index.filter(|_| link == LinkLayer::Ethernet || !self.index_of_roce)
     }
 
-    /// Why an entry of a RoCE port is not to be used.
+    /// Returns why an entry of a RoCE port must not be used, if so.
     fn objection(&self, gid: &Gid) -> Option<String> {
         let ip = gid.addr();
         if let Some(why) = gid.unusable() {
@@ -57,13 +58,13 @@ impl Wanted {
         }
         match &self.range {
             Some(range) if !range.contains(ip) => Some("not in the range".into()),
-            // Every port has one, so that no family can mean it.
+            // Every port has one: no setting of a family can mean it.
             None if self.family.is_some() && gid.is_link_local() => Some("link-local".into()),
             _ => None,
         }
     }
 
-    /// The settings that count, as they would be written.
+    /// Lists the settings in effect as they would be written.
     fn settings(&self) -> Vec<String> {
         let family = self.family.map(|family| format!("NCCL_IB_ADDR_FAMILY={family}"));
         let range = self.range.as_ref().map(|range| format!("NCCL_IB_ADDR_RANGE={range}"));
@@ -72,9 +73,10 @@ impl Wanted {
     }
 }
 
-/// Those of `gids`, the used entries of a port, that a connection may use, the best first; never none. An explicit index
-/// is one entry, and InfiniBand uses entry 0. A RoCE port has all that the settings allow: v2 with an IPv4 address, v2 with an
-/// IPv6 address, v1; link-local addresses only where there is nothing else.
+/// Returns those of `gids`, the used entries of a port, that a connection may use, the best first,
+/// at least one. An explicit index is one entry, and InfiniBand uses entry 0. A RoCE port has all
+/// that the settings allow: v2 with an IPv4 address, v2 with an IPv6 address, v1. Link-local
+/// addresses count only if there is no other.
 pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Result<Vec<Gid>, String> {
     let index = match (wanted.index(link), link) {
         (Some(index), _) => Some(index),
@@ -86,7 +88,7 @@ pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Resu
         let found = found.map(|gid| vec![gid]);
         return found.ok_or_else(|| {
             let origin =
-                if wanted.index(link).is_some() { "NCCL_IB_GID_INDEX says" } else { "InfiniBand uses" };
+                if wanted.index(link).is_some() { "NCCL_IB_GID_INDEX names" } else { "InfiniBand uses" };
             format!("{origin} GID index {index}, which is empty; the port has {}", list(gids, |_| None))
         });
     }
@@ -112,7 +114,8 @@ pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Resu
     Ok(good)
 }
 
-/// Each of `gids` with its place among the [`candidates`], 0 for the best, or why it is not one of them.
+/// Returns for each of `gids` its rank among the [`candidates`], 0 for the best, or why it is not
+/// one of them.
 pub(super) fn verdicts(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Vec<Result<usize, String>> {
     let chosen = candidates(gids, link, wanted).unwrap_or_default();
     let verdict = |gid: &Gid| {
@@ -120,7 +123,7 @@ pub(super) fn verdicts(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Vec<Re
             return Ok(place);
         }
         Err(match (wanted.index(link), link) {
-            (Some(index), _) => format!("NCCL_IB_GID_INDEX says {index}"),
+            (Some(index), _) => format!("NCCL_IB_GID_INDEX names {index}"),
             (None, LinkLayer::InfiniBand) => "InfiniBand uses GID index 0".into(),
             (None, LinkLayer::Ethernet) => {
                 wanted.objection(gid).unwrap_or_else(|| "link-local, and there are others".into())
@@ -130,7 +133,7 @@ pub(super) fn verdicts(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Vec<Re
     gids.iter().map(verdict).collect()
 }
 
-/// Lower is better.
+/// Ranks an entry. Lower is better.
 fn class(gid: &Gid) -> u8 {
     let v4 = gid.addr().is_ipv4();
     match (gid.is_link_local(), gid.kind) {
@@ -142,7 +145,7 @@ fn class(gid: &Gid) -> u8 {
     }
 }
 
-/// The entries and what is to be said of each, for a message.
+/// Lists the entries, each with its remark, for a message.
 pub(super) fn list(gids: &[Gid], remark: impl Fn(&Gid) -> Option<String>) -> String {
     if gids.is_empty() {
         return "none".to_owned();
@@ -199,17 +202,17 @@ mod tests {
     #[test]
     fn each_entry_has_its_place_or_a_reason() {
         let of = |entries: &[(&str, GidKind)], link, vars: &[(&str, &str)]| {
-            let told = |v: Result<usize, String>| v.map_or_else(|why| why, |place| place.to_string());
-            verdicts(&table(entries), link, &set(vars)).into_iter().map(told).collect::<Vec<_>>()
+            let text = |v: Result<usize, String>| v.map_or_else(|why| why, |place| place.to_string());
+            verdicts(&table(entries), link, &set(vars)).into_iter().map(text).collect::<Vec<_>>()
         };
         let others = "link-local, and there are others";
         let roce = LinkLayer::Ethernet;
         assert_eq!(of(&ALL, roce, &[]), [others, others, "2", "1", "0", "loopback"]);
         assert_eq!(of(&ALL[1..4], roce, &[("NCCL_IB_ADDR_FAMILY", "AF_INET")]), ["IPv6", "0", "IPv6"]);
-        assert_eq!(of(&ALL[2..4], roce, &[("NCCL_IB_GID_INDEX", "1")]), ["NCCL_IB_GID_INDEX says 1", "0"]);
+        assert_eq!(of(&ALL[2..4], roce, &[("NCCL_IB_GID_INDEX", "1")]), ["NCCL_IB_GID_INDEX names 1", "0"]);
         let two = [("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)];
         assert_eq!(of(&two, LinkLayer::InfiniBand, &[]), ["0", "InfiniBand uses GID index 0"]);
-        // Nothing can be used: each says why.
+        // Nothing can be used: each has its reason.
         assert_eq!(of(&ALL[5..], roce, &[]), ["loopback"]);
     }
 
@@ -243,17 +246,20 @@ mod tests {
     #[test]
     fn nothing_left_is_told_with_the_settings_and_every_entry() {
         let vars = [("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ADDR_RANGE", "10.2.0.0/16")];
-        let said = order(&ALL[1..5], &vars).unwrap_err();
+        let error = order(&ALL[1..5], &vars).unwrap_err();
         assert_eq!(
-            said,
+            error,
             "no entry of its GID table fits NCCL_IB_ADDR_FAMILY=AF_INET and NCCL_IB_ADDR_RANGE=10.2.0.0/16: \
              0 (fe80::1, RoceV2: IPv6), 1 (10.1.2.3, RoceV1: not in the range), 2 (2001:db8::1, RoceV2: IPv6), \
              3 (10.1.2.3, RoceV2: not in the range)"
         );
-        let said = order(&ALL[..2], &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]).unwrap_err();
-        assert!(said.contains("0 (fe80::1, RoceV1: link-local)"), "{said}");
-        let said = order(&ALL[3..5], &[("NCCL_IB_ROCE_VERSION_NUM", "1")]).unwrap_err();
-        assert!(said.contains("NCCL_IB_ROCE_VERSION_NUM=1: 0 (2001:db8::1, RoceV2: not RoCE v1)"), "{said}");
+        let error = order(&ALL[..2], &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]).unwrap_err();
+        assert!(error.contains("0 (fe80::1, RoceV1: link-local)"), "{error}");
+        let error = order(&ALL[3..5], &[("NCCL_IB_ROCE_VERSION_NUM", "1")]).unwrap_err();
+        assert!(
+            error.contains("NCCL_IB_ROCE_VERSION_NUM=1: 0 (2001:db8::1, RoceV2: not RoCE v1)"),
+            "{error}"
+        );
         assert_eq!(
             order(&ALL[5..], &[]).unwrap_err(),
             "no entry of its GID table can be used: 0 (::1, RoceV2: loopback)"
@@ -273,11 +279,11 @@ mod tests {
 
     #[test]
     fn the_users_index_must_exist() {
-        let said = order(&[("fe80::1", RoceV1), ("::ffff:10.0.0.1", RoceV2)], &[("NCCL_IB_GID_INDEX", "7")]);
-        let said = said.unwrap_err();
+        let error = order(&[("fe80::1", RoceV1), ("::ffff:10.0.0.1", RoceV2)], &[("NCCL_IB_GID_INDEX", "7")]);
+        let error = error.unwrap_err();
         assert!(
-            said.contains("NCCL_IB_GID_INDEX") && said.contains("index 7") && said.contains("10.0.0.1"),
-            "{said}"
+            error.contains("NCCL_IB_GID_INDEX") && error.contains("index 7") && error.contains("10.0.0.1"),
+            "{error}"
         );
     }
 
@@ -290,11 +296,11 @@ mod tests {
         let with = |index| candidates(&gids, LinkLayer::InfiniBand, &set(&[("NCCL_IB_GID_INDEX", index)]));
         assert_eq!((with("1").unwrap()[0].index, with("7").unwrap()[0].index), (0, 0));
         assert_eq!((with("a:1").unwrap()[0].index, with("b:1").unwrap()[0].index), (1, 0));
-        assert!(with("a:7").unwrap_err().contains("NCCL_IB_GID_INDEX says GID index 7"));
+        assert!(with("a:7").unwrap_err().contains("NCCL_IB_GID_INDEX names GID index 7"));
         let verdicts = verdicts(&gids, LinkLayer::InfiniBand, &set(&[("NCCL_IB_GID_INDEX", "1")]));
         assert_eq!(verdicts, [Ok(0), Err("InfiniBand uses GID index 0".to_owned())]);
-        let said = |link| candidates(&[], link, &set(&[])).unwrap_err();
-        assert!(said(LinkLayer::InfiniBand).contains("InfiniBand uses GID index 0"));
-        assert!(said(LinkLayer::Ethernet).contains("empty"));
+        let error = |link| candidates(&[], link, &set(&[])).unwrap_err();
+        assert!(error(LinkLayer::InfiniBand).contains("InfiniBand uses GID index 0"));
+        assert!(error(LinkLayer::Ethernet).contains("empty"));
     }
 }

@@ -1,8 +1,8 @@
-//! Whether adapters can reach GPU memory here: GPUDirect RDMA through a module of the kernel.
+//! Whether adapters can reach GPU memory: GPUDirect RDMA through a kernel module.
 //!
-//! Such a module tells the RDMA core the pages behind GPU addresses, so that `ibv_reg_mr` takes them as it takes host
-//! memory. Each leaves a file in sysfs while it is loaded; NCCL's own transport looks for the same ones. The other way, DMA-BUF, needs no
-//! module: there NCCL brings a file that stands for the memory.
+//! Such a module maps GPU addresses to pages for the RDMA core, and `ibv_reg_mr` then accepts them
+//! like host memory. Each module has a file in sysfs while it is loaded. NCCL's own transport looks
+//! for the same files. DMA-BUF needs no module: NCCL passes a file descriptor of the memory.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-/// Below sysfs: nvidia_peermem of the driver, and the two names that older modules registered.
+/// Below sysfs: the driver's nvidia_peermem, and the two names of older modules.
 const FILES: [&str; 3] = [
     "module/nvidia_peermem/version",
     "kernel/mm/memory_peers/nv_mem/version",
@@ -23,22 +23,22 @@ const DRIVER: &str = "module/nvidia";
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gpu {
-    /// This file below sysfs: adapters reach GPU memory.
+    /// Adapters reach GPU memory: this file below sysfs exists.
     Direct(&'static str),
-    /// The driver, and no module that joins it to the RDMA core.
+    /// The driver is loaded, but no module that connects it with the RDMA core.
     NoModule,
-    /// Not even the driver: no GPU either.
+    /// No driver is loaded.
     NoDriver,
 }
 
 impl Gpu {
-    /// What this machine has; looked up once per process.
+    /// Returns what this machine has. Looked up once: the result cannot change while a job runs.
     pub fn here() -> Self {
         static FOUND: OnceLock<Gpu> = OnceLock::new();
         *FOUND.get_or_init(|| Self::probe(Path::new("/sys")))
     }
 
-    /// What is below `sys`.
+    /// Examines the files below `sys`.
     pub fn probe(sys: &Path) -> Self {
         match FILES.iter().find(|file| sys.join(file).exists()) {
             Some(file) => Self::Direct(file),
@@ -53,7 +53,7 @@ impl Gpu {
     }
 }
 
-/// What to look at when a GPU's memory could not be registered, by its DMA-BUF or else by its addresses.
+/// Describes likely causes why a GPU's memory could not be registered, by DMA-BUF or by address.
 pub(super) fn causes(errno: Errno, dmabuf: bool) -> String {
     const FREED: &str = "Was it freed?";
     const BAR1: &str = "Is the GPU's BAR1 full (nvidia-smi -q -d MEMORY)?";
@@ -66,19 +66,19 @@ pub(super) fn causes(errno: Errno, dmabuf: bool) -> String {
         "Can this adapter and this GPU reach each other on PCIe (IOMMU, ACS, a root port between them)?";
     const OTHER: &str = "NCCL_DMABUF_ENABLE=0 makes NCCL take nvidia-peermem instead, where that is loaded";
     let causes: &[&str] = match (dmabuf, errno) {
-        // Nobody claimed the addresses, so that they were looked for among the host's.
+        // No module claimed the addresses: the kernel took them for the host's.
         (false, Errno::EFAULT) => &[MODULE, FREED, UNREACHED],
         (false, Errno::ENOMEM | Errno::EIO) => &[BAR1, MODULE],
         (false, _) => &[BAR1, FREED, UNREACHED, MODULE],
         (true, Errno::EBADF | Errno::EINVAL) => &[RANGE, FREED, OTHER],
         (true, Errno::ENOMEM | Errno::ENOSPC) => &[BAR1, OTHER],
-        // The call itself is known: it was tried before.
+        // The kernel has the call: it was tried before.
         (true, _) => &[PEERS, BAR1, OTHER],
     };
     format!("This is GPU memory. {}", causes.join(" "))
 }
 
-/// What was found, and what to do where that is not enough.
+/// What was found, and what to do if adapters do not reach GPU memory.
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let missing = match self {
@@ -121,7 +121,7 @@ mod tests {
     fn without_a_module_the_driver_tells_whether_one_is_missed() {
         assert_eq!(with(&[]), Gpu::NoDriver);
         assert_eq!(with(&["module/nvidia/version"]), Gpu::NoModule);
-        // A folder without the file is what is left while a module goes, or another module's.
+        // A folder without the file: a module that is being removed, or another module's.
         assert_eq!(with(&["module/nvidia_peermem/refcnt"]), Gpu::NoDriver);
         assert_eq!(with(&["module/nvidia/version", "kernel/mm/memory_peers/other/version"]), Gpu::NoModule);
         assert_eq!(Gpu::probe(Path::new("/nowhere")), Gpu::NoDriver);
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn each_failure_has_its_causes() {
-        for (errno, dmabuf, said, unsaid) in [
+        for (errno, dmabuf, expected, unexpected) in [
             (Errno::EFAULT, false, "nvidia_peermem", "BAR1"),
             (Errno::ENOMEM, false, "BAR1", "freed"),
             (Errno::EINVAL, false, "cudaMallocManaged", "a DMA-BUF"),
@@ -139,7 +139,7 @@ mod tests {
             (Errno::EOPNOTSUPP, true, "IOMMU", "still loaded"),
         ] {
             let text = causes(errno, dmabuf);
-            assert!(text.contains(said) && !text.contains(unsaid), "{errno:?} {dmabuf}: {text}");
+            assert!(text.contains(expected) && !text.contains(unexpected), "{errno:?} {dmabuf}: {text}");
         }
     }
 

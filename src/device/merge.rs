@@ -1,4 +1,4 @@
-//! Which devices may be joined to one, and what that one is. Pure: makes no verbs object.
+//! Merges devices to a virtual one for NCCL's makeVDevice. Pure: makes no verbs object.
 
 use std::ffi::c_int;
 
@@ -6,11 +6,12 @@ use super::{Device, leak};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 
-/// The device of `members`, which are indices among the first `physical` of `devices`; its rails are theirs, in order.
+/// Makes the device of `members`, which are indices among the first `physical` of `devices`. It has
+/// their rails, in order.
 ///
 /// # Errors
-/// [`Error::Argument`], not [`Error::Usage`]: for the code of the latter NCCL 2.24 and 2.25 fail the communicator, where others let
-/// them go on with the devices as they are.
+/// [`Error::Argument`], not [`Error::Usage`]: for the latter's code NCCL 2.24 and 2.25 fail the
+/// communicator. With any other code they continue with the physical devices.
 pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> Result<Device> {
     let refuse = |why: String| Err(Error::Argument(why));
     if members.is_empty() || members.len() > MAX_RAILS {
@@ -49,15 +50,15 @@ pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> 
     }
     let link = |part: &Device| part.rails.first().map(|nic| nic.port().link);
     if let Some(other) = others.iter().find(|other| link(other) != link(first)) {
-        let told = |part: &Device| {
+        let describe = |part: &Device| {
             part.rails
                 .first()
                 .map_or_else(String::new, |nic| format!("{} is {:?}", nic.name(), nic.port().link))
         };
         return refuse(format!(
             "{joined}: {}, {}: expected ports of one kind; NCCL_IB_HCA can leave the others out",
-            told(first),
-            told(other)
+            describe(first),
+            describe(other)
         ));
     }
     let one =

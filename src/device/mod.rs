@@ -1,7 +1,7 @@
-//! What exists: HCAs, ports and GIDs, and the devices that NCCL is shown.
+//! HCAs, ports and GIDs, and the devices that NCCL sees.
 //!
-//! Ports are opened once per process and kept across `finalize` and the next `init`: NCCL keeps the names of
-//! devices, and a plugin that is closed and opened again finds them as they were.
+//! Ports are opened once per process and stay open across `finalize` and the next `init`: NCCL
+//! keeps the names of devices and expects to find the same devices again.
 
 mod capabilities;
 mod discovery;
@@ -40,77 +40,81 @@ pub struct Nic {
     limits: DeviceLimits,
     port: Port,
     wanted: Wanted,
-    /// Of NCCL's memory, by all comms.
+    /// Registrations of NCCL's memory, shared by all comms.
     registrations: Registrations,
-    /// Whether it registers DMA-BUFs, and why not, once that was tried.
+    /// Whether it registers DMA-BUFs, or why not, once that was tried.
     dmabuf: OnceLock<Result<(), String>>,
 }
 
 /// A device as NCCL sees it.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Unique among the physical devices. A virtual one of a single device has that one's.
+    /// Unique among the physical devices. A virtual device of a single one has the same name.
     pub name: &'static CStr,
     /// sysfs path of the first rail's PCI device.
     pub pci_path: Option<&'static CStr>,
     /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
-    /// Whether it is SOUT and SUP, for which `policy` has rules of their own.
+    /// Whether its rails are SOUT and SUP, for which `policy` has its own rules.
     pub is_sout_sup: bool,
-    /// How many devices before it are on the same PCI card. Ports of one adapter have one GUID, and today each is a function of its
-    /// own with port number 1: this tells them apart, as NCCL's search of the topology wants them.
+    /// Number of devices before it on the same PCI card. Ports of one adapter have one GUID, and
+    /// most are separate PCI functions with port number 1: NCCL's topology search needs different
+    /// port numbers.
     pub card_place: u8,
-    /// The physical devices that it consists of, itself where it is one.
+    /// The physical devices that it consists of: only itself for a physical one.
     pub members: Vec<c_int>,
-    /// Which rail of the network it is on, where the settings say so.
+    /// Rail of the network, if the settings name one.
     pub rail_id: Option<i16>,
-    /// Which plane of the network it is on, likewise.
+    /// Plane of the network, if the settings name one.
     pub plane_id: Option<i16>,
 }
 
 impl Nic {
-    /// `hca:port`
+    /// Returns `hca:port`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Everything on this port is made in it.
+    /// Returns the protection domain of everything on this port.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// What the HCA can hold.
+    /// Returns the limits of the HCA.
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 
-    /// The port as it was when it was opened.
+    /// Returns the port as it was when it was opened.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// The port and the GIDs that a connection may use, the best first, as they are now: tables are renumbered when a
-    /// link flaps. The error is a reason to leave the port out.
+    /// Returns the port and the GIDs that a connection may use, the best first, as they are now:
+    /// tables are renumbered when a link flaps. The error is the reason why the port cannot be
+    /// used.
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
         usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
             .map_err(|trouble| trouble.to_string())
     }
 
-    /// Whether connections that receive by it can flush: by the setting, else where it reaches GPU memory.
+    /// Whether connections that receive on it can flush: by the setting, else if it reaches GPU
+    /// memory.
     pub fn flushes(&self, config: &Config) -> bool {
         config.flush.unwrap_or_else(|| Gpu::here().is_direct() || self.takes_dmabuf().is_ok())
     }
 
-    /// Place in the port's P_Key table that the settings mean, as the table is now.
+    /// Returns the index of the configured partition in the port's P_Key table, as the table is
+    /// now.
     ///
     /// # Errors
-    /// `NCCL_IB_PKEY_VALUE` is not in the table: with what is.
+    /// `NCCL_IB_PKEY_VALUE` is not in the table. The error lists what is.
     pub fn pkey_index(&self, config: &Config) -> Result<u16> {
         let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
         let context = self.pd.context();
         let port = context.port(self.port.number)?;
         let keys: Vec<u16> = (0..port.pkeys).map(|i| context.pkey(port.number, i)).collect::<Result<_>>()?;
-        // The top bit is no part of the partition's number: it tells full members from limited ones.
+        // The top bit is not part of the partition's number: it marks full members.
         let found = keys.iter().position(|key| key & 0x7fff == value & 0x7fff);
         found.and_then(|i| u16::try_from(i).ok()).ok_or_else(|| {
             let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
@@ -122,16 +126,17 @@ impl Nic {
         })
     }
 
-    /// Where in the table a GID is now. The error is a reason to do without it.
+    /// Returns the present index of a GID in the port's table. The error is the reason why it
+    /// cannot be used.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
         let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
         let gids = self.pd.context().gids(&port);
         let found = gids.iter().filter(|g| (g.raw, g.kind) == (gid.raw, gid.kind));
-        // The same address may be there for several interfaces.
+        // The table may have the same address for several interfaces.
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
         found.map(|g| g.index).ok_or_else(|| {
             format!(
-                "{} ({:?}), which was told to the peer, is no longer in the GID table of {}, which has {}",
+                "{} ({:?}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
                 gid.addr(),
                 gid.kind,
                 self.name,
@@ -142,7 +147,7 @@ impl Nic {
 }
 
 impl Device {
-    /// Its first rail's port number, plus its place among the devices of one PCI card.
+    /// Returns its first rail's port number plus its place among the devices of one PCI card.
     pub fn port(&self) -> c_int {
         let number = self.rails.first().map_or(0, |nic| nic.port.number);
         c_int::from(number) + c_int::from(self.card_place)
@@ -158,7 +163,7 @@ impl Device {
     }
 }
 
-/// The port and the GIDs that connections may use, or why it cannot be used.
+/// Returns the port and the GIDs that connections may use, or why the port cannot be used.
 fn usable(
     context: &Context,
     limits: &DeviceLimits,
@@ -211,7 +216,7 @@ fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>> {
     build(config, plans, &seen)
 }
 
-/// The devices of these plans, ready for use.
+/// Makes the devices of these plans.
 fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> {
     let mut devices = Vec::with_capacity(plans.len());
     for plan in plans {
@@ -249,7 +254,7 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
     Ok(devices)
 }
 
-/// NCCL keeps the string for as long as the process lives.
+/// Leaks a string: NCCL keeps it for as long as the process lives.
 fn leak(text: String) -> &'static CStr {
     Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str())
 }

@@ -1,4 +1,4 @@
-//! Where an adapter is on the PCI bus. Pure.
+//! PCI addresses of adapters. Pure.
 
 /// Domain, bus, device and function, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,7 +10,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Of a device's path in sysfs, whose last part is its address, as in `0000:17:00.1`.
+    /// Parses the last part of a device's path in sysfs, as in `0000:17:00.1`.
     pub(super) fn of(path: &str) -> Option<Self> {
         let (_, last) = path.rsplit_once('/')?;
         let (domain, rest) = last.split_once(':')?;
@@ -24,7 +24,8 @@ impl Address {
         })
     }
 
-    /// Whether both are functions of one card: a bus behind a slot has one, and its virtual functions have other device numbers.
+    /// Whether both are functions of one card: a slot's bus has one card, whose virtual functions
+    /// have other device numbers.
     pub(super) fn is_of_card(&self, other: &Self) -> bool {
         (self.domain, self.bus) == (other.domain, other.bus)
     }

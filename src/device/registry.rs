@@ -38,9 +38,9 @@ struct List {
 
 /// A context's hold on the devices.
 ///
-/// NCCL makes its virtual devices anew when it has closed the plugin and opens it again, so the last
-/// hold removes them from the list. NCCL before v11 makes them once per process, and its context
-/// lives as long.
+/// NCCL makes its virtual devices anew when it has closed the plugin and opens it again, so the
+/// last hold removes them from the list. NCCL before v11 makes them once per process, and its
+/// context lives as long.
 #[derive(Debug)]
 pub struct Hold(Arc<Devices>);
 

@@ -1,4 +1,4 @@
-//! From the ports that exist to the devices that NCCL sees. Pure: no verbs.
+//! Selects the devices that NCCL sees from the ports that exist. Pure: makes no verbs object.
 
 use std::fmt;
 use std::io;
@@ -6,23 +6,23 @@ use std::io;
 use crate::config::{Config, HcaFilter, HcaName};
 use crate::error::{Error, Result};
 
-/// One port of one device, as found.
+/// One port of one adapter, as found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The device's name.
+    /// The adapter's name.
     pub hca: String,
     /// Port number.
     pub port: u8,
-    /// Why it cannot be used; `None` where it can.
+    /// Why it cannot be used, if so.
     pub trouble: Option<Trouble>,
 }
 
 /// Why a port cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// It is down. A port without a cable is, and nobody misses it.
+    /// It is down. A port without a cable is down, and nobody misses it.
     Inactive,
-    /// Anything else, in words.
+    /// Any other reason.
     Fault(String),
 }
 
@@ -53,10 +53,10 @@ pub(super) struct Plan {
     pub ids: (Option<i16>, Option<i16>),
 }
 
-/// The devices that `config` asks for.
+/// Plans the devices that `config` requests.
 pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
     if found.is_empty() {
-        // Whatever the settings say, they are not what is wrong.
+        // No setting can be the reason.
         return Err(nothing(config, found));
     }
     let unknown =
@@ -74,14 +74,14 @@ pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
         return refuse("MPIB_RAIL_SPEED", speeds.to_string(), name);
     }
     let plans = match (&config.hca_sout, &config.hca_sup) {
-        (Some(sout), Some(sup)) => vec![fused(sout, sup, found)?],
-        // One set without the other was refused with the settings.
+        (Some(sout), Some(sup)) => vec![sout_sup(sout, sup, found)?],
+        // One without the other was refused when the settings were read.
         _ => one_per_port(config, found),
     };
     if plans.is_empty() { Err(nothing(config, found)) } else { Ok(plans) }
 }
 
-/// Why there is no device, and where to look.
+/// Explains why there is no device.
 fn nothing(config: &Config, found: &[Found]) -> Error {
     let usable = found.iter().any(|f| f.trouble.is_none());
     if let Some(filter) = config.ib_hca.as_ref().filter(|_| usable) {
@@ -98,35 +98,35 @@ fn nothing(config: &Config, found: &[Found]) -> Error {
     Error::io(what, io::Error::from_raw_os_error(libc::ENODEV))
 }
 
-/// Ports that are not among the devices although nobody said so, in words.
+/// Ports that are not among the devices although no setting excludes them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
-    /// A fault, or a port that `NCCL_IB_HCA` names: somebody misses it.
+    /// Faulty ports, and ports that `NCCL_IB_HCA` names: somebody misses them.
     pub lost: Vec<String>,
-    /// Down, as ports without a cable are.
+    /// Ports that are down, as those without a cable are.
     pub idle: Vec<String>,
 }
 
 impl LeftOut {
-    /// One sentence on what is missed.
+    /// Describes the ports that somebody misses.
     pub(super) fn lost_text(&self) -> Option<String> {
         (!self.lost.is_empty()).then(|| format!("ports that cannot be used: {}", self.lost.join("; ")))
     }
 
-    /// One sentence on what nobody misses.
+    /// Describes the ports that nobody misses.
     pub(super) fn idle_text(&self) -> Option<String> {
         (!self.idle.is_empty()).then(|| format!("ports left out: {}", self.idle.join("; ")))
     }
 }
 
-/// What a plan of one device per port leaves out. SOUT and SUP are both there, or there is no plan.
+/// Returns what a plan of one device per port leaves out. Without SOUT or SUP there is no plan.
 pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
     let mut out = LeftOut::default();
     if config.hca_sout.is_some() {
         return out;
     }
     let named = config.ib_hca.as_ref().is_some_and(HcaFilter::names);
-    for port in found.iter().filter(|f| meant(config, f)) {
+    for port in found.iter().filter(|f| selected(config, f)) {
         match &port.trouble {
             None => {}
             Some(Trouble::Inactive) if !named => out.idle.push(port.to_string()),
@@ -136,7 +136,7 @@ pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
     out
 }
 
-/// Settings that choose devices and are not what they were, with both values.
+/// Lists the settings of the selection that have changed, with both values.
 pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
     fn shown<T: ToString>(value: Option<&T>) -> String {
         value.map_or("unset".into(), T::to_string)
@@ -162,14 +162,14 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
     rows.into_iter().flatten().collect()
 }
 
-/// Whether `NCCL_IB_HCA` lets it through.
-fn meant(config: &Config, port: &Found) -> bool {
+/// Whether `NCCL_IB_HCA` selects the port.
+fn selected(config: &Config, port: &Found) -> bool {
     config.ib_hca.as_ref().is_none_or(|filter| filter.matches(&port.hca, port.port))
 }
 
 fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
     let usable: Vec<usize> =
-        (0..found.len()).filter(|i| found[*i].trouble.is_none() && meant(config, &found[*i])).collect();
+        (0..found.len()).filter(|i| found[*i].trouble.is_none() && selected(config, &found[*i])).collect();
     let several = |hca: &str| usable.iter().filter(|i| found[**i].hca == hca).count() > 1;
     let plan = |i: usize| {
         let Found { hca, port, .. } = &found[i];
@@ -180,7 +180,7 @@ fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
     usable.iter().copied().map(plan).collect()
 }
 
-fn fused(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
+fn sout_sup(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
     let a = find("MPIB_HCA_SOUT", sout, found)?;
     let b = find("MPIB_HCA_SUP", sup, found)?;
     if a == b {
@@ -194,7 +194,7 @@ fn fused(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
     Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b], ids: (None, None) })
 }
 
-/// The port that `wanted` names: the one it says, or the first usable one of the HCA.
+/// Finds the port that `wanted` names, or the first usable one of the HCA.
 fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usize> {
     let refuse = |expected: String| Err(Error::config(variable, format!("\"{wanted}\""), expected));
     let mut named = found.iter().enumerate().filter(|(_, f)| f.hca == wanted.name).peekable();
@@ -211,7 +211,7 @@ fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usi
     }
 }
 
-/// What exists, for a message.
+/// Lists what exists, for a message.
 fn list(found: &[Found]) -> String {
     found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -251,14 +251,14 @@ mod tests {
     #[test]
     fn a_name_that_does_not_fit_is_told_with_what_exists() {
         let found = host(&[("a", 1, true), ("b", 1, false)]);
-        for (sout, sup, said) in [
+        for (sout, sup, expected) in [
             ("a", "x", "MPIB_HCA_SUP=\"x\": expected an HCA of this host"),
             ("a", "b", "MPIB_HCA_SUP=\"b\": expected a port that can be used"),
             ("a:3", "b", "MPIB_HCA_SOUT=\"a:3\": expected a port of that HCA"),
         ] {
             let e = plan(&mpib(sout, sup), &found).unwrap_err();
             let text = e.to_string();
-            assert!(text.contains(said) && text.contains("a:1, b:1 (the port is not active)"), "{text}");
+            assert!(text.contains(expected) && text.contains("a:1, b:1 (the port is not active)"), "{text}");
             assert_eq!(e.failure(), Failure::InvalidUsage);
         }
     }
@@ -291,10 +291,10 @@ mod tests {
         assert!(plan(&config(&[("MPIB_RAIL_SPEED", "a:1:5")]), &found).is_ok());
         for name in ["b", "a:2"] {
             let e = plan(&config(&[("MPIB_RAIL_SPEED", &format!("{name}:5"))]), &found).unwrap_err();
-            let said = format!(
+            let expected = format!(
                 "MPIB_RAIL_SPEED=\"{name}:5\": expected HCAs and ports of this host, which {name} is not"
             );
-            assert!(e.to_string().contains(&said), "{e}");
+            assert!(e.to_string().contains(&expected), "{e}");
         }
     }
 

@@ -1,16 +1,17 @@
-//! The doctor as C sees it. Knows nothing of what is in the documents.
+//! The doctor's C functions. They know nothing of the documents' content.
 
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
-/// What the plugin would do on this host, under the environment of this process, as a JSON document
-/// (`nccl_net_mpib_agent_iface::doctor::Report`). May be called at any time, before init, after it, or where init fails; touches
-/// nothing that NCCL uses, and logs nothing.
+/// Reports what the plugin would do on this host, with the environment of this process, as a JSON
+/// document (`nccl_net_mpib_agent_iface::doctor::Report`). May be called at any time, also before
+/// init or if init fails. Changes nothing that NCCL uses, and logs nothing.
 ///
-/// Returns the bytes that the whole document takes, its NUL included, and writes as much of it as there is room for, NUL-terminated.
-/// A document that was cut is none: call again with more room, and look anew at what it returns, as the host may have changed.
-/// 0 if there is no document: a mistake of this plugin.
+/// Returns the size of the whole document in bytes, its NUL included, and writes as much of it as
+/// `cap` has room for, NUL-terminated. If the document was cut, call again with more room, and
+/// check the new return value: the host may have changed. Returns 0 if there is no document, which
+/// is a bug in this plugin.
 ///
 /// # Safety
 /// `out` is writable for `cap` bytes; it may be NULL where `cap` is 0.
@@ -21,13 +22,14 @@ pub unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
     unsafe { give(document, out, cap) }
 }
 
-/// Which ports of this host, whose report is `ours`, reach which of the host whose report is `theirs`, as a JSON document
-/// (`nccl_net_mpib_agent_iface::doctor::Routes`): what both ends of a connection come to, from the same code. `ours` and `theirs` are the
-/// `hello` fields of the two reports, in hexadecimal. Nothing of either is trusted. Returns and writes as [`mpib_doctor_v1`] does.
+/// Reports which ports of this host, whose report is `ours`, reach which of the host whose report
+/// is `theirs`, as a JSON document (`nccl_net_mpib_agent_iface::doctor::Routes`). Both ends of a
+/// connection run the same code. `ours` and `theirs` are the `hello` fields of the two reports, in
+/// hexadecimal, and are not trusted. Returns and writes like [`mpib_doctor_v1`].
 ///
 /// # Safety
-/// `ours` and `theirs` are readable for `ours_len` and `theirs_len` bytes, `out` is writable for `cap`; each may be NULL where its
-/// length is 0.
+/// `ours` and `theirs` are readable for `ours_len` and `theirs_len` bytes, `out` is writable for
+/// `cap`. Each may be NULL if its length is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mpib_doctor_routes_v1(
     ours: *const c_char,
@@ -45,7 +47,8 @@ pub unsafe extern "C" fn mpib_doctor_routes_v1(
 }
 
 /// # Safety
-/// `text` is readable for `len` bytes and stays so for as long as the slice is used; it may be NULL where `len` is 0.
+/// `text` is readable for `len` bytes and stays so for as long as the slice is used; it may be NULL
+/// where `len` is 0.
 unsafe fn bytes<'a>(text: *const c_char, len: usize) -> &'a [u8] {
     if text.is_null() || len == 0 {
         return &[];
@@ -54,19 +57,19 @@ unsafe fn bytes<'a>(text: *const c_char, len: usize) -> &'a [u8] {
     unsafe { slice::from_raw_parts(text.cast(), len) }
 }
 
-/// `None` where `make` panics or has nothing.
+/// Returns `None` if `make` panics or has no document.
 fn caught(make: impl FnOnce() -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     match catch_unwind(AssertUnwindSafe(make)) {
         Ok(document) => document,
         Err(payload) => {
-            // A payload may panic again when it is dropped; it is leaked rather than tried.
+            // A payload may panic again when it is dropped, and is leaked.
             std::mem::forget(payload);
             None
         }
     }
 }
 
-/// Hands a document out.
+/// Copies a document to C memory.
 ///
 /// # Safety
 /// `out` is writable for `cap` bytes; it may be NULL where `cap` is 0.

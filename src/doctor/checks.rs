@@ -1,4 +1,4 @@
-//! Judges: each check is a sentence of the log where the log has one, with its weight.
+//! Rates the facts: each check is a level and a sentence, that of the log if the log has one.
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
@@ -11,7 +11,7 @@ use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
 
-/// In the order in which a reader looks for causes.
+/// Makes all checks, in the order in which a reader looks for causes.
 pub(super) fn all(
     config: &Config,
     bad: &[BadSetting],
@@ -29,8 +29,8 @@ pub(super) fn all(
     checks
 }
 
-/// What is lost, which MPIB_STRICT=1 does not allow.
-fn lost(config: &Config, id: &str, text: &str) -> Check {
+/// Makes the check of what is degraded: MPIB_STRICT=1 does not allow it.
+fn degraded(config: &Config, id: &str, text: &str) -> Check {
     match config.degraded(text.to_owned()) {
         Ok(text) => Check::new(id, Warn, text),
         Err(e) => Check::new(id, Fail, e.to_string()),
@@ -57,9 +57,9 @@ fn settings(config: &Config, bad: &[BadSetting]) -> Vec<Check> {
     checks
 }
 
-/// `rest`: the weight of what nobody misses.
+/// Makes the check of a feature. `rest` is its level if it is not degraded.
 fn feature(config: &Config, id: &str, found: &Finding, rest: Level) -> Check {
-    if found.degraded { lost(config, id, &found.text) } else { Check::new(id, rest, &found.text) }
+    if found.degraded { degraded(config, id, &found.text) } else { Check::new(id, rest, &found.text) }
 }
 
 fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<Check> {
@@ -72,16 +72,17 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
             let all: Vec<String> = devices.iter().map(plugin::describe).collect();
             vec![Check::new("devices", Good, format!("{} for NCCL: {}", devices.len(), all.join(", ")))]
         }
-        // Which ones there would be depends on the settings to be corrected.
+        // The devices depend on the settings that must be corrected first.
         Ok(_) => Vec::new(),
         Err(e) => vec![Check::new("devices", Fail, e.to_string())],
     };
-    checks.extend(survey.lost.iter().map(|text| lost(config, "ports", text)));
+    checks.extend(survey.lost.iter().map(|text| degraded(config, "ports", text)));
     checks.extend(survey.idle.iter().map(|text| Check::new("ports", Note, text)));
     checks
 }
 
-/// Of the addresses that a connection may use: whether other hosts reach them, and whether their network is known.
+/// Checks the addresses that a connection may use: whether other hosts reach them, and whether
+/// their network is known.
 fn addresses(port: &Port) -> Option<Check> {
     let roce = port.state.as_ref().is_some_and(|state| state.link == Link::Ethernet);
     let usable: Vec<_> = port.gids.iter().filter(|gid| gid.rank.is_some()).collect();
@@ -90,8 +91,9 @@ fn addresses(port: &Port) -> Option<Check> {
     }
     let name = format!("{}:{}", port.hca, port.port);
     if usable.iter().all(|gid| gid.link_local) {
-        let text =
-            format!("{name} has link-local addresses only, which reach none but their like on one link");
+        let text = format!(
+            "{name} has link-local addresses only, which reach only other link-local addresses on one link"
+        );
         return Some(Check::new("addresses", Warn, text).remedy(
             "give its network interface an address (ip addr add), the same network on both ends of a link",
         ));
@@ -100,7 +102,7 @@ fn addresses(port: &Port) -> Option<Check> {
         return None;
     }
     let text = format!(
-        "no network interface here has {}'s address {}, so that the prefix of its network is not known",
+        "no network interface here has {}'s address {}, so the prefix of its network is unknown",
         name, usable[0].address
     );
     Some(Check::new("addresses", Note, text).remedy(
@@ -136,7 +138,7 @@ fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
     let features = features.zip(findings(config, &devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
-    // What ports answer alike is one line.
+    // Ports with the same answer share one line.
     checks.extend(dmabuf(&devices).iter().map(|answer| {
         let level = if answer.lacks.is_none() { Good } else { Note };
         Check::new("dmabuf", level, answer.text())
@@ -147,7 +149,8 @@ fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
 /// Below this NCCL's own buffers for a few peers do not fit.
 const ENOUGH: u64 = 1 << 30;
 
-/// `limit` in bytes, `None` where it cannot be read.
+/// Checks the limit on locked memory. `limit` is in bytes; `None` if it cannot be read. `unbound`:
+/// the limit does not apply to this process.
 fn memlock(limit: Option<u64>, unbound: bool) -> Check {
     let id = "memlock";
     match limit {
@@ -171,7 +174,7 @@ fn memlock(limit: Option<u64>, unbound: bool) -> Check {
     }
 }
 
-/// Whether this process has CAP_IPC_LOCK in effect: the kernel asks no limit of it.
+/// Whether this process has CAP_IPC_LOCK in effect: the kernel then applies no limit to it.
 fn may_lock() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_limit_on_locked_memory_is_judged_by_who_is_bound() {
-        for (limit, unbound, level, said) in [
+        for (limit, unbound, level, expected) in [
             (Some(RLIM_INFINITY), false, Good, "unlimited"),
             (Some(8 << 20), false, Warn, "8192 KiB (ulimit -l): registrations"),
             (Some(8 << 20), true, Good, "CAP_IPC_LOCK"),
@@ -195,15 +198,18 @@ mod tests {
         ] {
             let check = memlock(limit, unbound);
             assert_eq!(check.level, level, "{check:?}");
-            assert!(check.text.contains(said), "{check:?}");
-            assert_eq!(check.remedy.is_some(), said.contains("KiB"), "{check:?}");
+            assert!(check.text.contains(expected), "{check:?}");
+            assert_eq!(check.remedy.is_some(), expected.contains("KiB"), "{check:?}");
         }
     }
 
     #[test]
     fn what_is_lost_fails_where_nothing_may_be() {
         let strict = Config { strict: true, ..Config::default() };
-        assert_eq!(lost(&strict, "x", "a").text, "a (MPIB_STRICT=1)");
-        assert_eq!((lost(&strict, "x", "a").level, lost(&Config::default(), "x", "a").level), (Fail, Warn));
+        assert_eq!(degraded(&strict, "x", "a").text, "a (MPIB_STRICT=1)");
+        assert_eq!(
+            (degraded(&strict, "x", "a").level, degraded(&Config::default(), "x", "a").level),
+            (Fail, Warn)
+        );
     }
 }

@@ -1,6 +1,7 @@
-//! What the plugin would do on this host, for `mpib doctor`: `docs/guide/doctor.md` is its manual.
+//! What the plugin would do on this host, for `mpib doctor`. `docs/guide/doctor.md` is the manual.
 //!
-//! `border` is the C function, `report` gathers, `checks` judges. The sentences are those of the log: each is made where the log's is.
+//! `border` has the C functions, `report` collects the facts, `checks` rates them. The sentences
+//! are those of the log, made by the same code.
 
 pub mod border;
 #[forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Gathers what there is and what becomes of it. Changes nothing of the process.
+//! Collects the report. Changes nothing in the process.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::proto::{
 use crate::route::{host_name, prefix_len, rail_info};
 use crate::verbs;
 
-/// Of this host, under the settings of this process.
+/// Reports on this host, with the settings of this process.
 pub fn report() -> Report {
     let (config, bad) = Config::read_lenient(|name| std::env::var_os(name));
     let networks = interfaces();
@@ -50,7 +50,7 @@ pub fn report() -> Report {
         checks: Vec::new(),
     };
     if !bad.is_empty() {
-        // Init fails before it looks at any adapter.
+        // init fails before it opens any adapter.
         report.devices.clear();
         report.ports.iter_mut().for_each(|port| port.device = None);
     }
@@ -58,7 +58,7 @@ pub fn report() -> Report {
     report
 }
 
-/// Of all devices, as if each were asked for.
+/// Encodes a HELLO with the rails of all devices, as if NCCL had requested each.
 fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Option<String> {
     let devices = survey.as_ref().ok()?.devices.as_ref().ok()?;
     let (mut rails, mut lost) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
     Some(bytes[HEADER_BYTES..].iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// The address of SOUT, which the control connections keep to.
+/// Returns the address of SOUT, whose interface the control connections use.
 fn sout_addr(survey: &Result<Survey>) -> Option<IpAddr> {
     let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (_, gids) = device.rails.first()?.now().ok()?;
@@ -131,7 +131,7 @@ fn state(port: &verbs::Port) -> PortState {
     }
 }
 
-/// The kernel says -1 where it knows none.
+/// Reads the NUMA node of a PCI device. The kernel shows -1 if it knows none.
 fn numa(device: &Path) -> Option<u32> {
     std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
 }
@@ -156,7 +156,8 @@ fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interfac
     }
 }
 
-/// The rule is that of [`route::class`](crate::route::class); the address is the one that a connection prefers.
+/// Describes the hosts of this host's island, by the rule of [`route::class`](crate::route::class).
+/// The address is the one that a connection prefers.
 fn island(survey: &Result<Survey>, config: &Config) -> Option<String> {
     let device = survey.as_ref().ok()?.devices.as_ref().ok()?.first().filter(|d| d.is_sout_sup)?;
     let (port, gids) = device.rails.first()?.now().ok()?;

@@ -1,4 +1,5 @@
-//! Which port of this host reaches which of another, by the code that both ends of a connection run.
+//! Which port of this host reaches which of another host, by the code that both ends of a
+//! connection run.
 
 use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
@@ -6,11 +7,11 @@ use crate::policy::Plan;
 use crate::proto::{Hello, MAX_FRAME_BYTES, Message};
 use crate::route::{Choice, Ends, Route};
 
-/// From the `hello` fields of two reports. This host is the one that connects.
+/// Compares the `hello` fields of two reports. This host is the one that connects.
 pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
     let empty = Routes { format: FORMAT, error: None, differences: Vec::new(), pairs: Vec::new() };
     let read =
-        |whose: &str, text| hello(text).map_err(|e| format!("what {whose} host says of its ports: {e}"));
+        |whose: &str, text| hello(text).map_err(|e| format!("the hello field of {whose} host's report: {e}"));
     match read("this", ours).and_then(|ours| Ok((ours, read("the other", theirs)?))) {
         Ok((ours, theirs)) => {
             let differences = ours.terms.differences(&theirs.terms);
@@ -67,14 +68,14 @@ mod tests {
 
     #[test]
     fn what_is_no_hello_is_an_error_that_says_whose() {
-        for (text, said) in [
+        for (text, expected) in [
             (&b""[..], "0 digits"),
             (b"abc", "3 digits"),
             (b"zz", "not hexadecimal"),
-            (b"ff00", "what this host says of its ports: "),
+            (b"ff00", "the hello field of this host's report: "),
         ] {
             let routes = routes(text, b"");
-            assert!(routes.error.as_ref().is_some_and(|e| e.contains(said)), "{routes:?}");
+            assert!(routes.error.as_ref().is_some_and(|e| e.contains(expected)), "{routes:?}");
             assert!(routes.pairs.is_empty());
         }
     }

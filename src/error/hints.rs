@@ -1,9 +1,9 @@
-//! The usual cause of a failed verbs call.
+//! Usual causes of failed verbs calls.
 
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-/// A sentence that says what to look at; `None` where the errno says it all.
+/// Returns a sentence on what to check; `None` if the errno is clear enough.
 pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     let text = match (call, errno) {
         (_, Errno::ENOMEM) => {
@@ -12,7 +12,7 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
         ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP) => {
             "The memory cannot be registered: was it freed? Is it mapped read-only?"
         }
-        // Its own causes are told with the GPU's.
+        // Its causes are listed with those of GPU memory.
         ("ibv_reg_dmabuf_mr", _) => return None,
         ("ibv_modify_qp", Errno::ETIMEDOUT) => {
             "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
@@ -25,7 +25,7 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
             "The GID index, MTU, P_Key or peer address does not fit this port: compare with ibv_devinfo -v and NCCL_IB_GID_INDEX"
         }
         ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
-            "More entries are asked for than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"
+            "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"
         }
         ("ibv_open_device", Errno::EACCES | Errno::EPERM) => {
             "This user may not open /dev/infiniband/uverbs*: look at its permissions, and at the container's devices"
@@ -50,11 +50,11 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     Some(text.into())
 }
 
-/// What to do about the limit on locked memory.
+/// How to raise the limit on locked memory.
 pub(crate) const RAISE_MEMLOCK: &str =
     "set it to unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
 
-/// `limit` in bytes; `None` where it cannot be read.
+/// Describes the limit on locked memory. `limit` is in bytes; `None` if it cannot be read.
 fn memlock_text(limit: Option<u64>) -> String {
     let now = match limit {
         Some(RLIM_INFINITY) => {

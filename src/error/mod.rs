@@ -1,4 +1,4 @@
-//! Why a call failed, in words for an operator and as a code for NCCL.
+//! Errors: a text for an operator, and a code for NCCL.
 
 mod hints;
 mod wc_status;
@@ -15,10 +15,10 @@ use crate::proto;
 pub(crate) use hints::RAISE_MEMLOCK;
 pub use wc_status::{Blame, WcStatus, wc_status};
 
-/// What every fallible function of the plugin gives.
+/// The result of every fallible function of the plugin.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the data path gives. The error lies elsewhere, so that what is usually passed on fits into registers.
+/// The result of functions of the data path. The error is boxed: the result then fits in registers.
 pub type Fast<T> = std::result::Result<T, Box<Error>>;
 
 /// Why a call failed.
@@ -37,16 +37,16 @@ pub enum Error {
     /// A request completed with an error.
     #[error("{0}")]
     Completion(Box<FailedCompletion>),
-    /// Settings that cannot be used: all that are wrong, not only the first.
+    /// Settings are invalid: all of them, not only the first.
     #[error("{}", settings_text(.0))]
     Config(Vec<BadSetting>),
     /// The caller broke the interface.
     #[error("invalid argument: {0}")]
     Argument(String),
-    /// The caller or the user asks for what this plugin, or this machine, does not do.
+    /// The caller or the user requests what this plugin, or this machine, does not do.
     #[error("{0}")]
     Usage(String),
-    /// The peer is gone, refuses, or cannot be reached.
+    /// The peer is gone, refuses, or is unreachable.
     #[error("{0}")]
     Peer(String),
     /// The peer breaks the protocol.
@@ -55,36 +55,36 @@ pub enum Error {
     /// A call to the system failed.
     #[error("{what}: {}", io_text(source))]
     Io {
-        /// What was done, to what.
+        /// The operation and its object.
         what: String,
         /// errno.
         source: io::Error,
     },
-    /// An adapter reported what ends a connection.
+    /// An adapter reported an event that ends a connection.
     #[error("{0}")]
     Event(String),
-    /// A mistake of this plugin.
+    /// A bug in this plugin.
     #[error("internal error, please report it: {0}")]
     Internal(String),
-    /// The connection has failed before, which was told then.
+    /// The connection has failed before. That failure was reported.
     #[error("the connection has failed before: {why}")]
     Closed {
-        /// What NCCL was told then.
+        /// The code that NCCL got then.
         code: Failure,
-        /// What the log said then.
+        /// The text of that failure.
         why: String,
     },
 }
 
-/// One setting that cannot be used.
+/// One invalid setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={found}: expected {expected}")]
 pub struct BadSetting {
     /// Environment variable.
     pub variable: &'static str,
-    /// What stands there, quoted and fit for a log.
+    /// The value found, quoted and printable.
     pub found: String,
-    /// What may stand there, or what to do.
+    /// The values expected, or what to do.
     pub expected: String,
 }
 
@@ -95,7 +95,7 @@ pub struct FailedCompletion {
     pub status: u32,
     /// `ibv_wc.vendor_err`
     pub vendor_err: u32,
-    /// What was under way: "data write", "CTS write", "probe" …
+    /// The operation that failed: "data write", "CTS write", "probe" …
     pub operation: &'static str,
     /// Rail index.
     pub rail: usize,
@@ -111,10 +111,10 @@ pub struct FailedCompletion {
     pub remote_qpn: u32,
     /// Host or address of the peer.
     pub peer: String,
-    /// The queue pair is its own peer: no other end has a part in it.
+    /// The queue pair is connected with itself: no peer is involved.
     pub loopback: bool,
-    /// Why this end's port cannot be used now, where that is so: it is the cause then, whatever the status says. A link that goes
-    /// down shows as almost any status: rdma_rxe calls it a malformed request.
+    /// Why this end's port cannot be used now, if so. That is then the cause, whatever the status:
+    /// a link that goes down shows as almost any status, for rdma_rxe as a malformed request.
     pub port: Option<String>,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for FailedCompletion {
     }
 }
 
-/// "Cannot allocate memory (ENOMEM, errno 12)"
+/// Formats an errno: "Cannot allocate memory (ENOMEM, errno 12)".
 fn io_text(source: &io::Error) -> String {
     let text = source.to_string();
     match source.raw_os_error() {
@@ -171,22 +171,22 @@ fn settings_text(bad: &[BadSetting]) -> String {
 }
 
 impl Error {
-    /// A verbs call that set or returned `source`.
+    /// Makes the error of a verbs call that set or returned `source`.
     pub fn verbs(call: &'static str, source: io::Error, detail: impl Into<String>) -> Self {
         Self::Verbs { call, source, detail: detail.into() }
     }
 
-    /// A system call that failed.
+    /// Makes the error of a failed system call.
     pub fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source }
     }
 
-    /// One setting that cannot be used.
+    /// Makes the error of one invalid setting.
     pub fn config(variable: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Self {
         Self::Config(vec![BadSetting { variable, found: found.into(), expected: expected.into() }])
     }
 
-    /// What NCCL is told.
+    /// Returns the code for NCCL.
     // No wildcard: a new variant must choose its code.
     pub fn failure(&self) -> Failure {
         match self {
@@ -206,8 +206,8 @@ impl Error {
         }
     }
 
-    /// Tells the log once, as a warning (NCCL keeps it as its last error), and gives the code for NCCL.
-    /// What was told before is not told again.
+    /// Logs the error as a warning, which NCCL keeps as its last error, and returns the code for
+    /// NCCL. An error that was logged before is not logged again.
     #[cold]
     pub fn report(&self, call: &'static str) -> Failure {
         match self {
@@ -217,7 +217,7 @@ impl Error {
         self.failure()
     }
 
-    /// What later calls on the same connection are told.
+    /// Returns the error of later calls on the same connection.
     pub fn closed(&self) -> Self {
         match self {
             Self::Closed { code, why } => Self::Closed { code: *code, why: why.clone() },
@@ -317,7 +317,7 @@ mod tests {
             (Error::Internal(String::new()), Failure::Internal),
         ] {
             assert_eq!(error.failure(), code, "{error}");
-            // A connection that failed so keeps failing so, and says why once.
+            // A connection that failed so keeps failing so, with the first reason.
             let closed = error.closed();
             assert_eq!(
                 (closed.failure(), closed.to_string()),

@@ -1,15 +1,15 @@
-//! What a failed completion means: `enum ibv_wc_status` in words, with what to look at.
+//! Describes failed completions: the meaning of each `enum ibv_wc_status`, and what to check.
 
-/// Whose fault a failed completion most likely is.
+/// The most likely origin of a failed completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// Nobody's: success, or a request flushed after an earlier failure.
+    /// None: success, or a request flushed after an earlier failure.
     Nobody,
-    /// This end: the request was wrong.
+    /// This end: the request was invalid.
     Local,
-    /// The peer, or memory that it offered.
+    /// The peer, or memory that it advertised.
     Peer,
-    /// The way between the two, or a peer that is gone.
+    /// The network between the two, or a peer that is gone.
     Path,
     /// The adapter or its driver.
     Device,
@@ -22,13 +22,13 @@ pub struct WcStatus {
     pub name: &'static str,
     /// What happened.
     pub meaning: &'static str,
-    /// What to look at.
+    /// What to check.
     pub advice: &'static str,
-    /// Whose fault.
+    /// The likely origin.
     pub blame: Blame,
 }
 
-/// By number, since a newer library may know more of them than this table.
+/// Looks a status up by number: a newer library may know more of them than this table.
 pub const fn wc_status(number: u32) -> WcStatus {
     match TABLE.len() as u64 > number as u64 {
         true => TABLE[number as usize],

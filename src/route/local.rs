@@ -34,7 +34,7 @@ impl LocalRail {
     ) -> Self {
         if gids.len() > MAX_RAIL_ADDRS {
             let (name, n) = (nic.name(), gids.len());
-            tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
+            tracing::info!(target: "net", "{name} has {n} addresses; the HELLO advertises {MAX_RAIL_ADDRS}");
             gids.truncate(MAX_RAIL_ADDRS);
         }
         Self { nic: Arc::clone(nic), port, gids, role, requested }

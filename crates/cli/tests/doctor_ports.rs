@@ -101,6 +101,6 @@ fn a_port_that_has_link_local_addresses_only_is_a_loss() {
     index.says(
         "ports",
         "warn",
-        &["sout:1 (NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::"],
+        &["sout:1 (NCCL_IB_GID_INDEX names GID index 3, which is empty; the port has 0 (fe80::"],
     );
 }

@@ -1,8 +1,9 @@
-//! Registrations of one device, shared by all who ask for memory that one of them has. Knows nothing of verbs.
+//! A cache of registrations of one device. Knows nothing of verbs.
 //!
-//! A registration is for whole pages, since that is what an adapter pins. It serves whoever asks for a part of the bytes that it was
-//! asked for, or for bytes that take up the very same pages. Not for any bytes of its pages: such a neighbour would keep it alive when
-//! the memory it was made for is freed, and whoever is given those addresses next would be served with pages that are gone.
+//! A registration is of whole pages, since adapters pin whole pages. It is shared if the requested
+//! range lies inside the range that it was made for, or covers exactly the same pages. Sharing any
+//! other overlap would keep freed memory pinned, and could later serve stale pages for a new buffer
+//! at the same addresses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use std::ops::Range;
 
 use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Memory that is asked for.
+/// A requested range of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Span {
     bytes: Range<usize>,
@@ -18,41 +19,41 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `len` bytes from `addr`, at least one, with pages of `page` bytes, a power of two. `None` where the last page ends behind the
-    /// end of all addresses.
+    /// Makes the span of `len` bytes, at least one, from `addr`, with pages of `page` bytes, a
+    /// power of two. Returns `None` if the last page ends after the last possible address.
     pub(crate) fn new(addr: usize, len: usize, page: usize) -> Option<Self> {
         let end = addr.checked_add(len)?;
         let pages = addr & !(page - 1)..end.checked_next_multiple_of(page)?;
         Some(Self { bytes: addr..end, pages })
     }
 
-    /// The whole pages.
+    /// Returns the whole pages.
     pub(crate) fn pages(&self) -> Range<usize> {
         self.pages.clone()
     }
 
-    /// The bytes themselves.
+    /// Returns the bytes.
     pub(crate) fn bytes(&self) -> Range<usize> {
         self.bytes.clone()
     }
 
-    /// Whether a registration that was made for `self` may serve `asked`.
-    pub(crate) fn serves(&self, asked: &Self) -> bool {
-        let inside = self.bytes.start <= asked.bytes.start && asked.bytes.end <= self.bytes.end;
-        inside || self.pages == asked.pages
+    /// Whether a registration that was made for `self` may serve `requested`.
+    pub(crate) fn serves(&self, requested: &Self) -> bool {
+        let inside = self.bytes.start <= requested.bytes.start && requested.bytes.end <= self.bytes.end;
+        inside || self.pages == requested.pages
     }
 }
 
-/// Registrations `R`, told apart by addresses and by `K`: how they are made.
+/// Registrations `R`, distinguished by their addresses and by `K`, how they are made.
 pub(crate) struct Cache<K, R>(Arc<CacheState<K, R>>);
 
 struct CacheState<K, R> {
     list: Mutex<List<K, R>>,
-    /// A registration that was being made is there, or has failed.
+    /// Notified when a registration that was being made is ready or has failed.
     settled: Condvar,
 }
 
-/// First page, and a number that no other has.
+/// First page, and a unique number.
 type Place = (usize, u64);
 
 struct List<K, R> {
@@ -68,7 +69,8 @@ struct Entry<K, R> {
     users: usize,
 }
 
-/// A share in a registration. When the last one is dropped the registration is too, before `drop` returns.
+/// A share in a registration. When the last one is dropped the registration is too, before `drop`
+/// returns.
 pub(crate) struct Held<K, R> {
     state: Arc<CacheState<K, R>>,
     place: Place,
@@ -81,8 +83,9 @@ impl<K: PartialEq, R> Cache<K, R> {
         Self(Arc::new(CacheState { list: Mutex::new(list), settled: Condvar::new() }))
     }
 
-    /// A share in a registration that serves `span`, and what `look` sees of it: one that is there, or else what `make` makes for
-    /// the span's pages. Where one that would do is just being made, it is waited for; nobody waits while other memory is registered.
+    /// Returns a share in a registration that serves `span`, and the result of `read` on it: an
+    /// existing one, else what `make` makes for the span's pages. If one that would serve is being
+    /// made, the call waits for it. No call waits for the registration of other memory.
     ///
     /// # Errors
     /// Those of `make`, which leave nothing behind.
@@ -91,7 +94,7 @@ impl<K: PartialEq, R> Cache<K, R> {
         key: K,
         span: Span,
         make: impl FnOnce() -> Result<R, E>,
-        look: impl FnOnce(&R) -> V,
+        read: impl FnOnce(&R) -> V,
     ) -> Result<(Held<K, R>, V), E> {
         let held = |place| Held { state: Arc::clone(&self.0), place };
         let mut list = self.0.lock();
@@ -100,7 +103,7 @@ impl<K: PartialEq, R> Cache<K, R> {
                 None => break,
                 Some((place, Entry { made: Some(made), users, .. })) => {
                     *users += 1;
-                    return Ok((held(place), look(made)));
+                    return Ok((held(place), read(made)));
                 }
                 Some(_) => self.0.settled.wait(&mut list),
             }
@@ -111,12 +114,12 @@ impl<K: PartialEq, R> Cache<K, R> {
         drop(list);
         let making = Making { state: &self.0, place };
         let made = make()?;
-        let seen = look(&made);
+        let value = read(&made);
         making.done(made);
-        Ok((held(place), seen))
+        Ok((held(place), value))
     }
 
-    /// How many registrations there are.
+    /// Returns the number of registrations.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.lock().entries.len()
@@ -124,7 +127,7 @@ impl<K: PartialEq, R> Cache<K, R> {
 }
 
 impl<K: PartialEq, R> List<K, R> {
-    /// One that serves, the nearest below; one that is being made where there is no other.
+    /// Finds the nearest registration that serves; one that is being made if there is no other.
     fn find(&mut self, key: &K, span: &Span) -> Option<(Place, &mut Entry<K, R>)> {
         let below = self.entries.range(..=(span.pages.start, u64::MAX)).rev();
         let mut serving = below.filter(|(_, entry)| entry.key == *key && entry.span.serves(span));
@@ -141,7 +144,7 @@ impl<K, R> CacheState<K, R> {
     }
 }
 
-/// An entry whose registration is being made. It goes unless that succeeds, by a panic too.
+/// An entry whose registration is being made. Removed unless that succeeds, also after a panic.
 struct Making<'a, K, R> {
     state: &'a CacheState<K, R>,
     place: Place,
@@ -172,7 +175,7 @@ impl<K, R> Drop for Held<K, R> {
         let Some(entry) = list.entries.get_mut(&self.place) else { return };
         entry.users -= 1;
         let last = if entry.users == 0 { list.entries.remove(&self.place) } else { None };
-        // Deregistering takes its time.
+        // Deregistering is slow: not under the lock.
         drop(list);
         drop(last);
     }

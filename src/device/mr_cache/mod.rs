@@ -1,4 +1,5 @@
-//! NCCL's memory, registered on the device of one port: each page once, whoever asks for it, and however often.
+//! Registrations of NCCL's memory on the device of one port. Comms share registrations of the same
+//! memory.
 
 mod cache;
 #[cfg(test)]
@@ -13,28 +14,28 @@ use crate::error::{Error, Result};
 use crate::verbs::{Keys, Mr, Pd, page_size};
 use cache::{Cache, Held, Span};
 
-/// The locks of [`cache`], for which `tests/suites/loom.rs` has others.
+/// The locks of [`cache`]. `tests/suites/loom.rs` replaces them by loom's.
 mod sync {
     pub(super) use std::sync::Arc;
 
     pub(super) use parking_lot::{Condvar, Mutex, MutexGuard};
 }
 
-/// What is to be registered, and how.
+/// Memory to be registered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// Its addresses.
     pub buffer: Buffer,
-    /// Where it lies.
+    /// Host or GPU memory.
     pub kind: MemKind,
-    /// The file by which it is known, if not by its addresses.
+    /// Its DMA-BUF, if it is not registered by its addresses.
     pub dmabuf: Option<DmaBuf>,
-    /// Asks for relaxed ordering on PCIe.
+    /// Requests relaxed ordering on PCIe.
     pub relaxed: bool,
 }
 
-/// What registrations of the same addresses must have alike to be one. The file of a DMA-BUF is none of it: NCCL opens a new one for each
-/// registration, and in one process an address is one memory.
+/// What registrations of the same addresses must have in common to be shared. Not the file of a
+/// DMA-BUF: NCCL opens a new one for each registration, and one address of a process is one memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct How {
     kind: MemKind,
@@ -42,18 +43,19 @@ pub(crate) struct How {
     relaxed: bool,
 }
 
-/// A share in a registration; with the last one it ends.
+/// A share in a registration, which ends with the last share.
 pub(crate) type Registration = Held<How, Mr>;
 
-/// All of one device.
+/// The registrations of one device.
 pub(super) type Registrations = Cache<How, Mr>;
 
 impl Nic {
-    /// A registration that covers `memory`: one that is there, else a new one of its whole pages.
+    /// Returns a registration that covers `memory`: an existing one, else a new one of its whole
+    /// pages.
     pub(crate) fn register(&self, memory: &Memory) -> Result<(Registration, Keys)> {
         let Memory { buffer: Buffer { addr, len }, kind, dmabuf, relaxed } = *memory;
         let span = Span::new(addr, len, page_size()).ok_or_else(|| {
-            Error::Argument(format!("{len} bytes at {addr:#x} end behind the last address there is"))
+            Error::Argument(format!("{len} bytes at {addr:#x} end after the last possible address"))
         })?;
         let file = dmabuf.map(|file| of_first_page(file, &span)).transpose()?;
         let whole = span.clone();
@@ -68,7 +70,7 @@ impl Nic {
         self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Mr::keys)
     }
 
-    /// Whether the device registers DMA-BUFs; the error says why not. Tried once.
+    /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.
     pub fn takes_dmabuf(&self) -> Result<(), &str> {
         let found = self.dmabuf.get_or_init(|| probe(&self.pd));
         found.as_ref().copied().map_err(String::as_str)
@@ -84,13 +86,14 @@ fn probe(pd: &Pd) -> Result<(), String> {
     })
 }
 
-/// The file as of the span's first page on. The kernel maps whole pages, so that an address and its offset are at the same place of one.
+/// Returns the file with the offset of the span's first page. The kernel maps whole pages: an
+/// address and its offset must be equal modulo the page size.
 fn of_first_page(file: DmaBuf, span: &Span) -> Result<DmaBuf> {
     let (addr, pages) = (span.bytes().start, span.pages());
     let offset = file.offset.checked_sub((addr - pages.start) as u64);
     let offset = offset.filter(|offset| offset.is_multiple_of(page_size() as u64)).ok_or_else(|| {
         Error::Argument(format!(
-            "a DMA-BUF's offset is {}, and its address {addr:#x}: expected both at the same place of a page of {} bytes",
+            "a DMA-BUF's offset is {}, and its address {addr:#x}: expected both to be equal modulo the page size of {} bytes",
             file.offset,
             page_size()
         ))
@@ -98,7 +101,8 @@ fn of_first_page(file: DmaBuf, span: &Span) -> Result<DmaBuf> {
     Ok(DmaBuf { offset, ..file })
 }
 
-/// What was asked for, where that was less than `whole` pages, and the likely causes where it is a GPU's memory.
+/// Adds to an error what was requested, if that was less than `whole` pages, and likely causes for
+/// GPU memory.
 fn explain(e: Error, memory: &Memory, whole: bool) -> Error {
     let Error::Verbs { call, source, mut detail } = e else { return e };
     let Buffer { addr, len } = memory.buffer;
@@ -130,8 +134,8 @@ mod tests {
         assert_eq!(at(0x10_0010, 0x10).unwrap(), 0);
         for (addr, offset) in [(0x10_0010, 0), (0x10_0000, 0x10), (0x10_0010, page), (0x10_0010, page + 0x20)]
         {
-            let said = at(addr, offset).unwrap_err().to_string();
-            assert!(said.contains("the same place of a page"), "{said}");
+            let error = at(addr, offset).unwrap_err().to_string();
+            assert!(error.contains("equal modulo the page size"), "{error}");
         }
     }
 }

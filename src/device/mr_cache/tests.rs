@@ -42,10 +42,10 @@ fn get<'a>(
     cache: &Cache<u8, Counted<'a>>,
     count: &'a AtomicUsize,
     key: u8,
-    asked: &Span,
+    requested: &Span,
 ) -> (Held<u8, Counted<'a>>, Range<usize>) {
-    let make = || Ok::<_, ()>(Counted::new(count, asked.pages()));
-    cache.get(key, asked.clone(), make, |made| made.1.clone()).unwrap()
+    let make = || Ok::<_, ()>(Counted::new(count, requested.pages()));
+    cache.get(key, requested.clone(), make, |made| made.1.clone()).unwrap()
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn a_neighbour_in_the_last_page_keeps_nothing_of_a_buffer_alive() {
 #[test]
 fn a_failure_and_a_panic_leave_nothing_behind() {
     let (count, cache) = (AtomicUsize::new(0), Cache::new());
-    let asked = span(0x5000, 100);
-    let failed = cache.get(1, asked.clone(), || Err::<Counted<'_>, _>("no"), |_| ());
+    let requested = span(0x5000, 100);
+    let failed = cache.get(1, requested.clone(), || Err::<Counted<'_>, _>("no"), |_| ());
     assert_eq!((failed.map(|_| ()), cache.len()), (Err("no"), 0));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        cache.get(1, asked.clone(), || -> Result<Counted<'_>, ()> { panic!("on purpose") }, |_| ())
+        cache.get(1, requested.clone(), || -> Result<Counted<'_>, ()> { panic!("on purpose") }, |_| ())
     }));
     assert_eq!((panicked.is_err(), cache.len()), (true, 0));
-    let _held = get(&cache, &count, 1, &asked);
+    let _held = get(&cache, &count, 1, &requested);
     assert_eq!((count.load(SeqCst), cache.len()), (1, 1));
 }
 
@@ -155,14 +155,15 @@ fn nobody_waits_while_other_memory_is_registered() {
             done.send(held.len()).unwrap();
         });
         let found = is_done.recv_timeout(LIMIT);
-        // So that the threads end whatever was found.
+        // The threads end in any case.
         drop(go);
         assert_eq!(found, Ok(3));
     });
     assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
 }
 
-/// Real threads, few addresses: what is there always covers what was asked for, is there while anybody has a share, and never twice.
+/// Real threads, few addresses: what is there always covers what was requested, is there while
+/// anybody has a share, and never twice.
 #[test]
 fn threads_that_register_and_deregister_at_random() {
     let count = AtomicUsize::new(0);
@@ -185,16 +186,18 @@ fn threads_that_register_and_deregister_at_random() {
                         held.swap_remove(next(held.len() as u64));
                         continue;
                     }
-                    let asked = span(0x10_0000 + 0x800 * next(8), 1 + 0x400 * next(12));
+                    let requested = span(0x10_0000 + 0x800 * next(8), 1 + 0x400 * next(12));
                     let fails = next(8) == 0;
                     let mine = Cell::new(false);
                     let make = || {
                         mine.set(true);
-                        if fails { Err(()) } else { Ok(Counted::new(count, asked.pages())) }
+                        if fails { Err(()) } else { Ok(Counted::new(count, requested.pages())) }
                     };
-                    match cache.get(next(2) as u8, asked.clone(), make, |made| made.1.clone()) {
+                    match cache.get(next(2) as u8, requested.clone(), make, |made| made.1.clone()) {
                         Ok((share, pages)) => {
-                            assert!(pages.start <= asked.bytes().start && asked.bytes().end <= pages.end);
+                            assert!(
+                                pages.start <= requested.bytes().start && requested.bytes().end <= pages.end
+                            );
                             held.push(share);
                         }
                         Err(()) => assert!(mine.get() && fails),
@@ -208,7 +211,8 @@ fn threads_that_register_and_deregister_at_random() {
 }
 
 proptest! {
-    /// Against a list that is looked through from its beginning: the same number of registrations after each step.
+    /// Against a list that is looked through from its beginning: the same number of registrations
+    /// after each step.
     #[test]
     fn any_sequence_leaves_what_a_plain_list_leaves(
         steps in prop::collection::vec((any::<bool>(), 0_usize..8, 1_usize..24, 0_u8..2), 1..60)
@@ -219,16 +223,16 @@ proptest! {
         let mut shares = Vec::new();
         for (take, at, len, key) in steps {
             if take || shares.is_empty() {
-                let asked = span(0x10_0000 + at * 0x600, len * 0x200);
-                let (share, pages) = get(&cache, &count, key, &asked);
+                let requested = span(0x10_0000 + at * 0x600, len * 0x200);
+                let (share, pages) = get(&cache, &count, key, &requested);
                 // Of several that serve, any may be taken: the one whose pages these are.
                 let found = list.iter().position(|(k, s, users)| {
-                    *k == key && *users > 0 && s.serves(&asked) && s.pages() == pages
+                    *k == key && *users > 0 && s.serves(&requested) && s.pages() == pages
                 });
-                let serves = list.iter().any(|(k, s, users)| *k == key && *users > 0 && s.serves(&asked));
+                let serves = list.iter().any(|(k, s, users)| *k == key && *users > 0 && s.serves(&requested));
                 prop_assert_eq!(found.is_some(), serves);
                 let place = found.unwrap_or_else(|| {
-                    list.push((key, asked, 0));
+                    list.push((key, requested, 0));
                     list.len() - 1
                 });
                 list[place].2 += 1;

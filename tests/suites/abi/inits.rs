@@ -66,7 +66,7 @@ fn init_works_once_the_environment_is_repaired() {
         set("MPIB_SUP_SHARE", Some("512"));
         set("NCCL_IB_GID_INDEX", Some("200"));
         assert_eq!(newest().init().0, InvalidUsage, "the next fault of the same environment");
-        take_warning(&["NCCL_IB_GID_INDEX says GID index 200"]);
+        take_warning(&["NCCL_IB_GID_INDEX names GID index 200"]);
         set("NCCL_IB_GID_INDEX", None::<&str>);
         TABLES.iter().for_each(|table| side_by_side(&[*table]));
     });

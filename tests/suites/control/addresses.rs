@@ -320,7 +320,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
         let lines = take_warnings();
         assert!(
             lines.len() == 1
-                && lines[0].contains("soft1:1 (NCCL_IB_GID_INDEX says GID index 9, which is empty")
+                && lines[0].contains("soft1:1 (NCCL_IB_GID_INDEX names GID index 9, which is empty")
         );
         assert_eq!(newest().finalize(ctx), Success);
     });
@@ -341,7 +341,7 @@ fn an_explicit_index_means_what_stands_there_now() {
         assert_eq!(rc, Success);
         assert_eq!(newest().connect(ctx, 0, &mut handle).0, InvalidUsage);
         let reason =
-            "our soft0:1: NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::";
+            "our soft0:1: NCCL_IB_GID_INDEX names GID index 3, which is empty; the port has 0 (fe80::";
         take_warning(&[reason]);
         assert_eq!((newest().close_listen(listen), newest().finalize(ctx)), (Success, Success));
     });
@@ -390,7 +390,7 @@ fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
     wired_after(here!(), gone, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
-            "the address of the route is gone: 192.168.200.1 (RoceV2), which was told to the peer, is no longer in the \
+            "the address of the route is gone: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \
              GID table of soft0:1, which has 0 (fe80::",
             "3 (10.9.9.9, RoceV2)",
             "the connection goes on with SUP alone",

@@ -267,7 +267,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let ctx = init(table);
         let addr = server.local_addr().unwrap();
         let mut handle = to(&["127.0.0.1"], addr.port());
-        let told = format!("its addresses are tried again: {addr}: Connection refused");
+        let told = format!("its addresses are retried: {addr}: Connection refused");
         let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (Success, Ptr::default()));
         until("the first try to fail", || {
             go_on();
@@ -285,7 +285,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         peer.read_exact(&mut start).unwrap();
         assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().nonce, [7; 16]);
         let lines = LOG.lock().unwrap().clone();
-        assert_eq!(lines.iter().filter(|(_, text)| text.contains("tried again")).count(), 1, "{lines:?}");
+        assert_eq!(lines.iter().filter(|(_, text)| text.contains("are retried")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
         assert_eq!(table.finalize(ctx), Success);
     });

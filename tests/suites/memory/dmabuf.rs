@@ -148,7 +148,7 @@ fn failed_registrations_are_reported_with_their_cause() {
             assert_eq!(reg(table, comm, &file, (addr, 100), offset).0, InvalidArgument);
             take_warning(&[
                 "regMrDmaBuf",
-                "the same place of a page",
+                "equal modulo the page size",
                 &format!("{addr:#x}"),
                 &offset.to_string(),
             ]);

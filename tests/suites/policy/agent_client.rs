@@ -322,7 +322,7 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
     isolated(here!(), &[], || {
         for (mode, what) in [
             ("garbage", "does not speak the agent's protocol: magic 0x50545448, expected 0x4d504952"),
-            ("twice", "which nothing had asked for"),
+            ("twice", "which no request was sent for"),
             ("wrong", "an answer without a slot to REGISTER"),
             ("slot 256", "a slot 256 for connection"),
             ("hang-up", "has closed the connection"),

@@ -90,7 +90,7 @@ fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_there_is() {
 
 #[test]
 fn ports_none_of_which_can_be_used_are_listed_with_their_reasons() {
-    let reason = "NCCL_IB_GID_INDEX says GID index 77, which is empty; the port has 0 (";
+    let reason = "NCCL_IB_GID_INDEX names GID index 77, which is empty; the port has 0 (";
     let (a, c) = (format!("a:1 ({reason}"), format!("c:1 ({reason}"));
     let parts = ["no usable RDMA port", "ibv_devinfo -v", &a, &c, "3 (10.0.0.1, RoceV2)"];
     no_init(here!(), &[UNEVEN, ("NCCL_IB_GID_INDEX", "77")], SystemError, &parts);
@@ -141,7 +141,7 @@ fn left_out(test: &str, filter: Option<&str>, warned: bool) {
         let ctx = init(newest());
         let lines = take_warnings();
         assert_eq!(lines.len(), usize::from(warned), "{lines:?}");
-        for part in ["ports that cannot be used", "b:1 (NCCL_IB_GID_INDEX says GID index 5"] {
+        for part in ["ports that cannot be used", "b:1 (NCCL_IB_GID_INDEX names GID index 5"] {
             assert!(lines.iter().all(|l| l.contains(part)), "{part}: {lines:?}");
         }
         let (_, n) = newest().devices();

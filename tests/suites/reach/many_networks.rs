@@ -84,7 +84,7 @@ fn twenty_adapters_meet_each_its_own() {
         let topology = Topology { networks: (0..20).map(cable).collect(), ..Topology::default() };
         let mut net = Reach::up(Setup { topology, ..Setup::default() });
         let left_out = |said: &[(i32, String)]| {
-            said.iter().filter(|l| l.1.contains("more addresses than peers can be told")).count()
+            said.iter().filter(|l| l.1.contains("more addresses than a handle holds")).count()
         };
         let mut told = 0;
         for i in 0..20 {

@@ -89,7 +89,7 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
         // The table is another one by now, and the index means nothing in it.
         net.peers[1].must("addrs mlx5_0 - 10.0.0.2/24");
         let parts = [
-            "mlx5_0:1: NCCL_IB_GID_INDEX says GID index 3, which is empty; the port has 0 (fe80::",
+            "mlx5_0:1: NCCL_IB_GID_INDEX names GID index 3, which is empty; the port has 0 (fe80::",
             "5 (10.0.0.2, RoceV2)",
         ];
         net.refused(("a", 0), ("b", 0), RemoteError, &parts);
