@@ -7,16 +7,15 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
-use crate::proto::{Hello, MAX_RAILS, RailRole};
-use crate::route::{Choice, Ends, Route};
-use crate::transport::{Role, Settings};
+use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
+use crate::route::{Choice, End, Route};
+use crate::transport::Settings;
 
 /// The routes of one handshake.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     role: Role,
-    ours: Hello,
-    theirs: Hello,
+    hellos: Ends<Hello>,
     /// What both HELLOs made of the connection.
     pub(crate) plan: Plan,
     choice: Choice,
@@ -44,32 +43,29 @@ pub(crate) enum Outcome {
 impl Attempts {
     /// From both HELLOs. An error where no route exists, naming every pair.
     pub(crate) fn new(role: Role, ours: Hello, theirs: Hello, peer: &str) -> Result<Self> {
-        let (connector, acceptor) = match role {
-            Role::Sender => (&ours, &theirs),
-            Role::Receiver => (&theirs, &ours),
-        };
-        let plan = Plan::new(&ours.terms, &theirs.terms, &connector.rails, &acceptor.rails);
-        let choice = plan.choose(ours.terms.route, connector, acceptor, connector.turn);
+        let hellos = Ends::new(role, ours, theirs);
+        let Ends { connector, acceptor } = &hellos;
+        let plan = Plan::new(&connector.terms, &acceptor.terms, &connector.rails, &acceptor.rails);
+        let choice = plan.choose(connector.terms.route, connector, acceptor, connector.turn);
         if choice.first.is_empty() {
-            let table = choice.table(&Ends::of(connector, acceptor), &[]);
+            let table = choice.table(&hellos.as_ref().map(End::from), &[]);
             return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
         }
         // What the plan does without is tried when its own routes fail.
-        let joins = |r: &Route| plan.joins(connector.rails[r.connector].role);
+        let joins = |r: &Route| plan.joins(connector.rails[r.rails.connector].role);
         let (mut now, mut later): (Vec<Route>, Vec<Route>) = choice.first.iter().partition(|r| joins(r));
         if now.is_empty() {
             std::mem::swap(&mut now, &mut later);
         }
         later.append(&mut choice.rest.clone());
-        let mut attempts =
-            Self { role, ours, theirs, plan, choice, now, later, tried: Vec::new(), again: false };
+        let mut attempts = Self { role, hellos, plan, choice, now, later, tried: Vec::new(), again: false };
         attempts.now.truncate(attempts.at_once());
         Ok(attempts)
     }
 
     /// The queue pairs of a route: the same for each, however many of the routes come to be used.
     pub(crate) fn stripes(&self, route: &Route) -> Stripes {
-        self.plan.stripes(&self.ours.terms, self.role_of(route), self.choice.width)
+        self.plan.stripes(&self.hellos.local(self.role).terms, self.role_of(route), self.choice.width)
     }
 
     /// How many routes a round may try.
@@ -106,20 +102,21 @@ impl Attempts {
 
     /// Index in its device of a route's rail.
     pub(crate) fn role_of(&self, route: &Route) -> RailRole {
-        self.ends().connector.rails[route.connector].role
+        self.hellos.connector.rails[route.rails.connector].role
     }
 
-    /// Our rail of a route, in our HELLO.
-    pub(crate) fn ours(&self, route: &Route) -> usize {
-        match self.role {
-            Role::Sender => route.connector,
-            Role::Receiver => route.acceptor,
-        }
+    fn local(&self) -> &Hello {
+        self.hellos.local(self.role)
+    }
+
+    /// This end's rail of a route.
+    fn local_rail(&self, route: &Route) -> &RailInfo {
+        &self.local().rails[*route.rails.local(self.role)]
     }
 
     /// The peer's HELLO.
     pub(crate) fn theirs(&self) -> &Hello {
-        &self.theirs
+        self.hellos.remote(self.role)
     }
 
     /// What is missing before anything is tried: one warning, or an error where that is not wanted.
@@ -152,10 +149,9 @@ impl Attempts {
             _ => what,
         };
         let what = settings.config.lose(what)?;
-        let ours = |r: &Route| &self.ours.rails[self.ours(r)];
-        let name = |r| match self.ours.terms.fused {
-            true => ours(r).role.to_string(),
-            false => ours(r).name.clone(),
+        let name = |r: &Route| match self.local().terms.fused {
+            true => self.local_rail(r).role.to_string(),
+            false => self.local_rail(r).name.clone(),
         };
         let left: Vec<String> = left.iter().map(name).collect();
         tracing::warn!(target: "net", "{what}; the connection goes on with {} alone", left.join(", "));
@@ -164,7 +160,7 @@ impl Attempts {
 
     /// Whether a connection of these routes uses a rail of ours that NCCL did not ask for.
     pub(crate) fn elsewhere(&self, kept: &[Route]) -> bool {
-        kept.iter().any(|r| !self.ours.rails[self.ours(r)].requested)
+        kept.iter().any(|r| !self.local_rail(r).requested)
     }
 
     /// What is to be told of a connection of these routes, each about the device and the peer's host once: that a rail which
@@ -184,7 +180,8 @@ impl Attempts {
             return self.failed(settings, peer, kept);
         }
         let Some(chosen) = kept.first() else { return Ok(()) };
-        let fault = self.again || (self.elsewhere(kept) && self.ours.lost.iter().any(|lost| lost.requested));
+        let fault =
+            self.again || (self.elsewhere(kept) && self.local().lost.iter().any(|lost| lost.requested));
         if !fault && !self.elsewhere(kept) {
             return Ok(());
         }
@@ -201,11 +198,8 @@ impl Attempts {
         Ok(())
     }
 
-    fn ends(&self) -> Ends<'_> {
-        match self.role {
-            Role::Sender => Ends::of(&self.ours, &self.theirs),
-            Role::Receiver => Ends::of(&self.theirs, &self.ours),
-        }
+    fn ends(&self) -> Ends<End<'_>> {
+        self.hellos.as_ref().map(End::from)
     }
 }
 

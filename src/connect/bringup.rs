@@ -7,11 +7,12 @@ use crate::config::Config;
 use crate::connect::endpoint::{Endpoint, LocalRoute};
 use crate::connect::local_rails::LocalRail;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, MAX_RAILS, RailInfo, RouteWiring};
+use crate::proto::{Ece, MAX_RAILS, RailInfo, Role, RouteWiring};
+use crate::route::Route;
+use crate::transport::Settings;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
-use crate::transport::{Role, Settings};
-use crate::verbs::Region;
+use crate::verbs::{Gid, Region};
 
 /// What the routes of a handshake have in common.
 #[derive(Debug)]
@@ -21,6 +22,24 @@ pub(crate) struct BringupContext<'a> {
     pub(crate) local_rails: &'a [LocalRail],
     /// The peer's rails.
     pub(crate) peer: &'a [RailInfo],
+}
+
+impl BringupContext<'_> {
+    /// Returns this end's rail of a route.
+    pub(crate) fn local(&self, route: &Route) -> &LocalRail {
+        &self.local_rails[*route.rails.local(self.role)]
+    }
+
+    /// Returns the peer's rail of a route.
+    pub(crate) fn peer(&self, route: &Route) -> &RailInfo {
+        &self.peer[*route.rails.remote(self.role)]
+    }
+
+    /// Returns this end's GID of a route and the peer's.
+    pub(crate) fn gids(&self, route: &Route) -> (Gid, [u8; 16]) {
+        let local = self.local(route).gids[*route.addrs.local(self.role)];
+        (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
+    }
 }
 
 /// Both ends' parts, being joined.
@@ -132,7 +151,7 @@ impl InProgress {
         let limit = if self.failed > config.mqp_retry_cnt {
             "NCCL_IB_MQP_RETRY_CNT"
         } else if next > until {
-            "local of MPIB_CONNECT_TIMEOUT_MS"
+            "half of MPIB_CONNECT_TIMEOUT_MS"
         } else {
             tracing::info!(
                 target: "net",

@@ -8,19 +8,24 @@ use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
-    RouteWiring, Wiring,
+    CTS_BYTES, Ece, Ends, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
+    Role, RouteWiring, Wiring,
 };
 use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail, Receives};
 use crate::transport::recv::cts_writer;
 use crate::transport::send_queue::SendQueue;
-use crate::transport::{Role, Settings, recv, send};
+use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
+
+/// Bytes of each end's memory that its peer writes: the front part.
+const WRITTEN_BYTES: Ends<u64> = Ends { connector: FIFO_BYTES as u64, acceptor: RECORDS_BYTES as u64 };
+/// Bytes of each end's memory.
+const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
 
 /// One end's part of the routes, before it knows the peer's.
 #[derive(Debug)]
@@ -32,13 +37,8 @@ pub(crate) struct LocalEndpoint {
 /// Of one route.
 #[derive(Debug)]
 pub(crate) struct LocalRoute {
-    /// Our rail.
-    pub(crate) ours: usize,
-    /// The peer's.
-    pub(crate) theirs: usize,
-    /// Indices in the two rails' lists of addresses.
-    addrs: (usize, usize),
-    /// BringupContext the number of the first packet of each.
+    pub(crate) route: Route,
+    /// Each queue pair with the sequence number of its first packet.
     qps: Vec<(Qp<Fresh>, u32)>,
     /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
     leads: bool,
@@ -83,43 +83,29 @@ impl LocalEndpoint {
         let mut locals = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
-            let (ours, theirs, addrs) = match role {
-                Role::Sender => (route.connector, route.acceptor, route.addrs),
-                Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
-            };
-            locals.push(LocalRoute::new(
-                role,
-                settings,
-                &local_rails[ours],
-                (ours, theirs),
-                addrs,
-                *qps,
-                leads,
-            )?);
+            let rail = &local_rails[*route.rails.local(role)];
+            locals.push(LocalRoute::new(role, settings, rail, *route, *qps, leads)?);
         }
-        let pds: Vec<Arc<Pd>> = locals.iter().map(|h| Arc::clone(local_rails[h.ours].nic.pd())).collect();
-        let bytes = match role {
-            Role::Sender => send::MEMORY_BYTES,
-            Role::Receiver => recv::MEMORY_BYTES,
-        };
-        Ok(Self { routes: locals, region: Region::new(&pds, bytes / 8)? })
+        let pd = |(route, _): &(Route, usize)| Arc::clone(local_rails[*route.rails.local(role)].nic.pd());
+        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
+        Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
     }
 
     /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Endpoint::answer`].
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
         let route = |r: &LocalRoute| {
-            let ece = if role == Role::Sender { r.ece(settings)? } else { None };
+            let ece = if role == Role::Connector { r.ece(settings)? } else { None };
             Ok(RouteWiring {
-                local_rail: r.ours as u8,
-                remote_rail: r.theirs as u8,
+                local_rail: *r.route.rails.local(role) as u8,
+                remote_rail: *r.route.rails.remote(role) as u8,
                 qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
                 service_level: settings.service_level().unwrap_or(0),
                 traffic_class: settings.traffic_class().unwrap_or(0),
                 ece,
             })
         };
-        let memory = Memory { addr: self.region.addr(0) as u64, len: written_bytes(role), rkeys };
+        let memory = Memory { addr: self.region.addr(0) as u64, len: *WRITTEN_BYTES.local(role), rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 
@@ -136,7 +122,7 @@ impl LocalEndpoint {
         if wiring.routes.len() != self.routes.len() {
             return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
         }
-        let needed = written_bytes(role.other());
+        let needed = *WRITTEN_BYTES.remote(role);
         if wiring.memory.len < needed || wiring.memory.addr.checked_add(needed).is_none() {
             return refuse(format!(
                 "{} bytes at {:#x}, expected {needed}",
@@ -153,17 +139,15 @@ impl LocalEndpoint {
         let mut bringups = Vec::with_capacity(routes);
         for (i, (local, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
             let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
-            if pair != (local.ours, local.theirs) {
-                let ours = (local.ours, local.theirs);
-                return refuse(format!(
-                    "route {i} bringups our rail and its rail {pair:?}, expected {ours:?}"
-                ));
+            let ours = (*local.route.rails.local(role), *local.route.rails.remote(role));
+            if pair != ours {
+                return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {ours:?}"));
             }
             if theirs.qps.len() != local.qps.len() {
                 let (found, expected) = (theirs.qps.len(), local.qps.len());
                 return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
             }
-            let mtu = path_mtu(&local_rails[local.ours], &peer[local.theirs]);
+            let mtu = path_mtu(&local_rails[ours.0], &peer[ours.1]);
             mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
             bringups.push(RouteBringup::new(local, theirs));
         }
@@ -175,14 +159,6 @@ impl LocalEndpoint {
 /// one allows.
 fn path_mtu(ours: &LocalRail, theirs: &RailInfo) -> u8 {
     ours.port.mtu.min(theirs.mtu.raw() as u8)
-}
-
-/// Bytes of an end's memory that its peer writes: the front part.
-fn written_bytes(role: Role) -> u64 {
-    match role {
-        Role::Sender => FIFO_BYTES as u64,
-        Role::Receiver => RECORDS_BYTES as u64,
-    }
 }
 
 /// The user wants what this adapter has no room for.
@@ -202,8 +178,7 @@ impl LocalRoute {
         role: Role,
         settings: &Settings,
         local: &LocalRail,
-        (ours, theirs): (usize, usize),
-        addrs: (usize, usize),
+        route: Route,
         qps: usize,
         leads: bool,
     ) -> Result<Self> {
@@ -212,15 +187,15 @@ impl LocalRoute {
         let depths = Depths::new(role, settings, nic, n, leads)?;
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
-            Role::Sender => None,
-            Role::Receiver => {
+            Role::Connector => None,
+            Role::Acceptor => {
                 let low = settings.config.srq_low.min(depths.srq / 2) as usize;
                 Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
             }
         };
         let qp = |queue| {
             // Nothing else is inline.
-            let cts = role == Role::Receiver && queue as usize == cts_writer::CTS_QUEUE;
+            let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
             let options = QpOptions { send_depth: depths.send(queue), inline };
             let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
@@ -234,7 +209,7 @@ impl LocalRoute {
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq, gid_index: None })
+        Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
     }
 
     /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
@@ -253,8 +228,8 @@ impl LocalRoute {
 
     /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
     pub(crate) fn advance(&mut self, with: &BringupContext<'_>, theirs: &RouteWiring) -> Result<()> {
-        let (local, peer, settings) = (&with.local_rails[self.ours], &with.peer[self.theirs], with.settings);
-        let (gid, peer_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
+        let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
         // Verbs know a GID by its place, which may be another one than when the peer was told of it.
@@ -263,8 +238,8 @@ impl LocalRoute {
         let pkey_index = local.nic.pkey_index(&settings.config)?;
         // The connector knows the communicator's class in every version, the acceptor not.
         let asked = match with.role {
-            Role::Sender => (0, 0),
-            Role::Receiver => (theirs.service_level, theirs.traffic_class),
+            Role::Connector => (0, 0),
+            Role::Acceptor => (theirs.service_level, theirs.traffic_class),
         };
         // An acceptor sets what the connector has, and tells what is left; the connector sets that.
         let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
@@ -285,7 +260,7 @@ impl LocalRoute {
         };
         let timing = settings.timing();
         // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
-        let cts = with.role == Role::Receiver && self.leads && roce;
+        let cts = with.role == Role::Acceptor && self.leads && roce;
         let cts_class = settings.config.fifo_tc.filter(|_| cts);
         for (i, ((qp, psn), theirs)) in self.qps.iter_mut().zip(&theirs.qps).enumerate() {
             let mut path = Path { ece, ..path(*psn, theirs) };
@@ -318,8 +293,8 @@ impl LocalRoute {
         theirs: &RouteWiring,
         name: &str,
     ) -> Result<(Rail, Option<Ece>)> {
-        let (local, peer) = (&with.local_rails[self.ours], &with.peer[self.theirs]);
-        let (gid, remote_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+        let (local, peer) = (with.local(&self.route), with.peer(&self.route));
+        let (gid, remote_gid) = with.gids(&self.route);
         let place = local.nic.place_of(&gid).map_err(gone)?;
         if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(

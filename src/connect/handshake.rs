@@ -15,16 +15,19 @@ use crate::device::Device;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
-use crate::proto::{Handle, Hello, ImmLayout, Message, Wiring};
+use crate::proto::{Ends, Handle, Hello, ImmLayout, Message, Role, Wiring};
 use crate::route::Route;
 use crate::stats::Counters;
+use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::peer::Peer;
 use crate::transport::rail::Rail;
-use crate::transport::{Role, Settings};
 
 /// `IBV_WC_RETRY_EXC_ERR`
 const NO_ANSWER: u32 = 12;
+
+const VERB: Ends<&str> = Ends { connector: "sending to", acceptor: "receiving from" };
+const DIRECTION: Ends<Direction> = Ends { connector: Direction::Send, acceptor: Direction::Receive };
 
 /// A connection under way.
 #[derive(Debug)]
@@ -63,7 +66,7 @@ impl Handshake {
             Channel::connect(handle, &ours, settings.config.connect_timeout, settings.config.peer_timeout)?;
         // It comes when the peer's NCCL calls accept: a rank may be busy with other things for long, and is none the worse for it.
         channel.expect_whenever("the first call of accept");
-        Ok(Self::new(Role::Sender, settings, device, channel, (local_rails, ours)))
+        Ok(Self::new(Role::Connector, settings, device, channel, (local_rails, ours)))
     }
 
     /// The listening end, for a channel that has shown its HELLO.
@@ -75,7 +78,7 @@ impl Handshake {
                 return Err(e);
             }
         };
-        let mut handshake = Self::new(Role::Receiver, settings, device, channel, brought);
+        let mut handshake = Self::new(Role::Acceptor, settings, device, channel, brought);
         let said = handshake.send(&Message::Hello(handshake.ours.clone()));
         said.map_err(|e| handshake.give_up(e))?;
         Ok(handshake)
@@ -152,8 +155,8 @@ impl Handshake {
             (Stage::Hello, Message::Hello(hello)) => self.met(hello)?,
             (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
                 let answer = match self.role {
-                    Role::Sender => None,
-                    Role::Receiver => Some(local.message(self.role, &self.settings)?),
+                    Role::Connector => None,
+                    Role::Acceptor => Some(local.message(self.role, &self.settings)?),
                 };
                 let (name, theirs) = (self.peer(), &attempts.theirs().rails);
                 let bringup = local.join(self.role, &self.local_rails, theirs, &name, wiring)?;
@@ -202,7 +205,7 @@ impl Handshake {
         let stripes = |r: &Route| vec![(*r, attempts.stripes(r).turns); attempts.stripes(r).stripes];
         let stripes: Vec<_> = attempts.now().iter().flat_map(stripes).collect();
         let local = LocalEndpoint::new(self.role, &self.settings, &self.local_rails, &stripes)?;
-        if self.role == Role::Sender {
+        if self.role == Role::Connector {
             self.send(&Message::Wiring(local.message(self.role, &self.settings)?))?;
         }
         self.expect("WIRING");
@@ -293,15 +296,18 @@ impl Handshake {
         routes.dedup();
         tracing::info!(
             target: "net",
-            "{} {} ({plan}): rails {}", self.role.verb(), channel.describe(), routes.join(", ")
+            "{} {} ({plan}): rails {}", VERB.local(self.role), channel.describe(), routes.join(", ")
         );
-        let direction = match self.role {
-            Role::Sender => Direction::Send,
-            Role::Receiver => Direction::Receive,
-        };
         let named: Vec<_> = alive.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
         let peer = Peer::new(channel);
-        let stats = Counters::open(&self.settings.config, direction, plan, peer.name(), &named, elsewhere);
+        let stats = Counters::open(
+            &self.settings.config,
+            *DIRECTION.local(self.role),
+            plan,
+            peer.name(),
+            &named,
+            elsewhere,
+        );
         let comm = Comm::new(alive, region, remote, layout, peer, plan, stats);
         Ok(Progress::Connected(Box::new(comm)))
     }

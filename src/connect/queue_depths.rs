@@ -2,9 +2,9 @@
 
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RECVS, SLOTS};
+use crate::proto::{MAX_RECVS, Role, SLOTS};
+use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
-use crate::transport::{Role, Settings};
 
 /// Send requests for 256 groups: each has a write and the signalling one on a rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
@@ -37,12 +37,12 @@ impl Depths {
         };
         let allowed = settings.queue_depth.min(limits.max_qp_wr);
         let depths = match role {
-            Role::Sender => {
+            Role::Connector => {
                 let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
                 let each = wanted.min(allowed).min(limits.max_cqe / n);
                 Self { srq: 0, first: each, others: each, flush: 0 }
             }
-            Role::Receiver => {
+            Role::Acceptor => {
                 let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
                 let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
@@ -55,7 +55,7 @@ impl Depths {
         if depths.flush > limits.max_qp_wr {
             return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
         }
-        if role == Role::Receiver && depths.srq == 0 {
+        if role == Role::Acceptor && depths.srq == 0 {
             return Err(too_small("a shared receive queue", 0, 1));
         }
         Ok(depths)

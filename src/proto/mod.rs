@@ -3,6 +3,7 @@
 //! Every decoder is total: any bytes give either exactly one value or a reason for refusal.
 
 mod cts;
+mod ends;
 mod frame;
 mod handle;
 mod hello;
@@ -20,6 +21,7 @@ mod text;
 mod wire;
 
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
+pub use ends::{Ends, Role};
 pub use frame::{FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{GidKind, Hello, LinkLayer, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo};

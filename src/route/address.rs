@@ -3,13 +3,13 @@
 use std::cmp::{max, min};
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::proto::{Addr, GidKind, LinkLayer, RailAddr, RailInfo};
+use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo};
 
 /// The pair that a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Best {
     /// Indices into the lists of the two rails.
-    pub at: (usize, usize),
+    pub at: Ends<usize>,
     /// Whether the two are on one subnet, as far as both tell.
     pub one_subnet: bool,
 }
@@ -34,7 +34,7 @@ pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
             let key = (link_local(ours), !one_subnet, !v2, i + j, bytes, i);
             let better = found.as_ref().is_none_or(|(best, _)| key < *best);
             if better {
-                found = Some((key, Best { at: (i, j), one_subnet }));
+                found = Some((key, Best { at: Ends { connector: i, acceptor: j }, one_subnet }));
             }
         }
     }
@@ -137,8 +137,11 @@ mod tests {
             format!("{} {version}", gid_addr(addr.gid))
         };
         let found = best(a, b);
-        assert_eq!(found.clone().map(|b| (b.at.1, b.at.0)).ok(), best(b, a).map(|b| b.at).ok());
-        found.map(|best| (text(a, best.at.0), text(b, best.at.1)))
+        assert_eq!(
+            found.clone().map(|b| (b.at.acceptor, b.at.connector)).ok(),
+            best(b, a).map(|b| (b.at.connector, b.at.acceptor)).ok()
+        );
+        found.map(|best| (text(a, best.at.connector), text(b, best.at.acceptor)))
     }
 
     #[test]
@@ -224,7 +227,7 @@ mod tests {
             let rail = |addrs| RailInfo { addrs, ..with("r", &[("10.0.0.1", 24)], false) };
             let (a, b) = (rail(ours), rail(theirs));
             let chosen = |x: &RailInfo, y: &RailInfo| {
-                best(x, y).ok().map(|best| (x.addrs[best.at.0].gid, y.addrs[best.at.1].gid, best.one_subnet))
+                best(x, y).ok().map(|best| (x.addrs[best.at.connector].gid, y.addrs[best.at.acceptor].gid, best.one_subnet))
             };
             let found = chosen(&a, &b);
             let back = chosen(&b, &a);
@@ -235,7 +238,7 @@ mod tests {
                 prop_assert!(!pairs().any(|pair| fits(&pair)));
                 return Ok(());
             };
-            prop_assert!(fits(&(&a.addrs[best.at.0], &b.addrs[best.at.1])));
+            prop_assert!(fits(&(&a.addrs[best.at.connector], &b.addrs[best.at.acceptor])));
             let shared = pairs().filter(fits).any(|(x, y)| near(x, y) && near(y, x));
             prop_assert_eq!(best.one_subnet, shared);
         }

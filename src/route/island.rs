@@ -48,7 +48,7 @@ fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
     if a.link_layer == LinkLayer::InfiniBand {
         return pair.one_subnet;
     }
-    let (ours, theirs) = (a.addrs[pair.at.0].gid, b.addrs[pair.at.1].gid);
+    let (ours, theirs) = (a.addrs[pair.at.connector].gid, b.addrs[pair.at.acceptor].gid);
     match (gid_addr(ours), gid_addr(theirs)) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let differing = a.to_bits() ^ b.to_bits();

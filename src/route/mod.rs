@@ -11,31 +11,34 @@ mod rank;
 pub use address::gid_addr;
 pub use island::{Class, class};
 
-use crate::proto::{Hello, LostRail, RailInfo, RoutePolicy};
+use crate::proto::{Ends, Hello, LostRail, RailInfo, RoutePolicy};
 use address::best;
 
 /// A rail of the connector joined to one of the acceptor, as indices into their lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Index into the connector's list.
-    pub connector: usize,
-    /// Index into the acceptor's list.
-    pub acceptor: usize,
-    /// The addresses that they use: indices into the connector's rail's list and into the acceptor's.
-    pub addrs: (usize, usize),
+    /// The rail of each end: an index into its list.
+    pub rails: Ends<usize>,
+    /// The address of each rail: an index into the rail's list.
+    pub addrs: Ends<usize>,
     /// Whether these are on one subnet, as far as both ends tell.
     pub one_subnet: bool,
     /// Of how many ends, 0 to 2, NCCL asked for this rail.
     pub requested: u8,
 }
 
+impl Route {
+    /// Returns whether two routes have the same rail at one end.
+    fn shares_a_rail(&self, other: &Self) -> bool {
+        self.rails.connector == other.rails.connector || self.rails.acceptor == other.rails.acceptor
+    }
+}
+
 /// A pair that is no route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Index into the connector's list.
-    pub connector: usize,
-    /// Index into the acceptor's list.
-    pub acceptor: usize,
+    /// The rail of each end: an index into its list.
+    pub rails: Ends<usize>,
     /// In words.
     pub why: String,
 }
@@ -49,20 +52,9 @@ pub struct End<'a> {
     pub lost: &'a [LostRail],
 }
 
-/// Both ends of a connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Ends<'a> {
-    /// The end that connects.
-    pub connector: End<'a>,
-    /// The end that listens.
-    pub acceptor: End<'a>,
-}
-
-impl<'a> Ends<'a> {
-    /// By what the two have told each other.
-    pub fn of(connector: &'a Hello, acceptor: &'a Hello) -> Self {
-        let end = |hello: &'a Hello| End { rails: &hello.rails, lost: &hello.lost };
-        Self { connector: end(connector), acceptor: end(acceptor) }
+impl<'a> From<&'a Hello> for End<'a> {
+    fn from(hello: &'a Hello) -> Self {
+        Self { rails: &hello.rails, lost: &hello.lost }
     }
 }
 
@@ -129,12 +121,12 @@ fn survey(
     let (mut routes, mut refused) = (Vec::new(), Vec::new());
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
+            let rails = Ends { connector: c, acceptor: a };
             let found = joint(ours, theirs);
             match found.and_then(|best| judge(ours, theirs, best.one_subnet).map(|()| best)) {
-                Err(why) => refused.push(Refused { connector: c, acceptor: a, why }),
+                Err(why) => refused.push(Refused { rails, why }),
                 Ok(best) => routes.push(Route {
-                    connector: c,
-                    acceptor: a,
+                    rails,
                     addrs: best.at,
                     one_subnet: best.one_subnet,
                     requested: u8::from(ours.requested) + u8::from(theirs.requested),
@@ -161,13 +153,13 @@ fn matching(routes: Vec<Route>, width: usize, fits: impl Fn(&Route) -> bool) -> 
         let good = first.len() < width && fits(&route) && apart(&first, &route);
         if good { &mut first } else { &mut rest }.push(route);
     }
-    first.sort_by_key(|r| r.connector);
+    first.sort_by_key(|r| r.rails.connector);
     (first, rest)
 }
 
 /// Whether `route` has its rails for itself.
 fn apart(others: &[Route], route: &Route) -> bool {
-    !others.iter().any(|r| r.connector == route.connector || r.acceptor == route.acceptor)
+    !others.iter().any(|r| r.shares_a_rail(route))
 }
 
 impl Choice {

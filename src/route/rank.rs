@@ -18,11 +18,11 @@ pub(super) fn sort(
     let kind = |r: &Route| {
         let (far, strange) = (u8::from(!r.one_subnet), 2 - r.requested);
         let kind = if policy == RoutePolicy::Any { (strange, far) } else { (far, strange) };
-        let speed = connector[r.connector].speed_mbps.min(acceptor[r.acceptor].speed_mbps);
+        let speed = connector[r.rails.connector].speed_mbps.min(acceptor[r.rails.acceptor].speed_mbps);
         (kind, Reverse(if r.requested == 2 { 0 } else { speed }))
     };
-    let crossed = |r: &Route| connector[r.connector].role != acceptor[r.acceptor].role;
-    routes.sort_by_key(|r| (kind(r), r.requested == 2 && crossed(r), r.connector, r.acceptor));
+    let crossed = |r: &Route| connector[r.rails.connector].role != acceptor[r.rails.acceptor].role;
+    routes.sort_by_key(|r| (kind(r), r.requested == 2 && crossed(r), r.rails.connector, r.rails.acceptor));
     for equal in routes.chunk_by_mut(|a, b| kind(a) == kind(b)) {
         if equal[0].requested < 2 {
             take_turns(equal, turn);
@@ -39,10 +39,10 @@ fn take_turns(routes: &mut [Route], turn: u32) {
         all.dedup();
         all
     };
-    let (ours, theirs) = (places(|r| r.connector), places(|r| r.acceptor));
+    let (ours, theirs) = (places(|r| r.rails.connector), places(|r| r.rails.acceptor));
     let place = |all: &[usize], rail| all.binary_search(&rail).unwrap_or(0);
     routes.sort_by_key(|r| {
-        let (c, a) = (place(&ours, r.connector), place(&theirs, r.acceptor));
+        let (c, a) = (place(&ours, r.rails.connector), place(&theirs, r.rails.acceptor));
         ((a + theirs.len() - c % theirs.len()) % theirs.len(), c)
     });
     routes.rotate_left(turn as usize % routes.len());

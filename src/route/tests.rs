@@ -57,7 +57,7 @@ fn host(rails: &[&str]) -> Vec<RailInfo> {
 fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], turn: u32) -> (Vec<String>, Vec<String>) {
     let choice = choose(policy, c, a, turn);
     let names = |routes: &[Route]| {
-        routes.iter().map(|r| format!("{} {}", c[r.connector].name, a[r.acceptor].name)).collect()
+        routes.iter().map(|r| format!("{} {}", c[r.rails.connector].name, a[r.rails.acceptor].name)).collect()
     };
     (names(&choice.first), names(&choice.rest))
 }
@@ -66,7 +66,7 @@ fn first(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo]) -> Vec<String> {
     order(policy, c, a, 0).0
 }
 
-fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<'a> {
+fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<End<'a>> {
     Ends { connector: End { rails: c, lost: &[] }, acceptor: End { rails: a, lost: &[] } }
 }
 
@@ -182,11 +182,15 @@ fn of_what_works_no_rail_is_used_twice() {
     let a = host(&["b0* 10.0.0.3/24", "b1* 10.0.0.4/24"]);
     let choice = choose(PreferSubnet, &c, &a, 0);
     let all = [&choice.first[..], &choice.rest[..]].concat();
-    let names =
-        |kept: Vec<usize>| -> Vec<_> { kept.iter().map(|i| (all[*i].connector, all[*i].acceptor)).collect() };
+    let names = |kept: Vec<usize>| -> Vec<_> {
+        kept.iter().map(|i| (all[*i].rails.connector, all[*i].rails.acceptor)).collect()
+    };
     assert_eq!(names(choice.keep(&all, |_| true)), [(0, 0), (1, 1)]);
-    assert_eq!(names(choice.keep(&all, |i| all[i].connector != all[i].acceptor)), [(0, 1), (1, 0)]);
-    assert_eq!(names(choice.keep(&all, |i| all[i].connector == 1)), [(1, 1)]);
+    assert_eq!(
+        names(choice.keep(&all, |i| all[i].rails.connector != all[i].rails.acceptor)),
+        [(0, 1), (1, 0)]
+    );
+    assert_eq!(names(choice.keep(&all, |i| all[i].rails.connector == 1)), [(1, 1)]);
     assert_eq!(choice.keep(&all, |_| false), [0; 0]);
 }
 
@@ -224,7 +228,7 @@ fn what_stands_in_is_told_with_every_reason() {
 }
 
 fn roles(c: &[RailInfo], a: &[RailInfo]) -> Vec<(usize, usize)> {
-    choose_roles(c, a).first.iter().map(|r| (r.connector, r.acceptor)).collect()
+    choose_roles(c, a).first.iter().map(|r| (r.rails.connector, r.rails.acceptor)).collect()
 }
 
 #[test]
@@ -348,8 +352,8 @@ proptest! {
         let choice = choose(policy, &c, &a, turn);
         let Choice { first, rest, refused, width, .. } = &choice;
         let routes = || first.iter().chain(rest);
-        let mut pairs: Vec<_> = routes().map(|r| (r.connector, r.acceptor)).collect();
-        pairs.extend(refused.iter().map(|r| (r.connector, r.acceptor)));
+        let mut pairs: Vec<_> = routes().map(|r| (r.rails.connector, r.rails.acceptor)).collect();
+        pairs.extend(refused.iter().map(|r| (r.rails.connector, r.rails.acceptor)));
         pairs.sort_unstable();
         let all: Vec<_> = (0..c.len()).flat_map(|x| (0..a.len()).map(move |y| (x, y))).collect();
         prop_assert_eq!(pairs, all);
@@ -359,7 +363,7 @@ proptest! {
             prop_assert!(policy != Strict || r.requested == 2);
         }
         for (i, r) in first.iter().enumerate() {
-            prop_assert!(first[i + 1..].iter().all(|s| r.connector < s.connector && r.acceptor != s.acceptor));
+            prop_assert!(first[i + 1..].iter().all(|s| r.rails.connector < s.rails.connector && r.rails.acceptor != s.rails.acceptor));
         }
         let kind = |r: &Route| match policy {
             Any => (2 - r.requested, !r.one_subnet),
@@ -384,7 +388,7 @@ proptest! {
     ) {
         let at = |turn| {
             let choice = choose(PreferSubnet, &c, &a, turn);
-            let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.connector, r.acceptor)).collect();
+            let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.rails.connector, r.rails.acceptor)).collect();
             all.sort_unstable();
             let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.requested)).collect();
             (all, kinds.first().copied(), choice.first.iter().all(|r| r.requested == 2).then_some(choice.first))
