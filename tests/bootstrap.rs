@@ -275,22 +275,6 @@ fn a_drop_without_close_is_a_loss() {
     assert!(text.contains("(connector, pid 42): "), "{text}");
 }
 
-#[test]
-fn a_step_that_takes_too_long_is_named() {
-    let listener = Listener::open(&Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
-    // The connector is patient, and a stranger's limit does not count for one who has shown its HELLO.
-    let _connector = connect(&listener);
-    let acceptor = accept(&listener);
-    acceptor.expect("WIRING");
-    let text = wait("the limit", || acceptor.try_recv().err()).to_string();
-    let end =
-        "(connector, pid 42): nothing came within 50 ms while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)";
-    assert!(text.ends_with(end), "{text}");
-    acceptor.settled();
-    assert_eq!(acceptor.try_recv().unwrap(), None);
-    assert_eq!(acceptor.state(), State::Open);
-}
-
 /// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and waits to be killed.
 #[test]
 fn child_that_connects() {

@@ -45,12 +45,16 @@ impl BringupContext<'_> {
 /// Both ends' parts, being joined.
 #[derive(Debug)]
 pub(crate) struct Bringup {
-    routes: Vec<RouteBringup>,
-    region: Region,
-    remote: RemoteMemory,
-    mtus: [u32; MAX_RAILS],
+    pub(crate) routes: Vec<RouteBringup>,
+    /// The peer's rails.
+    pub(crate) rails: Vec<RailInfo>,
+    /// No change is retried later.
+    pub(crate) retry_until: Instant,
+    pub(crate) region: Region,
+    pub(crate) remote: RemoteMemory,
+    pub(crate) mtus: [u32; MAX_RAILS],
     /// The peer's name.
-    name: String,
+    pub(crate) name: String,
 }
 
 /// One route.
@@ -75,20 +79,11 @@ pub(crate) struct InProgress {
 }
 
 impl Bringup {
-    pub(crate) fn new(
-        routes: Vec<RouteBringup>,
-        region: Region,
-        remote: RemoteMemory,
-        mtus: [u32; MAX_RAILS],
-        name: String,
-    ) -> Self {
-        Self { routes, region, remote, mtus, name }
-    }
-
-    /// Makes the changes that are due; `true` when each route is joined or given up. Each change has its first try; no other
-    /// one begins after `until`.
-    pub(crate) fn poll(&mut self, with: &BringupContext<'_>, until: Instant) -> bool {
-        self.routes.iter_mut().for_each(|route| route.step(with, &self.name, until));
+    /// Makes the changes that are due; returns whether each route is connected or given up. Each change is tried once, whatever the
+    /// time is.
+    pub(crate) fn poll(&mut self, role: Role, settings: &Settings, local_rails: &[LocalRail]) -> bool {
+        let with = BringupContext { role, settings, local_rails, peer: &self.rails };
+        self.routes.iter_mut().for_each(|route| route.step(&with, &self.name, self.retry_until));
         self.routes.iter().all(|route| matches!(route, RouteBringup::Done(_)))
     }
 

@@ -4,12 +4,12 @@ use std::sync::{Arc, Once};
 
 use crate::connect::bringup::{Bringup, BringupContext, RouteBringup};
 use crate::connect::local_rails::LocalRail;
+use crate::connect::machine::{BringUp, WRITTEN_BYTES};
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, Ends, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
-    Role, RouteWiring, Wiring,
+    CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
 use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
@@ -22,8 +22,6 @@ use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
 
-/// Bytes of each end's memory that its peer writes: the front part.
-const WRITTEN_BYTES: Ends<u64> = Ends { connector: FIFO_BYTES as u64, acceptor: RECORDS_BYTES as u64 };
 /// Bytes of each end's memory.
 const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
 
@@ -62,16 +60,6 @@ pub(crate) struct Endpoint {
     pub(crate) eces: Vec<Option<Ece>>,
 }
 
-impl Endpoint {
-    /// An acceptor's message, whole.
-    pub(crate) fn answer(&self, mut wiring: Wiring) -> Wiring {
-        for (route, ece) in wiring.routes.iter_mut().zip(&self.eces) {
-            route.ece = *ece;
-        }
-        wiring
-    }
-}
-
 impl LocalEndpoint {
     /// Each route with its number of queue pairs, at least 1.
     pub(crate) fn new(
@@ -91,7 +79,7 @@ impl LocalEndpoint {
         Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
     }
 
-    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Endpoint::answer`].
+    /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
         let route = |r: &LocalRoute| {
@@ -109,49 +97,26 @@ impl LocalEndpoint {
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 
-    /// Begins to join our queue pairs to the peer's.
-    pub(crate) fn join(
-        self,
-        role: Role,
-        local_rails: &[LocalRail],
-        peer: &[RailInfo],
-        name: &str,
-        wiring: Wiring,
-    ) -> Result<Bringup> {
-        let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {name}: {what}")));
-        if wiring.routes.len() != self.routes.len() {
-            return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
-        }
-        let needed = *WRITTEN_BYTES.remote(role);
-        if wiring.memory.len < needed || wiring.memory.addr.checked_add(needed).is_none() {
-            return refuse(format!(
-                "{} bytes at {:#x}, expected {needed}",
-                wiring.memory.len, wiring.memory.addr
-            ));
-        }
-        let (keys, routes) = (&wiring.memory.rkeys, self.routes.len());
-        if keys.len() != routes {
-            return refuse(format!("{} remote keys for {routes} routes", keys.len()));
-        }
-        let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
-        remote.rkeys[..routes].copy_from_slice(keys);
+    /// Begins to connect the queue pairs to the peer's. The lists of WIRING fit the routes.
+    pub(crate) fn join(self, role: Role, local_rails: &[LocalRail], name: String, peer: BringUp) -> Bringup {
+        let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
         let mut mtus = [0; MAX_RAILS];
-        let mut bringups = Vec::with_capacity(routes);
-        for (i, (local, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
-            let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
-            let ours = (*local.route.rails.local(role), *local.route.rails.remote(role));
-            if pair != ours {
-                return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {ours:?}"));
-            }
-            if theirs.qps.len() != local.qps.len() {
-                let (found, expected) = (theirs.qps.len(), local.qps.len());
-                return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
-            }
-            let mtu = path_mtu(&local_rails[ours.0], &peer[ours.1]);
-            mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
-            bringups.push(RouteBringup::new(local, theirs));
+        for (mtu, LocalRoute { route, .. }) in mtus.iter_mut().zip(&self.routes) {
+            let (local, remote) = (*route.rails.local(role), *route.rails.remote(role));
+            let number = path_mtu(&local_rails[local], &peer.rails[remote]);
+            *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
         }
-        Ok(Bringup::new(bringups, self.region, remote, mtus, name.to_owned()))
+        let routes = self.routes.into_iter().zip(peer.wiring.routes);
+        Bringup {
+            routes: routes.map(|(local, remote)| RouteBringup::new(local, remote)).collect(),
+            rails: peer.rails,
+            retry_until: peer.retry_until,
+            region: self.region,
+            remote,
+            mtus,
+            name,
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! NCCL's side of the handshake: `listen`, `connect` and `accept`, each called until it gives a comm.
 
-mod attempts;
 mod bringup;
-mod commit;
 mod endpoint;
+mod formed;
 mod handshake;
 mod local_rails;
+mod machine;
 mod probe;
 mod queue_depths;
+mod registration;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use nccl_net_versions::HandleBuf;
 
-use crate::connect::commit::Connecting;
 use crate::connect::handshake::Handshake;
 use crate::control::{Listener, Options};
 use crate::device::{self, Device};
@@ -32,7 +32,7 @@ use crate::transport::send::SendComm;
 
 /// A connector between two calls of `connect`.
 struct Pending {
-    connecting: Connecting,
+    handshake: Handshake,
     /// Who began it.
     context: u64,
     /// The handle without the connector's own bytes: the number in those must belong to it.
@@ -62,8 +62,8 @@ pub fn connect(
     let (id, mut entry) = match u64::from_le_bytes(state) {
         0 => {
             let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
-            let connecting = Connecting::new(Handshake::connect(settings, device, &listener)?);
-            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { connecting, context, handle: address })
+            let handshake = Handshake::connect(settings, device, &listener)?;
+            (NEXT.fetch_add(1, Ordering::Relaxed), Pending { handshake, context, handle: address })
         }
         id => {
             let mut table = pending();
@@ -77,7 +77,7 @@ pub fn connect(
             (id, entry)
         }
     };
-    let polled = entry.connecting.poll(&settings.config);
+    let polled = entry.handshake.poll();
     if let Ok(None) = polled {
         handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
         pending().insert(id, entry);
@@ -107,7 +107,7 @@ pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    underway: Mutex<Vec<Connecting>>,
+    underway: Mutex<Vec<Handshake>>,
 }
 
 impl Listening {
@@ -135,13 +135,13 @@ impl Listening {
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
-                Ok(handshake) => underway.push(Connecting::new(handshake)),
+                Ok(handshake) => underway.push(handshake),
                 Err(e) => fail(e),
             }
         }
         let mut i = 0;
         while i < underway.len() {
-            match underway[i].poll(&self.settings.config) {
+            match underway[i].poll() {
                 Ok(None) => i += 1,
                 Ok(Some((comm, flow))) => {
                     underway.swap_remove(i);

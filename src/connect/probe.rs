@@ -2,12 +2,10 @@
 //! of the one for flushes. An empty write goes before them on the first, so that a route that loses long packets alone
 //! is known as one.
 
-use std::time::Instant;
-
 use crate::connect::endpoint::Endpoint;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RAILS, Message};
+use crate::proto::MAX_RAILS;
 use crate::transport::rail::Rail;
 use crate::transport::recv;
 use crate::transport::send_queue::SendQueue;
@@ -19,7 +17,6 @@ use crate::verbs::{Batch, Chain, Local, Region, Remote};
 pub(crate) struct ProbeRun {
     pub(crate) endpoint: Endpoint,
     routes: [Probes; MAX_RAILS],
-    until: Instant,
 }
 
 /// Of one route.
@@ -42,7 +39,7 @@ impl Probes {
 }
 
 impl ProbeRun {
-    pub(crate) fn start(mut endpoint: Endpoint, until: Instant) -> Self {
+    pub(crate) fn start(mut endpoint: Endpoint) -> Self {
         let mut routes = [Probes::default(); MAX_RAILS];
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
@@ -69,44 +66,44 @@ impl ProbeRun {
                 Err(e) => *place = Err(e),
             }
         }
-        Self { endpoint, routes, until }
+        Self { endpoint, routes }
     }
 
-    /// Takes what has completed; `true` when every probe has, or the time is up.
-    pub(crate) fn over(&mut self) -> Result<bool> {
+    /// Polls for completions; returns whether every probe has ended.
+    pub(crate) fn poll(&mut self) -> bool {
+        self.fail_if(|i, rail, probes| poll(i, rail, probes));
+        !self.routes.iter().any(|probes| probes.pending())
+    }
+
+    /// Ends the probes that have not completed.
+    pub(crate) fn stop(&mut self) {
+        let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
+        self.fail_if(|_, _, _| Err(Error::Peer(late.into())));
+    }
+
+    /// Applies `f` to each route with pending probes, and gives up those for which it fails.
+    fn fail_if(&mut self, mut f: impl FnMut(usize, &mut Rail, &mut Probes) -> Result<()>) {
         for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
             let Ok(rail) = place else { continue };
             if probes.pending()
-                && let Err(e) = take(i, rail, probes)
+                && let Err(e) = f(i, rail, probes)
             {
-                *place = Err(probes.judge(e, self.endpoint.mtus[i]));
+                *place = Err(probes.explain(e, self.endpoint.mtus[i]));
                 *probes = Probes::default();
             }
         }
-        if self.routes.iter().any(|probes| probes.pending()) && Instant::now() < self.until {
-            return Ok(false);
-        }
-        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
-            if probes.pending() {
-                let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-                *place = Err(probes.judge(Error::Peer(late.into()), self.endpoint.mtus[i]));
-                *probes = Probes::default();
-            }
-        }
-        Ok(true)
     }
 
-    pub(crate) fn report(&self) -> Message {
-        let rails = || (0u8..).zip(&self.endpoint.rails);
-        let mask = rails().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
-        let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
-        Message::Probed { mask, reasons }
+    /// Returns for each route why it does not work: bring-up or a probe has failed.
+    pub(crate) fn results(&self) -> Vec<Result<(), String>> {
+        let result = |rail: &Result<Rail>| rail.as_ref().map(drop).map_err(ToString::to_string);
+        self.endpoint.rails.iter().map(result).collect()
     }
 }
 
 impl Probes {
     /// What a failure means, in short: it stands in a table of routes. Where the empty packet has arrived and no other, these were too long for something.
-    fn judge(self, e: Error, mtu: u32) -> Error {
+    fn explain(self, e: Error, mtu: u32) -> Error {
         let e = match e {
             Error::Completion(c) if !c.loopback => {
                 let status = wc_status(c.status);
@@ -141,7 +138,7 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
 }
 
 /// Takes what has completed of a rail's probes.
-fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
+fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {

@@ -19,13 +19,12 @@ pub struct Channel {
     link: Arc<Link>,
     reactor: Arc<Reactor>,
     token: Token,
-    timeout: Duration,
     closed: bool,
 }
 
 impl Channel {
-    pub(super) fn new(link: Arc<Link>, reactor: Arc<Reactor>, token: Token, timeout: Duration) -> Self {
-        Self { link, reactor, token, timeout, closed: false }
+    pub(super) fn new(link: Arc<Link>, reactor: Arc<Reactor>, token: Token) -> Self {
+        Self { link, reactor, token, closed: false }
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its nonce and token are
@@ -44,7 +43,7 @@ impl Channel {
         let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
         let id = reactor.next_token();
         reactor.tell(Command::Connect(id, connector))?;
-        Ok(Self::new(link, reactor, id, timeout))
+        Ok(Self::new(link, reactor, id))
     }
 
     /// Sends, or queues what the socket does not take now. An error means that the peer is gone.
@@ -53,7 +52,7 @@ impl Channel {
     }
 
     /// The next message; `None` if none has come. All that came before the end of the connection is given first. Then an
-    /// error that names the peer and the step: closed, lost, or the step's time is up.
+    /// error that names the peer and the step: closed or lost.
     pub fn try_recv(&self) -> Result<Option<Message>> {
         match self.link.try_recv()? {
             Some(message) => Ok(Some(message)),
@@ -62,26 +61,14 @@ impl Channel {
         }
     }
 
-    /// What the owner now waits for, in words, and for how long at most: from now on [`try_recv`](Self::try_recv) tells
-    /// when the time of the handshake's settings is over.
+    /// Names the message that the owner waits for. Errors of [`try_recv`](Self::try_recv) contain the name.
     pub fn expect(&self, step: &'static str) {
-        self.link.expect(step, self.timeout);
+        self.link.expect(Some(step));
     }
 
-    /// As [`expect`](Self::expect), and `more` beyond the time of the settings.
-    pub fn expect_later(&self, step: &'static str, more: Duration) {
-        self.link.expect(step, self.timeout.saturating_add(more));
-    }
-
-    /// As [`expect`](Self::expect), for what is due whenever the peer comes to it: that the time of the settings is over again is a line in the log,
-    /// and only the loss of the peer an error.
-    pub fn expect_whenever(&self, step: &'static str) {
-        self.link.expect_whenever(step, self.timeout);
-    }
-
-    /// The handshake is over: no message is due.
+    /// No message is due.
     pub fn settled(&self) {
-        self.link.settled();
+        self.link.expect(None);
     }
 
     /// One atomic load, for the data path. Tells of a BYE or a loss also while earlier messages wait to be read.

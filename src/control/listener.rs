@@ -35,7 +35,6 @@ pub struct Listener {
     reactor: Arc<Reactor>,
     token: Token,
     handle: Handle,
-    timeout: Duration,
 }
 
 /// Channels that have shown their HELLO.
@@ -76,7 +75,7 @@ impl Listener {
             token,
             Acceptor::new(socket, Arc::clone(&shared), nonce, (limit, options.silence)),
         ))?;
-        Ok(Self { shared, reactor, token, handle, timeout: options.timeout })
+        Ok(Self { shared, reactor, token, handle })
     }
 
     /// What peers must be given.
@@ -87,9 +86,7 @@ impl Listener {
     /// The next peer that has shown a whole and right HELLO, which is the first message of its channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
         match self.shared.with(VecDeque::pop_front) {
-            Some((token, link)) => {
-                Ok(Some(Channel::new(link, Arc::clone(&self.reactor), token, self.timeout)))
-            }
+            Some((token, link)) => Ok(Some(Channel::new(link, Arc::clone(&self.reactor), token))),
             None => self.reactor.alive().map(|()| None),
         }
     }
