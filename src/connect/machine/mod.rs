@@ -18,6 +18,8 @@
 
 mod attempts;
 mod step;
+#[cfg(test)]
+mod tests;
 mod transitions;
 mod wiring;
 
