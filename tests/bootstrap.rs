@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use bootstrap_util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, options,
-    patience, recv, stranger, wait,
+    SILENCE, a_real_peer_gets_in, accept, connect, handle_with, hello, hello_bytes, listen, patience, recv,
+    stranger, wait,
 };
-use nccl_net_mpib::control::{Channel, Listener, Options, State};
+use nccl_net_mpib::control::{Channel, State};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
 /// Both ends of a connection.

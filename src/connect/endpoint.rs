@@ -1,4 +1,5 @@
-//! Queues and memory of one end: made, told to the peer, joined to the peer's.
+//! Queues and memory of one end: created, described to the peer in WIRING, and connected to the
+//! peer's.
 
 use std::sync::{Arc, Once};
 
@@ -25,43 +26,44 @@ const INLINE: u32 = CTS_BYTES as u32;
 /// Bytes of each end's memory.
 const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
 
-/// One end's part of the routes, before it knows the peer's.
+/// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]
 pub(crate) struct LocalEndpoint {
     routes: Vec<LocalRoute>,
     region: Region,
 }
 
-/// Of one route.
+/// The local objects of one route.
 #[derive(Debug)]
 pub(crate) struct LocalRoute {
     pub(crate) route: Route,
     /// Each queue pair with the sequence number of its first packet.
     qps: Vec<(Qp<Fresh>, u32)>,
-    /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
+    /// Whether it is the first stripe of its rail, which alone carries CTS writes and flushes.
     leads: bool,
     receives: Option<Receives>,
-    /// To be its own peer.
+    /// Connected to itself: a read over it flushes what the adapter has written.
     flush: Option<Qp<Fresh>>,
     cq: Arc<Cq>,
-    /// Where the address stood when the first queue pair was set up.
+    /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
 }
 
-/// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
+/// The local objects after bring-up. A route whose bring-up failed has the reason in its place.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) rails: Vec<Result<Rail>>,
     pub(crate) region: Region,
     pub(crate) remote: RemoteMemory,
-    /// Bytes of payload in a full packet of each route.
+    /// Payload bytes of a full packet, for each route.
     pub(crate) mtus: [u32; MAX_RAILS],
-    /// Of each route the ECE options that hold on our queue pairs.
+    /// The ECE options in effect on the queue pairs of each route.
     pub(crate) eces: Vec<Option<Ece>>,
 }
 
 impl LocalEndpoint {
-    /// Each route with its number of queue pairs, at least 1.
+    /// Creates the queue pairs of each route, in the number given, and registers the memory that
+    /// the peer writes.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
@@ -120,13 +122,13 @@ impl LocalEndpoint {
     }
 }
 
-/// The number of the MTU that two ports have in common. Ports of different MTUs can be joined: a packet is as long as the smaller
-/// one allows.
-fn path_mtu(ours: &LocalRail, theirs: &RailInfo) -> u8 {
-    ours.port.mtu.min(theirs.mtu.raw() as u8)
+/// Returns the smaller MTU of two ports, as its number in verbs. Queue pairs of ports with
+/// different MTUs can be connected.
+fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
+    local.port.mtu.min(remote.mtu.raw() as u8)
 }
 
-/// The user wants what this adapter has no room for.
+/// Reports that an adapter cannot carry a CTS entry inline although the user requests it.
 fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     static TOLD: Once = Once::new();
     let name = nic.name();
@@ -159,7 +161,7 @@ impl LocalRoute {
             }
         };
         let qp = |queue| {
-            // Nothing else is inline.
+            // Only CTS writes are inline.
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
             let options = QpOptions { send_depth: depths.send(queue), inline };
@@ -177,7 +179,8 @@ impl LocalRoute {
         Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
     }
 
-    /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
+    /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
+    /// device has none or the user disables ECE.
     fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
         static TOLD: Once = Once::new();
         let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
@@ -191,44 +194,46 @@ impl LocalRoute {
         Ok(ece)
     }
 
-    /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
-    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, theirs: &RouteWiring) -> Result<()> {
+    /// Moves the queue pairs to RTS. After a failure another call repeats the state change that
+    /// failed.
+    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, remote: &RouteWiring) -> Result<()> {
         let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
         let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
-        // Verbs know a GID by its place, which may be another one than when the peer was told of it.
-        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(gone), Ok)?;
+        // Verbs identify a GID by its index, which may have changed since HELLO.
+        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
         self.gid_index = Some(gid_index);
         let pkey_index = local.nic.pkey_index(&settings.config)?;
-        // The connector knows the communicator's class in every version, the acceptor not.
-        let asked = match with.role {
+        // Only the connector knows the communicator's traffic class in every interface version.
+        let requested = match with.role {
             Role::Connector => (0, 0),
-            Role::Acceptor => (theirs.service_level, theirs.traffic_class),
+            Role::Acceptor => (remote.service_level, remote.traffic_class),
         };
-        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
-        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
-        let path = |psn: u32, theirs: &QpWiring| Path {
+        // The acceptor sets the connector's options and reports which of them its own device
+        // supports; the connector sets those.
+        let ece = if self.ece(settings)?.is_some() { remote.ece } else { None };
+        let path = |psn: u32, remote: &QpWiring| Path {
             port: local.port.number,
             gid_index,
             pkey_index,
             mtu: path_mtu(local, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
-            service_level: settings.service_level().unwrap_or(asked.0),
-            traffic_class: settings.traffic_class().unwrap_or(asked.1),
-            qpn: theirs.qpn,
-            peer_psn: theirs.psn,
+            service_level: settings.service_level().unwrap_or(requested.0),
+            traffic_class: settings.traffic_class().unwrap_or(requested.1),
+            qpn: remote.qpn,
+            peer_psn: remote.psn,
             psn,
             access: Access::Write,
             ece: None,
         };
         let timing = settings.timing();
-        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
+        // A receiver sends CTS writes and acknowledgements on its first queue pair.
         let cts = with.role == Role::Acceptor && self.leads && roce;
         let cts_class = settings.config.fifo_tc.filter(|_| cts);
-        for (i, ((qp, psn), theirs)) in self.qps.iter_mut().zip(&theirs.qps).enumerate() {
-            let mut path = Path { ece, ..path(*psn, theirs) };
+        for (i, ((qp, psn), remote)) in self.qps.iter_mut().zip(&remote.qps).enumerate() {
+            let mut path = Path { ece, ..path(*psn, remote) };
             if let (0, Some(class)) = (i, cts_class) {
                 path.traffic_class = class;
             }
@@ -246,33 +251,34 @@ impl LocalRoute {
         qp.advance(&path, timing)
     }
 
-    /// Changes of queue pairs that are done.
+    /// Returns the number of state changes that have succeeded.
     pub(crate) fn changes(&self) -> u32 {
         self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
     }
 
-    /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
+    /// Returns the rail, after [`advance`](Self::advance) has succeeded, and the ECE options in
+    /// effect.
     pub(crate) fn rail(
         self,
         with: &BringupContext<'_>,
-        theirs: &RouteWiring,
+        remote: &RouteWiring,
         name: &str,
     ) -> Result<(Rail, Option<Ece>)> {
         let (local, peer) = (with.local(&self.route), with.peer(&self.route));
         let (gid, remote_gid) = with.gids(&self.route);
-        let place = local.nic.place_of(&gid).map_err(gone)?;
+        let place = local.nic.place_of(&gid).map_err(no_address)?;
         if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(
-                "{} moved from place {first} of the GID table of {} to place {place} while queue pairs were set up",
+                "{} moved from index {first} of the GID table of {} to index {place} while queue pairs were set up",
                 gid.addr(),
                 local.nic.name()
             )));
         }
-        let asked = theirs.ece.is_some();
-        let agreed = if asked { self.ece(with.settings)? } else { None };
+        let requested = remote.ece.is_some();
+        let agreed = if requested { self.ece(with.settings)? } else { None };
         let queue =
-            |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, theirs.qpn));
-        let send_queues = self.qps.into_iter().zip(&theirs.qps).map(queue).collect::<Result<_>>()?;
+            |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
+        let send_queues = self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();
             Ok(SendQueue::new(qp.ready()?, own))
@@ -294,6 +300,6 @@ impl LocalRoute {
     }
 }
 
-fn gone(why: impl std::fmt::Display) -> Error {
+fn no_address(why: impl std::fmt::Display) -> Error {
     Error::Usage(format!("the address of the route is gone: {why}"))
 }

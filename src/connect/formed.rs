@@ -34,7 +34,8 @@ pub(crate) struct Formed {
 }
 
 impl Formed {
-    /// Keeps the stripes of the connection, destroys the others, and registers the connection with the agent.
+    /// Keeps the stripes of the connection, destroys the others, and registers the connection with
+    /// the agent.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,

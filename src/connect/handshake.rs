@@ -1,5 +1,5 @@
-//! The driver of a handshake: it gives the [`Machine`] the messages of the control connection, the time and the results of local work, and
-//! carries out the machine's actions. It decides nothing itself. Advanced by polling.
+//! The driver of a handshake. It passes messages, the time and the outcomes of local work to the
+//! [`Machine`], and carries out the machine's actions. The machine makes all decisions.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -7,13 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::agent::{Flow, Options};
-use crate::connect::bringup::Bringup;
-use crate::connect::endpoint::{Endpoint, LocalEndpoint};
-use crate::connect::formed::Formed;
 use crate::connect::local_rails::{LocalRail, prepare, turn};
+use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Action, Machine, Outcome, Report};
-use crate::connect::probe::ProbeRun;
-use crate::connect::registration::unhinted;
 use crate::control::{Channel, State};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -24,28 +20,12 @@ use crate::transport::comm::Comm;
 /// A handshake in progress.
 #[derive(Debug)]
 pub(crate) struct Handshake {
-    role: Role,
-    settings: Arc<Settings>,
     /// Name of the device that NCCL requested.
     device: String,
     /// `None` after the end of the handshake.
     channel: Option<Channel>,
-    local_rails: Vec<LocalRail>,
     machine: Machine,
-    work: Work,
-}
-
-/// The local objects, at the stage that the machine has requested.
-#[derive(Debug)]
-enum Work {
-    None,
-    Local(LocalEndpoint),
-    BringUp(Bringup),
-    Joined(Endpoint),
-    Probe(ProbeRun),
-    Formed(Formed),
-    /// As [`Formed`](Self::Formed), until the agent has given a hint.
-    Hint(Formed),
+    work: LocalWork,
 }
 
 impl Handshake {
@@ -62,7 +42,7 @@ impl Handshake {
         match prepare(&settings.config, device, 0) {
             Ok(local) => Ok(Self::new(Role::Acceptor, settings, device, channel, local)),
             Err(e) => {
-                // The peer may be gone, which changes nothing.
+                // The error counts, whether the peer receives it or not.
                 let _ = channel.send(&Message::Refuse { reason: e.to_string() });
                 channel.close();
                 Err(e)
@@ -80,25 +60,27 @@ impl Handshake {
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
         let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), hello, patience);
-        let settings = Arc::clone(settings);
-        Self { role, settings, device, channel: Some(channel), local_rails, machine, work: Work::None }
+        Self { device, channel: Some(channel), machine, work: LocalWork::new(role, settings, local_rails) }
     }
 
-    /// Goes as far as possible without waiting; returns the comm once both ends use it. An error has been sent to the peer.
+    /// Advances the handshake as far as possible without waiting. Returns the comm once both ends
+    /// use the connection.
+    ///
+    /// # Errors
+    /// The handshake has failed. The peer has been sent the reason.
     pub(crate) fn poll(&mut self) -> Result<Option<(Comm, Option<Flow>)>> {
         loop {
             while let Some(action) = self.machine.poll_action() {
                 match action {
-                    Action::Established => return self.established().map(Some),
+                    Action::Established => {
+                        let channel = self.take_channel()?;
+                        return self.work.take_comm(channel).map(Some);
+                    }
                     Action::Fail(e) => {
-                        self.channel.take().into_iter().for_each(Channel::close);
+                        self.take_channel()?.close();
                         return Err(e);
                     }
-                    action => {
-                        if let Err(e) = self.perform(action) {
-                            self.machine.on_done(Instant::now(), Outcome::Failed(e));
-                        }
-                    }
+                    action => self.perform(action),
                 }
             }
             if !self.advance()? {
@@ -107,16 +89,20 @@ impl Handshake {
         }
     }
 
-    /// Gives the machine one input; returns whether there was one. Finished work and messages come before time limits: a rank that
-    /// polls late has not necessarily waited in vain.
+    /// Passes one input to the machine; returns whether there was one. Finished work and messages
+    /// take precedence over time limits: a rank that polls late may find what it waited for.
     fn advance(&mut self) -> Result<bool> {
+        let channel = self.channel.as_ref().ok_or_else(ended)?;
         let now = Instant::now();
-        if let Some(outcome) = self.finished() {
+        if let Some(outcome) = self.work.poll() {
             self.machine.on_done(now, outcome);
             return Ok(true);
         }
-        let channel = channel(&self.channel)?;
         match channel.try_recv() {
+            Ok(Some(message)) => {
+                self.machine.set_peer(channel.describe());
+                self.machine.on_message(now, message);
+            }
             Ok(None) => {
                 if channel.peer().is_some() {
                     self.machine.on_connected(now);
@@ -127,114 +113,48 @@ impl Handshake {
                 self.machine.set_peer(channel.describe());
                 self.machine.on_timer(now);
             }
-            Ok(Some(message)) => {
-                self.machine.set_peer(channel.describe());
-                self.machine.on_message(now, message);
-            }
             Err(e) => self.machine.on_lost(e),
         }
         Ok(true)
     }
 
-    /// Advances the work in progress; returns its outcome if it has ended.
-    fn finished(&mut self) -> Option<Outcome> {
-        let ended = match &mut self.work {
-            Work::BringUp(bringup) => bringup.poll(self.role, &self.settings, &self.local_rails),
-            Work::Probe(probe) => probe.poll(),
-            Work::Hint(formed) => formed.flow.as_ref().is_some_and(Flow::hinted),
-            Work::None | Work::Local(_) | Work::Joined(_) | Work::Formed(_) => false,
+    fn perform(&mut self, action: Action) {
+        let done = match self.try_perform(action) {
+            Ok(None) => return,
+            Ok(Some(outcome)) => outcome,
+            Err(e) => Outcome::Failed(e),
         };
-        if !ended {
-            return None;
-        }
-        let (work, outcome) = match std::mem::replace(&mut self.work, Work::None) {
-            Work::BringUp(bringup) => {
-                let endpoint = bringup.finish();
-                let eces = endpoint.eces.clone();
-                (Work::Joined(endpoint), Outcome::BroughtUp(eces))
-            }
-            Work::Probe(probe) => {
-                let results = probe.results();
-                (Work::Joined(probe.endpoint), Outcome::Probed(results))
-            }
-            Work::Hint(formed) => (Work::Formed(formed), Outcome::Hinted),
-            work => (work, Outcome::Failed(out_of_place())),
-        };
-        self.work = work;
-        Some(outcome)
+        self.machine.on_done(Instant::now(), done);
     }
 
-    fn perform(&mut self, action: Action) -> Result<()> {
-        let channel = channel(&self.channel)?;
-        let work = std::mem::replace(&mut self.work, Work::None);
-        let (work, outcome) = match (action, work) {
-            (Action::Send(message), work) => {
-                let sent = channel.send(&message);
-                // The loss of the peer comes to light after the peer's last messages, which may give the reason.
-                sent.or_else(|e| if channel.state() == State::Open { Err(e) } else { Ok(()) })?;
-                (work, None)
-            }
-            (Action::Await(step), work) => {
-                step.map_or_else(|| channel.settled(), |step| channel.expect(step));
-                (work, None)
-            }
-            (Action::Warn(text), work) => {
-                tracing::warn!(target: "net", "{text}");
-                (work, None)
-            }
-            (Action::Report(report), work) => {
-                log_first(&report, &self.device, channel.peer().map(|peer| peer.ip()));
-                (work, None)
-            }
-            (Action::MakeEndpoint(stripes), work) => {
-                drop(work);
-                let local = LocalEndpoint::new(self.role, &self.settings, &self.local_rails, &stripes)?;
-                let wiring = local.message(self.role, &self.settings)?;
-                (Work::Local(local), Some(Outcome::Made(wiring)))
-            }
-            (Action::BringUp(peer), Work::Local(local)) => {
-                let bringup = local.join(self.role, &self.local_rails, channel.describe(), peer);
-                (Work::BringUp(bringup), None)
-            }
-            (Action::Probe, Work::Joined(endpoint)) => (Work::Probe(ProbeRun::start(endpoint)), None),
-            (Action::Stop, Work::Probe(mut probe)) => {
-                probe.stop();
-                (Work::Probe(probe), None)
-            }
-            (Action::Keep(keep), Work::Joined(endpoint)) => {
-                let formed = Formed::new(self.role, &self.settings, channel, endpoint, &keep)?;
-                let registered = formed.flow.is_some();
-                (Work::Formed(formed), Some(Outcome::Kept { registered }))
-            }
-            (Action::AwaitHint, Work::Formed(formed)) => (Work::Hint(formed), None),
-            (Action::Stop, Work::Hint(Formed { flow: Some(flow), .. })) => {
-                return Err(unhinted(&channel.describe(), &flow, &self.settings.config));
-            }
-            _ => return Err(out_of_place()),
-        };
-        self.work = work;
-        if let Some(outcome) = outcome {
-            self.machine.on_done(Instant::now(), outcome);
+    fn try_perform(&mut self, action: Action) -> Result<Option<Outcome>> {
+        let channel = self.channel.as_ref().ok_or_else(ended)?;
+        match action {
+            Action::Send(message) => match channel.send(&message) {
+                Err(e) if channel.state() == State::Open => return Err(e),
+                // The loss of the peer is found behind its last messages, which may contain the
+                // reason.
+                Ok(()) | Err(_) => {}
+            },
+            Action::Await(Some(step)) => channel.expect(step),
+            Action::Await(None) => channel.settled(),
+            Action::Warn(text) => tracing::warn!(target: "net", "{text}"),
+            Action::Report(report) => log_first(&report, &self.device, channel.peer().map(|peer| peer.ip())),
+            action => return self.work.perform(action, channel),
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn established(&mut self) -> Result<(Comm, Option<Flow>)> {
-        match (self.channel.take(), std::mem::replace(&mut self.work, Work::None)) {
-            (Some(channel), Work::Formed(formed)) => Ok(formed.into_comm(channel)),
-            _ => Err(out_of_place()),
-        }
+    fn take_channel(&mut self) -> Result<Channel> {
+        self.channel.take().ok_or_else(ended)
     }
 }
 
-fn channel(channel: &Option<Channel>) -> Result<&Channel> {
-    channel.as_ref().ok_or_else(|| Error::Internal("the handshake is over".into()))
+fn ended() -> Error {
+    Error::Internal("the handshake has ended".into())
 }
 
-fn out_of_place() -> Error {
-    Error::Internal("a handshake's action does not fit its work".into())
-}
-
+/// Logs a report if it is the first on its device and host.
 fn log_first(report: &Report, device: &str, host: Option<IpAddr>) {
     let Report { fault, text } = report;
     match first_time(device, host) {
@@ -244,14 +164,15 @@ fn log_first(report: &Report, device: &str, host: Option<IpAddr>) {
     }
 }
 
-/// Devices, and hosts that they do not reach as asked for.
+/// Devices, and hosts that they do not reach by the requested rails.
 type Told = HashSet<(String, Option<IpAddr>)>;
 
-/// Whether nothing was told yet of this device and this host. Hosts beyond a number that no job has are not told of.
+/// Returns whether this is the first report on this device and this host. Beyond a number of hosts
+/// that no job has, there are no reports.
 fn first_time(device: &str, host: Option<IpAddr>) -> bool {
     const MOST: usize = 1 << 16;
     static TOLD: LazyLock<Mutex<Told>> = LazyLock::new(Mutex::default);
-    // The set is whole after a panic: each use is one insertion.
+    // Each use is one insertion, which a panic does not interrupt.
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     told.len() < MOST && told.insert((device.to_owned(), host))
 }

@@ -1,4 +1,4 @@
-//! The rails that one end brings to a handshake.
+//! The rails that one end offers in its HELLO.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -24,7 +24,7 @@ use crate::verbs::{Gid, Port};
 pub(crate) struct LocalRail {
     pub(crate) nic: Arc<Nic>,
     pub(crate) port: Port,
-    /// What the peer is told, the best first: 1 to [`MAX_RAIL_ADDRS`].
+    /// The addresses in HELLO, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub(crate) gids: Vec<Gid>,
     /// Rail index in its device.
     pub(crate) role: RailRole,
@@ -32,8 +32,11 @@ pub(crate) struct LocalRail {
     requested: bool,
 }
 
-/// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
-/// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
+/// Returns the rails of this end and its HELLO: first the rails of the device, then, if substitutes
+/// are allowed, the ports of the other devices of the process. `turn` is the field of HELLO.
+///
+/// # Errors
+/// No rail can be used. The text has the reason for each.
 pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
     let terms = policy::terms(config, device.is_mpib);
     let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
@@ -47,7 +50,7 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
         }
         others
     };
-    // SOUT and SUP are what they are for.
+    // No port substitutes SOUT or SUP.
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
     let (mut usable, mut lost) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
@@ -74,31 +77,32 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
 fn local(nic: &Arc<Nic>, port: Port, mut gids: Vec<Gid>, role: RailRole, requested: bool) -> LocalRail {
     if gids.len() > MAX_RAIL_ADDRS {
         let (name, n) = (nic.name(), gids.len());
-        tracing::info!(target: "net", "{name} has {n} addresses; the peer is told of {MAX_RAIL_ADDRS}");
+        tracing::info!(target: "net", "{name} has {n} addresses; HELLO contains {MAX_RAIL_ADDRS} of them");
         gids.truncate(MAX_RAIL_ADDRS);
     }
     LocalRail { nic: Arc::clone(nic), port, gids, role, requested }
 }
 
-/// Said once: every connection would say the same.
+/// Logs once: the line would be the same for every connection.
 fn too_many() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         tracing::info!(
             target: "net",
-            "this process has more than {MAX_OFFERS} ports; a peer is told of its device's own and of the first others"
+            "this process has more than {MAX_OFFERS} ports; HELLO contains those of the device and the first others"
         );
     }
 }
 
-/// What a peer is told of a port, as if NCCL had requested it. The error is why it cannot be used.
+/// Returns the description of a port in HELLO, as if NCCL had requested the port. The error is the
+/// reason why it cannot be used.
 pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) -> Result<RailInfo, String> {
     let (port, gids) = nic.now()?;
     local(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
 }
 
 impl LocalRail {
-    /// What the peer is told of it.
+    /// Returns the description of the rail in HELLO.
     fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
         let addr = |gid: &Gid| RailAddr {
             gid: gid.raw,
@@ -122,8 +126,9 @@ impl LocalRail {
     }
 }
 
-/// Prefix length of the network that a GID is an address of: its own interface's, else that of any interface with this
-/// address; 0 where there is none, as in a container that has the adapter and not its interface.
+/// Returns the prefix length of the network of a GID: that of the GID's interface, or else of any
+/// interface with the same address. 0 if there is none, as in a container that has the adapter and
+/// not its interface.
 pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
@@ -134,13 +139,14 @@ pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
 /// Connections begun from a device to a host.
 type ConnectionCounts = HashMap<(&'static CStr, Option<IpAddr>), u32>;
 
-/// How many connections this process has begun before from this device to the handle's host, and the device's place among
-/// all: connections of one device take turns, and those of several devices do not begin with the same.
+/// Returns the number of connections that this process has begun from this device to the host of
+/// the handle, plus the index of the device. Connections of one device rotate over equal routes,
+/// and those of different devices begin with different ones.
 pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
     static BEGUN: LazyLock<Mutex<ConnectionCounts>> = LazyLock::new(Mutex::default);
     let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
-    // The map is whole after a panic: each use is one addition.
+    // Each use is one addition, which a panic does not interrupt.
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     let count = begun.entry((device.name, host)).or_default();
     let turn = *count;
@@ -148,7 +154,7 @@ pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
     turn.wrapping_add(u32::try_from(place).unwrap_or(0))
 }
 
-/// For logs.
+/// Returns the name of this host, for logs.
 pub(crate) fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
 }

@@ -1,10 +1,11 @@
-//! NCCL's side of the handshake: `listen`, `connect` and `accept`, each called until it gives a comm.
+//! `listen`, `connect` and `accept`: NCCL calls each of the last two until it returns a comm.
 
 mod bringup;
 mod endpoint;
 mod formed;
 mod handshake;
 mod local_rails;
+mod local_work;
 mod machine;
 mod probe;
 mod queue_depths;
@@ -30,24 +31,26 @@ use crate::transport::Settings;
 use crate::transport::recv::RecvComm;
 use crate::transport::send::SendComm;
 
-/// A connector between two calls of `connect`.
+/// A connection attempt between two calls of `connect`.
 struct Pending {
     handshake: Handshake,
-    /// Who began it.
+    /// The communicator that began it.
     context: u64,
-    /// The handle without the connector's own bytes: the number in those must belong to it.
+    /// The handle without the connector's bytes. The attempt's number in those is valid with this
+    /// handle only.
     handle: [u8; STATE_OFFSET],
 }
 
-/// By the number in the handle's last eight bytes.
+/// Attempts by the number in the last eight bytes of the handle.
 static PENDING: LazyLock<Mutex<HashMap<u64, Pending>>> = LazyLock::new(Mutex::default);
 
 fn pending() -> MutexGuard<'static, HashMap<u64, Pending>> {
-    // The map is whole after a panic: each use is one insertion or removal.
+    // Each use is one insertion or removal, which a panic does not interrupt.
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins or continues a connection to the listener behind `handle`, whose last eight bytes are ours.
+/// Begins or continues a connection to the listener of `handle`. The last eight bytes of the handle
+/// hold the number of the attempt.
 pub fn connect(
     settings: &Arc<Settings>,
     context: u64,
@@ -70,8 +73,8 @@ pub fn connect(
             let ours = table.get(&id).is_some_and(|p| p.handle == address);
             let Some(entry) = ours.then(|| table.remove(&id)).flatten() else {
                 return Err(Error::Argument(format!(
-                    "the handle says that connection attempt {id} of this process is under way, and there is none \
-                     for this handle: was the handle copied from a connector, or damaged?"
+                    "the handle names connection attempt {id} of this process, and there is none for this handle: was the \
+                     handle copied from a connector, or damaged?"
                 )));
             };
             (id, entry)
@@ -83,7 +86,7 @@ pub fn connect(
         pending().insert(id, entry);
         return Ok(None);
     }
-    // Over: with the same handle another connection may begin.
+    // The attempt has ended. Another one may begin with the same handle.
     handle[STATE_OFFSET..].fill(0);
     let Some((comm, flow)) = polled? else { return Ok(None) };
     let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
@@ -93,69 +96,69 @@ pub fn connect(
     Ok(Some(SendComm::new(comm, policy, settings)))
 }
 
-/// Drops what `context` has begun and NCCL will not continue.
+/// Drops the connection attempts of a communicator that NCCL will not continue.
 pub fn abandon(context: u64) {
     let dropped: Vec<Pending> = pending().extract_if(|_, p| p.context == context).map(|(_, p)| p).collect();
     if !dropped.is_empty() {
-        tracing::info!(target: "net", "{} connection attempts were not carried to an end", dropped.len());
+        tracing::info!(target: "net", "{} connection attempts were abandoned", dropped.len());
     }
 }
 
-/// A listening end, and the peers whose handshake is under way.
+/// A listening end, and the handshakes in progress.
 #[derive(Debug)]
 pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    underway: Mutex<Vec<Handshake>>,
+    handshakes: Mutex<Vec<Handshake>>,
 }
 
 impl Listening {
-    /// Opens it and writes its handle.
+    /// Opens a listener and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_mpib);
         let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
         let options = Options { sout, adapters: device::addrs, ..Options::from(&*settings.config) };
         let listener = Listener::open(&options)?;
         *handle = listener.handle().encode();
-        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::default() })
+        Ok(Self { listener, settings: Arc::clone(settings), device, handshakes: Mutex::default() })
     }
 
-    /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
-    /// the log too. Another peer may come after it.
+    /// Returns the comm of the first peer whose handshake has succeeded. A failed handshake does
+    /// not affect the others: its peer is sent the reason, and the log has it.
     ///
     /// # Errors
-    /// A handshake has failed with a peer that knows the listener's nonce, and none is under way with another: NCCL makes one connector
-    /// for each listener, so that nobody else would come.
+    /// The handshake with a peer that knows the listener's nonce has failed, and no other is in
+    /// progress. NCCL makes one connector for each listener: no other peer would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let underway = self.underway.lock();
-        let mut underway =
-            underway.map_err(|_| Error::Internal("the listener's state was left by a panic".into()))?;
+        let handshakes = self.handshakes.lock();
+        let mut handshakes =
+            handshakes.map_err(|_| Error::Internal("a panic has interrupted the listener".into()))?;
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
-                Ok(handshake) => underway.push(handshake),
+                Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
             }
         }
         let mut i = 0;
-        while i < underway.len() {
-            match underway[i].poll() {
+        while i < handshakes.len() {
+            match handshakes[i].poll() {
                 Ok(None) => i += 1,
                 Ok(Some((comm, flow))) => {
-                    underway.swap_remove(i);
+                    handshakes.swap_remove(i);
                     failed.iter().for_each(warn);
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
-                    underway.swap_remove(i);
+                    handshakes.swap_remove(i);
                     fail(e);
                 }
             }
         }
         match failed {
-            Some(e) if underway.is_empty() => Err(e),
+            Some(e) if handshakes.is_empty() => Err(e),
             failed => {
                 failed.iter().for_each(warn);
                 Ok(None)

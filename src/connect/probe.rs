@@ -1,6 +1,6 @@
-//! The handshake's probes: a route counts when a write of a full packet on each of its queue pairs has completed, and the read
-//! of the one for flushes. An empty write goes before them on the first, so that a route that loses long packets alone
-//! is known as one.
+//! The probes of a handshake. A route works if a write of a full packet completes on each of its
+//! queue pairs, and a read on the queue pair for flushes. An empty write precedes them on the first
+//! queue pair: it tells a route that loses only long packets from one that loses all.
 
 use crate::connect::endpoint::Endpoint;
 use crate::error::wc_status;
@@ -19,16 +19,16 @@ pub(crate) struct ProbeRun {
     routes: [Probes; MAX_RAILS],
 }
 
-/// Of one route.
+/// The probes of one route.
 #[derive(Debug, Clone, Copy, Default)]
 struct Probes {
-    /// Writes that were posted.
+    /// Writes that have been posted.
     posted: usize,
-    /// Writes under way.
+    /// Writes in flight.
     writes: usize,
-    /// Reads of our own under way.
+    /// Reads in flight on the queue pair for flushes.
     reads: usize,
-    /// The empty write has arrived.
+    /// Whether the empty write has completed.
     reached: bool,
 }
 
@@ -44,7 +44,7 @@ impl ProbeRun {
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
-            // Both ends' memory is zero still, so that the write changes nothing.
+            // The memory of both ends is still zero: the write changes nothing.
             let (addr, mr) = (endpoint.region.addr(0) as u64, &endpoint.region.mrs()[i]);
             let full = Some(Local { addr, len: endpoint.mtus[i], lkey: mr.lkey() });
             let to = Remote { addr: endpoint.remote.addr, rkey: endpoint.remote.rkeys[i] };
@@ -71,7 +71,7 @@ impl ProbeRun {
 
     /// Polls for completions; returns whether every probe has ended.
     pub(crate) fn poll(&mut self) -> bool {
-        self.fail_if(|i, rail, probes| poll(i, rail, probes));
+        self.fail_if(poll);
         !self.routes.iter().any(|probes| probes.pending())
     }
 
@@ -102,7 +102,8 @@ impl ProbeRun {
 }
 
 impl Probes {
-    /// What a failure means, in short: it stands in a table of routes. Where the empty packet has arrived and no other, these were too long for something.
+    /// Returns the cause of a failure, in few words for the table of routes. If the empty packet
+    /// alone has arrived, the others are too long for a link on the way.
     fn explain(self, e: Error, mtu: u32) -> Error {
         let e = match e {
             Error::Completion(c) if !c.loopback => {
@@ -125,7 +126,7 @@ impl Probes {
     }
 }
 
-/// The first read of the queue pair for flushes, where there is one.
+/// Posts the first read of the queue pair for flushes, if the rail has one.
 fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Result<()> {
     let Some(queue) = &mut rail.flush else { return Ok(()) };
     let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
@@ -137,7 +138,7 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
     }
 }
 
-/// Takes what has completed of a rail's probes.
+/// Polls the completion queue of a rail once.
 fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
@@ -155,7 +156,7 @@ fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
             probes.reads -= 1;
         } else {
             return Err(Error::Internal(format!(
-                "a probe completed on queue pair {qpn}, which is not of its rail"
+                "a probe completed on queue pair {qpn}, which does not belong to its rail"
             )));
         }
     }

@@ -9,7 +9,7 @@ use crate::policy::{Plan, SplitMode};
 use crate::route::gid_addr;
 use crate::transport::rail::Rail;
 
-/// Why a connection that must have a hint is not made.
+/// Returns the error of a connection that needs a hint and has none.
 pub(crate) fn unhinted(peer: &str, flow: &Flow, config: &Config) -> Error {
     let socket = config.agent_socket.display();
     let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
@@ -20,11 +20,12 @@ pub(crate) fn unhinted(peer: &str, flow: &Flow, config: &Config) -> Error {
     ))
 }
 
-/// Registers the connection of these rails, in the background. `None` if no hint can count: the mode is not advanced, the share is
-/// fixed, one rail alone is left, or a rail has no IPv4 address, since an agent's messages have room for nothing else.
+/// Registers the connection of these rails, in the background. `None` if hints do not apply: the
+/// mode is not advanced, the share is fixed, only one rail is left, or a rail has no IPv4 address.
+/// The agent's messages have no room for other addresses.
 ///
 /// # Errors
-/// The client's thread cannot be made; and with `MPIB_STRICT=1` a connection that hints cannot be given for.
+/// The client's thread cannot be started, or `MPIB_STRICT=1` and a rail has no IPv4 address.
 pub(crate) fn open(config: &Config, plan: Plan, rails: &[Rail], peer: &str) -> Result<Option<Flow>> {
     if plan.split_mode(config) != SplitMode::Hinted {
         return Ok(None);
@@ -48,7 +49,7 @@ pub(crate) fn open(config: &Config, plan: Plan, rails: &[Rail], peer: &str) -> R
 /// Returns the IPv4 addresses of a rail, this end's first.
 fn addresses(rail: &Rail) -> Option<(Ipv4Addr, Ipv4Addr)> {
     match (gid_addr(rail.names.local_gid), gid_addr(rail.names.remote_gid)) {
-        (IpAddr::V4(ours), IpAddr::V4(theirs)) => Some((ours, theirs)),
+        (IpAddr::V4(local), IpAddr::V4(remote)) => Some((local, remote)),
         _ => None,
     }
 }

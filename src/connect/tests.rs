@@ -1,4 +1,5 @@
-//! Queues as shallow as a device may have them, over software devices with a latency that keeps them full.
+//! Queues as shallow as a device may have them, over software devices with a latency that keeps
+//! them full.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -137,7 +138,8 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
 
 #[test]
 fn full_queues_make_calls_wait_and_lose_nothing() {
-    // Single sends take one work request each, so nine are under way; a group of eight takes all nine at once.
+    // Single sends take one work request each, so nine are under way; a group of eight takes all
+    // nine at once.
     for n in [1, 8] {
         // On a busy machine a queue may drain before it is full; then it is tried again.
         until(|| (run(pair(MIN_DEPTH, u32::MAX), 20, n, 128).0 > 0).then_some(()));
@@ -145,8 +147,8 @@ fn full_queues_make_calls_wait_and_lose_nothing() {
     }
 }
 
-/// The least depth that a group of eight needs, on each of five queue pairs: a group waits for the one whose turn it
-/// is, though another may have room.
+/// The least depth that a group of eight needs, on each of five queue pairs: a group waits for the
+/// one whose turn it is, though another may have room.
 #[test]
 fn full_queues_of_several_queue_pairs_make_calls_wait_and_lose_nothing() {
     for n in [1, 8] {

@@ -1,7 +1,7 @@
 //! The routes that a handshake tries, their order, and the reports on those that do not work.
 //!
-//! Both ends know both HELLOs and, after each attempt, both masks of PROBED. They therefore choose the same next attempt and the
-//! same routes for the connection without another message.
+//! Both ends know both HELLOs and, after each attempt, both masks of PROBED. They therefore choose
+//! the same next attempt and the same routes for the connection without another message.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -73,7 +73,8 @@ impl Attempts {
         Ok(attempts)
     }
 
-    /// Returns the layout of a route's queue pairs. It does not depend on the number of routes that work.
+    /// Returns the layout of a route's queue pairs. It does not depend on the number of routes that
+    /// work.
     fn layout(&self, route: &Route) -> Stripes {
         self.plan.stripes(&self.local().terms, self.rail_role(route), self.choice.width)
     }
@@ -88,14 +89,15 @@ impl Attempts {
         &self.current
     }
 
-    /// Returns the stripes of the current attempt, in the order of WIRING: each with its route and its number of queue pairs.
+    /// Returns the stripes of the current attempt, in the order of WIRING: each with its route and
+    /// its number of queue pairs.
     pub(crate) fn stripes(&self) -> Vec<(Route, usize)> {
         let stripes = |r: &Route| vec![(*r, self.layout(r).turns.max(1)); self.layout(r).stripes];
         self.current.iter().flat_map(stripes).collect()
     }
 
-    /// Ends the current attempt. `works` has for each of its routes whether the route works at both ends; `why` returns the reason
-    /// of one that does not.
+    /// Ends the current attempt. `works` has for each of its routes whether the route works at both
+    /// ends; `why` returns the reason of one that does not.
     pub(crate) fn conclude(&mut self, works: &[bool], why: impl Fn(usize) -> String) -> Next {
         let failed = self.current.iter().enumerate().filter(|(i, _)| !works[*i]);
         self.failed.extend(failed.map(|(i, route)| (*route, why(i))));
@@ -148,7 +150,8 @@ impl Attempts {
         self.degraded(config, &format!("rails without a route to {peer}"), &missing, &self.current)
     }
 
-    /// Returns a warning that names the routes that do not work; `kept` are those of the connection, or of the next attempt.
+    /// Returns a warning that names the routes that do not work; `kept` are those of the
+    /// connection, or of the next attempt.
     ///
     /// # Errors
     /// `MPIB_STRICT=1`: the same text.
@@ -187,12 +190,14 @@ impl Attempts {
         kept.iter().any(|r| !self.local_rail(r).requested)
     }
 
-    /// Returns whether the connection has fewer routes than the attempt, and the attempt is not a replacement for another one.
+    /// Returns whether the connection has fewer routes than the attempt, and the attempt is not a
+    /// replacement for another one.
     pub(crate) fn is_partial(&self, works: &[bool]) -> bool {
         works.contains(&false) && (self.plan != Plan::Plain || !self.repeated)
     }
 
-    /// Returns a report if a rail that NCCL did not request carries the connection, or if an earlier attempt failed.
+    /// Returns a report if a rail that NCCL did not request carries the connection, or if an
+    /// earlier attempt failed.
     ///
     /// # Errors
     /// `MPIB_STRICT=1` and a failure is the cause: the same text.

@@ -1,19 +1,22 @@
 //! The handshake as a state machine: messages, finished work and timers in, actions out.
 //!
-//! [`Machine`] decides everything that a handshake decides: the comparison of the HELLOs, the attempts, the check of WIRING, the
-//! meaning of both masks, strictness, each time limit and the final commit. It has no socket, no clock and no verbs object: its driver
-//! ([`handshake`](super::handshake)) passes the time as an argument and carries out each [`Action`]. Two machines and a
-//! simulated network are therefore a complete test.
+//! [`Machine`] decides everything that a handshake decides: the comparison of the HELLOs, the
+//! attempts, the check of WIRING, the meaning of both masks, strictness, each time limit and the
+//! final commit. It has no socket, no clock and no verbs object: its driver
+//! ([`handshake`](super::handshake)) passes the time as an argument and carries out each
+//! [`Action`]. Two machines and a simulated network are therefore a complete test.
 //!
-//! The module is here and not in `proto`, since the choice of routes and the plan of a connection belong to `route` and
-//! `policy`, which stand above `proto`.
+//! The module is here and not in `proto`, since the choice of routes and the plan of a connection
+//! belong to `route` and `policy`, which stand above `proto`.
 //!
 //! Life cycle of a connector; an acceptor differs in the order of WIRING alone:
 //!
 //! ```text
-//! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED -> Keep -> [hint] -> READY -> Established
+//! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED
 //!               ^                                                    |
 //!               +---------- no route works, others are left ---------+
+//!                                                                    |
+//!                               Established <- READY <- [hint] <- Keep
 //! ```
 
 mod attempts;
@@ -44,11 +47,13 @@ const MAX_EARLY: usize = 64;
 /// What the driver has to do next.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Send a message. The loss of the peer is reported by [`Machine::on_lost`], not as an error of this action.
+    /// Send a message. The loss of the peer is reported by [`Machine::on_lost`], not as an error of
+    /// this action.
     Send(Message),
     /// Use this name of the message that is due in the errors of the control connection.
     Await(Option<&'static str>),
-    /// Create the queue pairs of these stripes, each with its route and their number: [`Outcome::Made`].
+    /// Create the queue pairs of these stripes, each with its route and their number:
+    /// [`Outcome::Made`].
     MakeEndpoint(Vec<(Route, usize)>),
     /// Connect the queue pairs to the peer's: [`Outcome::BroughtUp`].
     BringUp(BringUp),
@@ -56,7 +61,8 @@ pub(crate) enum Action {
     Probe,
     /// End the work in progress, which takes too long, with the results so far.
     Stop,
-    /// Form the connection of some stripes, destroy the others and register it with the agent: [`Outcome::Kept`].
+    /// Form the connection of some stripes, destroy the others and register it with the agent:
+    /// [`Outcome::Kept`].
     Keep(Keep),
     /// Wait for the first hint of the agent: [`Outcome::Hinted`].
     AwaitHint,
@@ -94,15 +100,16 @@ pub(crate) struct Keep {
 /// Work that the driver has finished.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The endpoint exists, and this describes it. An acceptor's ECE options follow with [`Outcome::BroughtUp`].
+    /// The endpoint exists, and this describes it. An acceptor's ECE options follow with
+    /// [`Outcome::BroughtUp`].
     Made(Wiring),
     /// Bring-up has ended on each stripe. The ECE options are those in effect.
     BroughtUp(Vec<Option<Ece>>),
     /// The probes have ended: of each stripe, why it does not work.
     Probed(Vec<Result<(), String>>),
-    /// The connection is formed; `registered` with the agent, if hints divide its transfers.
+    /// The connection is formed.
     Kept {
-        /// Whether a first hint can follow.
+        /// Whether the connection is registered with the agent.
         registered: bool,
     },
     /// The agent has given the first hint.
@@ -134,8 +141,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Begins a handshake. `local` is this end's HELLO: a connector's has been sent as the first bytes of the control connection, an
-    /// acceptor's is the first action.
+    /// Begins a handshake. `local` is this end's HELLO: a connector's has been sent as the first
+    /// bytes of the control connection, an acceptor's is the first action.
     pub(crate) fn new(
         role: Role,
         now: Instant,
@@ -145,7 +152,8 @@ impl Machine {
         hint_patience: Duration,
     ) -> Self {
         let limit = config.connect_timeout;
-        // The peer's HELLO comes with the first call of accept. A rank may be busy for long before it.
+        // The peer's HELLO comes with the first call of accept. A rank may be busy for long before
+        // it.
         let step = match role {
             Role::Connector => Step::patient("the first call of accept", now, limit),
             Role::Acceptor => Step::new("HELLO", now, limit),
@@ -175,11 +183,11 @@ impl Machine {
         self.actions.pop_front()
     }
 
-    /// Returns when [`on_timer`](Self::on_timer) is due. `None` while the machine waits for work of the driver that has its own end, and
-    /// before the control connection is established.
+    /// Returns when [`on_timer`](Self::on_timer) is due. `None` while the machine waits for work of
+    /// the driver that has its own end, and before the control connection is established.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Keep(_) | Stage::Over => None,
+            Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Keep(_) | Stage::Ended => None,
             Stage::Probe(_, until) => until,
             Stage::Hint { by, .. } => by,
             Stage::Hello | Stage::Wiring(..) | Stage::Ready(_) | Stage::Probed(..) | Stage::Commit => {
@@ -193,7 +201,7 @@ impl Machine {
         self.peer = name;
     }
 
-    /// The control connection is established. The peer has all of the first step's time from now on.
+    /// Handles the establishment of the control connection: the time of the first step begins now.
     pub(crate) fn on_connected(&mut self, now: Instant) {
         if !self.connected {
             self.connected = true;
@@ -201,16 +209,17 @@ impl Machine {
         }
     }
 
-    /// A message has arrived.
+    /// Handles a message. REFUSE ends the handshake at any time; other messages wait for the end of
+    /// local work.
     pub(crate) fn on_message(&mut self, now: Instant, message: Message) {
         self.connected = true;
         match message {
-            _ if self.is_over() => {}
+            _ if self.has_ended() => {}
             Message::Refuse { reason } => {
                 let how = if self.is_peer_ready() { "gave the connection up" } else { "refuses" };
                 self.fail(Error::Peer(format!("{} {how}: {reason}", self.peer)));
             }
-            message if !self.is_working() => self.take(now, message),
+            message if !self.is_working() => self.handle(now, message),
             _ if self.early.len() == MAX_EARLY => {
                 let what = format!("{} sent more than {MAX_EARLY} messages that are not due", self.peer);
                 self.fail(Error::Protocol(what));
@@ -219,9 +228,9 @@ impl Machine {
         }
     }
 
-    /// The control connection has ended, after all messages that arrived on it.
+    /// Handles the end of the control connection, after all messages that arrived on it.
     pub(crate) fn on_lost(&mut self, why: Error) {
-        if self.is_over() {
+        if self.has_ended() {
             return;
         }
         let why = match self.is_peer_ready() {
@@ -234,7 +243,7 @@ impl Machine {
         self.fail(why);
     }
 
-    /// Acts on a deadline that is over. Messages and finished work come first.
+    /// Handles a deadline that has passed. The driver passes messages and finished work first.
     pub(crate) fn on_timer(&mut self, now: Instant) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -250,35 +259,35 @@ impl Machine {
         }
     }
 
-    /// Work has ended.
+    /// Handles the end of local work.
     pub(crate) fn on_done(&mut self, now: Instant, outcome: Outcome) {
-        if self.is_over() {
+        if self.has_ended() {
             return;
         }
         let done = self.finish_work(now, outcome);
         self.fail_if(done);
-        self.take_early(now);
+        self.handle_early(now);
     }
 
-    /// Whether the driver works on an action. Messages wait meanwhile.
+    /// Returns whether the driver works on an action. Messages are queued meanwhile.
     fn is_working(&self) -> bool {
         matches!(self.stage, Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Probe(..) | Stage::Keep(_))
     }
 
-    fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over)
+    fn has_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
     }
 
-    /// Whether the peer uses the connection already, and this end does not.
+    /// Returns whether the peer has committed to the connection, and this end has not.
     fn is_peer_ready(&self) -> bool {
         matches!(self.stage, Stage::Hint { peer_ready: true, .. })
     }
 
-    /// Acts on the messages that arrived during the work.
-    fn take_early(&mut self, now: Instant) {
-        while !self.is_working() && !self.is_over() {
+    /// Handles the messages that arrived during the work.
+    fn handle_early(&mut self, now: Instant) {
+        while !self.is_working() && !self.has_ended() {
             let Some(message) = self.early.pop_front() else { return };
-            self.take(now, message);
+            self.handle(now, message);
         }
     }
 }

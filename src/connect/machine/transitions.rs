@@ -35,7 +35,7 @@ pub(super) enum Stage {
     },
     /// The peer's second READY.
     Commit,
-    Over,
+    Ended,
 }
 
 impl Stage {
@@ -52,17 +52,19 @@ impl Stage {
             | Self::Probe(..)
             | Self::Keep(_)
             | Self::Hint { .. }
-            | Self::Over => "nothing",
+            | Self::Ended => "nothing",
         }
     }
 }
 
 impl Machine {
-    /// Acts on a message.
-    pub(super) fn take(&mut self, now: Instant, message: Message) {
-        let done = match (std::mem::replace(&mut self.stage, Stage::Over), message) {
-            (Stage::Hello, Message::Hello(hello)) => self.met(now, hello),
-            (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => self.wired(attempts, local, wiring),
+    /// Handles a message while no local work is in progress.
+    pub(super) fn handle(&mut self, now: Instant, message: Message) {
+        let done = match (std::mem::replace(&mut self.stage, Stage::Ended), message) {
+            (Stage::Hello, Message::Hello(hello)) => self.on_hello(now, hello),
+            (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
+                self.on_wiring(attempts, local, wiring)
+            }
             (Stage::Ready(attempts), Message::Ready) => {
                 // The peer waits for PROBED as long as its settings allow: stay well within that.
                 let limit = self.config.probe_timeout.min(self.config.connect_timeout / 2);
@@ -71,7 +73,7 @@ impl Machine {
                 Ok(())
             }
             (Stage::Probed(attempts, results), Message::Probed { mask, reasons }) => {
-                self.concluded(now, attempts, &results, mask, &reasons)
+                self.on_peer_probes(now, attempts, &results, mask, &reasons)
             }
             (Stage::Hint { plan, by, peer_ready: false }, Message::Ready) => {
                 self.stage = Stage::Hint { plan, by, peer_ready: true };
@@ -89,19 +91,21 @@ impl Machine {
         self.fail_if(done);
     }
 
-    /// Goes on after the driver's work.
+    /// Handles the outcome of local work.
     pub(super) fn finish_work(&mut self, now: Instant, outcome: Outcome) -> Result<()> {
-        match (std::mem::replace(&mut self.stage, Stage::Over), outcome) {
+        match (std::mem::replace(&mut self.stage, Stage::Ended), outcome) {
             (_, Outcome::Failed(e)) => Err(e),
             (Stage::MakeEndpoint(attempts), Outcome::Made(wiring)) => {
-                self.made(now, attempts, wiring);
+                self.on_endpoint(now, attempts, wiring);
                 Ok(())
             }
             (Stage::BringUp(attempts, wiring), Outcome::BroughtUp(eces)) => {
-                self.brought_up(now, attempts, wiring, &eces);
+                self.on_brought_up(now, attempts, wiring, &eces);
                 Ok(())
             }
-            (Stage::Probe(attempts, _), Outcome::Probed(results)) => self.probed(now, attempts, results),
+            (Stage::Probe(attempts, _), Outcome::Probed(results)) => {
+                self.on_local_probes(now, attempts, results)
+            }
             (Stage::Keep(plan), Outcome::Kept { registered }) => {
                 if registered && self.config.strict {
                     let by = Some(now + self.hint_patience);
@@ -120,8 +124,8 @@ impl Machine {
         }
     }
 
-    /// The peer's HELLO has arrived: both ends know all routes.
-    fn met(&mut self, now: Instant, hello: Hello) -> Result<()> {
+    /// Chooses the routes: both ends know both HELLOs now.
+    fn on_hello(&mut self, now: Instant, hello: Hello) -> Result<()> {
         let differences = self.local.terms.differences(&hello.terms);
         if !differences.is_empty() {
             return Err(Error::Usage(format!(
@@ -142,7 +146,7 @@ impl Machine {
         self.stage = Stage::MakeEndpoint(attempts);
     }
 
-    fn made(&mut self, now: Instant, attempts: Attempts, wiring: Wiring) {
+    fn on_endpoint(&mut self, now: Instant, attempts: Attempts, wiring: Wiring) {
         if self.role == Role::Connector {
             self.send(Message::Wiring(wiring.clone()));
         }
@@ -150,7 +154,7 @@ impl Machine {
         self.stage = Stage::Wiring(attempts, wiring);
     }
 
-    fn wired(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
+    fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
         wiring::check(self.role, &self.peer, &attempts.stripes(), &remote)?;
         let rails = attempts.remote().rails.clone();
         let retry_until = self.until - self.config.connect_timeout / 2;
@@ -159,7 +163,7 @@ impl Machine {
         Ok(())
     }
 
-    fn brought_up(&mut self, now: Instant, attempts: Attempts, mut wiring: Wiring, eces: &[Option<Ece>]) {
+    fn on_brought_up(&mut self, now: Instant, attempts: Attempts, mut wiring: Wiring, eces: &[Option<Ece>]) {
         if self.role == Role::Acceptor {
             wiring.routes.iter_mut().zip(eces).for_each(|(route, ece)| route.ece = *ece);
             self.send(Message::Wiring(wiring));
@@ -169,7 +173,12 @@ impl Machine {
         self.stage = Stage::Ready(attempts);
     }
 
-    fn probed(&mut self, now: Instant, attempts: Attempts, results: Vec<Result<(), String>>) -> Result<()> {
+    fn on_local_probes(
+        &mut self,
+        now: Instant,
+        attempts: Attempts,
+        results: Vec<Result<(), String>>,
+    ) -> Result<()> {
         if results.len() != attempts.stripes().len() {
             return Err(Error::Internal(format!("{} probes of {}", results.len(), attempts.stripes().len())));
         }
@@ -182,8 +191,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Both ends have probed. The stripes that work at both ends are the connection.
-    fn concluded(
+    /// Concludes the attempt: the stripes that work at both ends are the connection.
+    fn on_peer_probes(
         &mut self,
         now: Instant,
         mut attempts: Attempts,
@@ -245,7 +254,7 @@ impl Machine {
         Ok(())
     }
 
-    /// This end uses the connection as it is now, and the peer has to say the same.
+    /// Commits to the connection, and waits for the peer to commit.
     fn commit(&mut self, now: Instant, plan: Plan, peer_ready: bool) {
         self.send(Message::Ready);
         if peer_ready {
@@ -261,7 +270,7 @@ impl Machine {
     fn establish(&mut self) {
         self.await_message(None);
         self.actions.push_back(Action::Established);
-        self.stage = Stage::Over;
+        self.stage = Stage::Ended;
     }
 
     pub(super) fn fail_if(&mut self, done: Result<()>) {
@@ -270,9 +279,9 @@ impl Machine {
         }
     }
 
-    /// Ends the handshake, and sends the peer the reason.
+    /// Ends the handshake and sends the reason to the peer.
     pub(super) fn fail(&mut self, e: Error) {
-        self.stage = Stage::Over;
+        self.stage = Stage::Ended;
         self.send(Message::Refuse { reason: e.to_string() });
         self.actions.push_back(Action::Fail(e));
     }

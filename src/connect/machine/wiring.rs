@@ -4,12 +4,13 @@ use crate::error::{Error, Result};
 use crate::proto::{Ends, FIFO_BYTES, RECORDS_BYTES, Role, Wiring};
 use crate::route::Route;
 
-/// Bytes of each end's memory that its peer writes: a sender's CTS FIFO, a receiver's completion records.
+/// Bytes of each end's memory that its peer writes: a sender's CTS FIFO, a receiver's completion
+/// records.
 pub(crate) const WRITTEN_BYTES: Ends<u64> =
     Ends { connector: FIFO_BYTES as u64, acceptor: RECORDS_BYTES as u64 };
 
-/// Accepts a WIRING that has this end's routes in order, each with its number of queue pairs and a remote key, and memory of the
-/// peer's role.
+/// Accepts a WIRING that has this end's routes in order, each with its number of queue pairs and a
+/// remote key, and memory of the peer's role.
 ///
 /// # Errors
 /// The first difference, with the value found and the value expected.

@@ -1,4 +1,5 @@
-//! An end that breaks the protocol: between an honest machine and the network stands somebody who alters its messages.
+//! An end that breaks the protocol: between an honest machine and the network stands somebody who
+//! alters its messages.
 
 use proptest::prelude::*;
 

@@ -26,7 +26,8 @@ fn agrees(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
         if !is_established(run, role) {
             continue;
         }
-        // Both ends use the connection, or the other one has failed since, and this one learns of it.
+        // Both ends use the connection, or the other one has failed since, and this one learns of
+        // it.
         prop_assert!(node.committed && peer.committed, "the {role} is established too early");
         prop_assert!(is_established(run, role.other()) || node.will_learn());
         prop_assert_eq!(node.routes(), peer.routes());
@@ -61,7 +62,8 @@ fn error(run: &Run, role: Role) -> String {
     }
 }
 
-/// The scenarios are no empty promise: among some thousand there is each way that a handshake can go.
+/// The scenarios are no empty promise: among some thousand there is each way that a handshake can
+/// go.
 #[test]
 fn scenarios_reach_every_stage() {
     let mut runner = TestRunner::deterministic();
@@ -105,13 +107,15 @@ fn scenarios_reach_every_stage() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// Work fails, connections break, everybody is slow: both ends come to the same connection, or each learns that there is none.
+    /// Work fails, connections break, everybody is slow: both ends come to the same connection, or
+    /// each learns that there is none.
     #[test]
     fn honest_ends_agree_or_fail(scenario in honest(true)) {
         agrees(&scenario, &run(&scenario))?;
     }
 
-    /// Ends without trouble connect whenever a route exists, and use every rail that the choice of routes gives them.
+    /// Ends without trouble connect whenever a route exists, and use every rail that the choice of
+    /// routes gives them.
     #[test]
     fn ends_without_trouble_connect(scenario in honest(false)) {
         prop_assert!(scenario.is_benign());
@@ -128,7 +132,7 @@ proptest! {
     /// Routes that do not work are replaced by others, as long as there are any.
     #[test]
     fn dead_routes_are_replaced(mut scenario in honest(false), dead in prop::collection::vec((0usize..4, 0usize..4), 0..12)) {
-        let at = |i: usize| if i % 2 == 0 { Role::Connector } else { Role::Acceptor };
+        let at = |i: usize| if i.is_multiple_of(2) { Role::Connector } else { Role::Acceptor };
         scenario.dead = dead.iter().enumerate().map(|(i, (c, a))| (at(i), *c, *a)).collect();
         let run = run(&scenario);
         agrees(&scenario, &run)?;
@@ -136,13 +140,15 @@ proptest! {
             prop_assert!(is_established(&run, Role::Acceptor));
             return Ok(());
         }
-        // Then every pair of rails is refused or dead: the table has no line of a route that was not tried.
+        // Then every pair of rails is refused or dead: the table has no line of a route that was
+        // not tried.
         let text = error(&run, Role::Connector);
         prop_assert!(text.contains("no rail reaches") || text.contains("no rail works to the acceptor"), "{text}");
         prop_assert!(!text.contains("not tried"), "{text}");
     }
 
-    /// Whatever a liar sends, an honest end comes to an end, and its driver is never given lists that do not fit.
+    /// Whatever a liar sends, an honest end comes to an end, and its driver is never given lists
+    /// that do not fit.
     #[test]
     fn a_liar_harms_nobody_but_itself(scenario in lying()) {
         let run = run(&scenario);

@@ -1,8 +1,9 @@
 //! Two machines, a simulated network and a simulated clock.
 //!
-//! The network keeps the order of messages, as TCP does. It delays them, and it can lose the connection: then both ends learn of
-//! it, and what is still on the way does not arrive. Local work takes a while and may fail. An end is polled at multiples of its own
-//! interval, as NCCL polls `connect` and `accept`. All choices come from the [`Scenario`].
+//! The network keeps the order of messages, as TCP does. It delays them, and it can lose the
+//! connection: then both ends learn of it, and what is still on the way does not arrive. Local work
+//! takes a while and may fail. An end is polled at multiples of its own interval, as NCCL polls
+//! `connect` and `accept`. All choices come from the [`Scenario`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -238,7 +239,6 @@ impl Sim<'_> {
     }
 
     fn perform(&mut self, node: &mut Node, peer: &mut Node, action: Action) {
-        let now = self.instant();
         let work = std::mem::replace(&mut node.work, Work::None);
         match (action, work) {
             (Action::Send(message), work) => {
@@ -255,6 +255,21 @@ impl Sim<'_> {
                 node.warnings.extend(report.fault.then_some(report.text));
                 node.work = work;
             }
+            (Action::Established, Work::Formed) => node.end = Some(Ok(())),
+            (Action::Fail(e), _) => {
+                node.end = Some(Err(e));
+                // It closes the connection behind its REFUSE.
+                let closed = peer.inbox.back().map_or(self.now, |m| m.0.max(self.now));
+                peer.lost.get_or_insert((closed, "has closed the connection".into()));
+            }
+            (action, work) => self.work(node, action, work),
+        }
+    }
+
+    /// Carries out an action that is local work.
+    fn work(&mut self, node: &mut Node, action: Action, work: Work) {
+        let now = self.instant();
+        match (action, work) {
             (Action::MakeEndpoint(stripes), _) => {
                 assert!((1..=8).contains(&stripes.len()), "{} stripes", stripes.len());
                 node.stripes = stripes;
@@ -297,13 +312,6 @@ impl Sim<'_> {
             }
             (Action::Stop, Work::Hint(_)) => {
                 node.machine.on_done(now, Outcome::Failed(Error::Usage("no hint".into())));
-            }
-            (Action::Established, Work::Formed) => node.end = Some(Ok(())),
-            (Action::Fail(e), _) => {
-                node.end = Some(Err(e));
-                // It closes the connection behind its REFUSE.
-                let closed = peer.inbox.back().map_or(self.now, |m| m.0.max(self.now));
-                peer.lost.get_or_insert((closed, "has closed the connection".into()));
             }
             (action, work) => panic!("{action:?} while the driver is at {work:?}"),
         }

@@ -76,7 +76,7 @@ impl Connector {
     }
 
     /// Until the probes have ended at both ends and the connection is formed.
-    fn to_the_commit(&mut self) {
+    fn reach_commit(&mut self) {
         self.receive(Message::Hello(self.scenario.end(Role::Acceptor).1));
         self.done(Outcome::Made(wiring()));
         self.receive(Message::Wiring(wiring()));
@@ -160,11 +160,12 @@ fn probes_that_take_too_long_are_ended() {
     }
 }
 
-/// With `MPIB_STRICT=1` the peer's READY may come before the first hint, and does not establish the connection.
+/// With `MPIB_STRICT=1` the peer's READY may come before the first hint, and does not establish the
+/// connection.
 #[test]
 fn the_commit_waits_for_the_first_hint() {
     let mut connector = Connector::new(true);
-    connector.to_the_commit();
+    connector.reach_commit();
     assert!(matches!(connector.actions()[..], [Action::AwaitHint]));
     connector.receive(Message::Ready);
     assert!(connector.actions().is_empty());
@@ -180,7 +181,7 @@ fn the_commit_waits_for_the_first_hint() {
 fn a_peer_that_is_lost_before_the_first_hint_is_named() {
     let waiting = |peer_ready: bool| {
         let mut connector = Connector::new(true);
-        connector.to_the_commit();
+        connector.reach_commit();
         if peer_ready {
             connector.receive(Message::Ready);
         }
@@ -215,7 +216,7 @@ fn a_peer_that_is_lost_before_the_first_hint_is_named() {
 #[test]
 fn the_peer_has_the_agents_time_for_its_ready() {
     let mut connector = Connector::new(false);
-    connector.to_the_commit();
+    connector.reach_commit();
     let found = connector.actions();
     assert!(matches!(found[..], [Action::Send(Message::Ready), Action::Await(Some(_))]), "{found:?}");
     connector.pass(SECOND);
@@ -226,7 +227,8 @@ fn the_peer_has_the_agents_time_for_its_ready() {
     assert_eq!(connector.failure(), expected);
 }
 
-/// REFUSE ends the handshake in the middle of local work as well as between two messages, and nothing follows.
+/// REFUSE ends the handshake in the middle of local work as well as between two messages, and
+/// nothing follows.
 #[test]
 fn refuse_ends_every_stage() {
     let hello = |c: &mut Connector| c.receive(Message::Hello(c.scenario.end(Role::Acceptor).1));
