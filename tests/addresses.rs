@@ -171,7 +171,7 @@ fn an_address_that_is_gone_is_named_in_the_reason() {
         two.tables("2001:db8::1/64", "-");
         let parts = [
             "soft0:1 has 2001:db8::1, soft0:1 has fe80::",
-            ": a link-local address reaches none but its like",
+            ": a link-local address reaches only link-local ones",
         ];
         two.refused(&handle, &parts);
         // And back.

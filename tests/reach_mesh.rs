@@ -53,7 +53,7 @@ fn another_adapter_than_nccl_asked_for_is_told_once_and_refused_where_that_is_wa
         let env_of = vec![("c", "MPIB_ROUTE", "strict")];
         let mut net = Reach::up(Setup { topology: triangle(), env_of, ..Setup::default() });
         let told = |said: &[(i32, String)]| {
-            said.iter().filter(|l| l.1.contains("and not as NCCL asked for")).count()
+            said.iter().filter(|l| l.1.contains("and not as NCCL requested")).count()
         };
         let said = net.connect(("a", 0), ("b", 1));
         assert_eq!([told(&said[0]), told(&said[1])], [1, 1], "{said:?}");
@@ -154,7 +154,7 @@ fn the_ends_of_a_line_are_told_that_they_have_no_link() {
             &["cannot connect to the peer's listener", "10.2.0.1:", "10.3.0.0:", "Network is unreachable"],
         );
         let wanted =
-            "no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any";
+            "no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any";
         net.refused(
             ("b", 0),
             ("d", 0),

@@ -64,7 +64,7 @@ fn joined(
 
 /// Lines on a NIC that stands in for the one asked for.
 fn instead(lines: &[(i32, String)]) -> Vec<&(i32, String)> {
-    lines.iter().filter(|line| line.1.contains("not as NCCL asked for")).collect()
+    lines.iter().filter(|line| line.1.contains("not as NCCL requested")).collect()
 }
 
 /// Three hosts; a cable between each two is a subnet. Their NICs: soft0 and soft1.
@@ -268,7 +268,7 @@ fn where_nothing_works_every_pair_is_told_with_its_reason() {
         // With strict losses a connection that must do without what was asked for is refused too.
         let strict = [OOB, SHORT[0], SHORT[1], ("MPIB_STRICT", "1")];
         let [mut x, mut y] = CROSSED.map(|(host, devices)| start(&hosts, host, devices, &strict));
-        refused(&mut x, &mut y, (0, 0), USAGE, &["not as NCCL asked for", "MPIB_STRICT=1"]);
+        refused(&mut x, &mut y, (0, 0), USAGE, &["not as NCCL requested", "MPIB_STRICT=1"]);
         [a, b, x, y].into_iter().for_each(Peer::finish);
     });
 }

@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use super::Route;
 use crate::proto::{RailInfo, RoutePolicy};
 
-/// Sorts by the policy, the best first: subnet and what NCCL asked for, or the other way round; then, among rails that
-/// somebody did not ask for, the faster; then the order of the lists. Of rails that somebody did not ask for and that are
-/// equal in all this, another route comes first at each `turn`, on other rails as long as there are any.
+/// Sorts routes by the policy, the best first. The criteria are the common subnet and the number of
+/// requested rails, in the order of the policy; then, unless both rails were requested, the speed;
+/// then the order of the lists. Equal routes with a rail that was not requested rotate with `turn`,
+/// on different rails as long as there are any.
 pub(super) fn sort(
     routes: &mut [Route],
     policy: RoutePolicy,
@@ -16,8 +17,8 @@ pub(super) fn sort(
     turn: u32,
 ) {
     let kind = |r: &Route| {
-        let (far, strange) = (u8::from(!r.one_subnet), 2 - r.requested);
-        let kind = if policy == RoutePolicy::Any { (strange, far) } else { (far, strange) };
+        let (far, unrequested) = (u8::from(!r.one_subnet), 2 - r.requested);
+        let kind = if policy == RoutePolicy::Any { (unrequested, far) } else { (far, unrequested) };
         let speed = connector[r.rails.connector].speed_mbps.min(acceptor[r.rails.acceptor].speed_mbps);
         (kind, Reverse(if r.requested == 2 { 0 } else { speed }))
     };
@@ -25,14 +26,13 @@ pub(super) fn sort(
     routes.sort_by_key(|r| (kind(r), r.requested == 2 && crossed(r), r.rails.connector, r.rails.acceptor));
     for equal in routes.chunk_by_mut(|a, b| kind(a) == kind(b)) {
         if equal[0].requested < 2 {
-            take_turns(equal, turn);
+            rotate(equal, turn);
         }
     }
 }
 
-/// Puts routes that are as good as each other in an order in which neighbours have no rail in common, where that can be,
-/// and begins with the one whose turn it is.
-fn take_turns(routes: &mut [Route], turn: u32) {
+/// Orders equal routes: neighbours share no rail if possible, and the first one depends on `turn`.
+fn rotate(routes: &mut [Route], turn: u32) {
     let places = |rail: fn(&Route) -> usize| {
         let mut all: Vec<usize> = routes.iter().map(rail).collect();
         all.sort_unstable();

@@ -146,7 +146,7 @@ impl Attempts {
     /// # Errors
     /// `MPIB_STRICT=1`: the same text.
     pub(crate) fn unreached(&self, config: &Config, peer: &str) -> Result<Option<String>> {
-        let missing = self.choice.left_out(&self.ends(), |role| self.plan.joins(role));
+        let missing = self.choice.unmatched(&self.ends(), |role| self.plan.joins(role));
         self.degraded(config, &format!("rails without a route to {peer}"), &missing, &self.current)
     }
 
@@ -214,11 +214,12 @@ impl Attempts {
         if !fault && !substitute {
             return Ok(None);
         }
-        let how = self.choice.instead(&self.ends(), chosen, &self.failed);
+        let how = self.choice.substitution(&self.ends(), chosen, &self.failed);
         let what = format!("a connection of {device} with {peer} {how}");
         let what = if fault { config.lose(what)? } else { what };
-        let text =
-            format!("{what}. Further ones of the two are only counted; MPIB_ROUTE=strict refuses them");
+        let text = format!(
+            "{what}. Further connections of the two are only counted; MPIB_ROUTE=strict refuses them"
+        );
         Ok(Some(Report { fault, text }))
     }
 }

@@ -10,8 +10,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use crate::proto::{Ends, Role};
-use pair::{Run, run};
-use scenario::{Scenario, honest, lying};
+use pair::{Node, Run, run};
+use scenario::{Scenario, any_dead, honest, lying};
 
 fn is_established(run: &Run, role: Role) -> bool {
     matches!(run.nodes.local(role).end, Some(Ok(())))
@@ -33,9 +33,13 @@ fn agrees(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
         prop_assert_eq!(node.routes(), peer.routes());
         prop_assert_eq!(&node.kept.as_ref().unwrap().stripes, &peer.kept.as_ref().unwrap().stripes);
         let routes = node.routes().unwrap();
+        let stripes = |node: &Node, route| node.stripes.iter().filter(|s| s.0 == route).count();
         for (i, route) in routes.iter().enumerate() {
-            let dead = |role| scenario.is_dead(role, route);
-            prop_assert!(!dead(Role::Connector) && !dead(Role::Acceptor), "a dead route is kept");
+            let nth = routes[..i].iter().filter(|r| *r == route).count();
+            let dead = |role| scenario.is_dead(role, route, nth);
+            prop_assert!(!dead(Role::Connector) && !dead(Role::Acceptor), "a dead stripe is kept");
+            let kept = routes.iter().filter(|r| *r == route).count();
+            prop_assert_eq!(kept, stripes(node, *route), "a route is kept in part");
             // A rail is in one route only; the stripes of a route are neighbours.
             for other in &routes[i + 1..] {
                 let shared = (
@@ -131,9 +135,8 @@ proptest! {
 
     /// Routes that do not work are replaced by others, as long as there are any.
     #[test]
-    fn dead_routes_are_replaced(mut scenario in honest(false), dead in prop::collection::vec((0usize..4, 0usize..4), 0..12)) {
-        let at = |i: usize| if i.is_multiple_of(2) { Role::Connector } else { Role::Acceptor };
-        scenario.dead = dead.iter().enumerate().map(|(i, (c, a))| (at(i), *c, *a)).collect();
+    fn dead_routes_are_replaced(honest in honest(false), dead in prop::collection::vec(any_dead(), 0..12)) {
+        let scenario = Scenario { dead, ..honest };
         let run = run(&scenario);
         agrees(&scenario, &run)?;
         if is_established(&run, Role::Connector) {

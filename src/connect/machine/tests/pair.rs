@@ -44,7 +44,7 @@ pub(super) struct Node {
     /// When this end learns that the connection is lost, and why.
     lost: Option<(u64, String)>,
     works_done: u8,
-    stripes: Vec<(Route, usize)>,
+    pub(super) stripes: Vec<(Route, usize)>,
     /// Results of the last probes.
     results: Vec<Result<(), String>>,
     pub(super) kept: Option<Keep>,
@@ -286,9 +286,13 @@ impl Sim<'_> {
                 node.work = Work::BringUp(self.now + self.dice.delay(), outcome);
             }
             (Action::Probe, Work::Joined) => {
-                let dead = |(route, _): &(Route, usize)| self.scenario.is_dead(node.role, route);
-                let result = |s| if dead(s) { Err("no answer".to_owned()) } else { Ok(()) };
-                node.results = node.stripes.iter().map(result).collect();
+                let dead = |i: usize| {
+                    let route = &node.stripes[i].0;
+                    let before = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
+                    self.scenario.is_dead(node.role, route, before)
+                };
+                let result = |i| if dead(i) { Err("no answer".to_owned()) } else { Ok(()) };
+                node.results = (0..node.stripes.len()).map(result).collect();
                 node.work = Work::Probe(self.now + self.dice.delay());
             }
             (Action::Stop, Work::Probe(_)) => {

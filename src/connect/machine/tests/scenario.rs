@@ -27,8 +27,8 @@ pub(super) struct Scenario {
     pub(super) rails: Ends<Vec<(u8, bool)>>,
     /// The ends' settings contradict each other.
     pub(super) terms_differ: bool,
-    /// Routes whose probes fail at one end: the connector's rail and the acceptor's.
-    pub(super) dead: Vec<(Role, usize, usize)>,
+    /// Routes whose probes fail.
+    pub(super) dead: Vec<Dead>,
     /// The work that fails: an end's, counted from 1.
     pub(super) failing_work: Option<(Role, u8)>,
     /// Milliseconds until the connection breaks.
@@ -39,6 +39,16 @@ pub(super) struct Scenario {
     pub(super) lies: Option<(Role, Vec<(u8, Lie)>)>,
     /// The source of all delays.
     pub(super) dice: Vec<u8>,
+}
+
+/// A route that does not work at one end.
+#[derive(Debug, Clone)]
+pub(super) struct Dead {
+    pub(super) role: Role,
+    /// The rails of the connector and of the acceptor.
+    pub(super) rails: (usize, usize),
+    /// The stripe that fails; `None`: all of them.
+    pub(super) stripe: Option<usize>,
 }
 
 /// Delays. After the last number all are short.
@@ -94,9 +104,11 @@ impl Scenario {
         (config, hello)
     }
 
-    /// Returns whether the probes of an end fail on a route.
-    pub(super) fn is_dead(&self, role: Role, route: &Route) -> bool {
-        self.dead.contains(&(role, route.rails.connector, route.rails.acceptor))
+    /// Returns whether the probe of an end fails on a stripe of a route.
+    pub(super) fn is_dead(&self, role: Role, route: &Route, stripe: usize) -> bool {
+        let rails = (route.rails.connector, route.rails.acceptor);
+        let fails = |dead: &Dead| dead.role == role && dead.rails == rails;
+        self.dead.iter().any(|dead| fails(dead) && dead.stripe.is_none_or(|n| n == stripe))
     }
 
     /// Nothing goes wrong, and nobody is slow.
@@ -114,6 +126,15 @@ impl Scenario {
 
 fn any_role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Connector), Just(Role::Acceptor)]
+}
+
+pub(super) fn any_dead() -> impl Strategy<Value = Dead> {
+    let stripe = prop::option::of(0usize..4);
+    (any_role(), (0usize..4, 0usize..4), stripe).prop_map(|(role, rails, stripe)| Dead {
+        role,
+        rails,
+        stripe,
+    })
 }
 
 fn any_rails() -> impl Strategy<Value = Vec<(u8, bool)>> {
@@ -140,7 +161,7 @@ fn sometimes<T: Clone + std::fmt::Debug + 'static>(
 
 /// Any scenario of honest ends; `trouble` has work and connections fail.
 pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
-    let dead = prop::collection::vec((any_role(), 0usize..4, 0usize..4), 0..6);
+    let dead = prop::collection::vec(any_dead(), 0..6);
     let some = if trouble { 0.3 } else { 0.0 };
     (
         (any::<bool>(), any::<bool>(), both(prop::bool::weighted(some))),
