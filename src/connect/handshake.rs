@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::agent::{Flow, Options};
-use crate::connect::local_rails::{LocalRail, prepare, turn};
+use crate::connect::local_rails::{LocalRail, prepare, rotation};
 use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Action, Machine, Outcome, Report};
 use crate::control::{Channel, State};
@@ -31,7 +31,7 @@ pub(crate) struct Handshake {
 impl Handshake {
     /// Begins as the connecting end, which becomes the sender.
     pub(crate) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
-        let (local_rails, hello) = prepare(&settings.config, device, turn(device, handle))?;
+        let (local_rails, hello) = prepare(&settings.config, device, rotation(device, handle))?;
         let config = &settings.config;
         let channel = Channel::connect(handle, &hello, config.connect_timeout, config.peer_timeout)?;
         Ok(Self::new(Role::Connector, settings, device, channel, (local_rails, hello)))

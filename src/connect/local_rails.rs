@@ -14,8 +14,8 @@ use crate::device::{self, Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::proto::{
-    Addr, Handle, Hello, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RailRole,
-    RoutePolicy,
+    Addr, Handle, Hello, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, Nonce, RailAddr, RailInfo, RailRole, RoutePolicy,
+    UnusableRail,
 };
 use crate::verbs::{Gid, Port};
 
@@ -33,11 +33,11 @@ pub(crate) struct LocalRail {
 }
 
 /// Returns the rails of this end and its HELLO: first the rails of the device, then, if substitutes
-/// are allowed, the ports of the other devices of the process. `turn` is the field of HELLO.
+/// are allowed, the ports of the other devices of the process. `rotation` is the field of HELLO.
 ///
 /// # Errors
 /// No rail can be used. The text has the reason for each.
-pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
+pub(crate) fn prepare(config: &Config, device: &Device, rotation: u32) -> Result<(Vec<LocalRail>, Hello)> {
     let terms = policy::terms(config, device.is_mpib);
     let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
     let others = || {
@@ -52,25 +52,26 @@ pub(crate) fn prepare(config: &Config, device: &Device, turn: u32) -> Result<(Ve
     };
     // No port substitutes SOUT or SUP.
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
-    let (mut usable, mut lost) = (Vec::new(), Vec::new());
+    let (mut usable, mut unusable) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
         match nic.now() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(),
             Ok((port, gids)) => usable.push(local(nic, port, gids, role, requested)),
-            Err(why) if lost.len() < MAX_OFFERS => {
-                lost.push(LostRail { name: nic.name().to_owned(), role, requested, why });
+            Err(why) if unusable.len() < MAX_OFFERS => {
+                unusable.push(UnusableRail { name: nic.name().to_owned(), role, requested, why });
             }
             Err(_) => {}
         }
     }
     if usable.is_empty() {
-        let why: Vec<_> = lost.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
+        let why: Vec<_> = unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
     let networks = interfaces()?;
     let rails = usable.iter().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
-    let hello = Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn, rails, lost };
+    let hello =
+        Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, rotation, rails, unusable };
     Ok((usable, hello))
 }
 
@@ -142,16 +143,16 @@ type ConnectionCounts = HashMap<(&'static CStr, Option<IpAddr>), u32>;
 /// Returns the number of connections that this process has begun from this device to the host of
 /// the handle, plus the index of the device. Connections of one device rotate over equal routes,
 /// and those of different devices begin with different ones.
-pub(crate) fn turn(device: &Device, handle: &Handle) -> u32 {
+pub(crate) fn rotation(device: &Device, handle: &Handle) -> u32 {
     static BEGUN: LazyLock<Mutex<ConnectionCounts>> = LazyLock::new(Mutex::default);
     let place = device::all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
     // Each use is one addition, which a panic does not interrupt.
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     let count = begun.entry((device.name, host)).or_default();
-    let turn = *count;
+    let rotation = *count;
     *count = count.wrapping_add(1);
-    turn.wrapping_add(u32::try_from(place).unwrap_or(0))
+    rotation.wrapping_add(u32::try_from(place).unwrap_or(0))
 }
 
 /// Returns the name of this host, for logs.

@@ -75,10 +75,10 @@ impl Plan {
         SplitMode::new(config, self != Self::Plain)
     }
 
-    /// The routes between two ends, by what they have told each other, at this turn.
-    pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, turn: u32) -> Choice {
+    /// The routes between two ends, by their HELLOs, at this rotation.
+    pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, rotation: u32) -> Choice {
         match self {
-            Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, turn),
+            Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, rotation),
             Self::Isolated(_) | Self::Shared(_) => route::choose_roles(&connector.rails, &acceptor.rails),
         }
     }

@@ -33,7 +33,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// A value for each end of a connection. Both ends hold the same pair; each finds its own value by its role.
+/// A value for each end of a connection. Both ends hold the same pair; each finds its own value by
+/// its role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ends<T> {
     /// The connector's value.

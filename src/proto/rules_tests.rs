@@ -1,10 +1,12 @@
-//! The rules of a group as one: what a sender makes of it arrives, in any order, and nothing with one fault is taken for it.
+//! The rules of a group as one: what a sender makes of it arrives, in any order, and nothing with
+//! one fault is taken for it.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a sender posts for a group: one immediate per active rail, the leader's with the record where there is one.
+/// What a sender posts for a group: one immediate per active rail, the leader's with the record
+/// where there is one.
 #[derive(Debug, Clone)]
 struct Posted {
     slot: u8,
@@ -36,7 +38,8 @@ fn post(seq: Sequence, sends: &[(usize, u16)], slack: usize) -> Posted {
     }
 }
 
-/// What a receiver makes of arrivals for one slot: the sizes when it is whole, and whether it found something wrong.
+/// What a receiver makes of arrivals for one slot: the sizes when it is whole, and whether it found
+/// something wrong.
 fn receive(posted: &Posted, words: &[(u8, u32)]) -> (Option<Vec<usize>>, bool) {
     let (mut arrivals, mut told, mut whole) = (Arrivals::default(), None, None);
     for (rail, word) in words {
@@ -139,7 +142,8 @@ proptest! {
         }
         let (whole, wrong) = receive(&posted, &words);
         match fault {
-            // Told by nobody else: it must at least fit what was posted, and groups have no size there.
+            // Told by nobody else: it must at least fit what was posted, and groups have no size
+            // there.
             Fault::Resized(..) if n == 1 => {
                 prop_assert!(wrong || posted.sizes.len() == 1);
                 prop_assert!(whole.is_none_or(|sizes| sizes[0] <= posted.rooms[0]));

@@ -1,7 +1,7 @@
 //! The texts about routes, for the log, for errors and for `mpib doctor`.
 
 use super::{Choice, End, Refused, Route, gid_addr};
-use crate::proto::{Ends, LinkLayer, LostRail, RailInfo, RailRole, Role, RoutePolicy};
+use crate::proto::{Ends, LinkLayer, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Returns why a pair without a common subnet is refused.
 pub(super) fn no_subnet(policy: RoutePolicy) -> String {
@@ -42,12 +42,12 @@ impl Route {
 }
 
 /// Names the unusable rails of both ends that are `wanted`.
-fn unusable(ends: &Ends<End<'_>>, wanted: impl Fn(&LostRail) -> bool, by_role: bool) -> Vec<String> {
-    let named = |end: Role, lost: &LostRail| {
-        let part = if by_role { format!("{} ", lost.role) } else { String::new() };
-        format!("the {end}'s {part}{}: {}", lost.name, lost.why)
+fn unusable(ends: &Ends<End<'_>>, wanted: impl Fn(&UnusableRail) -> bool, by_role: bool) -> Vec<String> {
+    let named = |end: Role, unusable: &UnusableRail| {
+        let part = if by_role { format!("{} ", unusable.role) } else { String::new() };
+        format!("the {end}'s {part}{}: {}", unusable.name, unusable.why)
     };
-    let of = |end: Role| ends.local(end).lost.iter().filter(|l| wanted(l)).map(move |l| named(end, l));
+    let of = |end: Role| ends.local(end).unusable.iter().filter(|l| wanted(l)).map(move |l| named(end, l));
     Role::ALL.into_iter().flat_map(of).collect()
 }
 
@@ -85,7 +85,7 @@ impl Choice {
                 continue;
             }
             let why = if self.by_role && !other.rails.iter().any(|r| r.role == rail.role) {
-                if other.lost.iter().any(|l| l.role == rail.role) {
+                if other.unusable.iter().any(|l| l.role == rail.role) {
                     // The list of unusable rails has it with its reason.
                     continue;
                 }

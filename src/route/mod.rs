@@ -12,7 +12,7 @@ mod rank;
 pub use address::gid_addr;
 pub use island::{Class, class};
 
-use crate::proto::{Ends, Hello, LostRail, RailInfo, RoutePolicy};
+use crate::proto::{Ends, Hello, RailInfo, RoutePolicy, UnusableRail};
 use address::best;
 
 /// A rail of the connector joined to one of the acceptor.
@@ -50,12 +50,12 @@ pub struct End<'a> {
     /// Rails that can be used.
     pub rails: &'a [RailInfo],
     /// Rails that cannot be used.
-    pub lost: &'a [LostRail],
+    pub unusable: &'a [UnusableRail],
 }
 
 impl<'a> From<&'a Hello> for End<'a> {
     fn from(hello: &'a Hello) -> Self {
-        Self { rails: &hello.rails, lost: &hello.lost }
+        Self { rails: &hello.rails, unusable: &hello.unusable }
     }
 }
 
@@ -75,9 +75,9 @@ pub struct Choice {
     by_role: bool,
 }
 
-/// Chooses the routes between two devices, at least one of them of plain rails. `turn` selects
+/// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
 /// which of several equal routes comes first.
-pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], turn: u32) -> Choice {
+pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], rotation: u32) -> Choice {
     let (mut routes, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
         RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
         RoutePolicy::Strict if !(c.requested && a.requested) => {
@@ -89,7 +89,7 @@ pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo]
         }
         _ => Ok(()),
     });
-    rank::sort(&mut routes, policy, connector, acceptor, turn);
+    rank::sort(&mut routes, policy, connector, acceptor, rotation);
     let requested = |rails: &[RailInfo]| rails.iter().filter(|r| r.requested).count();
     let width = requested(connector).min(requested(acceptor)).max(1);
     let Some(best) = routes.first().copied() else { return Choice { refused, width, ..Choice::default() } };

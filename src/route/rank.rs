@@ -7,14 +7,14 @@ use crate::proto::{RailInfo, RoutePolicy};
 
 /// Sorts routes by the policy, the best first. The criteria are the common subnet and the number of
 /// requested rails, in the order of the policy; then, unless both rails were requested, the speed;
-/// then the order of the lists. Equal routes with a rail that was not requested rotate with `turn`,
+/// then the order of the lists. Equal routes with a rail that was not requested rotate with `rotation`,
 /// on different rails as long as there are any.
 pub(super) fn sort(
     routes: &mut [Route],
     policy: RoutePolicy,
     connector: &[RailInfo],
     acceptor: &[RailInfo],
-    turn: u32,
+    rotation: u32,
 ) {
     let kind = |r: &Route| {
         let (far, unrequested) = (u8::from(!r.one_subnet), 2 - r.requested);
@@ -26,13 +26,13 @@ pub(super) fn sort(
     routes.sort_by_key(|r| (kind(r), r.requested == 2 && crossed(r), r.rails.connector, r.rails.acceptor));
     for equal in routes.chunk_by_mut(|a, b| kind(a) == kind(b)) {
         if equal[0].requested < 2 {
-            rotate(equal, turn);
+            rotate(equal, rotation);
         }
     }
 }
 
-/// Orders equal routes: neighbours share no rail if possible, and the first one depends on `turn`.
-fn rotate(routes: &mut [Route], turn: u32) {
+/// Orders equal routes: neighbours share no rail if possible, and the first one depends on `rotation`.
+fn rotate(routes: &mut [Route], rotation: u32) {
     let places = |rail: fn(&Route) -> usize| {
         let mut all: Vec<usize> = routes.iter().map(rail).collect();
         all.sort_unstable();
@@ -45,5 +45,5 @@ fn rotate(routes: &mut [Route], turn: u32) {
         let (c, a) = (place(&ours, r.rails.connector), place(&theirs, r.rails.acceptor));
         ((a + theirs.len() - c % theirs.len()) % theirs.len(), c)
     });
-    routes.rotate_left(turn as usize % routes.len());
+    routes.rotate_left(rotation as usize % routes.len());
 }

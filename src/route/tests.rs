@@ -54,8 +54,8 @@ fn host(rails: &[&str]) -> Vec<RailInfo> {
 }
 
 /// Returns the routes of the first attempt and of later ones, as pairs of names.
-fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], turn: u32) -> (Vec<String>, Vec<String>) {
-    let choice = choose(policy, c, a, turn);
+fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], rotation: u32) -> (Vec<String>, Vec<String>) {
+    let choice = choose(policy, c, a, rotation);
     let names = |routes: &[Route]| {
         routes.iter().map(|r| format!("{} {}", c[r.rails.connector].name, a[r.rails.acceptor].name)).collect()
     };
@@ -67,7 +67,7 @@ fn first(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo]) -> Vec<String> {
 }
 
 fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<End<'a>> {
-    Ends { connector: End { rails: c, lost: &[] }, acceptor: End { rails: a, lost: &[] } }
+    Ends { connector: End { rails: c, unusable: &[] }, acceptor: End { rails: a, unusable: &[] } }
 }
 
 /// Three hosts, a cable between each two: whichever devices are asked for, the cable between the
@@ -140,8 +140,8 @@ fn a_refusal_names_the_setting_that_permits_it() {
 fn connections_rotate_over_equal_links() {
     let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24", "a2 10.0.2.1/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
-    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
-    assert_eq!([0, 1, 2, u32::MAX].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b1", "a2 b2"]);
+    let rotation = |rotation| order(PreferSubnet, &c, &a, rotation).0;
+    assert_eq!([0, 1, 2, u32::MAX].map(rotation).concat(), ["a1 b1", "a2 b2", "a1 b1", "a2 b2"]);
     // A requested device that reaches the peer is used alone.
     let near = host(&["b0* 10.0.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
     for i in 0..4 {
@@ -150,8 +150,8 @@ fn connections_rotate_over_equal_links() {
     // If all are on one network, neighbours share no rail.
     let c = host(&["a0* 10.8.0.1/24", "a1 10.0.0.1/24", "a2 10.0.0.2/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.0.3/24", "b2 10.0.0.4/24"]);
-    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
-    assert_eq!([0, 1, 2, 3].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b2", "a2 b1"]);
+    let rotation = |rotation| order(PreferSubnet, &c, &a, rotation).0;
+    assert_eq!([0, 1, 2, 3].map(rotation).concat(), ["a1 b1", "a2 b2", "a1 b2", "a2 b1"]);
     // A slower link is worse.
     let mut slow = a.clone();
     slow[1].speed_mbps = 10_000;
@@ -205,14 +205,14 @@ fn a_substitution_has_every_reason() {
         "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL requested: \
          a0 (10.0.0.1/24) to b0 (10.9.0.2/24): no common subnet"
     );
-    let down = |name: &str, requested| LostRail {
+    let down = |name: &str, requested| UnusableRail {
         name: name.into(),
         role: RailRole::SOUT,
         requested,
         why: "the port is not active".into(),
     };
-    let lost = [down("a0", true), down("a2", false)];
-    let ends = Ends { connector: End { rails: &c[1..], lost: &lost }, ..ends(&c, &a) };
+    let unusable = [down("a0", true), down("a2", false)];
+    let ends = Ends { connector: End { rails: &c[1..], unusable: &unusable }, ..ends(&c, &a) };
     let choice = choose(PreferSubnet, &c[1..], &a, 0);
     let tried = [(choice.first[0], "no answer".to_owned())];
     assert_eq!(
@@ -255,13 +255,13 @@ fn an_unusable_rail_has_its_owners_reason() {
     let choice = choose_roles(&ours, &theirs);
     let none = ends(&ours, &theirs);
     assert_eq!(choice.unmatched(&none, |_| true), ["the connector's b: the other end has no SUP to offer"]);
-    let lost = [LostRail {
+    let unusable = [UnusableRail {
         name: "d".into(),
         role: RailRole::SUP,
         requested: true,
         why: "the port is not active".into(),
     }];
-    let said = Ends { acceptor: End { lost: &lost, ..none.acceptor }, ..none };
+    let said = Ends { acceptor: End { unusable: &unusable, ..none.acceptor }, ..none };
     assert_eq!(choice.unmatched(&said, |_| true), ["the acceptor's SUP d: the port is not active"]);
     assert_eq!(choice.unmatched(&said, |role| role == RailRole::SOUT), [""; 0]);
 }
@@ -272,9 +272,9 @@ fn a_single_rail_meets_the_one_in_its_subnet() {
     let theirs = [roce("c", "10.0.0.2", 24, 0), roce("d", "10.0.1.2", 24, 1)];
     assert_eq!(first(PreferSubnet, &ours, &theirs), ["a d"]);
     assert_eq!(first(PreferSubnet, &theirs, &ours), ["d a"]);
-    let lost = choose(PreferSubnet, &ours, &theirs, 0).unmatched(&ends(&ours, &theirs), |_| true);
+    let unmatched = choose(PreferSubnet, &ours, &theirs, 0).unmatched(&ends(&ours, &theirs), |_| true);
     assert_eq!(
-        lost,
+        unmatched,
         ["the acceptor's c: the connector's a and the acceptor's d are a route as good or better"]
     );
 }
@@ -348,10 +348,10 @@ proptest! {
         c in prop::collection::vec(any_rail(), 0..=5),
         a in prop::collection::vec(any_rail(), 0..=5),
         policy in 0usize..4,
-        turn: u32,
+        rotation: u32,
     ) {
         let policy = RoutePolicy::ALL[policy];
-        let choice = choose(policy, &c, &a, turn);
+        let choice = choose(policy, &c, &a, rotation);
         let Choice { first, rest, refused, width, .. } = &choice;
         let routes = || first.iter().chain(rest);
         let mut pairs: Vec<_> = routes().map(|r| (r.rails.connector, r.rails.acceptor)).collect();
@@ -381,20 +381,20 @@ proptest! {
         }
     }
 
-    /// The turn changes the order of equal routes only.
+    /// The rotation changes the order of equal routes only.
     #[test]
     fn turns_change_nothing_but_the_order_of_equals(
         c in prop::collection::vec(any_rail(), 1..=4),
         a in prop::collection::vec(any_rail(), 1..=4),
-        turn: u32,
+        rotation: u32,
     ) {
-        let at = |turn| {
-            let choice = choose(PreferSubnet, &c, &a, turn);
+        let at = |rotation| {
+            let choice = choose(PreferSubnet, &c, &a, rotation);
             let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.rails.connector, r.rails.acceptor)).collect();
             all.sort_unstable();
             let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.requested)).collect();
             (all, kinds.first().copied(), choice.first.iter().all(|r| r.requested == 2).then_some(choice.first))
         };
-        prop_assert_eq!(at(0), at(turn));
+        prop_assert_eq!(at(0), at(rotation));
     }
 }

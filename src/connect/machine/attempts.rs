@@ -55,7 +55,7 @@ impl Attempts {
         let hellos = Ends::new(role, local, remote);
         let Ends { connector, acceptor } = &hellos;
         let plan = Plan::new(&connector.terms, &acceptor.terms, &connector.rails, &acceptor.rails);
-        let choice = plan.choose(connector.terms.route, connector, acceptor, connector.turn);
+        let choice = plan.choose(connector.terms.route, connector, acceptor, connector.rotation);
         if choice.first.is_empty() {
             let table = choice.table(&hellos.as_ref().map(End::from), &[]);
             return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
@@ -210,7 +210,8 @@ impl Attempts {
     ) -> Result<Option<Report>> {
         let Some(chosen) = kept.first() else { return Ok(None) };
         let substitute = self.is_substitute(kept);
-        let fault = self.repeated || (substitute && self.local().lost.iter().any(|lost| lost.requested));
+        let fault =
+            self.repeated || (substitute && self.local().unusable.iter().any(|unusable| unusable.requested));
         if !fault && !substitute {
             return Ok(None);
         }

@@ -109,7 +109,7 @@ fn scenarios_reach_every_stage() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     /// Work fails, connections break, everybody is slow: both ends come to the same connection, or
     /// each learns that there is none.

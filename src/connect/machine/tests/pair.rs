@@ -62,7 +62,8 @@ enum Work {
     Local,
     BringUp(u64, Outcome),
     Joined,
-    Probe(u64),
+    /// `None`: a completion is missing.
+    Probe(Option<u64>),
     Formed,
     /// `None`: the agent never answers.
     Hint(Option<u64>),
@@ -85,8 +86,9 @@ impl Node {
             return None;
         }
         let work = match self.work {
-            Work::BringUp(at, _) | Work::Probe(at) | Work::Hint(Some(at)) => Some(at),
-            Work::None | Work::Local | Work::Joined | Work::Formed | Work::Hint(None) => None,
+            Work::BringUp(at, _) | Work::Probe(Some(at)) | Work::Hint(Some(at)) => Some(at),
+            Work::None | Work::Local | Work::Joined | Work::Formed => None,
+            Work::Probe(None) | Work::Hint(None) => None,
         };
         let connect = (!self.connected).then_some(self.connected_at);
         let deadline = self.machine.deadline().map(|at| {
@@ -216,7 +218,7 @@ impl Sim<'_> {
     fn finished(&mut self, node: &mut Node) -> Option<Outcome> {
         let (work, outcome) = match std::mem::replace(&mut node.work, Work::None) {
             Work::BringUp(at, outcome) if at <= self.now => (Work::Joined, outcome),
-            Work::Probe(at) if at <= self.now => (Work::Joined, Outcome::Probed(node.results.clone())),
+            Work::Probe(Some(at)) if at <= self.now => (Work::Joined, Outcome::Probed(node.results.clone())),
             Work::Hint(Some(at)) if at <= self.now => (Work::Formed, Outcome::Hinted),
             work => {
                 node.work = work;
@@ -293,11 +295,12 @@ impl Sim<'_> {
                 };
                 let result = |i| if dead(i) { Err("no answer".to_owned()) } else { Ok(()) };
                 node.results = (0..node.stripes.len()).map(result).collect();
-                node.work = Work::Probe(self.now + self.dice.delay());
+                let delay = self.dice.delay();
+                node.work = Work::Probe((delay < 900).then_some(self.now + delay));
             }
             (Action::Stop, Work::Probe(_)) => {
                 node.results.fill(Err("too late".into()));
-                node.work = Work::Probe(self.now);
+                node.work = Work::Probe(Some(self.now));
             }
             (Action::Keep(keep), Work::Joined) => {
                 assert!(!keep.stripes.is_empty() && keep.stripes.is_sorted());

@@ -97,9 +97,9 @@ impl Scenario {
             pid: 1,
             host: role.to_string(),
             terms: policy::terms(&config, self.fused),
-            turn: 0,
+            rotation: 0,
             rails: self.rails.local(role).iter().take(most).enumerate().map(rail).collect(),
-            lost: Vec::new(),
+            unusable: Vec::new(),
         };
         (config, hello)
     }

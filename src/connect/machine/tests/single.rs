@@ -139,6 +139,22 @@ fn the_wait_for_the_first_call_of_accept_has_no_end() {
     assert_eq!(connector.failure(), "gone");
 }
 
+/// Connecting has its own limit. The time of the first step begins behind it.
+#[test]
+fn no_step_is_due_before_the_connection() {
+    let (scenario, start) = (scenario(false), Instant::now());
+    let (config, hello) = scenario.end(Role::Connector);
+    let mut machine = Machine::new(Role::Connector, start, &Arc::new(config), "dev0".into(), hello, PATIENCE);
+    assert_eq!(machine.deadline(), None);
+    machine.on_timer(start + 10 * SECOND);
+    machine.on_connected(start + 10 * SECOND);
+    assert_eq!(machine.deadline(), Some(start + 11 * SECOND));
+    machine.on_connected(start + 12 * SECOND);
+    assert_eq!(machine.deadline(), Some(start + 11 * SECOND));
+    let found: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
+    assert!(matches!(found[..], [Action::Await(Some("the first call of accept"))]), "{found:?}");
+}
+
 #[test]
 fn probes_that_take_too_long_are_ended() {
     let mut connector = Connector::new(false);
