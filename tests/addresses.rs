@@ -398,7 +398,7 @@ fn an_address_that_goes_during_the_handshake_costs_its_rail_with_the_reason() {
     wired_after(here!(), gone, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
-            "the address of the route is gone: 192.168.200.1 (RoceV2), which was told to the peer, is no longer in the \
+            "the address of the route has been removed: 192.168.200.1 (RoceV2), which was told to the peer, is no longer in the \
              GID table of soft0:1, which has 0 (fe80::",
             "3 (10.9.9.9, RoceV2)",
             "the connection goes on with SUP alone",

@@ -184,7 +184,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let evil = evil.join().unwrap();
         let lines = warnings();
         assert_eq!(lines.len(), 1, "{lines:?}");
-        warned(&["rails that do not work", "soft1:1 (192.168.201.1", "the peer says: cable cut"]);
+        warned(&["rails that do not work", "soft1:1 (192.168.201.1", "reported by the peer: cable cut"]);
         // One rail is left: rail 1 is none of its masks.
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
@@ -263,7 +263,7 @@ fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
         (warnings().len() as u64 >= n).then_some(())
     });
     for (i, line) in (1..).zip(warnings()) {
-        let said = format!(":{port} for {} ms; it is connected and says nothing", ms * i);
+        let said = format!(":{port} for {} ms; it is connected and has sent nothing", ms * i);
         assert!(
             line.contains("connect: waiting for the first call of accept of ") && line.contains(&said),
             "{line}"

@@ -60,7 +60,7 @@ fn another_adapter_than_nccl_asked_for_is_told_once_and_refused_where_that_is_wa
         let again = net.connect(("a", 0), ("b", 1));
         assert_eq!([told(&again[0]), told(&again[1])], [0, 0], "{again:?}");
         // Both ends must have it alike.
-        let parts = ["settings that both ends must have alike differ", "MPIB_ROUTE"];
+        let parts = ["settings that must be equal at both ends differ", "MPIB_ROUTE"];
         net.refused(("a", 0), ("c", 0), USAGE, &parts);
         net.finish();
     });

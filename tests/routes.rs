@@ -163,7 +163,7 @@ fn strict_keeps_to_the_devices_that_were_asked_for() {
             &mut other,
             (0, 0),
             USAGE,
-            &["settings that both ends must have alike", said, "prefer-subnet"],
+            &["settings that must be equal at both ends", said, "prefer-subnet"],
         );
         [a, b, other].into_iter().for_each(Peer::finish);
     });

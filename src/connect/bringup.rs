@@ -82,7 +82,7 @@ pub(crate) struct InProgress {
 
 impl Bringup {
     /// Makes the changes that are due; returns whether each route is connected or given up. Each
-    /// change is tried once, whatever the time is.
+    /// change is tried at least once.
     pub(crate) fn poll(&mut self, role: Role, settings: &Settings, local_rails: &[LocalRail]) -> bool {
         let with = BringupContext { role, settings, local_rails, peer: &self.rails };
         self.routes.iter_mut().for_each(|route| route.step(&with, &self.name, self.retry_until));

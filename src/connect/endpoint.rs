@@ -301,5 +301,5 @@ impl LocalRoute {
 }
 
 fn no_address(why: impl std::fmt::Display) -> Error {
-    Error::Usage(format!("the address of the route is gone: {why}"))
+    Error::Usage(format!("the address of the route has been removed: {why}"))
 }

@@ -1,4 +1,4 @@
-//! Messages and frames: there and back, near-valid input, exact acceptance.
+//! Messages and frames: encoding and decoding, nearly valid input, exact acceptance.
 
 use proptest::prelude::*;
 
@@ -149,7 +149,7 @@ fn hello() -> Hello {
     Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable }
 }
 
-/// Body of the message, with one byte changed.
+/// Returns the body of a message with one byte changed.
 fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> {
     let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
     body[at] = byte;
@@ -171,8 +171,8 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
     assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 6"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of six
-    // bytes, its port.
+    // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
+    // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
     let port = terms + 8 + 4 + 1 + 2 + 6;
@@ -320,7 +320,7 @@ proptest! {
         prop_assert_eq!(Message::decode(&frame[HEADER_BYTES..]), Ok(message));
     }
 
-    /// Each proper head of a message is refused as too short, each longer one as too long.
+    /// Each proper prefix of a message is refused as too short, each extension as too long.
     #[test]
     fn messages_end_where_they_end(message in message(), cut in any::<prop::sample::Index>(), extra in 1usize..4) {
         let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
@@ -330,8 +330,7 @@ proptest! {
         prop_assert_eq!(Message::decode(&body), Err(DecodeError::Trailing(extra)));
     }
 
-    /// A valid message with some bytes changed: whatever is accepted reads the same when written
-    /// again.
+    /// A valid message with some changed bytes: an accepted one encodes to the same bytes.
     #[test]
     fn what_is_accepted_is_what_encode_makes(
         message in message(),
@@ -346,7 +345,7 @@ proptest! {
             let again = read.encode().unwrap();
             prop_assert_eq!(Message::decode(&again[HEADER_BYTES..]), Ok(read.clone()));
             let shown = |b: &[u8]| String::from_utf8_lossy(b).chars().all(|c| !c.is_control() && c != char::REPLACEMENT_CHARACTER);
-            // Texts are the one place where reading changes something.
+            // Decoding changes nothing but texts.
             if !matches!(read, Message::Hello(_) | Message::Probed { .. } | Message::Refuse { .. }) || shown(&body) {
                 prop_assert_eq!(&again[HEADER_BYTES..], &body[..]);
             }

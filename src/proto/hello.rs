@@ -8,7 +8,7 @@ const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
 const WHY_BYTES: usize = 512;
 /// The maximum number of usable rails in a HELLO, and of unusable ones. A connection uses at most
-/// [`MAX_RAILS`].
+/// [`MAX_RAILS`](super::MAX_RAILS).
 pub const MAX_OFFERS: usize = 32;
 /// The maximum number of addresses of a rail in a HELLO.
 pub const MAX_RAIL_ADDRS: usize = 16;

@@ -44,7 +44,7 @@ pub enum Violation {
         rail: u8,
     },
     /// The mask differs from that of the first arrival.
-    #[error("an immediate says mask {mask:#04b} after an earlier one said {learned:#04b}")]
+    #[error("an immediate has mask {mask:#04b} after an earlier one with {learned:#04b}")]
     Changed {
         /// Mask of the first arrival.
         learned: u8,

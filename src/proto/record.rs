@@ -22,7 +22,7 @@ pub enum RecordError {
     Count(usize),
     /// A message is larger than its receive.
     #[error(
-        "the completion record says {size} bytes for receive {index} of its group, which has room for {room}"
+        "the completion record has {size} bytes for receive {index} of its group, which has room for {room}"
     )]
     TooLarge {
         /// Index of the receive in the group.

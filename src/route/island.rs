@@ -109,7 +109,7 @@ mod tests {
         // Without a known common subnet each uses its first address.
         let b = with("b", &[("10.7.0.1", 24), ("10.5.0.2", 0)], true);
         assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Inter);
-        // Rails that cannot be joined do not identify an island, whatever their addresses.
+        // Rails that cannot be joined do not identify an island by their addresses.
         let mut b = with("b", &[("10.0.0.2", 24)], true);
         b.addrs.remove(0);
         let a = with("a", &[("10.0.0.1", 24)], false);

@@ -57,7 +57,7 @@ impl Step {
         let ms = ms.saturating_mul((*warnings).into());
         self.until = now + self.limit;
         Overdue::Warn(format!(
-            "connect: waiting for {name} of {peer} for {ms} ms; it is connected and says nothing"
+            "connect: waiting for {name} of {peer} for {ms} ms; it is connected and has sent nothing"
         ))
     }
 }

@@ -129,7 +129,7 @@ impl Machine {
         let differences = self.local.terms.differences(&hello.terms);
         if !differences.is_empty() {
             return Err(Error::Usage(format!(
-                "settings that both ends must have alike differ from those of {}: {}",
+                "settings that must be equal at both ends differ from those of {}: {}",
                 self.peer,
                 differences.join("; ")
             )));
@@ -214,7 +214,7 @@ impl Machine {
             let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
             let reason = reasons.iter().find(|(r, _)| usize::from(*r) == i);
             let reason = reason.map_or("no reason", |(_, why)| why);
-            let remote = (!remote(i)).then(|| format!("the peer says: {reason}"));
+            let remote = (!remote(i)).then(|| format!("reported by the peer: {reason}"));
             [results[i].clone().err(), remote].into_iter().flatten().collect::<Vec<_>>().join("; ")
         };
         match attempts.conclude(&works, why) {

@@ -50,7 +50,7 @@ fn agrees(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
             }
         }
         if *scenario.strict.local(role) {
-            let degraded = node.warnings.iter().find(|text| !text.contains("says nothing"));
+            let degraded = node.warnings.iter().find(|text| !text.contains("has sent nothing"));
             prop_assert_eq!(degraded, None, "MPIB_STRICT=1 and less than requested");
         }
     }
@@ -80,11 +80,11 @@ fn scenarios_reach_every_stage() {
         "connector: Established",
         "connector: AwaitHint",
         "acceptor: Stop",
-        "says nothing",
+        "has sent nothing",
         "MakeEndpoint [(1, 1)]",
         "Report(Report { fault: true",
         "rails that do not work",
-        "settings that both ends must have alike differ",
+        "settings that must be equal at both ends differ",
         "no rail reaches",
         "no rail works to",
         "not tried, the time was up",
