@@ -1,80 +1,70 @@
-//! Queues and memory of one end: made, told to the peer, joined to the peer's.
+//! Queues and memory of one end: created, described to the peer in WIRING, and connected to the
+//! peer's.
 
 use std::sync::Arc;
 
 use crate::connect::bringup::{Bringup, BringupContext, RouteBringup};
 use crate::connect::local_rails::LocalRail;
+use crate::connect::machine::{BringUp, WRITTEN_BYTES};
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, FIFO_BYTES, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RECORDS_BYTES, RailInfo,
-    RouteWiring, Wiring,
+    CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
 use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail, Receives};
 use crate::transport::recv::cts_writer;
 use crate::transport::send_queue::SendQueue;
-use crate::transport::{Role, Settings, recv, send};
+use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
 
-/// One end's part of the routes, before it knows the peer's.
+/// Bytes of each end's memory.
+const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
+
+/// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]
 pub(crate) struct LocalEndpoint {
     routes: Vec<LocalRoute>,
     region: Region,
 }
 
-/// Of one route.
+/// The local objects of one route.
 #[derive(Debug)]
 pub(crate) struct LocalRoute {
-    /// Our rail.
-    pub(crate) ours: usize,
-    /// The peer's.
-    pub(crate) theirs: usize,
-    /// Indices in the two rails' lists of addresses.
-    addrs: (usize, usize),
-    /// BringupContext the number of the first packet of each.
+    pub(crate) route: Route,
+    /// Each queue pair with the sequence number of its first packet.
     qps: Vec<(Qp<Fresh>, u32)>,
-    /// The first stripe of its rail: it has what the rail has once, for CTS writes and flushes.
+    /// Whether it is the first stripe of its rail, which alone carries CTS writes and flushes.
     leads: bool,
     receives: Option<Receives>,
-    /// To be its own peer.
+    /// Connected to itself: a read over it flushes what the adapter has written.
     flush: Option<Qp<Fresh>>,
     cq: Arc<Cq>,
-    /// Where the address stood when the first queue pair was set up.
+    /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
 }
 
-/// Both ends' parts joined. A route whose queue pair could not be joined has the reason in its place.
+/// The local objects after bring-up. A route whose bring-up failed has the reason in its place.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) rails: Vec<Result<Rail>>,
     pub(crate) region: Region,
     pub(crate) remote: RemoteMemory,
-    /// Bytes of payload in a full packet of each route.
+    /// Payload bytes of a full packet, for each route.
     pub(crate) mtus: [u32; MAX_RAILS],
-    /// Of each route the ECE options that hold on our queue pairs.
+    /// The ECE options in effect on the queue pairs of each route.
     pub(crate) eces: Vec<Option<Ece>>,
 }
 
-impl Endpoint {
-    /// An acceptor's message, whole.
-    pub(crate) fn answer(&self, mut wiring: Wiring) -> Wiring {
-        for (route, ece) in wiring.routes.iter_mut().zip(&self.eces) {
-            route.ece = *ece;
-        }
-        wiring
-    }
-}
-
 impl LocalEndpoint {
-    /// Each route with its number of queue pairs, at least 1.
+    /// Creates the queue pairs of each route, in the number given, and registers the memory that
+    /// the peer writes.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
@@ -84,109 +74,62 @@ impl LocalEndpoint {
         let mut locals = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
-            let (ours, theirs, addrs) = match role {
-                Role::Sender => (route.connector, route.acceptor, route.addrs),
-                Role::Receiver => (route.acceptor, route.connector, (route.addrs.1, route.addrs.0)),
-            };
-            locals.push(LocalRoute::new(
-                role,
-                settings,
-                &local_rails[ours],
-                (ours, theirs),
-                addrs,
-                *qps,
-                leads,
-            )?);
+            let rail = &local_rails[*route.rails.local(role)];
+            locals.push(LocalRoute::new(role, settings, rail, *route, *qps, leads)?);
         }
-        let pds: Vec<Arc<Pd>> = locals.iter().map(|h| Arc::clone(local_rails[h.ours].nic.pd())).collect();
-        let bytes = match role {
-            Role::Sender => send::MEMORY_BYTES,
-            Role::Receiver => recv::MEMORY_BYTES,
-        };
-        Ok(Self { routes: locals, region: Region::new(&pds, bytes / 8)? })
+        let pd = |(route, _): &(Route, usize)| Arc::clone(local_rails[*route.rails.local(role)].nic.pd());
+        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
+        Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
     }
 
-    /// What the peer must know. An acceptor's lacks what came of the connector's ECE options: [`Endpoint::answer`].
+    /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
         let route = |r: &LocalRoute| {
-            let ece = if role == Role::Sender { r.ece(settings)? } else { None };
+            let ece = if role == Role::Connector { r.ece(settings)? } else { None };
             Ok(RouteWiring {
-                local_rail: r.ours as u8,
-                remote_rail: r.theirs as u8,
+                local_rail: *r.route.rails.local(role) as u8,
+                remote_rail: *r.route.rails.remote(role) as u8,
                 qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
                 service_level: settings.service_level().unwrap_or(0),
                 traffic_class: settings.traffic_class().unwrap_or(0),
                 ece,
             })
         };
-        let memory = Memory { addr: self.region.addr(0) as u64, len: written_bytes(role), rkeys };
+        let memory = Memory { addr: self.region.addr(0) as u64, len: *WRITTEN_BYTES.local(role), rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 
-    /// Begins to join our queue pairs to the peer's.
-    pub(crate) fn join(
-        self,
-        role: Role,
-        local_rails: &[LocalRail],
-        peer: &[RailInfo],
-        name: &str,
-        wiring: Wiring,
-    ) -> Result<Bringup> {
-        let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {name}: {what}")));
-        if wiring.routes.len() != self.routes.len() {
-            return refuse(format!("{} routes, expected {}", wiring.routes.len(), self.routes.len()));
-        }
-        let needed = written_bytes(role.other());
-        if wiring.memory.len < needed || wiring.memory.addr.checked_add(needed).is_none() {
-            return refuse(format!(
-                "{} bytes at {:#x}, expected {needed}",
-                wiring.memory.len, wiring.memory.addr
-            ));
-        }
-        let (keys, routes) = (&wiring.memory.rkeys, self.routes.len());
-        if keys.len() != routes {
-            return refuse(format!("{} remote keys for {routes} routes", keys.len()));
-        }
-        let mut remote = RemoteMemory { addr: wiring.memory.addr, rkeys: [0; MAX_RAILS] };
-        remote.rkeys[..routes].copy_from_slice(keys);
+    /// Begins to connect the queue pairs to the peer's. The lists of WIRING fit the routes.
+    pub(crate) fn join(self, role: Role, local_rails: &[LocalRail], name: String, peer: BringUp) -> Bringup {
+        let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
         let mut mtus = [0; MAX_RAILS];
-        let mut bringups = Vec::with_capacity(routes);
-        for (i, (local, theirs)) in self.routes.into_iter().zip(wiring.routes).enumerate() {
-            let pair = (usize::from(theirs.remote_rail), usize::from(theirs.local_rail));
-            if pair != (local.ours, local.theirs) {
-                let ours = (local.ours, local.theirs);
-                return refuse(format!(
-                    "route {i} bringups our rail and its rail {pair:?}, expected {ours:?}"
-                ));
-            }
-            if theirs.qps.len() != local.qps.len() {
-                let (found, expected) = (theirs.qps.len(), local.qps.len());
-                return refuse(format!("{found} queue pairs for route {i}, expected {expected}"));
-            }
-            let mtu = path_mtu(&local_rails[local.ours], &peer[local.theirs]);
-            mtus[i] = Mtu::from_raw(mtu.into()).map_or(0, Mtu::bytes);
-            bringups.push(RouteBringup::new(local, theirs));
+        for (mtu, LocalRoute { route, .. }) in mtus.iter_mut().zip(&self.routes) {
+            let (local, remote) = (*route.rails.local(role), *route.rails.remote(role));
+            let number = path_mtu(&local_rails[local], &peer.rails[remote]);
+            *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
         }
-        Ok(Bringup::new(bringups, self.region, remote, mtus, name.to_owned()))
+        let routes = self.routes.into_iter().zip(peer.wiring.routes);
+        Bringup {
+            routes: routes.map(|(local, remote)| RouteBringup::new(local, remote)).collect(),
+            rails: peer.rails,
+            retry_until: peer.retry_until,
+            region: self.region,
+            remote,
+            mtus,
+            name,
+        }
     }
 }
 
-/// The number of the MTU that two ports have in common. Ports of different MTUs can be joined: a packet is as long as the smaller
-/// one allows.
-fn path_mtu(ours: &LocalRail, theirs: &RailInfo) -> u8 {
-    ours.port.mtu.min(theirs.mtu.raw() as u8)
+/// Returns the smaller MTU of two ports, as its number in verbs. Queue pairs of ports with
+/// different MTUs can be connected.
+fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
+    local.port.mtu.min(remote.mtu.raw() as u8)
 }
 
-/// Bytes of an end's memory that its peer writes: the front part.
-fn written_bytes(role: Role) -> u64 {
-    match role {
-        Role::Sender => FIFO_BYTES as u64,
-        Role::Receiver => RECORDS_BYTES as u64,
-    }
-}
-
-/// The user wants what this adapter has no room for.
+/// Reports that an adapter cannot carry a CTS entry inline although the user requests it.
 fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     let name = nic.name();
     let what = format!(
@@ -204,8 +147,7 @@ impl LocalRoute {
         role: Role,
         settings: &Settings,
         local: &LocalRail,
-        (ours, theirs): (usize, usize),
-        addrs: (usize, usize),
+        route: Route,
         qps: usize,
         leads: bool,
     ) -> Result<Self> {
@@ -214,15 +156,15 @@ impl LocalRoute {
         let depths = Depths::new(role, settings, nic, n, leads)?;
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
-            Role::Sender => None,
-            Role::Receiver => {
+            Role::Connector => None,
+            Role::Acceptor => {
                 let low = settings.config.srq_low.min(depths.srq / 2) as usize;
                 Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
             }
         };
         let qp = |queue| {
-            // Nothing else is inline.
-            let cts = role == Role::Receiver && queue as usize == cts_writer::CTS_QUEUE;
+            // Only CTS writes are inline.
+            let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
             let options = QpOptions { send_depth: depths.send(queue), inline };
             let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
@@ -236,10 +178,11 @@ impl LocalRoute {
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { ours, theirs, addrs, qps, leads, receives, flush, cq, gid_index: None })
+        Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
     }
 
-    /// The ECE options of our device, the same for each queue pair; `None` where it has none, or none are wanted.
+    /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
+    /// device has none or the user disables ECE.
     fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
         let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
         let ece = qp.ece()?;
@@ -250,44 +193,46 @@ impl LocalRoute {
         Ok(ece)
     }
 
-    /// Brings the queue pairs to where they can be used. After a failure another call goes on with the change that failed.
-    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, theirs: &RouteWiring) -> Result<()> {
-        let (local, peer, settings) = (&with.local_rails[self.ours], &with.peer[self.theirs], with.settings);
-        let (gid, peer_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
+    /// Moves the queue pairs to RTS. After a failure another call repeats the state change that
+    /// failed.
+    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, remote: &RouteWiring) -> Result<()> {
+        let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
+        let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
         let routed = roce || gid.raw[..8] != peer_gid[..8];
-        // Verbs know a GID by its place, which may be another one than when the peer was told of it.
-        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(gone), Ok)?;
+        // Verbs identify a GID by its index, which may have changed since HELLO.
+        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
         self.gid_index = Some(gid_index);
         let pkey_index = local.nic.pkey_index(&settings.config)?;
-        // The connector knows the communicator's class in every version, the acceptor not.
-        let asked = match with.role {
-            Role::Sender => (0, 0),
-            Role::Receiver => (theirs.service_level, theirs.traffic_class),
+        // Only the connector knows the communicator's traffic class in every interface version.
+        let requested = match with.role {
+            Role::Connector => (0, 0),
+            Role::Acceptor => (remote.service_level, remote.traffic_class),
         };
-        // An acceptor sets what the connector has, and tells what is left; the connector sets that.
-        let ece = if self.ece(settings)?.is_some() { theirs.ece } else { None };
-        let path = |psn: u32, theirs: &QpWiring| Path {
+        // The acceptor sets the connector's options and reports which of them its own device
+        // supports; the connector sets those.
+        let ece = if self.ece(settings)?.is_some() { remote.ece } else { None };
+        let path = |psn: u32, remote: &QpWiring| Path {
             port: local.port.number,
             gid_index,
             pkey_index,
             mtu: path_mtu(local, peer),
             lid: if roce { 0 } else { peer.lid },
             gid: routed.then_some(peer_gid),
-            service_level: settings.service_level().unwrap_or(asked.0),
-            traffic_class: settings.traffic_class().unwrap_or(asked.1),
-            qpn: theirs.qpn,
-            peer_psn: theirs.psn,
+            service_level: settings.service_level().unwrap_or(requested.0),
+            traffic_class: settings.traffic_class().unwrap_or(requested.1),
+            qpn: remote.qpn,
+            peer_psn: remote.psn,
             psn,
             access: Access::Write,
             ece: None,
         };
         let timing = settings.timing();
-        // What a receiver sends on its first queue pair are CTS writes and acknowledgements.
-        let cts = with.role == Role::Receiver && self.leads && roce;
+        // A receiver sends CTS writes and acknowledgements on its first queue pair.
+        let cts = with.role == Role::Acceptor && self.leads && roce;
         let cts_class = settings.config.fifo_tc.filter(|_| cts);
-        for (i, ((qp, psn), theirs)) in self.qps.iter_mut().zip(&theirs.qps).enumerate() {
-            let mut path = Path { ece, ..path(*psn, theirs) };
+        for (i, ((qp, psn), remote)) in self.qps.iter_mut().zip(&remote.qps).enumerate() {
+            let mut path = Path { ece, ..path(*psn, remote) };
             if let (0, Some(class)) = (i, cts_class) {
                 path.traffic_class = class;
             }
@@ -305,33 +250,34 @@ impl LocalRoute {
         qp.advance(&path, timing)
     }
 
-    /// Changes of queue pairs that are done.
+    /// Returns the number of state changes that have succeeded.
     pub(crate) fn changes(&self) -> u32 {
         self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
     }
 
-    /// The rail, once [`advance`](Self::advance) has come to its end, and the ECE options that hold on it.
+    /// Returns the rail, after [`advance`](Self::advance) has succeeded, and the ECE options in
+    /// effect.
     pub(crate) fn rail(
         self,
         with: &BringupContext<'_>,
-        theirs: &RouteWiring,
+        remote: &RouteWiring,
         name: &str,
     ) -> Result<(Rail, Option<Ece>)> {
-        let (local, peer) = (&with.local_rails[self.ours], &with.peer[self.theirs]);
-        let (gid, remote_gid) = (local.gids[self.addrs.0], peer.addrs[self.addrs.1].gid);
-        let place = local.nic.place_of(&gid).map_err(gone)?;
+        let (local, peer) = (with.local(&self.route), with.peer(&self.route));
+        let (gid, remote_gid) = with.gids(&self.route);
+        let place = local.nic.place_of(&gid).map_err(no_address)?;
         if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(
-                "{} moved from place {first} of the GID table of {} to place {place} while queue pairs were set up",
+                "{} moved from index {first} of the GID table of {} to index {place} while queue pairs were set up",
                 gid.addr(),
                 local.nic.name()
             )));
         }
-        let asked = theirs.ece.is_some();
-        let agreed = if asked { self.ece(with.settings)? } else { None };
+        let requested = remote.ece.is_some();
+        let agreed = if requested { self.ece(with.settings)? } else { None };
         let queue =
-            |((qp, _), theirs): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, theirs.qpn));
-        let send_queues = self.qps.into_iter().zip(&theirs.qps).map(queue).collect::<Result<_>>()?;
+            |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
+        let send_queues = self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();
             Ok(SendQueue::new(qp.ready()?, own))
@@ -353,6 +299,6 @@ impl LocalRoute {
     }
 }
 
-fn gone(why: impl std::fmt::Display) -> Error {
-    Error::Usage(format!("the address of the route is gone: {why}"))
+fn no_address(why: impl std::fmt::Display) -> Error {
+    Error::Usage(format!("the address of the route has been removed: {why}"))
 }

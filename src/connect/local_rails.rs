@@ -1,4 +1,4 @@
-//! The rails that one end brings to a handshake.
+//! The rails that one end offers in its HELLO.
 
 use std::sync::Arc;
 
@@ -7,15 +7,22 @@ use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::process::Process;
-use crate::proto::{Addr, Handle, Hello, LostRail, MAX_OFFERS, Nonce, RailRole, RoutePolicy};
+use crate::proto::{Addr, Handle, Hello, MAX_OFFERS, Nonce, RailRole, RoutePolicy, UnusableRail};
 pub(crate) use crate::route::LocalRail;
 use crate::route::host_name;
 use crate::transport::Settings;
 use crate::warned::Subject;
 
-/// What this end brings: the device's own rails first, then, where others may stand in for them, the ports of the
-/// process's other devices. `turn` is what the HELLO says. An error where no rail can be used.
-pub(crate) fn prepare(settings: &Settings, device: &Device, turn: u32) -> Result<(Vec<LocalRail>, Hello)> {
+/// Returns the rails of this end and its HELLO: first the rails of the device, then, if substitutes
+/// are allowed, the ports of the other devices of the process. `rotation` is the field of HELLO.
+///
+/// # Errors
+/// No rail can be used. The text has the reason for each.
+pub(crate) fn prepare(
+    settings: &Settings,
+    device: &Device,
+    rotation: u32,
+) -> Result<(Vec<LocalRail>, Hello)> {
     let Settings { config, process, .. } = settings;
     let terms = policy::terms(config, device.is_sout_sup);
     let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
@@ -31,45 +38,47 @@ pub(crate) fn prepare(settings: &Settings, device: &Device, turn: u32) -> Result
         }
         others
     };
-    // SOUT and SUP are what they are for.
+    // No port substitutes SOUT or SUP.
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
-    let (mut usable, mut lost) = (Vec::new(), Vec::new());
+    let (mut usable, mut unusable) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
         match nic.now() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(process),
             Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
-            Err(why) if lost.len() < MAX_OFFERS => {
-                lost.push(LostRail { name: nic.name().to_owned(), role, requested, why });
+            Err(why) if unusable.len() < MAX_OFFERS => {
+                unusable.push(UnusableRail { name: nic.name().to_owned(), role, requested, why });
             }
             Err(_) => {}
         }
     }
     if usable.is_empty() {
-        let why: Vec<_> = lost.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
+        let why: Vec<_> = unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
     let networks = interfaces()?;
     let rails = usable.iter().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
-    let hello = Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn, rails, lost };
+    let hello =
+        Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, rotation, rails, unusable };
     Ok((usable, hello))
 }
 
-/// Logged once: every connection would repeat it.
+/// Logs once: the line would be the same for every connection.
 fn too_many(process: &Process) {
     if process.warned.once(Subject::HelloFull) {
         tracing::info!(
             target: "net",
-            "this process has more than {MAX_OFFERS} ports; a peer is told of its device's own and of the first others"
+            "this process has more than {MAX_OFFERS} ports; HELLO contains those of the device and the first others"
         );
     }
 }
 
-/// How many connections this process has begun before from this device to the handle's host, and the device's place among
-/// all: connections of one device take turns, and those of several devices do not begin with the same.
-pub(crate) fn turn(process: &Process, device: &Device, handle: &Handle) -> u32 {
+/// Returns the number of connections that this process has begun from this device to the host of
+/// the handle, plus the index of the device. Connections of one device rotate over equal routes,
+/// and those of different devices begin with different ones.
+pub(crate) fn rotation(process: &Process, device: &Device, handle: &Handle) -> u32 {
     let place = process.devices.all().iter().position(|d| d.name == device.name).unwrap_or(0);
     let host = handle.addrs().first().map(Addr::ip);
-    let turn = process.begun.next(device.name, host);
-    turn.wrapping_add(u32::try_from(place).unwrap_or(0))
+    let before = process.begun.next(device.name, host);
+    before.wrapping_add(u32::try_from(place).unwrap_or(0))
 }

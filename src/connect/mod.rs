@@ -1,13 +1,15 @@
-//! NCCL's side of the handshake: `listen`, `connect` and `accept`, each called until it gives a comm.
+//! `listen`, `connect` and `accept`: NCCL calls each of the last two until it returns a comm.
 
-mod attempts;
 mod bringup;
-mod commit;
 mod endpoint;
+mod formed;
 mod handshake;
 mod local_rails;
+mod local_work;
+mod machine;
 mod probe;
 mod queue_depths;
+mod registration;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +20,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
-use crate::connect::commit::Connecting;
 use crate::connect::handshake::Handshake;
 use crate::control::{Listener, Options};
 use crate::device::Device;
@@ -29,11 +30,12 @@ use crate::transport::Settings;
 use crate::transport::recv::RecvComm;
 use crate::transport::send::SendComm;
 
-/// A connector between two calls of `connect`.
+/// A connection attempt between two calls of `connect`.
 #[derive(Debug)]
 struct PendingConnect {
-    connecting: Connecting,
-    /// The handle without the connector's own bytes: the number in those must belong to it.
+    handshake: Handshake,
+    /// The handle without the connector's bytes. The attempt's number in those is valid with this
+    /// handle only.
     handle: [u8; STATE_OFFSET],
 }
 
@@ -47,7 +49,8 @@ pub struct PendingConnects {
 }
 
 impl PendingConnects {
-    /// Begins or continues a connection to the listener behind `handle`, whose last eight bytes are ours.
+    /// Begins or continues a connection to the listener of `handle`. The last eight bytes of the
+    /// handle hold the number of the attempt.
     pub fn connect(
         &self,
         settings: &Arc<Settings>,
@@ -61,19 +64,19 @@ impl PendingConnects {
         let (id, mut entry) = match u64::from_le_bytes(state) {
             0 => {
                 let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
-                let connecting = Connecting::new(Handshake::connect(settings, device, &listener)?);
+                let handshake = Handshake::connect(settings, device, &listener)?;
                 let id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                (id, PendingConnect { connecting, handle: address })
+                (id, PendingConnect { handshake, handle: address })
             }
             id => (id, self.remove(id, &address)?),
         };
-        let polled = entry.connecting.poll(settings);
+        let polled = entry.handshake.poll();
         if let Ok(None) = polled {
             handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
             self.by_id.lock().insert(id, entry);
             return Ok(None);
         }
-        // Over: with the same handle another connection may begin.
+        // The attempt has ended. Another one may begin with the same handle.
         handle[STATE_OFFSET..].fill(0);
         let Some((comm, flow)) = polled? else { return Ok(None) };
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
@@ -88,8 +91,8 @@ impl PendingConnects {
         let ours = table.get(&id).is_some_and(|p| p.handle == *address);
         ours.then(|| table.remove(&id)).flatten().ok_or_else(|| {
             Error::Argument(format!(
-                "the handle says that connection attempt {id} of this process is under way, and there is none \
-                 for this handle: was the handle copied from a connector, or damaged?"
+                "the handle names connection attempt {id} of this process, and there is none for this \
+                 handle: was the handle copied from a connector, or damaged?"
             ))
         })
     }
@@ -98,23 +101,23 @@ impl PendingConnects {
     pub fn abandon(self) {
         let dropped = self.by_id.into_inner().len();
         if dropped > 0 {
-            tracing::info!(target: "net", "{dropped} connection attempts were not carried to an end");
+            tracing::info!(target: "net", "{dropped} connection attempts were abandoned");
         }
     }
 }
 
-/// A listening end, and the peers whose handshake is under way.
+/// A listening end, and the handshakes in progress.
 #[derive(Debug)]
 pub struct Listening {
     listener: Listener,
     settings: Arc<Settings>,
     device: &'static Device,
-    /// `None` while a call has it, and for good after a panic in that call.
-    underway: Mutex<Option<Vec<Connecting>>>,
+    /// `None` while a call polls them, and for good after a panic in that call.
+    handshakes: Mutex<Option<Vec<Handshake>>>,
 }
 
 impl Listening {
-    /// Opens it and writes its handle.
+    /// Opens a listener and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_sout_sup);
         let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
@@ -122,50 +125,51 @@ impl Listening {
         let options = Options { sout, adapters: &adapters, ..Options::from(&*settings.config) };
         let listener = Listener::open(&settings.process.control, &options)?;
         *handle = listener.handle().encode();
-        Ok(Self { listener, settings: Arc::clone(settings), device, underway: Mutex::new(Some(Vec::new())) })
+        let handshakes = Mutex::new(Some(Vec::new()));
+        Ok(Self { listener, settings: Arc::clone(settings), device, handshakes })
     }
 
-    /// The first peer whose handshake is done. One that fails does no harm to the others: it is told, and
-    /// the log too. Another peer may come after it.
+    /// Returns the comm of the first peer whose handshake has succeeded. A failed handshake does
+    /// not affect the others: its peer is sent the reason, and the log has it.
     ///
     /// # Errors
-    /// A handshake has failed with a peer that knows the listener's nonce, and none is under way with another: NCCL makes one connector
-    /// for each listener, so that nobody else would come.
+    /// The handshake with a peer that knows the listener's nonce has failed, and no other is in
+    /// progress. NCCL makes one connector for each listener: no other peer would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let mut place = self.underway.lock();
-        let mut underway =
-            place.take().ok_or_else(|| Error::Internal("the listener's state was left by a panic".into()))?;
-        let accepted = self.poll(&mut underway);
-        *place = Some(underway);
+        let mut place = self.handshakes.lock();
+        let mut handshakes =
+            place.take().ok_or_else(|| Error::Internal("a panic has interrupted the listener".into()))?;
+        let accepted = self.poll(&mut handshakes);
+        *place = Some(handshakes);
         accepted
     }
 
-    fn poll(&self, underway: &mut Vec<Connecting>) -> Result<Option<RecvComm>> {
+    fn poll(&self, handshakes: &mut Vec<Handshake>) -> Result<Option<RecvComm>> {
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         while let Some(channel) = self.listener.try_accept()? {
             match Handshake::accept(&self.settings, self.device, channel) {
-                Ok(handshake) => underway.push(Connecting::new(handshake)),
+                Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
             }
         }
         let mut i = 0;
-        while i < underway.len() {
-            match underway[i].poll(&self.settings) {
+        while i < handshakes.len() {
+            match handshakes[i].poll() {
                 Ok(None) => i += 1,
                 Ok(Some((comm, flow))) => {
-                    underway.swap_remove(i);
+                    handshakes.swap_remove(i);
                     failed.iter().for_each(warn);
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
-                    underway.swap_remove(i);
+                    handshakes.swap_remove(i);
                     fail(e);
                 }
             }
         }
         match failed {
-            Some(e) if underway.is_empty() => Err(e),
+            Some(e) if handshakes.is_empty() => Err(e),
             failed => {
                 failed.iter().for_each(warn);
                 Ok(None)

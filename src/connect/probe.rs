@@ -1,13 +1,11 @@
-//! The handshake's probes: a route counts when a write of a full packet on each of its queue pairs has completed, and the read
-//! of the one for flushes. An empty write goes before them on the first, so that a route that loses long packets alone
-//! is known as one.
-
-use std::time::Instant;
+//! The probes of a handshake. A route works if a write of a full packet completes on each of its
+//! queue pairs, and a read on the queue pair for flushes. An empty write precedes them on the first
+//! queue pair: it tells a route that loses only long packets from one that loses all.
 
 use crate::connect::endpoint::Endpoint;
 use crate::error::wc_status;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RAILS, Message};
+use crate::proto::MAX_RAILS;
 use crate::transport::rail::Rail;
 use crate::transport::recv;
 use crate::transport::send_queue::SendQueue;
@@ -19,19 +17,18 @@ use crate::verbs::{Batch, Chain, Local, Region, Remote};
 pub(crate) struct ProbeRun {
     pub(crate) endpoint: Endpoint,
     routes: [Probes; MAX_RAILS],
-    until: Instant,
 }
 
-/// Of one route.
+/// The probes of one route.
 #[derive(Debug, Clone, Copy, Default)]
 struct Probes {
-    /// Writes that were posted.
+    /// Writes that have been posted.
     posted: usize,
-    /// Writes under way.
+    /// Writes in flight.
     writes: usize,
-    /// Reads of our own under way.
+    /// Reads in flight on the queue pair for flushes.
     reads: usize,
-    /// The empty write has arrived.
+    /// Whether the empty write has completed.
     reached: bool,
 }
 
@@ -42,12 +39,12 @@ impl Probes {
 }
 
 impl ProbeRun {
-    pub(crate) fn start(mut endpoint: Endpoint, until: Instant) -> Self {
+    pub(crate) fn start(mut endpoint: Endpoint) -> Self {
         let mut routes = [Probes::default(); MAX_RAILS];
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
-            // Both ends' memory is zero still, so that the write changes nothing.
+            // The memory of both ends is still zero: the write changes nothing.
             let (addr, mr) = (endpoint.region.addr(0) as u64, &endpoint.region.mrs()[i]);
             let full = Some(Local { addr, len: endpoint.mtus[i], lkey: mr.lkey() });
             let to = Remote { addr: endpoint.remote.addr, rkey: endpoint.remote.rkeys[i] };
@@ -69,44 +66,45 @@ impl ProbeRun {
                 Err(e) => *place = Err(e),
             }
         }
-        Self { endpoint, routes, until }
+        Self { endpoint, routes }
     }
 
-    /// Takes what has completed; `true` when every probe has, or the time is up.
-    pub(crate) fn over(&mut self) -> Result<bool> {
+    /// Polls for completions; returns whether every probe has ended.
+    pub(crate) fn poll(&mut self) -> bool {
+        self.fail_if(poll);
+        !self.routes.iter().any(|probes| probes.pending())
+    }
+
+    /// Ends the probes that have not completed.
+    pub(crate) fn stop(&mut self) {
+        let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
+        self.fail_if(|_, _, _| Err(Error::Peer(late.into())));
+    }
+
+    /// Applies `f` to each route with pending probes, and gives up those for which it fails.
+    fn fail_if(&mut self, mut f: impl FnMut(usize, &mut Rail, &mut Probes) -> Result<()>) {
         for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
             let Ok(rail) = place else { continue };
             if probes.pending()
-                && let Err(e) = take(i, rail, probes)
+                && let Err(e) = f(i, rail, probes)
             {
-                *place = Err(probes.judge(e, self.endpoint.mtus[i]));
+                *place = Err(probes.explain(e, self.endpoint.mtus[i]));
                 *probes = Probes::default();
             }
         }
-        if self.routes.iter().any(|probes| probes.pending()) && Instant::now() < self.until {
-            return Ok(false);
-        }
-        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
-            if probes.pending() {
-                let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-                *place = Err(probes.judge(Error::Peer(late.into()), self.endpoint.mtus[i]));
-                *probes = Probes::default();
-            }
-        }
-        Ok(true)
     }
 
-    pub(crate) fn report(&self) -> Message {
-        let rails = || (0u8..).zip(&self.endpoint.rails);
-        let mask = rails().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
-        let reasons = rails().filter_map(|(i, r)| r.as_ref().err().map(|e| (i, e.to_string()))).collect();
-        Message::Probed { mask, reasons }
+    /// Returns for each route why it does not work: bring-up or a probe has failed.
+    pub(crate) fn results(&self) -> Vec<Result<(), String>> {
+        let result = |rail: &Result<Rail>| rail.as_ref().map(drop).map_err(ToString::to_string);
+        self.endpoint.rails.iter().map(result).collect()
     }
 }
 
 impl Probes {
-    /// What a failure means, in short: it stands in a table of routes. Where the empty packet has arrived and no other, these were too long for something.
-    fn judge(self, e: Error, mtu: u32) -> Error {
+    /// Returns the cause of a failure, in few words for the table of routes. If the empty packet
+    /// alone has arrived, the others are too long for a link on the way.
+    fn explain(self, e: Error, mtu: u32) -> Error {
         let e = match e {
             Error::Completion(c) if !c.loopback => {
                 let status = wc_status(c.status);
@@ -128,7 +126,7 @@ impl Probes {
     }
 }
 
-/// The first read of the queue pair for flushes, where there is one.
+/// Posts the first read of the queue pair for flushes, if the rail has one.
 fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Result<()> {
     let Some(queue) = &mut rail.flush else { return Ok(()) };
     let (addr, mr) = (region.addr(recv::SINK / 8 + i) as u64, &region.mrs()[i]);
@@ -140,8 +138,8 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
     }
 }
 
-/// Takes what has completed of a rail's probes.
-fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
+/// Polls the completion queue of a rail once.
+fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {
@@ -158,7 +156,7 @@ fn take(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
             probes.reads -= 1;
         } else {
             return Err(Error::Internal(format!(
-                "a probe completed on queue pair {qpn}, which is not of its rail"
+                "a probe completed on queue pair {qpn}, which does not belong to its rail"
             )));
         }
     }

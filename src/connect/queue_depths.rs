@@ -1,18 +1,18 @@
-//! How long the queues of one route are, at one end.
+//! The depths of the queues of one route at one end.
 
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RECVS, SLOTS};
+use crate::proto::{MAX_RECVS, Role, SLOTS};
+use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
-use crate::transport::{Role, Settings};
 
-/// Send requests for 256 groups: each has a write and the signalling one on a rail.
+/// Work requests of 256 groups: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes for 256 groups.
 const CTS_DEPTH: u32 = SLOTS as u32;
 /// One read for each flush.
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
-/// The longest chain of a group must fit into a queue.
+/// The longest chain of a group.
 pub(crate) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 
 /// Entries of the queues of one rail.
@@ -21,15 +21,16 @@ pub(crate) struct Depths {
     pub(crate) srq: u32,
     /// Send queue of the first queue pair.
     first: u32,
-    /// Send queue of each other one.
+    /// Send queue of each other queue pair.
     others: u32,
-    /// Send queue of the one for flushes; 0 where there is none.
+    /// Send queue of the queue pair for flushes; 0 if there is none.
     pub(crate) flush: u32,
 }
 
 impl Depths {
-    /// Of `n` queue pairs, within what the device allows. A sender's groups take turns on all of them. A receiver's
-    /// CTS writes are all on one, which is the first; the others carry a probe and nothing else.
+    /// Returns the depths for `n` queue pairs, within the limits of the device. The groups of a
+    /// sender use its queue pairs in rotation. The CTS writes of a receiver are all on the first;
+    /// the others carry a probe and nothing else.
     pub(crate) fn new(role: Role, settings: &Settings, nic: &Nic, n: u32, leads: bool) -> Result<Self> {
         let limits = nic.limits();
         let too_small = |what: &str, has: u32, needs: u32| {
@@ -37,12 +38,12 @@ impl Depths {
         };
         let allowed = settings.queue_depth.min(limits.max_qp_wr);
         let depths = match role {
-            Role::Sender => {
+            Role::Connector => {
                 let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
                 let each = wanted.min(allowed).min(limits.max_cqe / n);
                 Self { srq: 0, first: each, others: each, flush: 0 }
             }
-            Role::Receiver => {
+            Role::Acceptor => {
                 let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
                 let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
@@ -55,7 +56,7 @@ impl Depths {
         if depths.flush > limits.max_qp_wr {
             return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
         }
-        if role == Role::Receiver && depths.srq == 0 {
+        if role == Role::Acceptor && depths.srq == 0 {
             return Err(too_small("a shared receive queue", 0, 1));
         }
         Ok(depths)
@@ -65,7 +66,8 @@ impl Depths {
         if queue == 0 { self.first } else { self.others }
     }
 
-    /// Room for all at once: after a failure every request completes, signalled or not.
+    /// Returns the depth of the completion queue: after a failure every request completes, signaled
+    /// or not.
     pub(crate) fn completions(&self, n: u32) -> u32 {
         self.srq + self.first + (n - 1) * self.others + self.flush
     }

@@ -1,4 +1,4 @@
-//! Queues as shallow as a device may have them, over software devices with a latency that keeps them full.
+//! Send queues of the minimum depth, over software devices with a latency that keeps them full.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::plugin::Plugin;
 use crate::process::Process;
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
-/// Only a failing test waits so long.
+/// Limit of a failing test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
@@ -33,7 +33,7 @@ fn ports() -> Vec<&'static Device> {
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
     let devices = &Process::global().devices;
-    // As long as the process lives.
+    // For the lifetime of the process.
     std::mem::forget(devices.open(&Config::default()).unwrap());
     devices.all()
 }
@@ -83,7 +83,7 @@ fn connected(
     (send.unwrap(), recv.unwrap())
 }
 
-/// Sends `groups` groups of `n`; gives how often a send and a receive had to wait.
+/// Sends `groups` groups of `n`; returns how often a send and a receive had to wait.
 fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) -> (usize, usize) {
     let total = groups * n * len;
     let from: Vec<u8> = (0..total).map(|i| (i / len) as u8 ^ (i % 251) as u8).collect();
@@ -125,7 +125,7 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
                     sends.push(request);
                     sent += 1;
                 }
-                // A CTS that has not come is no full queue.
+                // A missing CTS entry is not a full queue.
                 None if sent / n + 2 < received => send_waits += 1,
                 None => {}
             }
@@ -149,16 +149,16 @@ fn run((send, recv): (SendComm, RecvComm), groups: usize, n: usize, len: usize) 
 
 #[test]
 fn full_queues_make_calls_wait_and_lose_nothing() {
-    // Single sends take one work request each, so nine are under way; a group of eight takes all nine at once.
+    // Single sends use one work request each: nine are in flight. A group of eight uses all nine.
     for n in [1, 8] {
-        // On a busy machine a queue may drain before it is full; then it is tried again.
+        // On a busy machine a queue may drain before it is full: try again.
         until(|| (run(pair(MIN_DEPTH, u32::MAX), 20, n, 128).0 > 0).then_some(()));
         until(|| (run(pair(u32::MAX, MIN_DEPTH), 20, n, 128).1 > 0).then_some(()));
     }
 }
 
-/// The least depth that a group of eight needs, on each of five queue pairs: a group waits for the one whose turn it
-/// is, though another may have room.
+/// The minimum depth for a group of eight, on each of five queue pairs: a group waits for its queue
+/// pair although another one may have room.
 #[test]
 fn full_queues_of_several_queue_pairs_make_calls_wait_and_lose_nothing() {
     for n in [1, 8] {

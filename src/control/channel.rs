@@ -21,13 +21,12 @@ pub struct Channel {
     link: Arc<Link>,
     reactor: Arc<Reactor>,
     token: Token,
-    timeout: Duration,
     closed: bool,
 }
 
 impl Channel {
-    pub(super) fn new(link: Arc<Link>, reactor: Arc<Reactor>, token: Token, timeout: Duration) -> Self {
-        Self { link, reactor, token, timeout, closed: false }
+    pub(super) fn new(link: Arc<Link>, reactor: Arc<Reactor>, token: Token) -> Self {
+        Self { link, reactor, token, closed: false }
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
@@ -52,7 +51,7 @@ impl Channel {
         let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
         let id = reactor.next_token();
         reactor.submit(Command::Connect(id, connector))?;
-        Ok(Self::new(link, reactor, id, timeout))
+        Ok(Self::new(link, reactor, id))
     }
 
     /// Sends a message, or queues what the socket does not accept. An error means that the peer is
@@ -62,7 +61,7 @@ impl Channel {
     }
 
     /// Returns the next message, or `None` if none has come. Messages from before the end of the
-    /// connection come first. Then an error names the peer and the step: closed, lost, or too late.
+    /// connection come first. Then an error names the peer and the step: closed or lost.
     pub fn try_recv(&self) -> Result<Option<Message>> {
         match self.link.try_recv()? {
             Some(message) => Ok(Some(message)),
@@ -71,26 +70,15 @@ impl Channel {
         }
     }
 
-    /// Names the message that the owner now waits for. From now on [`try_recv`](Self::try_recv)
-    /// fails if it has not come within the configured timeout.
+    /// Names the message that the owner waits for. Errors of [`try_recv`](Self::try_recv) contain
+    /// the name.
     pub fn expect(&self, step: &'static str) {
-        self.link.expect(step, self.timeout);
-    }
-
-    /// Like [`expect`](Self::expect), with a deadline `more` beyond the configured timeout.
-    pub fn expect_later(&self, step: &'static str, more: Duration) {
-        self.link.expect(step, self.timeout.saturating_add(more));
-    }
-
-    /// Like [`expect`](Self::expect), but without a deadline: a warning is logged each time the
-    /// configured timeout has passed. Only the loss of the peer is an error.
-    pub fn expect_whenever(&self, step: &'static str) {
-        self.link.expect_whenever(step, self.timeout);
+        self.link.expect(Some(step));
     }
 
     /// Ends the last step: no message is due any more.
     pub fn settled(&self) {
-        self.link.settled();
+        self.link.expect(None);
     }
 
     /// Returns whether the peer is there: one atomic load, for the data path. Shows a BYE or a loss

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
@@ -49,7 +48,8 @@ struct Inner {
     unread: Vec<u8>,
     inbox: VecDeque<Message>,
     end: Option<End>,
-    step: Option<Step>,
+    /// The message that the owner waits for.
+    step: Option<&'static str>,
 }
 
 /// Why the connection has ended.
@@ -58,16 +58,6 @@ enum End {
     Bye,
     Lost(String),
     Broken(String),
-}
-
-/// The message that the owner waits for.
-#[derive(Debug)]
-struct Step {
-    name: &'static str,
-    limit: Duration,
-    until: Instant,
-    /// How many times a warning was logged after `limit`; `None` if the limit is a deadline.
-    warnings: Option<u32>,
 }
 
 /// Whether the thread must keep a connection.
@@ -102,10 +92,6 @@ impl Link {
         inner.local = stream.local_addr().ok().map(canonical);
         inner.stream = Some(stream);
         inner.unread = unread;
-        // The step's time begins now that the peer can answer.
-        if let Some(step) = &mut inner.step {
-            step.until = Instant::now() + step.limit;
-        }
         self.decode_frames(&mut inner);
         self.flush(&mut inner);
     }
@@ -132,17 +118,8 @@ impl Link {
         self.lock().label()
     }
 
-    pub(super) fn expect(&self, name: &'static str, limit: Duration) {
-        self.lock().step = Some(Step { name, limit, until: Instant::now() + limit, warnings: None });
-    }
-
-    pub(super) fn expect_whenever(&self, name: &'static str, limit: Duration) {
-        let until = Instant::now() + limit;
-        self.lock().step = Some(Step { name, limit, until, warnings: Some(0) });
-    }
-
-    pub(super) fn settled(&self) {
-        self.lock().step = None;
+    pub(super) fn expect(&self, step: Option<&'static str>) {
+        self.lock().step = step;
     }
 
     /// Queues a frame and writes as much as the socket accepts. The thread writes the rest.
@@ -166,27 +143,7 @@ impl Link {
         if let Some(end) = &inner.end {
             return Err(end.error(&inner));
         }
-        // While connecting, the connector's own deadline counts: its error names the addresses.
-        if inner.stream.is_none() {
-            return Ok(None);
-        }
-        let now = Instant::now();
-        let Some(step) = inner.step.as_mut().filter(|step| now >= step.until) else { return Ok(None) };
-        let (name, ms) = (step.name, step.limit.as_millis());
-        if let Some(warnings) = &mut step.warnings {
-            *warnings = warnings.saturating_add(1);
-            let ms = ms.saturating_mul((*warnings).into());
-            step.until = now + step.limit;
-            tracing::warn!(
-                target: "net",
-                "connect: connected to {}; still waiting for {name} after {ms} ms", inner.label()
-            );
-            return Ok(None);
-        }
-        Err(Error::Peer(format!(
-            "{}: nothing came within {ms} ms while waiting for {name} (MPIB_CONNECT_TIMEOUT_MS)",
-            inner.label()
-        )))
+        Ok(None)
     }
 
     /// Queues a BYE, and writes as much as the socket accepts.
@@ -378,8 +335,7 @@ impl Inner {
 
 impl End {
     fn error(&self, inner: &Inner) -> Error {
-        let during =
-            inner.step.as_ref().map_or(String::new(), |s| format!(" while this end waited for {}", s.name));
+        let during = inner.step.map_or(String::new(), |step| format!(" while this end waited for {step}"));
         let label = inner.label();
         match self {
             // Never established: the reason names the addresses.

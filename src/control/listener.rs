@@ -37,7 +37,6 @@ pub struct Listener {
     reactor: Arc<Reactor>,
     token: Token,
     handle: Handle,
-    timeout: Duration,
 }
 
 /// Peers whose HELLO has come.
@@ -80,7 +79,7 @@ impl Listener {
             token,
             Acceptor::new(socket, Arc::clone(&accepted), nonce, (limit, options.silence)),
         ))?;
-        Ok(Self { accepted, reactor, token, handle, timeout: options.timeout })
+        Ok(Self { accepted, reactor, token, handle })
     }
 
     /// Returns what a peer needs to connect.
@@ -92,9 +91,7 @@ impl Listener {
     /// channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
         match self.accepted.with(VecDeque::pop_front) {
-            Some((token, link)) => {
-                Ok(Some(Channel::new(link, Arc::clone(&self.reactor), token, self.timeout)))
-            }
+            Some((token, link)) => Ok(Some(Channel::new(link, Arc::clone(&self.reactor), token))),
             None => self.reactor.alive().map(|()| None),
         }
     }

@@ -17,8 +17,8 @@ use crate::error::Result;
 use crate::policy;
 use crate::process::Process;
 use crate::proto::{
-    GidKind, HEADER_BYTES, Hello, LinkLayer, LostRail, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION,
-    RailRole,
+    GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION, RailRole,
+    UnusableRail,
 };
 use crate::route::{host_name, prefix_len, rail_info};
 use crate::verbs;
@@ -61,17 +61,25 @@ pub fn report() -> Report {
 /// Encodes a HELLO with the rails of all devices, as if NCCL had requested each.
 fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Option<String> {
     let devices = survey.as_ref().ok()?.devices.as_ref().ok()?;
-    let (mut rails, mut lost) = (Vec::new(), Vec::new());
+    let (mut rails, mut unusable) = (Vec::new(), Vec::new());
     for (role, nic) in devices.iter().flat_map(|d| RailRole::all().zip(&d.rails)).take(MAX_OFFERS) {
         match rail_info(nic, role, networks) {
             Ok(rail) => rails.push(rail),
-            Err(why) => lost.push(LostRail { name: nic.name().into(), role, requested: true, why }),
+            Err(why) => unusable.push(UnusableRail { name: nic.name().into(), role, requested: true, why }),
         }
     }
     let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
     let (nonce, token) = (Nonce::default(), Nonce::default());
-    let hello =
-        Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, turn: 0, rails, lost };
+    let hello = Hello {
+        nonce,
+        token,
+        pid: std::process::id(),
+        host: host_name(),
+        terms,
+        rotation: 0,
+        rails,
+        unusable,
+    };
     let bytes = Message::Hello(hello).encode().ok()?;
     Some(bytes[HEADER_BYTES..].iter().map(|b| format!("{b:02x}")).collect())
 }

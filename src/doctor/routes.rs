@@ -4,8 +4,8 @@
 use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
 use crate::policy::Plan;
-use crate::proto::{Hello, MAX_FRAME_BYTES, Message};
-use crate::route::{Choice, Ends, Route};
+use crate::proto::{Ends, Hello, MAX_FRAME_BYTES, Message};
+use crate::route::{Choice, End, Route};
 
 /// Compares the `hello` fields of two reports. This host is the one that connects.
 pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
@@ -38,27 +38,26 @@ fn hello(text: &[u8]) -> Result<Hello, String> {
 fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
     let plan = Plan::new(&ours.terms, &theirs.terms, &ours.rails, &theirs.rails);
     let Choice { first, rest, refused, .. } = plan.choose(ours.terms.route, ours, theirs, 0);
-    let ends = Ends::of(ours, theirs);
-    let pair = |c: usize, a: usize, verdict, way, why| Pair {
-        ours: ours.rails[c].name.clone(),
-        theirs: theirs.rails[a].name.clone(),
+    let ends = Ends { connector: ours, acceptor: theirs }.map(End::from);
+    let pair = |rails: Ends<usize>, verdict, way, why| Pair {
+        ours: ours.rails[rails.connector].name.clone(),
+        theirs: theirs.rails[rails.acceptor].name.clone(),
         verdict,
         way,
         why,
     };
     let joined = |verdict: Verdict, route: &Route| {
-        let (verdict, why) = match plan.joins(ours.rails[route.connector].role) {
+        let (verdict, why) = match plan.joins(ours.rails[route.rails.connector].role) {
             true => (verdict, route.why().to_owned()),
             false => {
                 (Verdict::Later, "kept in reserve: the hosts are of two islands, which SOUT joins".into())
             }
         };
-        pair(route.connector, route.acceptor, verdict, Some(route.describe(&ends)), why)
+        pair(route.rails, verdict, Some(route.describe(&ends)), why)
     };
     let first = first.iter().map(|route| joined(Verdict::First, route));
     let rest = rest.iter().map(|route| joined(Verdict::Later, route));
-    let refused =
-        refused.iter().map(|r| pair(r.connector, r.acceptor, Verdict::Refused, None, r.why.clone()));
+    let refused = refused.iter().map(|r| pair(r.rails, Verdict::Refused, None, r.why.clone()));
     first.chain(rest).chain(refused).collect()
 }
 

@@ -78,11 +78,10 @@ impl Plan {
         SplitMode::new(config, self != Self::Plain)
     }
 
-    /// Chooses the routes between two ends from their HELLOs. `turn` is the round-robin seed of the
-    /// connection.
-    pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, turn: u32) -> Choice {
+    /// Chooses the routes between two ends from their HELLOs. `rotation` selects among equal ones.
+    pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, rotation: u32) -> Choice {
         match self {
-            Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, turn),
+            Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, rotation),
             Self::Isolated(_) | Self::Shared(_) => route::choose_roles(&connector.rails, &acceptor.rails),
         }
     }

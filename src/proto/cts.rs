@@ -1,52 +1,55 @@
-//! The clear-to-send entry that a receiver writes into the sender's FIFO: one cache line per receive.
+//! The clear-to-send (CTS) entry that a receiver writes into the sender's FIFO: one cache line per
+//! receive.
 
 use super::{MAX_RAILS, MAX_RECVS};
 
-/// Size of an entry: a cache line, so that one that begins a line shares it with no other, and an adapter writes it in one piece.
+/// Size of an entry: a cache line, which an adapter writes in one piece.
 pub const CTS_BYTES: usize = 64;
-/// Words of an entry. The running number is the last one, so that it arrives with or after the rest of its line.
+/// Words of an entry. The sequence number is the last one: it arrives with or after the rest of its
+/// line.
 pub const CTS_WORDS: usize = CTS_BYTES / 8;
 
-/// `addr` @0, `size` @8, `rkeys` @16, `tag` @48, `count` @52, `index` @53, two zero bytes, `seq` @56; little-endian.
+/// `addr` @0, `size` @8, `rkeys` @16, `tag` @48, `count` @52, `index` @53, two zero bytes, `seq`
+/// @56; little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cts {
-    /// Where the data goes.
+    /// Address of the receive buffer.
     pub addr: u64,
-    /// Room in bytes.
+    /// Size of the receive buffer in bytes.
     pub size: u64,
-    /// Remote key per rail of the receiver.
+    /// Remote key of the buffer on each rail of the connection.
     pub rkeys: [u32; MAX_RAILS],
-    /// Which sender's message is meant.
+    /// Tag of the receive, which selects the send.
     pub tag: i32,
     /// Receives in the group, 1..=[`MAX_RECVS`].
     pub count: u8,
-    /// This one's place in the group.
+    /// Index of the receive in the group.
     pub index: u8,
-    /// Running number of the group.
+    /// Sequence number of the group.
     pub seq: u64,
 }
 
-/// Why an entry is refused.
+/// The reason why an entry is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CtsError {
-    /// Not 1..=8 receives.
+    /// The group does not have 1 to 8 receives.
     #[error("a CTS entry names a group of {0} receives: expected 1 to 8")]
     Count(u8),
-    /// Outside of its group.
+    /// The index is outside of the group.
     #[error("a CTS entry is number {index} of a group of {count}")]
     Index {
-        /// Place.
+        /// Index of the receive.
         index: u8,
         /// Receives in the group.
         count: u8,
     },
-    /// The two bytes that must be zero.
-    #[error("a CTS entry has {0:#06x} where zeroes must stand")]
+    /// The two reserved bytes are not zero.
+    #[error("a CTS entry has {0:#06x} in its reserved bytes: expected zeroes")]
     Padding(u16),
 }
 
 impl Cts {
-    /// As words that, each in little-endian order, stand in the sender's FIFO.
+    /// Returns the entry as words, each of which is stored in little-endian order.
     #[inline]
     pub fn words(&self) -> [u64; CTS_WORDS] {
         let keys = |i: usize| u64::from(self.rkeys[2 * i]) | u64::from(self.rkeys[2 * i + 1]) << 32;
@@ -54,7 +57,7 @@ impl Cts {
         [self.addr, self.size, keys(0), keys(1), keys(2), keys(3), head, self.seq]
     }
 
-    /// As it stands in the sender's FIFO.
+    /// Returns the bytes of the entry in the sender's FIFO.
     pub fn encode(&self) -> [u8; CTS_BYTES] {
         let mut out = [0; CTS_BYTES];
         for (place, word) in out.chunks_exact_mut(8).zip(self.words()) {
@@ -63,7 +66,7 @@ impl Cts {
         out
     }
 
-    /// Refuses what [`Self::encode`] never makes of a valid group.
+    /// Decodes an entry, and refuses bytes that [`Self::encode`] never returns for a valid group.
     pub fn decode(bytes: &[u8; CTS_BYTES]) -> Result<Self, CtsError> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |i: usize| u64::from_le_bytes(words[i]);
@@ -78,25 +81,25 @@ impl Cts {
     }
 }
 
-/// What tells an entry from others of its group: the word before the running number.
+/// The word before the sequence number, which differs among the entries of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// As [`Cts::tag`].
+    /// See [`Cts::tag`].
     pub tag: i32,
-    /// As [`Cts::count`].
+    /// See [`Cts::count`].
     pub count: u8,
-    /// As [`Cts::index`].
+    /// See [`Cts::index`].
     pub index: u8,
 }
 
 impl Head {
-    /// The word.
+    /// Returns the word.
     #[inline]
     pub const fn word(self) -> u64 {
         self.tag as u32 as u64 | (self.count as u64) << 32 | (self.index as u64) << 40
     }
 
-    /// Refuses words that no entry of a valid group has.
+    /// Decodes a word, and refuses those that no entry of a valid group has.
     #[inline]
     pub const fn of(word: u64) -> Result<Self, CtsError> {
         let (count, index, padding) = ((word >> 32) as u8, (word >> 40) as u8, (word >> 48) as u16);

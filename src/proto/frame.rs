@@ -1,44 +1,46 @@
-//! Frames on the control channel: a little-endian u32 that counts what follows, a type byte, a payload.
+//! The frames of the control connection: a little-endian u32 length of the body, then the body,
+//! which is a type byte and a payload.
 
 use super::message::kind;
 use super::wire::{DecodeError, Writer, number};
 use super::{MAGIC, Message, Nonce};
 
-/// Bytes of the count.
+/// Bytes of the length field.
 pub const HEADER_BYTES: usize = 4;
-/// Most that a count may say.
+/// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
-/// Count, type, magic, version and nonce: the part of a HELLO that no version of the protocol changes.
+/// Bytes of length, type, magic, version and nonce: the part of a HELLO that is the same in every
+/// version of the protocol.
 pub const HELLO_PREFIX_BYTES: usize = HEADER_BYTES + 1 + MAGIC.len() + 2 + size_of::<Nonce>();
 
-/// Why a frame is refused before its body is looked at.
+/// The reason why a frame is refused before its body is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Nothing in it.
+    /// The body is empty.
     #[error("a frame of 0 bytes")]
     Empty,
-    /// Longer than any message.
+    /// The body is longer than any message.
     #[error("a frame of {0} bytes: at most {MAX_FRAME_BYTES} are allowed")]
     TooLong(usize),
-    /// A first frame that is no HELLO.
+    /// The first frame is not a HELLO.
     #[error("the first bytes are no MPIB HELLO")]
     NotHello,
 }
 
-/// What the front of a buffer holds.
+/// The frame at the front of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peeked {
-    /// The frame is not whole.
+    /// The frame is incomplete.
     Partial,
-    /// A body of `len` bytes begins at [`HEADER_BYTES`] and is there.
+    /// The frame is complete. Its body begins at [`HEADER_BYTES`].
     Whole {
-        /// Bytes of the body: type and payload.
+        /// Bytes of the body.
         len: usize,
     },
 }
 
 impl Peeked {
-    /// Looks at the front of what has come so far.
+    /// Examines the front of a buffer.
     pub fn at(bytes: &[u8]) -> Result<Self, FrameError> {
         let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(Self::Partial) };
         let len = number(header) as usize;
@@ -51,18 +53,20 @@ impl Peeked {
     }
 }
 
-/// The unchanging part of a HELLO.
+/// The part of a HELLO that is the same in every version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HelloPrefix {
     /// The sender's protocol version.
     pub version: u16,
-    /// What the sender says the listener's nonce is.
+    /// The nonce, which the listener compares with its own.
     pub nonce: Nonce,
 }
 
 impl HelloPrefix {
-    /// Judges what has come so far of a first frame: an error as soon as it can be no HELLO of any version,
-    /// `None` while that is open.
+    /// Examines the bytes of a first frame that have arrived. `None` if more are needed.
+    ///
+    /// # Errors
+    /// The bytes are not the beginning of a HELLO of any version.
     pub fn at(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut start = [0; HELLO_PREFIX_BYTES];
         let known = bytes.len().min(HELLO_PREFIX_BYTES);
@@ -87,7 +91,10 @@ impl HelloPrefix {
 }
 
 impl Message {
-    /// The whole frame. An error means that the message breaks the protocol's own limits.
+    /// Returns the whole frame.
+    ///
+    /// # Errors
+    /// The message exceeds a limit of the protocol.
     pub fn encode(&self) -> Result<Vec<u8>, DecodeError> {
         let mut out = Writer::default();
         out.u32(0);

@@ -1,4 +1,4 @@
-//! Messages and frames: there and back, near-valid input, exact acceptance.
+//! Messages and frames: encoding and decoding, nearly valid input, exact acceptance.
 
 use proptest::prelude::*;
 
@@ -24,8 +24,8 @@ fn rail_info() -> impl Strategy<Value = RailInfo> {
         })
 }
 
-fn lost_rail() -> impl Strategy<Value = LostRail> {
-    (text(64), 0u8..8, any::<bool>(), text(512)).prop_map(|(name, role, requested, why)| LostRail {
+fn unusable_rail() -> impl Strategy<Value = UnusableRail> {
+    (text(64), 0u8..8, any::<bool>(), text(512)).prop_map(|(name, role, requested, why)| UnusableRail {
         name,
         role: RailRole::new(role).unwrap(),
         requested,
@@ -100,20 +100,13 @@ fn message() -> impl Strategy<Value = Message> {
                 prop::collection::vec(rail_info(), 31..=32)
             ],
             prop_oneof![
-                prop::collection::vec(lost_rail(), 0..4),
-                prop::collection::vec(lost_rail(), 31..=32)
+                prop::collection::vec(unusable_rail(), 0..4),
+                prop::collection::vec(unusable_rail(), 31..=32)
             ],
         )
-            .prop_map(|(nonce, token, pid, host, terms, turn, rails, lost)| Message::Hello(Hello {
-                nonce,
-                token,
-                pid,
-                host,
-                terms,
-                turn,
-                rails,
-                lost
-            })),
+            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable)| Message::Hello(
+                Hello { nonce, token, pid, host, terms, rotation, rails, unusable }
+            )),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
         Just(Message::Ready),
@@ -146,13 +139,17 @@ fn hello() -> Hello {
         plain_qps: 1,
         plain_split: false,
     };
-    let lost =
-        vec![LostRail { name: "mlx5_1:1".into(), role: RailRole::SUP, requested: true, why: "down".into() }];
+    let unusable = vec![UnusableRail {
+        name: "mlx5_1:1".into(),
+        role: RailRole::SUP,
+        requested: true,
+        why: "down".into(),
+    }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
-    Hello { nonce, token, pid: 42, host, terms, turn: 3, rails: vec![rail], lost }
+    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable }
 }
 
-/// Body of the message, with one byte changed.
+/// Returns the body of a message with one byte changed.
 fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> {
     let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
     body[at] = byte;
@@ -174,12 +171,13 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
     assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 6"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, the turn, one rail, its name of six bytes, its port.
+    // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
+    // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
     let port = terms + 8 + 4 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
-    let lost = port + 31 + 1 + 2 + 8;
+    let unusable = port + 31 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
     assert_eq!(with(&hello, route, 4), range("route policy", 4, "0 to 3"));
     for (at, what) in ["fused", "mode", "fixed share"].into_iter().enumerate() {
@@ -202,11 +200,11 @@ fn refusals_name_the_field() {
     );
     assert_eq!(with(&hello, port + 24, 129), range("prefix length", 129, "0 to 128"));
     assert_eq!(with(&hello, port + 29, 8), range("rail", 8, "0 to 7"));
-    assert_eq!(with(&hello, port + 30, 2), range("asked for", 2, "0 or 1"));
-    assert_eq!(with(&hello, lost, 8), range("rail", 8, "0 to 7"));
-    assert_eq!(with(&hello, lost + 1, 2), range("asked for", 2, "0 or 1"));
+    assert_eq!(with(&hello, port + 30, 2), range("requested", 2, "0 or 1"));
+    assert_eq!(with(&hello, unusable, 8), range("rail", 8, "0 to 7"));
+    assert_eq!(with(&hello, unusable + 1, 2), range("requested", 2, "0 or 1"));
     assert_eq!(
-        with(&hello, lost - 11, 33),
+        with(&hello, unusable - 11, 33),
         Err(DecodeError::TooLong { what: "rails that cannot be used", found: 33, limit: 32 })
     );
     assert_eq!(with(&hello, port + 5, 0), range("addresses of a rail", 0, "1 to 16"));
@@ -271,7 +269,8 @@ fn the_largest_message_fits_a_frame() {
     let mut hello = hello();
     let addrs = vec![hello.rails[0].addrs[0]; 16];
     hello.rails = vec![RailInfo { name: "x".repeat(64), addrs, ..hello.rails[0].clone() }; 32];
-    hello.lost = vec![LostRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.lost[0].clone() }; 32];
+    hello.unusable =
+        vec![UnusableRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.unusable[0].clone() }; 32];
     hello.host = "x".repeat(255);
     for message in [wiring, probed, Message::Hello(hello)] {
         assert!(message.encode().is_ok());
@@ -321,7 +320,7 @@ proptest! {
         prop_assert_eq!(Message::decode(&frame[HEADER_BYTES..]), Ok(message));
     }
 
-    /// Each proper head of a message is refused as too short, each longer one as too long.
+    /// Each proper prefix of a message is refused as too short, each extension as too long.
     #[test]
     fn messages_end_where_they_end(message in message(), cut in any::<prop::sample::Index>(), extra in 1usize..4) {
         let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
@@ -331,7 +330,7 @@ proptest! {
         prop_assert_eq!(Message::decode(&body), Err(DecodeError::Trailing(extra)));
     }
 
-    /// A valid message with some bytes changed: whatever is accepted reads the same when written again.
+    /// A valid message with some changed bytes: an accepted one encodes to the same bytes.
     #[test]
     fn what_is_accepted_is_what_encode_makes(
         message in message(),
@@ -346,7 +345,7 @@ proptest! {
             let again = read.encode().unwrap();
             prop_assert_eq!(Message::decode(&again[HEADER_BYTES..]), Ok(read.clone()));
             let shown = |b: &[u8]| String::from_utf8_lossy(b).chars().all(|c| !c.is_control() && c != char::REPLACEMENT_CHARACTER);
-            // Texts are the one place where reading changes something.
+            // Decoding changes nothing but texts.
             if !matches!(read, Message::Hello(_) | Message::Probed { .. } | Message::Refuse { .. }) || shown(&body) {
                 prop_assert_eq!(&again[HEADER_BYTES..], &body[..]);
             }

@@ -1,7 +1,8 @@
-//! The 128 bytes that NCCL carries from a listener to those who connect to it.
+//! The handle: 128 bytes that NCCL transports from a listener to its connectors.
 //!
-//! Layout, little-endian: magic @0, version u16 @4, port u16 @6, nonce @8, number of addresses u8 @24, addresses from
-//! 25, each {family 4 or 6, prefix length, 4 or 16 bytes}, zeroes up to 120. The last eight bytes are the connector's.
+//! Layout, little-endian: magic @0, version u16 @4, port u16 @6, nonce @8, number of addresses u8
+//! @24, addresses from 25, each {family 4 or 6, prefix length, 4 or 16 bytes}, zeroes up to 120.
+//! The last eight bytes belong to the connector.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,11 +11,11 @@ use super::{MAGIC, Nonce, PROTOCOL_VERSION};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
 pub const HANDLE_BYTES: usize = 128;
-/// Where the connector's own eight bytes begin; nothing here reads or checks them.
+/// Offset of the connector's eight bytes, which nothing here reads or checks.
 pub const STATE_OFFSET: usize = HANDLE_BYTES - 8;
 const ENTRIES_OFFSET: usize = 25;
 
-/// An address of a host with the length of its network's prefix.
+/// An IP address of a host, with the prefix length of its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Addr {
     ip: IpAddr,
@@ -22,23 +23,25 @@ pub struct Addr {
 }
 
 impl Addr {
-    /// `None` for a prefix longer than the address, and for addresses that no peer can use: unspecified ones.
+    /// Returns an address; `None` if the prefix is longer than the address or if the address is
+    /// unspecified.
     pub fn new(ip: IpAddr, prefix: u8) -> Option<Self> {
         let bits = if ip.is_ipv4() { 32 } else { 128 };
         (prefix <= bits && !ip.is_unspecified()).then_some(Self { ip, prefix })
     }
 
-    /// The address.
+    /// Returns the IP address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 
-    /// Bits of the network's prefix.
+    /// Returns the prefix length of the network.
     pub fn prefix(&self) -> u8 {
         self.prefix
     }
 
-    /// Whether `other` lies in this address's network. Families never mix.
+    /// Returns whether `other` is in the network of this address. Addresses of different families
+    /// are not.
     pub fn same_subnet(&self, other: IpAddr) -> bool {
         match (self.ip, other) {
             (IpAddr::V4(a), IpAddr::V4(b)) => same_bits((a.to_bits() ^ b.to_bits()).into(), 32, self.prefix),
@@ -52,7 +55,7 @@ impl Addr {
     }
 }
 
-/// Whether the top `prefix` of `bits` bits of `difference` are zero.
+/// Returns whether the top `prefix` of `bits` bits of `difference` are zero.
 fn same_bits(difference: u128, bits: u8, prefix: u8) -> bool {
     difference.checked_shr(u32::from(bits - prefix.min(bits))).unwrap_or(0) == 0
 }
@@ -63,7 +66,7 @@ impl fmt::Display for Addr {
     }
 }
 
-/// What a handle says.
+/// The content of a handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handle {
     nonce: Nonce,
@@ -71,44 +74,44 @@ pub struct Handle {
     addrs: Vec<Addr>,
 }
 
-/// Why 128 bytes are not a handle.
+/// The reason why 128 bytes are not a handle.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {
-    /// Nobody wrote it.
+    /// It is all zeroes.
     #[error("the handle is all zeroes: nobody filled it in")]
     Zero,
-    /// Another plugin's, or damaged.
+    /// It belongs to another plugin, or it is damaged.
     #[error("not an MPIB handle: it begins with {0:02x?}; do all ranks use this plugin?")]
     Magic([u8; 4]),
-    /// Another version of this plugin.
+    /// It belongs to another version of this plugin.
     #[error("the handle is of protocol version {found}, this plugin speaks {ours}: use one version of the plugin on all hosts", ours = PROTOCOL_VERSION)]
     Version {
-        /// The listener's.
+        /// The listener's version.
         found: u16,
     },
-    /// Port 0.
+    /// The port is 0.
     #[error("the handle names port 0")]
     Port,
-    /// No address at all.
+    /// It has no address.
     #[error("the handle has no address")]
     NoAddress,
-    /// An address that cannot be one, or that ends outside of the handle.
+    /// An address is invalid or exceeds the handle.
     #[error("address {index} of {count} in the handle is invalid: {what}")]
     Entry {
-        /// Which.
+        /// Index of the address.
         index: usize,
-        /// Of how many.
+        /// Number of addresses.
         count: usize,
-        /// What is wrong with it.
+        /// The fault.
         what: &'static str,
     },
-    /// Something behind the last address.
+    /// Data follows the last address.
     #[error("the handle has data behind its {0} addresses")]
     Trailing(usize),
 }
 
 impl Handle {
-    /// Keeps as many of `addrs` as fit, the first ones: put the most useful first.
+    /// Creates a handle with the first of `addrs` that fit: the most useful come first.
     pub fn new(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
         if port == 0 {
             return Err(HandleError::Port);
@@ -123,27 +126,27 @@ impl Handle {
         if addrs.is_empty() { Err(HandleError::NoAddress) } else { Ok(Self { nonce, port, addrs }) }
     }
 
-    /// Whether one handle has room for all of these.
+    /// Returns whether a handle has room for all of these addresses.
     pub fn holds(addrs: &[Addr]) -> bool {
         addrs.iter().map(Addr::entry_bytes).sum::<usize>() <= STATE_OFFSET - ENTRIES_OFFSET
     }
 
-    /// Random bytes that the HELLO must carry.
+    /// Returns the random bytes that the HELLO must contain.
     pub fn nonce(&self) -> &Nonce {
         &self.nonce
     }
 
-    /// TCP port, the same on each address.
+    /// Returns the TCP port, which is the same for each address.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where the listener can be reached, the most useful first; never empty.
+    /// Returns the addresses of the listener, the most useful first; never empty.
     pub fn addrs(&self) -> &[Addr] {
         &self.addrs
     }
 
-    /// The connector's eight bytes are zero.
+    /// Returns the bytes of the handle. The connector's eight bytes are zero.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut out = [0; HANDLE_BYTES];
         out[0..4].copy_from_slice(&MAGIC);
@@ -171,7 +174,8 @@ impl Handle {
         out
     }
 
-    /// Accepts exactly what [`Self::encode`] makes, whatever the connector's eight bytes are.
+    /// Decodes a handle. Accepts exactly what [`Self::encode`] returns; the connector's eight bytes
+    /// are ignored.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, HandleError> {
         let body = &bytes[..STATE_OFFSET];
         if body.iter().all(|b| *b == 0) {
@@ -208,16 +212,16 @@ impl Handle {
     }
 }
 
-/// One address, and what lies behind it.
+/// Reads one address; returns the bytes behind it, too.
 fn entry(bytes: &[u8]) -> Result<(Addr, &[u8]), &'static str> {
     let (&[family, prefix], rest) = bytes.split_first_chunk().ok_or("the handle ends before it")?;
     let (ip, rest): (IpAddr, _) = match family {
         4 => {
-            let (octets, rest) = rest.split_first_chunk::<4>().ok_or("the handle ends inside of it")?;
+            let (octets, rest) = rest.split_first_chunk::<4>().ok_or("the handle ends inside it")?;
             (Ipv4Addr::from(*octets).into(), rest)
         }
         6 => {
-            let (octets, rest) = rest.split_first_chunk::<16>().ok_or("the handle ends inside of it")?;
+            let (octets, rest) = rest.split_first_chunk::<16>().ok_or("the handle ends inside it")?;
             (Ipv6Addr::from(*octets).into(), rest)
         }
         _ => return Err("its family is neither 4 nor 6"),
@@ -257,7 +261,8 @@ mod tests {
         assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..15]);
         let six = Addr::new("fd00::1".parse().unwrap(), 64).unwrap();
         let mixed = [&[six; 6][..], &many[..2]].concat();
-        // Five of 18 bytes leave room for no sixth; one IPv4 address would need six of the five bytes left.
+        // Five of 18 bytes leave room for no sixth; one IPv4 address would need six of the five
+        // bytes left.
         assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[six; 5]);
         let holds = [&many[..15], &many[..16], &[six; 5], &mixed].map(Handle::holds);
         assert_eq!(holds, [true, false, true, false]);
@@ -314,7 +319,8 @@ mod tests {
             prop_assert_eq!(Handle::decode(&bytes), Ok(handle));
         }
 
-        /// A valid handle with up to three bytes changed: what is accepted is what encode makes.
+        /// A valid handle with up to three changed bytes is accepted only if encode returns the
+        /// same bytes.
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
             nonce: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..6),

@@ -1,4 +1,4 @@
-//! The first message of each end: who it is and which rails it has.
+//! HELLO, the first message of each end: its identity, its settings and its rails.
 
 use super::RailRole;
 use super::wire::{DecodeError, Reader, Writer};
@@ -7,84 +7,87 @@ use super::{MAGIC, Nonce, PROTOCOL_VERSION, Terms};
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
 const WHY_BYTES: usize = 512;
-/// Most rails in a HELLO, and most that it says cannot be used. A connection uses at most [`MAX_RAILS`] of them.
+/// The maximum number of usable rails in a HELLO, and of unusable ones. A connection uses at most
+/// [`MAX_RAILS`](super::MAX_RAILS).
 pub const MAX_OFFERS: usize = 32;
-/// Most addresses of a rail in a HELLO.
+/// The maximum number of addresses of a rail in a HELLO.
 pub const MAX_RAIL_ADDRS: usize = 16;
 
-/// A first message. It begins with the magic, the version and the nonce in every version of the protocol, so
-/// that ends of different versions can tell each other so.
+/// The first message of an end. Magic, version and nonce come first in every version of the
+/// protocol: ends of different versions can refuse each other by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The listener's nonce. `bootstrap` fills it in.
+    /// The listener's nonce. `control` sets it.
     pub nonce: Nonce,
-    /// One per connection, random: tells several tries of one connector from several connectors. `bootstrap` fills it in.
+    /// A random number per connection, by which the listener recognizes several tries of one
+    /// connector. `control` sets it.
     pub token: Nonce,
-    /// Process, for logs.
+    /// Process ID, for logs.
     pub pid: u32,
     /// Host name, for logs.
     pub host: String,
-    /// What the other end must agree to.
+    /// Settings that must agree with the other end's.
     pub terms: Terms,
-    /// Connections that the connector's process has begun from this device to this host before: they take turns over routes
-    /// that are as good as each other. What an acceptor says here does not count.
-    pub turn: u32,
-    /// Rails of the sender of this message that can be used now, at most [`MAX_OFFERS`].
+    /// The number of connections that the connector's process has begun from this device to this
+    /// host: connections rotate over equal routes. An acceptor's value is ignored.
+    pub rotation: u32,
+    /// The usable rails of this end, at most [`MAX_OFFERS`].
     pub rails: Vec<RailInfo>,
-    /// Those that cannot, at most [`MAX_OFFERS`].
-    pub lost: Vec<LostRail>,
+    /// The unusable rails of this end, at most [`MAX_OFFERS`].
+    pub unusable: Vec<UnusableRail>,
 }
 
-/// A rail that cannot be used now.
+/// A rail that cannot be used at present.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LostRail {
+pub struct UnusableRail {
     /// HCA and port, at most 64 bytes.
     pub name: String,
-    /// As in [`RailInfo`].
+    /// See [`RailInfo`].
     pub role: RailRole,
-    /// As in [`RailInfo`].
+    /// See [`RailInfo`].
     pub requested: bool,
-    /// In words, at most 512 bytes.
+    /// The reason, at most 512 bytes.
     pub why: String,
 }
 
-/// One rail as its owner sees it.
+/// A rail, as its owner describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RailInfo {
-    /// HCA, at most 64 bytes.
+    /// Name of the HCA, at most 64 bytes.
     pub name: String,
-    /// Port, from 1.
+    /// Port number, from 1.
     pub port: u8,
-    /// What the port is.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// Active MTU.
+    /// Active MTU of the port.
     pub mtu: Mtu,
-    /// 0 on RoCE.
+    /// LID of the port; 0 on RoCE.
     pub lid: u16,
     /// Addresses that a connection may use, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub addrs: Vec<RailAddr>,
-    /// Mb/s.
+    /// Speed of the port in Mb/s.
     pub speed_mbps: u32,
-    /// The rail's place in its device.
+    /// Role of the rail in its device.
     pub role: RailRole,
-    /// Whether it is of the device that NCCL asked for. Others stand in where none of those reaches the peer.
+    /// Whether the rail belongs to the device that NCCL requested. Others are substitutes, used if
+    /// no requested one reaches the peer.
     pub requested: bool,
 }
 
 /// An address of a rail: an entry of its port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RailAddr {
-    /// In network byte order.
+    /// The GID, in network byte order.
     pub gid: [u8; 16],
-    /// Its place in the port's table when this was sent.
+    /// Index in the port's GID table when the message was sent.
     pub gid_index: u8,
-    /// What the GID is.
+    /// Type of the GID.
     pub gid_kind: GidKind,
-    /// Prefix length of the network of the IP address; 0 where unknown.
+    /// Prefix length of the network of the IP address; 0 if unknown.
     pub prefix_len: u8,
 }
 
-/// A C enum of small numbers, each with its name.
+/// Defines an enum of small numbers of the verbs interface.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident, $what:literal, $expected:literal: $($(#[$vdoc:meta])* $variant:ident = $n:literal,)+) => {
         $(#[$doc])*
@@ -94,7 +97,7 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// `None` for numbers without a meaning here.
+            /// Returns the variant with this number; `None` for others.
             pub const fn from_raw(n: u32) -> Option<Self> {
                 match n {
                     $($n => Some(Self::$variant),)+
@@ -102,7 +105,7 @@ macro_rules! numbered {
                 }
             }
 
-            /// The number in the verbs interface.
+            /// Returns the number in the verbs interface.
             pub const fn raw(self) -> u32 {
                 self as u32
             }
@@ -149,7 +152,7 @@ numbered! {
 }
 
 impl Mtu {
-    /// Bytes of payload per packet.
+    /// Returns the payload bytes of a full packet.
     pub const fn bytes(self) -> u32 {
         128 << self.raw()
     }
@@ -160,9 +163,9 @@ impl Hello {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
-        out.u32(self.turn);
+        out.u32(self.rotation);
         out.list(&self.rails, MAX_OFFERS, "rails", |out, rail| rail.write(out))?;
-        out.list(&self.lost, MAX_OFFERS, "rails that cannot be used", |out, rail| {
+        out.list(&self.unusable, MAX_OFFERS, "rails that cannot be used", |out, rail| {
             rail.write(out);
             Ok(())
         })
@@ -183,9 +186,9 @@ impl Hello {
             pid: from.u32("process id")?,
             host: from.text(HOST_BYTES, "host name")?,
             terms: Terms::read(from)?,
-            turn: from.u32("turn")?,
+            rotation: from.u32("rotation")?,
             rails: from.list(MAX_OFFERS, "rails", RailInfo::read)?,
-            lost: from.list(MAX_OFFERS, "rails that cannot be used", LostRail::read)?,
+            unusable: from.list(MAX_OFFERS, "rails that cannot be used", UnusableRail::read)?,
         })
     }
 }
@@ -223,12 +226,12 @@ impl RailInfo {
             addrs,
             speed_mbps: from.u32("speed")?,
             role: RailRole::read(from)?,
-            requested: from.flag("asked for")?,
+            requested: from.flag("requested")?,
         })
     }
 }
 
-impl LostRail {
+impl UnusableRail {
     fn write(&self, out: &mut Writer) {
         out.text(&self.name, NAME_BYTES)
             .u8(self.role.index())
@@ -240,7 +243,7 @@ impl LostRail {
         Ok(Self {
             name: from.text(NAME_BYTES, "rail name")?,
             role: RailRole::read(from)?,
-            requested: from.flag("asked for")?,
+            requested: from.flag("requested")?,
             why: from.text(WHY_BYTES, "reason")?,
         })
     }

@@ -1,30 +1,30 @@
-//! The 32 bits that ride on an RDMA write with immediate: slot, active rails, size.
+//! The 32-bit immediate of an RDMA write: slot, rails of the message, size.
 
 use super::MAX_RAILS;
 
-/// Granularity of sizes in the large unit.
+/// Bytes of the large unit of sizes.
 const UNIT: usize = 128;
 
-/// How one connection lays out its immediates. Up to two rails: slot `[7:0]`, mask `[9:8]`, `size_q`
-/// `[31:10]`; with n > 2 rails the mask is n bits wide and `size_q` has what is left.
+/// The layout of a connection's immediates. Up to two rails: slot `[7:0]`, mask `[9:8]`, `size_q`
+/// `[31:10]`. With n > 2 rails the mask has n bits and `size_q` the remaining ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImmLayout {
-    // Kept, since each message asks for both.
+    // Both are used for every message.
     /// The mask of all rails.
     all: u32,
     /// Bits below `size_q`.
     low_bits: u32,
 }
 
-/// A message size as an immediate carries it: exact, or absent and told by the completion record.
+/// A message size in an immediate: exact, or a reference to the completion record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeQ(Option<usize>);
 
 impl SizeQ {
-    /// The sentinel: read the completion record.
+    /// The sentinel: the size is in the completion record.
     pub const RECORD: Self = Self(None);
 
-    /// Exact bytes; `None` where the completion record says them.
+    /// Returns the exact size; `None` if it is in the completion record.
     #[inline]
     pub const fn bytes(self) -> Option<usize> {
         self.0
@@ -34,16 +34,16 @@ impl SizeQ {
 /// A decoded immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Imm {
-    /// Receive slot.
+    /// The receive slot.
     pub slot: u8,
-    /// Rails that each carry exactly one immediate for this slot; never zero.
+    /// The rails that carry exactly one immediate each for this slot; never zero.
     pub mask: u8,
-    /// Size of the message.
+    /// The size of the message.
     pub size: SizeQ,
 }
 
 impl ImmLayout {
-    /// `None` unless 1..=[`MAX_RAILS`].
+    /// Returns the layout for a number of rails; `None` unless it is 1..=[`MAX_RAILS`].
     pub const fn new(rails: u8) -> Option<Self> {
         if rails < 1 || rails as usize > MAX_RAILS {
             return None;
@@ -52,13 +52,13 @@ impl ImmLayout {
         Some(Self { all: (1 << rails) - 1, low_bits: 8 + if rails <= 2 { 2 } else { rails } })
     }
 
-    /// All rails of the connection.
+    /// Returns the mask of all rails of the connection.
     #[inline]
     pub const fn all_rails(self) -> u8 {
         self.all as u8
     }
 
-    /// Bits of the count, without the unit bit.
+    /// Returns the number of bits of the count, without the unit bit.
     #[inline]
     const fn count_bits(self) -> u32 {
         31 - self.low_bits
@@ -68,7 +68,8 @@ impl ImmLayout {
         u32::MAX >> self.low_bits
     }
 
-    /// `size_q` of `bytes`. The small unit wherever it reaches, so that each size has one encoding.
+    /// Returns `size_q` for a size. The small unit is used whenever it suffices: each size has one
+    /// encoding.
     #[inline]
     const fn quantised(self, bytes: usize) -> Option<u32> {
         let limit = 1usize << self.count_bits();
@@ -76,18 +77,19 @@ impl ImmLayout {
             return Some(bytes as u32);
         }
         let units = bytes / UNIT;
-        // All ones in the count is the sentinel.
+        // A count of all ones is the sentinel.
         if bytes.is_multiple_of(UNIT) && units < limit - 1 { Some(limit as u32 | units as u32) } else { None }
     }
 
-    /// How this layout tells `bytes`: exactly, or by [`SizeQ::RECORD`].
+    /// Returns the size in this layout: exact, or [`SizeQ::RECORD`].
     #[inline]
     pub const fn size(self, bytes: usize) -> SizeQ {
         if self.quantised(bytes).is_some() { SizeQ(Some(bytes)) } else { SizeQ::RECORD }
     }
 
-    /// Native integer; the verbs layer turns it big-endian. `mask` must be non-zero and within the
-    /// connection's rails, else the peer refuses the word. A `size` made by a wider layout becomes the sentinel.
+    /// Returns the immediate in host byte order. `mask` must be non-zero and within the
+    /// connection's rails, or the peer refuses the word. A `size` of a wider layout becomes the
+    /// sentinel.
     #[inline]
     pub const fn encode(self, slot: u8, mask: u8, size: SizeQ) -> u32 {
         let size_q = match size.0 {
@@ -100,19 +102,19 @@ impl ImmLayout {
         slot as u32 | (mask as u32 & self.all) << 8 | size_q << self.low_bits
     }
 
-    /// `None` for words that [`Self::encode`] never makes: an empty mask, a rail that the connection
-    /// does not have, or a size in the wrong unit.
+    /// Decodes an immediate. `None` for words that [`Self::encode`] never returns: an empty mask, a
+    /// rail that the connection does not have, a size in the wrong unit.
     #[inline]
     pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
-        // None, or more than all: their bits are the lowest ones.
+        // No rail, or one outside of the connection: the mask is in the lowest bits.
         if mask.wrapping_sub(1) >= self.all {
             return None;
         }
         let mask = mask as u8;
         let size_q = word >> self.low_bits;
-        // The unit bit is the highest.
+        // The unit bit is the highest bit.
         if word >> 31 == 0 {
             return Some(Imm { slot, mask, size: SizeQ(Some(size_q as usize)) });
         }
@@ -137,7 +139,7 @@ mod tests {
         (1u8..=8).prop_map(|n| ImmLayout::new(n).unwrap())
     }
 
-    /// Sizes around every edge of every layout.
+    /// Sizes around each limit of each layout.
     fn size() -> impl Strategy<Value = usize> {
         prop_oneof![
             0usize..300,
@@ -162,7 +164,7 @@ mod tests {
             let l = ImmLayout::new(rails).unwrap();
             assert_eq!(l.encode(0xab, 1, l.size(5)), 0xab | 1 << 8 | 5 << 10);
             assert_eq!(l.encode(0, 1, SizeQ::RECORD), 1 << 8 | 0x3f_ffff << 10);
-            // 4 MiB is past the byte unit (2 MiB) and goes in units of 128.
+            // 4 MiB exceeds the byte unit (2 MiB) and uses units of 128.
             assert_eq!(l.encode(1, 1, l.size(4 << 20)), 1 | 1 << 8 | (1 << 21 | 32768) << 10);
         }
         let l = ImmLayout::new(2).unwrap();
@@ -181,7 +183,8 @@ mod tests {
         }
     }
 
-    /// Around each edge of each layout: what is said is exact, and what can be said is said.
+    /// Around each limit of each layout: a size in an immediate is exact, and every size that fits
+    /// is in the immediate.
     #[test]
     fn edges_of_every_layout() {
         for rails in 1..=8u8 {
@@ -198,7 +201,7 @@ mod tests {
         }
     }
 
-    /// The large unit begins where the small one ends: what the small one can say is refused in it.
+    /// A size that the small unit can express is refused in the large unit.
     #[test]
     fn each_size_has_one_word() {
         for rails in 1..=8u8 {
@@ -221,15 +224,15 @@ mod tests {
         #[test]
         fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
             let word = l.encode(slot, mask, l.size(bytes));
-            // Rails that are not of the connection touch nothing else.
+            // Rails outside of the connection do not alter other fields.
             let mask = mask & l.all_rails();
             let want = Imm { slot, mask, size: l.size(bytes) };
             prop_assert_eq!(l.decode(word), (mask != 0).then_some(want));
-            // A size is told exactly or not at all.
+            // A size is exact or absent.
             prop_assert!(l.size(bytes).bytes().is_none_or(|b| b == bytes));
         }
 
-        /// Near-valid words: small and extreme size_q, any mask, and the whole range.
+        /// Nearly valid words: small and extreme size_q, any mask, and the whole range.
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
             l in layout(),

@@ -1,6 +1,6 @@
-//! What the receiver learns of a slot from its arrivals: which rails carry it, and when it is whole.
+//! The arrivals of a receive slot: the rails that carry the message, and its completion.
 
-/// The rails of a mask, in order.
+/// Returns the rails of a mask, in order.
 #[inline]
 pub fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
     let mut rest = mask;
@@ -11,47 +11,47 @@ pub fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// Arrivals of one receive slot. The first one tells the mask.
+/// The arrivals of one receive slot. The first one defines the mask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Arrivals {
     want: u8,
     got: u8,
 }
 
-/// What one arrival meant.
+/// The effect of one arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// More rails to come.
+    /// Other rails have not arrived yet.
     Waiting,
-    /// The last rail arrived.
+    /// The last rail has arrived.
     Complete,
-    /// The peer broke the protocol; nothing was learned.
+    /// The peer has broken the protocol. The state is unchanged.
     Violation(Violation),
 }
 
-/// How an arrival can contradict what is known.
+/// The contradiction of an arrival with itself or an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A mask without rails.
+    /// The mask is empty.
     #[error("an immediate names no rail")]
     Empty,
-    /// It came on a rail that it does not name.
+    /// The rail of the arrival is not in its mask.
     #[error("an immediate with mask {mask:#04b} came on rail {rail}, which it does not name")]
     NotNamed {
         /// Mask of the immediate.
         mask: u8,
-        /// Rail it came on.
+        /// Rail of the arrival.
         rail: u8,
     },
-    /// Another mask than the first arrival's.
-    #[error("an immediate says mask {mask:#04b} after an earlier one said {learned:#04b}")]
+    /// The mask differs from that of the first arrival.
+    #[error("an immediate has mask {mask:#04b} after an earlier one with {learned:#04b}")]
     Changed {
         /// Mask of the first arrival.
         learned: u8,
-        /// Mask of this one.
+        /// Mask of this arrival.
         mask: u8,
     },
-    /// A rail twice.
+    /// The rail has arrived before.
     #[error("rail {rail} delivered two immediates for one slot")]
     Twice {
         /// The rail.
@@ -60,14 +60,14 @@ pub enum Violation {
 }
 
 impl Arrivals {
-    /// Nothing has come.
+    /// No arrival.
     pub const NONE: Self = Self { want: 0, got: 0 };
 
-    /// Takes one arrival: its mask, and the rail it came on.
+    /// Records an arrival: its mask and its rail.
     #[inline]
     pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
         if self.want == 0 && rail < 8 && mask == 1 << rail {
-            // All on one rail, by far the most.
+            // The message is on one rail: the most frequent case.
             (self.want, self.got) = (mask, mask);
             return Step::Complete;
         }
@@ -88,12 +88,12 @@ impl Arrivals {
         if self.got == self.want { Step::Complete } else { Step::Waiting }
     }
 
-    /// Rails learned from the first arrival; 0 before it.
+    /// Returns the mask of the first arrival; 0 before it.
     pub const fn expected(&self) -> u8 {
         self.want
     }
 
-    /// Rails that have arrived.
+    /// Returns the rails that have arrived.
     #[inline]
     pub const fn seen(&self) -> u8 {
         self.got
@@ -112,11 +112,11 @@ mod tests {
         }
     }
 
-    /// Every state that can be reached, every mask, every rail: the whole rule, spelled out.
+    /// Every reachable state, every mask, every rail.
     #[test]
     fn every_arrival_in_every_state() {
         for want in 0..=255u8 {
-            // `got` is a proper or full, non-empty part of `want`; nothing has come while `want` is unset.
+            // `got` is a non-empty subset of `want`; both are 0 before the first arrival.
             for got in (0..=255u8).filter(|g| if want == 0 { *g == 0 } else { *g != 0 && g & !want == 0 }) {
                 for mask in [0, want, 1, 2, 3, 0x80, 0xff, want ^ 1] {
                     for rail in 0..=9u8 {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     proptest! {
-        /// In any order of rails only the last arrival completes.
+        /// In any order of rails only the last arrival completes the slot.
         #[test]
         fn any_order_completes_once(mask in 1u8.., order in Just((0..8u8).collect::<Vec<_>>()).prop_shuffle()) {
             let mut a = Arrivals::default();

@@ -1,101 +1,105 @@
-//! The messages of the control channel.
+//! The messages of the control connection.
 
 use super::wire::{DecodeError, Reader, Writer};
 use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce};
 
-/// Most queue pairs of a route.
+/// The maximum number of queue pairs of a route.
 const MAX_QPS: usize = 128;
 const REASON_BYTES: usize = 1024;
 
-/// What one end says to the other.
+/// A message of the control connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// Who this end is.
+    /// The identity, settings and rails of the sender of this message.
     Hello(Hello),
-    /// The listener took the try that carried `token`; `bootstrap` alone sends and reads it.
+    /// The listener has accepted the TCP connection with this `token`. Only `control` sends and
+    /// reads it.
     Welcome {
-        /// Of the HELLO.
+        /// The token of the HELLO.
         token: Nonce,
     },
-    /// Queue pairs and memory of the sender of this message.
+    /// The queue pairs and memory of the sender of this message.
     Wiring(Wiring),
-    /// Its queue pairs can receive; said again after the probes: it takes the connection as it is now.
+    /// The queue pairs of the sender are in RTS. The second READY, after the probes, commits to the
+    /// connection.
     Ready,
-    /// What its probes found.
+    /// The results of the sender's probes.
     Probed {
-        /// Routes that work, of those of the last WIRING.
+        /// The routes of the last WIRING that work.
         mask: u8,
-        /// Those that do not, and why.
+        /// The routes that do not work, and why.
         reasons: Vec<(u8, String)>,
     },
-    /// It will not go on; the sentence is for a person.
+    /// The sender gives the connection up.
     Refuse {
-        /// Why.
+        /// The reason, for the operator.
         reason: String,
     },
-    /// It closes in good order.
+    /// The sender closes the connection in good order.
     Bye,
 }
 
-/// What a peer needs to reach this end.
+/// The description of an end that its peer needs to connect queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wiring {
-    /// At most [`MAX_RAILS`].
+    /// The routes, at most [`MAX_RAILS`].
     pub routes: Vec<RouteWiring>,
-    /// The CTS FIFO of a sender, the completion records of a receiver.
+    /// The memory that the peer writes: the CTS FIFO of a sender, the completion records of a
+    /// receiver.
     pub memory: Memory,
 }
 
 /// The queue pairs that join two rails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteWiring {
-    /// Rail in the HELLO of the sender of this message.
+    /// Index of the rail in the HELLO of the sender of this message.
     pub local_rail: u8,
-    /// Rail in that of its receiver.
+    /// Index of the rail in the HELLO of its receiver.
     pub remote_rail: u8,
-    /// Both ends list them in the same order.
+    /// The queue pairs, in the same order at both ends.
     pub qps: Vec<QpWiring>,
     /// Service level of the sender of this message.
     pub service_level: u8,
-    /// Its traffic class.
+    /// Traffic class of the sender of this message.
     pub traffic_class: u8,
-    /// Connector: what its device has. Acceptor: what is left of that on its own. `None`: none is set.
+    /// The connector's options, or those of them that are in effect at the acceptor. `None`: no
+    /// options are set.
     pub ece: Option<Ece>,
 }
 
-/// `struct ibv_ece`: options of enhanced connection establishment, which only the vendor's adapters understand.
+/// `struct ibv_ece`: vendor options of enhanced connection establishment.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ece {
-    /// Whose options they are.
+    /// The vendor.
     pub vendor_id: u32,
     /// The options.
     pub options: u32,
-    /// 0 so far.
+    /// 0 in all known versions.
     pub comp_mask: u32,
 }
 
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpWiring {
-    /// Number, 24 bits.
+    /// Number of the queue pair, 24 bits.
     pub qpn: u32,
     /// First packet sequence number, 24 bits.
     pub psn: u32,
 }
 
-/// Memory that the peer writes to.
+/// Memory that the peer writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Virtual address.
+    /// Virtual address of the memory.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Remote key per route, at most [`MAX_RAILS`].
+    /// Remote key for each route, at most [`MAX_RAILS`].
     pub rkeys: Vec<u32>,
 }
 
-/// Type bytes of the frames.
+/// The type bytes of the frames.
 pub(super) mod kind {
     pub(in crate::proto) const HELLO: u8 = 1;
     pub(super) const WELCOME: u8 = 2;
@@ -107,7 +111,7 @@ pub(super) mod kind {
 }
 
 impl Message {
-    /// Name for logs.
+    /// Returns the name of the message, for logs.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Hello(_) => "HELLO",
@@ -120,7 +124,10 @@ impl Message {
         }
     }
 
-    /// Type and payload of a frame. Texts are cut to what is allowed, lists that are too long are an error.
+    /// Writes the type and the payload of a frame. Texts are cut to their maximum length.
+    ///
+    /// # Errors
+    /// A list is too long.
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         match self {
             Self::Hello(hello) => hello.write(out.u8(kind::HELLO))?,
@@ -152,8 +159,8 @@ impl Message {
         Ok(())
     }
 
-    /// Reads a frame without its length. Accepts exactly what [`Self::encode`] makes of valid values, but for
-    /// texts, in which characters that cannot be shown are replaced.
+    /// Decodes a frame without its length. Accepts exactly what [`Self::encode`] returns for valid
+    /// values, but replaces unprintable characters of texts.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut from = Reader::new(body);
         let message = match from.u8("type")? {

@@ -1,8 +1,11 @@
-//! What two plugins say to each other, as arithmetic: no I/O, no clock, no unsafe code.
+//! The wire protocol: the handle, the frames and messages of the control connection, the layouts of
+//! CTS entries, immediates and completion records, and the split of transfers. No I/O, no clock, no
+//! unsafe code.
 //!
-//! Every decoder is total: any bytes give either exactly one value or a reason for refusal.
+//! Every decoder is total: any bytes are either exactly one value or an error.
 
 mod cts;
+mod ends;
 mod frame;
 mod handle;
 mod hello;
@@ -20,9 +23,12 @@ mod text;
 mod wire;
 
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
+pub use ends::{Ends, Role};
 pub use frame::{FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
-pub use hello::{GidKind, Hello, LinkLayer, LostRail, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo};
+pub use hello::{
+    GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
+};
 pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
@@ -35,13 +41,13 @@ pub(crate) use text::head;
 pub use text::printable;
 pub use wire::DecodeError;
 
-/// Most rails in a connection: a mask is a byte.
+/// The maximum number of rails of a connection: a mask is a byte.
 pub const MAX_RAILS: usize = 8;
-/// Most receives that share a slot; the CTS entry and the completion record have room for these.
+/// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
-/// Says which rules both ends follow. Ends of different versions refuse each other.
+/// The version of the protocol. Ends with different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = 6;
-/// First bytes of a handle and of a HELLO.
+/// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
-/// Random bytes that only those know who were given the handle.
+/// Random bytes that are known only to processes that have the handle.
 pub type Nonce = [u8; 16];

@@ -1,4 +1,5 @@
-//! The completion record: exact sizes of the messages of a slot, where the immediate cannot say them.
+//! The completion record: the exact sizes of the messages of a slot that do not fit into the
+//! immediate.
 
 use super::MAX_RECVS;
 use super::wire::number;
@@ -6,47 +7,47 @@ use super::wire::number;
 /// Size of a record: one little-endian u64 per receive of the group.
 pub const RECORD_BYTES: usize = 8 * MAX_RECVS;
 
-/// Sizes of a group.
+/// The sizes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record {
     len: usize,
     sizes: [usize; MAX_RECVS],
 }
 
-/// Why a record is refused.
+/// The reason why a record is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// More receives than a record has room for; our own mistake.
+    /// More sizes than a record has room for: a mistake of this end.
     #[error("a record of {0} sizes: the most is 8")]
     Count(usize),
-    /// The peer says that it wrote more than was asked for.
+    /// A message is larger than its receive.
     #[error(
-        "the completion record says {size} bytes for receive {index} of its group, which has room for {room}"
+        "the completion record has {size} bytes for receive {index} of its group, which has room for {room}"
     )]
     TooLarge {
-        /// Which receive of the group.
+        /// Index of the receive in the group.
         index: usize,
-        /// What the peer says.
+        /// Size in the record.
         size: u64,
-        /// What was posted.
+        /// Size of the receive buffer.
         room: usize,
     },
 }
 
 impl Record {
-    /// Of up to [`MAX_RECVS`] sizes.
+    /// Creates a record of up to [`MAX_RECVS`] sizes.
     pub fn new(sizes: &[usize]) -> Result<Self, RecordError> {
         let mut record = Self { len: sizes.len(), ..Self::default() };
         record.sizes.get_mut(..sizes.len()).ok_or(RecordError::Count(sizes.len()))?.copy_from_slice(sizes);
         Ok(record)
     }
 
-    /// The sizes.
+    /// Returns the sizes.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes[..self.len]
     }
 
-    /// As it stands in the receiver's memory; unused sizes are zero.
+    /// Returns the bytes of the record in the receiver's memory. Unused sizes are zero.
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut out = [0; RECORD_BYTES];
         for (place, size) in out.chunks_exact_mut(8).zip(self.sizes()) {
@@ -55,17 +56,17 @@ impl Record {
         out
     }
 
-    /// Reads one size per posted receive; none may exceed its room. What lies behind them is not read,
-    /// since an earlier and larger group may have left it.
+    /// Reads one size per receive, which may not exceed the buffer. The bytes behind them are
+    /// ignored: they may belong to an earlier and larger group.
     pub fn decode(bytes: &[u8; RECORD_BYTES], rooms: &[usize]) -> Result<Self, RecordError> {
         let mut record = Self::new(rooms)?;
         for (index, (place, size)) in bytes.chunks_exact(8).zip(&mut record.sizes[..rooms.len()]).enumerate()
         {
-            let said = number(place);
+            let found = number(place);
             let room = *size;
-            *size = usize::try_from(said).ok().filter(|s| *s <= room).ok_or(RecordError::TooLarge {
+            *size = usize::try_from(found).ok().filter(|s| *s <= room).ok_or(RecordError::TooLarge {
                 index,
-                size: said,
+                size: found,
                 room,
             })?;
         }

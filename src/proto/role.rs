@@ -1,4 +1,4 @@
-//! A rail's place in its device.
+//! The role of a rail in its device.
 
 use std::fmt;
 

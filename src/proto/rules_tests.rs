@@ -1,14 +1,15 @@
-//! The rules of a group as one: what a sender makes of it arrives, in any order, and nothing with one fault is taken for it.
+//! CTS entries, immediates and records together: a group arrives complete in any order, and a
+//! single fault is detected.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a sender posts for a group: one immediate per active rail, the leader's with the record where there is one.
+/// The work of a sender for a group: one immediate per rail, and the record if there is one.
 #[derive(Debug, Clone)]
 struct Posted {
     slot: u8,
-    /// Rail and immediate.
+    /// Each rail with its immediate.
     words: Vec<(u8, u32)>,
     sizes: Vec<usize>,
     rooms: Vec<usize>,
@@ -23,7 +24,7 @@ fn post(seq: Sequence, sends: &[(usize, u16)], slack: usize) -> Posted {
         sends.iter().map(|(size, share)| Split::by_share(*size, *share, 3).unwrap()).collect();
     let carried = sizes.iter().zip(&splits).filter(|(size, _)| **size > 0);
     let mask = carried.fold(0, |mask, (_, split)| mask | split.mask());
-    // Nothing but empty sends goes on rail 0.
+    // A group of empty sends is on rail 0.
     let mask = if mask == 0 { 1 } else { mask };
     let size = if sizes.len() == 1 { LAYOUT.size(sizes[0]) } else { SizeQ::RECORD };
     let word = LAYOUT.encode(seq.slot(), mask, size);
@@ -36,12 +37,13 @@ fn post(seq: Sequence, sends: &[(usize, u16)], slack: usize) -> Posted {
     }
 }
 
-/// What a receiver makes of arrivals for one slot: the sizes when it is whole, and whether it found something wrong.
+/// Decodes the arrivals for one slot: returns the sizes once it is complete, and whether there was
+/// a fault.
 fn receive(posted: &Posted, words: &[(u8, u32)]) -> (Option<Vec<usize>>, bool) {
     let (mut arrivals, mut told, mut whole) = (Arrivals::default(), None, None);
     for (rail, word) in words {
         let Some(imm) = LAYOUT.decode(*word) else { return (whole, true) };
-        // Another slot has no receive that waits, and a slot that is whole has none either.
+        // Neither another slot nor a complete one has a pending receive.
         if imm.slot != posted.slot || whole.is_some() || *told.get_or_insert(imm.size) != imm.size {
             return (whole, true);
         }
@@ -85,7 +87,7 @@ fn group() -> impl Strategy<Value = Posted> {
     )
 }
 
-/// One thing that a peer or a network may do wrong.
+/// A fault of a peer or a network.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Lost(usize),
@@ -120,7 +122,7 @@ proptest! {
         prop_assert_eq!(receive(&posted, &words), (Some(posted.sizes.clone()), false));
     }
 
-    /// It never becomes whole, or what comes next for its slot is found to be wrong.
+    /// The slot never completes, or the next arrival for it is a fault.
     #[test]
     fn a_group_with_one_fault_is_not_taken_for_whole(posted in group(), turned: bool, fault in fault()) {
         let mut words = posted.words.clone();
@@ -139,7 +141,7 @@ proptest! {
         }
         let (whole, wrong) = receive(&posted, &words);
         match fault {
-            // Told by nobody else: it must at least fit what was posted, and groups have no size there.
+            // Nothing else has the size. It must fit the receive, and a group has none here.
             Fault::Resized(..) if n == 1 => {
                 prop_assert!(wrong || posted.sizes.len() == 1);
                 prop_assert!(whole.is_none_or(|sizes| sizes[0] <= posted.rooms[0]));
@@ -148,7 +150,7 @@ proptest! {
         }
     }
 
-    /// An entry of the FIFO counts for one receive alone, though every 256th has its place.
+    /// An entry of the FIFO is valid for one receive only, although every 256th uses its slot.
     #[test]
     fn an_entry_is_of_one_receive(start in 1u64..1 << 40, later in 1usize..=512, index in 0usize..MAX_RECVS) {
         let seq = Sequence::from_number(start);

@@ -1,22 +1,22 @@
-//! From the running number of a receive to its place in the rings.
+//! The sequence number of a receive, and its slot in the rings.
 
 use super::{CTS_BYTES, MAX_RECVS, RECORD_BYTES};
 
-/// Receives in flight, at most.
+/// The maximum number of groups in flight.
 pub const SLOTS: usize = 256;
 /// Bytes of the sender's FIFO of CTS entries.
 pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
 /// Bytes of the receiver's completion records.
 pub const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
-/// Bytes that caches take at once.
+/// Bytes of a cache line.
 pub const CACHE_LINE: usize = 64;
 
-// Entries, groups and records each begin a line in memory that begins one, and end with one: no two share a line, and none lies in two.
+// Entries, groups and records are whole cache lines.
 const _: () = assert!(CTS_BYTES == CACHE_LINE && RECORD_BYTES == CACHE_LINE);
-// Behind the records a receiver has its own copy of the FIFO.
+// A copy of the FIFO follows the records in the memory of a receiver.
 const _: () = assert!(RECORDS_BYTES.is_multiple_of(CACHE_LINE) && FIFO_BYTES.is_multiple_of(CACHE_LINE));
 
-/// Running number of a receive, from 1: zeroed memory is never a valid CTS entry.
+/// The sequence number of a receive, from 1: zeroed memory is never a valid CTS entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sequence(u64);
 
@@ -29,13 +29,13 @@ impl Sequence {
         Self(number)
     }
 
-    /// The number that stands in the CTS entry.
+    /// Returns the number in the CTS entry.
     #[inline]
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// The receive after this one. At 10⁹ receives a second it takes 580 years to come round.
+    /// Returns the number of the next receive. At 10⁹ receives a second it wraps after 580 years.
     #[inline]
     pub const fn next(self) -> Self {
         match self.0.wrapping_add(1) {
@@ -44,26 +44,28 @@ impl Sequence {
         }
     }
 
-    /// Slot of this receive.
+    /// Returns the slot of this receive.
     #[inline]
     pub const fn slot(self) -> u8 {
         (self.0 % SLOTS as u64) as u8
     }
 
-    /// Where entry `index` (below [`MAX_RECVS`]) of this receive's group stands in the FIFO, in bytes.
+    /// Returns the offset in the FIFO of entry `index` (below [`MAX_RECVS`]) of this receive's
+    /// group, in bytes.
     #[inline]
     pub const fn cts_offset(self, index: usize) -> usize {
         (self.slot() as usize * MAX_RECVS + index % MAX_RECVS) * CTS_BYTES
     }
 
-    /// Where this receive's completion record stands, in bytes.
+    /// Returns the offset of this receive's completion record, in bytes.
     #[inline]
     pub const fn record_offset(self) -> usize {
         self.slot() as usize * RECORD_BYTES
     }
 }
 
-/// Which of a rail's `qps` queue pairs (at least 1) carries the group in `slot`: they take turns.
+/// Returns which of a rail's `qps` queue pairs (at least 1) carries the group in `slot`: they
+/// rotate.
 #[inline]
 pub const fn qp_of_slot(slot: u8, qps: usize) -> usize {
     slot as usize % qps
@@ -74,9 +76,9 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Two queue pairs on SOUT, three on SUP, numbered through by rail.
+    /// Two queue pairs on SOUT and three on SUP, numbered by rail.
     #[test]
-    fn queue_pairs_take_turns() {
+    fn queue_pairs_rotate() {
         let table = [(0, 2), (1, 3), (0, 4), (1, 2), (0, 3), (1, 4)];
         for (slot, numbers) in (0u8..).zip(table) {
             assert_eq!((qp_of_slot(slot, 2), 2 + qp_of_slot(slot, 3)), numbers, "slot {slot}");

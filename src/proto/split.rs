@@ -1,54 +1,55 @@
-//! How many bytes of a transfer go on which rail.
+//! The division of a transfer among the rails.
 
 use super::{MAX_RAILS, rails};
 
-/// A share is in parts per this.
+/// The denominator of a share.
 pub const SHARE_ONE: u16 = 1024;
-/// Every part but the first active rail's is a multiple of this many bytes.
+/// Each part but the first is a multiple of this number of bytes.
 pub const SPLIT_ALIGN: usize = 128;
 
-/// Bytes per rail, in order of rails: rail 0 has the head of the buffer.
+/// The bytes of each rail. The parts are in the order of the rails: rail 0 has the head of the
+/// buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Split {
-    /// Means nothing for rails that are not in the mask.
+    /// Undefined for rails that are not in the mask.
     bytes: [usize; MAX_RAILS],
     mask: u8,
 }
 
-/// One rail's piece.
+/// The part of one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Rail index.
+    /// Index of the rail.
     pub rail: usize,
-    /// First byte in the buffer.
+    /// Offset in the buffer.
     pub offset: usize,
-    /// Bytes; zero only where the whole transfer is empty.
+    /// Bytes; zero only if the transfer is empty.
     pub len: usize,
 }
 
 impl Split {
-    /// In the place of one that is not known: no rail.
+    /// A placeholder without rails.
     pub const NONE: Self = Self { bytes: [0; MAX_RAILS], mask: 0 };
 
-    /// Two rails: `share` parts of 1024 go to SUP (rail 1), more than 1024 is all. Rails missing from
-    /// `available` carry nothing. `None` if neither is available.
+    /// Divides a transfer between two rails: `share`/1024 of it goes to SUP (rail 1), 1024 or more
+    /// is all. Rails missing from `available` carry nothing. `None` if neither is available.
     #[inline]
     pub const fn by_share(size: usize, share: u16, available: u8) -> Option<Self> {
         let sup = if share > SHARE_ONE { SHARE_ONE } else { share };
         Self::by_weights(size, &[SHARE_ONE - sup, sup], available)
     }
 
-    /// Any number of rails (the first [`MAX_RAILS`] weights count): bytes in proportion to `weights`, rounded down to
-    /// [`SPLIT_ALIGN`]; the first rail with a weight has the remainder. Where no available rail has a
-    /// weight, the lowest available one carries all. `None` if none of them is available.
+    /// Divides a transfer among up to [`MAX_RAILS`] rails in proportion to `weights`, rounded down
+    /// to [`SPLIT_ALIGN`]. The first rail with a weight has the remainder. If no available rail has
+    /// a weight, the lowest available one carries all. `None` if no rail is available.
     #[inline]
     pub const fn by_weights(size: usize, weights: &[u16], available: u8) -> Option<Self> {
         let mut split = Self::NONE;
         if split.cut(size, weights, available) { Some(split) } else { None }
     }
 
-    /// Becomes what [`by_weights`](Self::by_weights) gives; `false` if no rail is available. In place, since each message asks
-    /// for it.
+    /// Divides a transfer as [`by_weights`](Self::by_weights) does, in place; `false` if no rail is
+    /// available.
     #[inline]
     pub const fn cut(&mut self, size: usize, weights: &[u16], available: u8) -> bool {
         let n = if weights.len() < MAX_RAILS { weights.len() } else { MAX_RAILS };
@@ -72,7 +73,7 @@ impl Split {
         }
         self.whole(size, first);
         if size < SPLIT_ALIGN {
-            // Every other part would be rounded down to nothing.
+            // Each other part would be rounded down to 0.
             return true;
         }
         rail = first + 1;
@@ -83,7 +84,7 @@ impl Split {
                 let exact = size / sum * weight + size % sum * weight / sum;
                 let part = exact - exact % SPLIT_ALIGN;
                 self.bytes[rail] = part;
-                // Never nothing of something: the other parts are rounded down, and its own weight is not 0.
+                // It stays above 0: the other parts are rounded down, and its own weight is not 0.
                 self.bytes[first] -= part;
                 self.mask |= ((part > 0) as u8) << rail;
             }
@@ -92,27 +93,28 @@ impl Split {
         true
     }
 
-    /// Becomes all on one rail, below [`MAX_RAILS`].
+    /// Puts a whole transfer on one rail, below [`MAX_RAILS`].
     #[inline]
     pub const fn whole(&mut self, size: usize, rail: usize) {
         self.mask = 1 << rail;
         self.bytes[rail] = size;
     }
 
-    /// Rails that carry a part; never empty. An empty transfer has one rail, with no bytes.
+    /// Returns the rails that carry a part; never empty. An empty transfer has one rail with no
+    /// bytes.
     #[inline]
     pub const fn mask(&self) -> u8 {
         self.mask
     }
 
-    /// Bytes on `rail`; none on a rail that is not in the mask.
+    /// Returns the bytes on `rail`; 0 on a rail that is not in the mask.
     #[inline]
     pub fn bytes(&self, rail: usize) -> usize {
         let carries = rail < MAX_RAILS && self.mask >> rail & 1 == 1;
         if carries { self.bytes[rail] } else { 0 }
     }
 
-    /// The parts of the active rails, in order, without gaps.
+    /// Returns the parts, in order and without gaps.
     #[inline]
     pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
         let mut offset = 0;
@@ -172,13 +174,13 @@ mod tests {
     fn three_rails_share_by_weight() {
         let split = Split::by_weights(1 << 20, &[2, 1, 1], 0b111).unwrap();
         assert_eq!([split.bytes(0), split.bytes(1), split.bytes(2)], [1 << 19, 1 << 18, 1 << 18]);
-        // Without the middle rail its part goes to the others, in their proportion.
+        // Without the middle rail the others have its part, in their proportion.
         let split = Split::by_weights(3 << 20, &[2, 1, 1], 0b101).unwrap();
         assert_eq!([split.bytes(0), split.bytes(1), split.bytes(2)], [2 << 20, 0, 1 << 20]);
     }
 
     proptest! {
-        /// What was there before does not count.
+        /// The previous content does not matter.
         #[test]
         fn a_cut_is_the_same_in_any_place(
             size in prop_oneof![0usize..1000, 0usize..1 << 32], weights: [u16; 3], available in 0u8..8,
@@ -228,7 +230,7 @@ mod tests {
             }
         }
 
-        /// The rule as the agent knows it: `size * share >> 10`, rounded down to 128.
+        /// The agent's rule: `size * share >> 10`, rounded down to 128.
         #[test]
         fn the_share_is_parts_per_1024(size in prop_oneof![0usize..5000, 0usize..1 << 40], share in 0u16..=1100) {
             let split = Split::by_share(size, share, 3).unwrap();

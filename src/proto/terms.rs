@@ -1,45 +1,46 @@
-//! What both ends of a connection must have been told alike, since each derives the same rails and queue pairs from it.
+//! The settings that both ends of a connection must share: each end derives the same rails and
+//! queue pairs from them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::wire::{DecodeError, Reader, Writer};
 
-/// Most queue pairs of a rail of SOUT and SUP.
+/// The maximum number of queue pairs of a rail of SOUT and SUP.
 pub const MAX_RAIL_QPS: u8 = 32;
-/// Most queue pairs of any other rail.
+/// The maximum number of queue pairs of any other rail.
 pub const MAX_PLAIN_QPS: u8 = 128;
 
-/// Who decides the split between SOUT and SUP: `MPIB_MODE`.
+/// The split between SOUT and SUP: `MPIB_MODE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// The islands: one rail carries all.
+    /// By island: one rail carries all data.
     Vanilla = 0,
-    /// Hints: both rails are joined everywhere.
+    /// By hints: both rails are always joined.
     Advanced = 1,
 }
 
-/// Which pairs of rails a connection may use, and which it prefers: `MPIB_ROUTE`.
+/// The pairs of rails that a connection may use, and their order: `MPIB_ROUTE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RoutePolicy {
-    /// Those of a common subnet before all others.
+    /// Pairs on a common subnet first.
     PreferSubnet = 0,
-    /// None but those of a common subnet.
+    /// Only pairs on a common subnet.
     Subnet = 1,
-    /// Those of the devices that were asked for before all others, whatever lies between.
+    /// Pairs of the requested devices first, with or without a common subnet.
     Any = 2,
-    /// None but those of the devices that were asked for.
+    /// Only pairs of the requested devices.
     Strict = 3,
 }
 
 impl RoutePolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::PreferSubnet, Self::Subnet, Self::Any, Self::Strict];
 }
 
-/// As the setting says it.
+/// The value of the setting.
 impl fmt::Display for RoutePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -59,30 +60,32 @@ impl FromStr for RoutePolicy {
     }
 }
 
-/// One end's settings that the other's must match: the first always, those of SOUT and SUP where both devices are that, the last two
-/// elsewhere.
+/// The settings of one end that must equal the other's: `route` always; those of SOUT and SUP if
+/// both devices are SOUT and SUP; the last two otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// `MPIB_ROUTE`
     pub route: RoutePolicy,
-    /// Whether the device is SOUT and SUP, whatever state their ports are in.
+    /// Whether the device is SOUT and SUP, in any state of their ports.
     pub fused: bool,
     /// `MPIB_MODE`
     pub mode: Mode,
-    /// Whether `MPIB_SUP_SHARE` is set, so that both rails are joined in either mode. Its value is the sender's affair.
+    /// Whether `MPIB_SUP_SHARE` is set: both rails are joined in either mode then. Only the sender
+    /// uses its value.
     pub fixed_share: bool,
     /// `MPIB_ISLAND_PREFIX_LEN`, 0 to 32.
     pub island_prefix_len: u8,
     /// `MPIB_SOUT_QP` and `MPIB_SUP_QP`, 1 to [`MAX_RAIL_QPS`].
     pub qps: [u8; 2],
-    /// `NCCL_IB_QPS_PER_CONNECTION`, 1 to [`MAX_PLAIN_QPS`], which counts unless both devices are SOUT and SUP.
+    /// `NCCL_IB_QPS_PER_CONNECTION`, 1 to [`MAX_PLAIN_QPS`]. Ignored if both devices are SOUT and
+    /// SUP.
     pub plain_qps: u8,
-    /// `NCCL_IB_SPLIT_DATA_ON_QPS`, likewise.
+    /// `NCCL_IB_SPLIT_DATA_ON_QPS`. Ignored likewise.
     pub plain_split: bool,
 }
 
 impl Terms {
-    /// Every setting that differs and that counts for these two ends, with both values.
+    /// Returns the settings that differ and matter for these two ends, with both values.
     pub fn differences(&self, peer: &Self) -> Vec<String> {
         let set = |fixed| if fixed { "set" } else { "unset" }.to_owned();
         let mpib = [
@@ -131,7 +134,7 @@ impl Terms {
     }
 }
 
-/// 1 to `most`.
+/// Reads a number from 1 to `most`.
 fn queue_pairs(from: &mut Reader<'_>, most: u8, expected: &'static str) -> Result<u8, DecodeError> {
     let what = "queue pairs of a rail";
     match from.below(most + 1, what, expected)? {
@@ -156,7 +159,7 @@ mod tests {
     };
 
     #[test]
-    fn every_difference_is_told_with_both_values() {
+    fn every_difference_has_both_values() {
         assert!(OURS.differences(&OURS).is_empty());
         let peer = Terms {
             route: RoutePolicy::Strict,
@@ -179,15 +182,15 @@ mod tests {
                 "MPIB_SUP_QP is 4 here and 3 there",
             ]
         );
-        // Where an end is not SOUT and SUP other settings count.
+        // If an end is not SOUT and SUP, other settings matter.
         let plain = Terms { fused: false, ..peer };
-        let told = [
+        let expected = [
             "MPIB_ROUTE is prefer-subnet here and strict there",
             "NCCL_IB_QPS_PER_CONNECTION is 1 here and 4 there",
             "NCCL_IB_SPLIT_DATA_ON_QPS is 0 here and 1 there",
         ];
-        assert_eq!(OURS.differences(&plain), told);
-        assert_eq!(Terms { fused: false, ..OURS }.differences(&peer), told);
+        assert_eq!(OURS.differences(&plain), expected);
+        assert_eq!(Terms { fused: false, ..OURS }.differences(&peer), expected);
         let like = Terms { route: OURS.route, plain_qps: 1, plain_split: false, ..plain };
         assert!(OURS.differences(&like).is_empty());
     }

@@ -1,13 +1,13 @@
-//! Text that came from elsewhere, made fit for a log line.
+//! Texts of foreign origin, made safe for a log line.
 
-/// `text` without control characters: each becomes `?`, so that no peer can forge or colour a line.
+/// Replaces each control character by `?`: no peer can forge or color a line.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() || ('\u{2028}'..='\u{202e}').contains(&c) { '?' } else { c })
         .collect()
 }
 
-/// The longest head of `text` with at most `limit` bytes.
+/// Returns the longest head of `text` with at most `limit` bytes.
 pub(crate) fn head(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
@@ -31,7 +31,7 @@ mod tests {
         fn a_head_is_as_long_as_it_may_be(text: String, limit in 0usize..40) {
             let head = head(&text, limit);
             prop_assert!(text.starts_with(head) && head.len() <= limit);
-            // Nothing that would fit is left out: the next character does not.
+            // The next character does not fit.
             let next = text[head.len()..].chars().next().map_or(limit + 1, |c| head.len() + c.len_utf8());
             prop_assert!(next > limit);
         }

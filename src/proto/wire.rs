@@ -1,56 +1,56 @@
-//! Little-endian fields one after the other, with bounds on everything that has a length.
+//! Reading and writing of little-endian fields, with limits for all lengths.
 
 use super::text::{head, printable};
 
-/// Why bytes from a peer are refused.
+/// The reason why bytes from a peer are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The bytes end inside of a field.
-    #[error("the message ends inside of its {0}")]
+    /// The message ends inside a field.
+    #[error("the message ends inside its {0}")]
     Short(&'static str),
-    /// A number that has no meaning there.
+    /// A number is out of range.
     #[error("{what} is {found}: expected {expected}")]
     Range {
-        /// Field.
+        /// Name of the field.
         what: &'static str,
-        /// What stands there.
+        /// The number found.
         found: u64,
-        /// What may stand there.
+        /// The numbers allowed.
         expected: &'static str,
     },
-    /// A list or text longer than the protocol allows.
+    /// A list or text is longer than the protocol allows.
     #[error("{what}: {found} long, at most {limit} are allowed")]
     TooLong {
-        /// Field.
+        /// Name of the field.
         what: &'static str,
-        /// Length that stands there.
+        /// The length found.
         found: usize,
-        /// Most that may stand there.
+        /// The maximum length.
         limit: usize,
     },
-    /// Bytes behind the last field.
-    #[error("{0} bytes stand behind the end of the message")]
+    /// Bytes follow the last field.
+    #[error("{0} bytes follow the end of the message")]
     Trailing(usize),
-    /// No such message.
+    /// The type of the message is unknown.
     #[error("unknown message type {0}")]
     Type(u8),
-    /// Another protocol.
+    /// The message belongs to another protocol.
     #[error("not an MPIB message: it begins with {0:02x?}")]
     Magic([u8; 4]),
-    /// Another version of the protocol.
+    /// The message belongs to another version of the protocol.
     #[error("the peer speaks protocol version {found}, this plugin {ours}: use one version of the plugin on all hosts", ours = super::PROTOCOL_VERSION)]
     Version {
-        /// The peer's.
+        /// The peer's version.
         found: u16,
     },
 }
 
-/// Little-endian integer of up to eight bytes.
+/// Returns the little-endian integer of up to eight bytes.
 pub(super) fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
-/// Takes fields from the front.
+/// Reads fields from the front of a message.
 #[derive(Debug)]
 pub(super) struct Reader<'a>(&'a [u8]);
 
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+    fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
         let (field, rest) = self.0.split_at_checked(n).ok_or(DecodeError::Short(what))?;
         self.0 = rest;
         Ok(field)
@@ -67,27 +67,27 @@ impl<'a> Reader<'a> {
 
     pub(super) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
-        out.copy_from_slice(self.take(N, what)?);
+        out.copy_from_slice(self.bytes(N, what)?);
         Ok(out)
     }
 
     pub(super) fn u8(&mut self, what: &'static str) -> Result<u8, DecodeError> {
-        Ok(number(self.take(1, what)?) as u8)
+        Ok(number(self.bytes(1, what)?) as u8)
     }
 
     pub(super) fn u16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
-        Ok(number(self.take(2, what)?) as u16)
+        Ok(number(self.bytes(2, what)?) as u16)
     }
 
     pub(super) fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
-        Ok(number(self.take(4, what)?) as u32)
+        Ok(number(self.bytes(4, what)?) as u32)
     }
 
     pub(super) fn u64(&mut self, what: &'static str) -> Result<u64, DecodeError> {
-        Ok(number(self.take(8, what)?))
+        Ok(number(self.bytes(8, what)?))
     }
 
-    /// A byte below `limit`.
+    /// Reads a byte below `limit`.
     pub(super) fn below(
         &mut self,
         limit: u8,
@@ -98,12 +98,12 @@ impl<'a> Reader<'a> {
         if n < limit { Ok(n) } else { Err(DecodeError::Range { what, found: n.into(), expected }) }
     }
 
-    /// A byte that is 0 or 1.
+    /// Reads a byte that is 0 or 1.
     pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
         Ok(self.below(2, what, "0 or 1")? == 1)
     }
 
-    /// A list: its length in one byte, then its items.
+    /// Reads a list: its length in one byte, then its items.
     pub(super) fn list<T>(
         &mut self,
         limit: usize,
@@ -117,13 +117,15 @@ impl<'a> Reader<'a> {
         (0..found).map(|_| item(self)).collect()
     }
 
-    /// A text: its length in two bytes, then UTF-8. What cannot be shown is replaced by `?`, which is never longer.
+    /// Reads a text: its length in two bytes, then UTF-8. Unprintable characters become `?`, which
+    /// is never longer.
     pub(super) fn text(&mut self, limit: usize, what: &'static str) -> Result<String, DecodeError> {
         let found = usize::from(self.u16(what)?);
         if found > limit {
             return Err(DecodeError::TooLong { what, found, limit });
         }
-        let text = String::from_utf8_lossy(self.take(found, what)?).replace(char::REPLACEMENT_CHARACTER, "?");
+        let text =
+            String::from_utf8_lossy(self.bytes(found, what)?).replace(char::REPLACEMENT_CHARACTER, "?");
         Ok(printable(&text))
     }
 
@@ -132,7 +134,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Adds fields at the end.
+/// Appends fields to a message.
 #[derive(Debug, Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -158,7 +160,7 @@ impl Writer {
         self.bytes(&n.to_le_bytes())
     }
 
-    /// A list that is too long is our own mistake, told before it is sent.
+    /// Appends a list. A list that is too long is a mistake of this end, found before it is sent.
     pub(super) fn list<T>(
         &mut self,
         items: &[T],
@@ -172,7 +174,7 @@ impl Writer {
         items.iter().try_for_each(|i| item(self, i))
     }
 
-    /// Text is cut to `limit` bytes.
+    /// Appends a text, cut to `limit` bytes.
     pub(super) fn text(&mut self, text: &str, limit: usize) -> &mut Self {
         let text = head(text, limit.min(usize::from(u16::MAX)));
         self.u16(text.len() as u16).bytes(text.as_bytes())

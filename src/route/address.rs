@@ -1,22 +1,23 @@
-//! Which address of one rail talks to which address of another.
+//! The choice of addresses for two rails.
 
 use std::cmp::{max, min};
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::proto::{Addr, GidKind, LinkLayer, RailAddr, RailInfo};
+use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo};
 
-/// The pair that a connection uses.
+/// The pair of addresses that a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Best {
     /// Indices into the lists of the two rails.
-    pub at: (usize, usize),
-    /// Whether the two are on one subnet, as far as both tell.
+    pub at: Ends<usize>,
+    /// Whether both rails regard the addresses as one subnet.
     pub one_subnet: bool,
 }
 
-/// The best pair of addresses of two rails of one link layer: of one subnet before others, RoCE v2 before v1, those that
-/// their owners prefer before others, and link-local addresses last, since each is on a subnet of that name. Whichever
-/// rail comes first, the pair is the same. The error tells why there is none.
+/// Returns the best pair of addresses of two rails of one link layer: those on one subnet first,
+/// RoCE v2 before v1, then by the order of the lists. Link-local addresses come last, since every
+/// link has that subnet. The order of the rails does not matter. The error is the reason why there
+/// is no pair.
 pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
     let mut found = None;
     for (i, ours) in a.addrs.iter().enumerate() {
@@ -25,23 +26,23 @@ pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
                 continue;
             }
             let one_subnet = match a.link_layer {
-                // The subnet's prefix is the first half of the GID.
+                // The first half of a GID is the subnet prefix.
                 LinkLayer::InfiniBand => ours.gid[..8] == theirs.gid[..8],
-                LinkLayer::Ethernet => near(ours, theirs) && near(theirs, ours),
+                LinkLayer::Ethernet => in_network(ours, theirs) && in_network(theirs, ours),
             };
             let v2 = ours.gid_kind == GidKind::RoceV2 && theirs.gid_kind == GidKind::RoceV2;
             let bytes = (min(ours.gid, theirs.gid), max(ours.gid, theirs.gid));
             let key = (link_local(ours), !one_subnet, !v2, i + j, bytes, i);
             let better = found.as_ref().is_none_or(|(best, _)| key < *best);
             if better {
-                found = Some((key, Best { at: (i, j), one_subnet }));
+                found = Some((key, Best { at: Ends { connector: i, acceptor: j }, one_subnet }));
             }
         }
     }
     found.map(|(_, best)| best).ok_or_else(|| obstacle(a, b))
 }
 
-/// Why no address of a RoCE rail fits one of the other.
+/// Returns why no address of a RoCE rail fits one of the other.
 fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
     let kinds = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| format!("{:?}", addr.gid_kind)));
     let ips = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| gid_addr(addr.gid).to_string()));
@@ -54,7 +55,7 @@ fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
         format!("{} has {}, {} has {}: not of one family", a.name, ips(a), b.name, ips(b))
     } else if !any(one_scope) {
         format!(
-            "{} has {}, {} has {}: a link-local address reaches none but its like",
+            "{} has {}, {} has {}: a link-local address reaches only link-local ones",
             a.name,
             ips(a),
             b.name,
@@ -65,7 +66,7 @@ fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
             listed(rail.addrs.iter().map(|addr| format!("{} ({:?})", gid_addr(addr.gid), addr.gid_kind)))
         };
         format!(
-            "{} has {}, {} has {}: no two of one family and one version of RoCE, link-local both or neither",
+            "{} has {}, {} has {}: no two addresses of one family and one RoCE version, both link-local or neither",
             a.name,
             both(a),
             b.name,
@@ -74,7 +75,7 @@ fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
     }
 }
 
-/// Each once.
+/// Joins texts, each once.
 fn listed(texts: impl Iterator<Item = String>) -> String {
     let mut each: Vec<String> = Vec::new();
     for text in texts {
@@ -85,7 +86,7 @@ fn listed(texts: impl Iterator<Item = String>) -> String {
     each.join(", ")
 }
 
-/// Whether both are of one version of RoCE; one whose version nobody told may be of either.
+/// Returns whether both have one version of RoCE. An unknown version fits either.
 fn one_kind(a: &RailAddr, b: &RailAddr) -> bool {
     a.gid_kind == b.gid_kind || a.gid_kind == GidKind::Ib || b.gid_kind == GidKind::Ib
 }
@@ -94,18 +95,19 @@ fn one_family(a: &RailAddr, b: &RailAddr) -> bool {
     gid_addr(a.gid).is_ipv4() == gid_addr(b.gid).is_ipv4()
 }
 
-/// Whether neither or both hold on one link only.
+/// Returns whether both are link-local or neither is.
 fn one_scope(a: &RailAddr, b: &RailAddr) -> bool {
     link_local(a) == link_local(b)
 }
 
-/// Whether packets can go from one RoCE address to the other, as far as the two tell.
+/// Returns whether two RoCE addresses can be joined.
 fn fits(a: &RailAddr, b: &RailAddr) -> bool {
     one_kind(a, b) && one_family(a, b) && one_scope(a, b)
 }
 
-/// Whether `b` is on the network of `a`. Every link has the link-local one, so that it tells nothing.
-fn near(a: &RailAddr, b: &RailAddr) -> bool {
+/// Returns whether `b` is on the network of `a`. The link-local network does not count, since every
+/// link has it.
+fn in_network(a: &RailAddr, b: &RailAddr) -> bool {
     let net = Addr::new(gid_addr(a.gid), a.prefix_len).filter(|_| a.prefix_len > 0 && !link_local(a));
     net.is_some_and(|net| net.same_subnet(gid_addr(b.gid)))
 }
@@ -117,7 +119,7 @@ fn link_local(addr: &RailAddr) -> bool {
     }
 }
 
-/// The IP address in a RoCE GID.
+/// Returns the IP address in a RoCE GID.
 pub fn gid_addr(gid: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(gid);
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
@@ -129,7 +131,7 @@ mod tests {
     use crate::route::tests::with;
     use proptest::prelude::*;
 
-    /// The pair in words, or why there is none; the same whoever comes first.
+    /// Names the pair, or the reason why there is none. The order of the rails does not matter.
     fn chosen(a: &RailInfo, b: &RailInfo) -> Result<(String, String), String> {
         let text = |rail: &RailInfo, i: usize| {
             let addr = rail.addrs[i];
@@ -137,12 +139,15 @@ mod tests {
             format!("{} {version}", gid_addr(addr.gid))
         };
         let found = best(a, b);
-        assert_eq!(found.clone().map(|b| (b.at.1, b.at.0)).ok(), best(b, a).map(|b| b.at).ok());
-        found.map(|best| (text(a, best.at.0), text(b, best.at.1)))
+        assert_eq!(
+            found.clone().map(|b| (b.at.acceptor, b.at.connector)).ok(),
+            best(b, a).map(|b| (b.at.connector, b.at.acceptor)).ok()
+        );
+        found.map(|best| (text(a, best.at.connector), text(b, best.at.acceptor)))
     }
 
     #[test]
-    fn the_common_subnet_is_found_wherever_it_stands() {
+    fn the_common_subnet_is_found_at_any_index() {
         let dual =
             with("a", &[("10.0.0.1", 24), ("10.0.1.1", 24), ("2001:db8::1", 64), ("fe80::1", 64)], true);
         for (theirs, ours, other) in [
@@ -151,9 +156,9 @@ mod tests {
             (&[("10.9.9.9", 24), ("10.0.1.2", 24)], "10.0.1.1 v2", "10.0.1.2 v2"),
             (&[("10.9.9.9", 24), ("2001:db8::2", 64)], "2001:db8::1 v2", "2001:db8::2 v2"),
             (&[("2001:db8:9::2", 64)], "2001:db8::1 v2", "2001:db8:9::2 v2"),
-            // No subnet in common: what each prefers.
+            // No common subnet: the first address of each.
             (&[("10.9.9.9", 24), ("10.8.8.8", 24)], "10.0.0.1 v2", "10.9.9.9 v2"),
-            // Each link has fe80::/64, so that it is no subnet in common.
+            // Every link has fe80::/64: it is no common subnet.
             (&[("fe80::2", 64), ("10.9.9.9", 24)], "10.0.0.1 v2", "10.9.9.9 v2"),
             (&[("fe80::2", 64), ("2001:db8:9::2", 64)], "2001:db8::1 v2", "2001:db8:9::2 v2"),
             (&[("fe80::2", 64)], "fe80::1 v2", "fe80::2 v2"),
@@ -165,12 +170,12 @@ mod tests {
         }
         let (local, global) =
             (with("c", &[("fe80::9", 64)], false), with("d", &[("2001:db8::2", 64)], false));
-        let said = "c has fe80::9, d has 2001:db8::2: a link-local address reaches none but its like";
-        assert_eq!(chosen(&local, &global).unwrap_err(), said);
+        let text = "c has fe80::9, d has 2001:db8::2: a link-local address reaches only link-local ones";
+        assert_eq!(chosen(&local, &global).unwrap_err(), text);
     }
 
     #[test]
-    fn version_1_is_for_ends_that_have_no_other() {
+    fn version_1_is_used_only_without_version_2() {
         let mut both = with("a", &[("10.0.0.1", 24)], true);
         let mut old = with("b", &[("10.0.0.2", 24)], true);
         old.addrs.remove(0);
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_joined_is_told_with_all_addresses() {
+    fn an_obstacle_names_all_addresses() {
         let v4 = with("a", &[("10.0.0.1", 24), ("10.0.1.1", 24)], true);
         let v6 = with("b", &[("2001:db8::1", 64)], true);
         assert_eq!(
@@ -192,11 +197,11 @@ mod tests {
         let mut b = with("b", &[("10.0.0.2", 24), ("2001:db8::2", 64)], false);
         a.addrs[0].gid_kind = GidKind::RoceV1;
         b.addrs[1].gid_kind = GidKind::RoceV1;
-        let said = chosen(&a, &b).unwrap_err();
-        assert!(said.starts_with("a has 10.0.0.1 (RoceV1), 2001:db8::1 (RoceV2), b has"), "{said}");
+        let text = chosen(&a, &b).unwrap_err();
+        assert!(text.starts_with("a has 10.0.0.1 (RoceV1), 2001:db8::1 (RoceV2), b has"), "{text}");
         assert!(
-            said.ends_with("no two of one family and one version of RoCE, link-local both or neither"),
-            "{said}"
+            text.ends_with("no two addresses of one family and one RoCE version, both link-local or neither"),
+            "{text}"
         );
     }
 
@@ -217,14 +222,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever connects, both ends come to the same addresses; they fit each other, and no pair that is on one
-        /// subnet and not link-local stands behind one that is not.
+        /// Both ends choose the same addresses. The addresses fit, and they are on one subnet if
+        /// any pair is.
         #[test]
         fn both_ends_choose_alike(ours in any_addrs(), theirs in any_addrs()) {
             let rail = |addrs| RailInfo { addrs, ..with("r", &[("10.0.0.1", 24)], false) };
             let (a, b) = (rail(ours), rail(theirs));
             let chosen = |x: &RailInfo, y: &RailInfo| {
-                best(x, y).ok().map(|best| (x.addrs[best.at.0].gid, y.addrs[best.at.1].gid, best.one_subnet))
+                best(x, y).ok().map(|best| (x.addrs[best.at.connector].gid, y.addrs[best.at.acceptor].gid, best.one_subnet))
             };
             let found = chosen(&a, &b);
             let back = chosen(&b, &a);
@@ -235,8 +240,8 @@ mod tests {
                 prop_assert!(!pairs().any(|pair| fits(&pair)));
                 return Ok(());
             };
-            prop_assert!(fits(&(&a.addrs[best.at.0], &b.addrs[best.at.1])));
-            let shared = pairs().filter(fits).any(|(x, y)| near(x, y) && near(y, x));
+            prop_assert!(fits(&(&a.addrs[best.at.connector], &b.addrs[best.at.acceptor])));
+            let shared = pairs().filter(fits).any(|(x, y)| in_network(x, y) && in_network(y, x));
             prop_assert_eq!(best.one_subnet, shared);
         }
     }

@@ -11,7 +11,7 @@ use crate::proto::{LinkLayer, RailInfo, RailRole};
 pub enum Class {
     /// Both hosts are in one island.
     Intra,
-    /// They are not, or nothing tells that they are.
+    /// They are not, or it is unknown.
     Inter,
 }
 
@@ -24,12 +24,14 @@ impl fmt::Display for Class {
     }
 }
 
-/// The class of a connection between two hosts with these rails: the same on both ends, whichever list is whose.
+/// Returns the class of a connection between two hosts with these rails. The order of the lists
+/// does not matter.
 ///
-/// Rail 0 (SOUT) tells the island, by the addresses that it would be joined by. IPv4: the first `prefix_len` bits (0 to 32). Global IPv6: the first 64 bits.
-/// InfiniBand: the subnet's prefix. Where a SOUT is missing, or has a link-local address, or the two cannot be
-/// joined, nothing tells that the hosts share an island, and SOUT is what joins islands. A `prefix_len` of 0 puts all
-/// hosts into one island, whatever their addresses.
+/// The addresses of the route between both SOUT rails identify the islands: the first `prefix_len`
+/// bits (0 to 32) of an IPv4 address, the first 64 bits of a global IPv6 address, the subnet prefix
+/// of InfiniBand. If a SOUT is missing or has a link-local address, or if the two cannot be joined,
+/// the islands are unknown, which counts as two islands: SOUT joins islands. With a `prefix_len` of
+/// 0 all hosts are in one island.
 pub fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
     let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == RailRole::SOUT).cloned();
     let one = match (sout(a), sout(b)) {
@@ -48,7 +50,7 @@ fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
     if a.link_layer == LinkLayer::InfiniBand {
         return pair.one_subnet;
     }
-    let (ours, theirs) = (a.addrs[pair.at.0].gid, b.addrs[pair.at.1].gid);
+    let (ours, theirs) = (a.addrs[pair.at.connector].gid, b.addrs[pair.at.acceptor].gid);
     match (gid_addr(ours), gid_addr(theirs)) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let differing = a.to_bits() ^ b.to_bits();
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_have_rules_of_their_own() {
+    fn ipv6_and_infiniband_islands() {
         assert_eq!(of(24, "2001:db8::1", "2001:db8::2"), Class::Intra);
         assert_eq!(of(24, "2001:db8::1", "2001:db8:0:1::1"), Class::Inter);
         assert_eq!(of(24, "fe80::1", "fe80::2"), Class::Inter);
@@ -100,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_that_are_used_tell_the_island() {
+    fn the_addresses_in_use_identify_the_island() {
         let a = with("a", &[("10.0.0.1", 24), ("10.5.0.1", 24)], true);
         let b = with("b", &[("10.7.0.1", 24), ("10.5.0.2", 24)], true);
         assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Intra);
-        // They do not know of their common subnet, and use what each has first.
+        // Without a known common subnet each uses its first address.
         let b = with("b", &[("10.7.0.1", 24), ("10.5.0.2", 0)], true);
         assert_eq!(class(24, from_ref(&a), from_ref(&b)), Class::Inter);
-        // What cannot be joined tells nothing, like as its addresses are.
+        // Rails that cannot be joined do not identify an island by their addresses.
         let mut b = with("b", &[("10.0.0.2", 24)], true);
         b.addrs.remove(0);
         let a = with("a", &[("10.0.0.1", 24)], false);
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sout_that_is_missing_tells_nothing() {
+    fn a_missing_sout_counts_as_two_islands() {
         let (sout, sup) = (roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.0.2", 24, 1));
         assert_eq!(class(24, from_ref(&sout), from_ref(&sup)), Class::Inter);
         assert_eq!(class(24, &[], &[]), Class::Inter);
@@ -123,7 +125,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever asks, and as a mask would say it.
+        /// The class is symmetric and agrees with a bit mask.
         #[test]
         fn the_class_is_the_mask_and_symmetric(a: u32, flip in 0u32..32, noise: u32, len in 0u8..=32) {
             let b = a ^ (1 << flip) ^ (noise & ((1 << flip) - 1));

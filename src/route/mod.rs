@@ -1,7 +1,8 @@
-//! Which rail of the connector talks to which rail of the acceptor, and why not.
+//! The routes of a connection: which rail of the connector is joined to which rail of the acceptor,
+//! and why not.
 //!
-//! Both ends run [`choose`] (or [`choose_roles`]) on the same lists and so come to the same routes, in the same order,
-//! without asking each other. Every sentence about a choice or a refusal is made here. `docs/guide/reach.md` has the rules.
+//! Both ends run [`choose`] or [`choose_roles`] on the same two lists and obtain the same routes in
+//! the same order. All texts about a choice or a refusal are here. `docs/guide/reach.md` has the rules.
 
 mod address;
 mod explain;
@@ -13,103 +14,97 @@ pub use address::gid_addr;
 pub use island::{Class, class};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
-use crate::proto::{Hello, LostRail, RailInfo, RoutePolicy};
+use crate::proto::{Ends, Hello, RailInfo, RoutePolicy, UnusableRail};
 use address::best;
 
-/// A rail of the connector joined to one of the acceptor, as indices into their lists.
+/// A rail of the connector joined to one of the acceptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Index into the connector's list.
-    pub connector: usize,
-    /// Index into the acceptor's list.
-    pub acceptor: usize,
-    /// The addresses that they use: indices into the connector's rail's list and into the acceptor's.
-    pub addrs: (usize, usize),
-    /// Whether these are on one subnet, as far as both ends tell.
+    /// The rail of each end: an index into its list.
+    pub rails: Ends<usize>,
+    /// The address of each rail: an index into the rail's list.
+    pub addrs: Ends<usize>,
+    /// Whether both ends regard the addresses as one subnet.
     pub one_subnet: bool,
-    /// Of how many ends, 0 to 2, NCCL asked for this rail.
+    /// The number of ends, 0 to 2, whose NCCL requested the rail.
     pub requested: u8,
+}
+
+impl Route {
+    /// Returns whether two routes have the same rail at one end.
+    fn shares_a_rail(&self, other: &Self) -> bool {
+        self.rails.connector == other.rails.connector || self.rails.acceptor == other.rails.acceptor
+    }
 }
 
 /// A pair that is no route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Index into the connector's list.
-    pub connector: usize,
-    /// Index into the acceptor's list.
-    pub acceptor: usize,
-    /// In words.
+    /// The rail of each end: an index into its list.
+    pub rails: Ends<usize>,
+    /// The reason.
     pub why: String,
 }
 
-/// What one end brings, as its HELLO says.
+/// The rails of one end, as in its HELLO.
 #[derive(Debug, Clone, Copy)]
 pub struct End<'a> {
-    /// What can be used.
+    /// Rails that can be used.
     pub rails: &'a [RailInfo],
-    /// What cannot.
-    pub lost: &'a [LostRail],
+    /// Rails that cannot be used.
+    pub unusable: &'a [UnusableRail],
 }
 
-/// Both ends of a connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Ends<'a> {
-    /// The end that connects.
-    pub connector: End<'a>,
-    /// The end that listens.
-    pub acceptor: End<'a>,
-}
-
-impl<'a> Ends<'a> {
-    /// By what the two have told each other.
-    pub fn of(connector: &'a Hello, acceptor: &'a Hello) -> Self {
-        let end = |hello: &'a Hello| End { rails: &hello.rails, lost: &hello.lost };
-        Self { connector: end(connector), acceptor: end(acceptor) }
+impl<'a> From<&'a Hello> for End<'a> {
+    fn from(hello: &'a Hello) -> Self {
+        Self { rails: &hello.rails, unusable: &hello.unusable }
     }
 }
 
-/// The outcome for two lists: every pair is in one of the three.
+/// The choice for two lists: every pair is in one of the three.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choice {
-    /// What is tried first, in order of the connector's rails; a rail is in one of them at most.
+    /// Routes of the first attempt, in order of the connector's rails. A rail is in one of them at
+    /// most.
     pub first: Vec<Route>,
-    /// What is tried when nothing of that works, the best first; a rail may be in several.
+    /// Routes of later attempts, the best first. A rail may be in several.
     pub rest: Vec<Route>,
-    /// What is not tried.
+    /// Pairs that are never tried.
     pub refused: Vec<Refused>,
-    /// Most routes of a connection: as many rails as the device of the end with fewer has.
+    /// The maximum number of routes of a connection: the number of rails of the smaller device.
     pub width: usize,
-    /// SOUT was not to meet SUP.
+    /// Whether both devices are SOUT and SUP.
     by_role: bool,
 }
 
-/// The routes between two devices of which one at least is not SOUT and SUP. `turn` says which of several routes that
-/// are as good as each other comes first.
-pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], turn: u32) -> Choice {
+/// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
+/// which of several equal routes comes first.
+pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], rotation: u32) -> Choice {
     let (mut routes, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
         RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
         RoutePolicy::Strict if !(c.requested && a.requested) => {
             let other = if c.requested { a } else { c };
             Err(format!(
-                "NCCL did not ask for {}, and MPIB_ROUTE=strict keeps to what it asks for",
+                "NCCL did not request {}, and MPIB_ROUTE=strict uses only what it requests",
                 other.name
             ))
         }
         _ => Ok(()),
     });
-    rank::sort(&mut routes, policy, connector, acceptor, turn);
-    let asked = |rails: &[RailInfo]| rails.iter().filter(|r| r.requested).count();
-    let width = asked(connector).min(asked(acceptor)).max(1);
+    rank::sort(&mut routes, policy, connector, acceptor, rotation);
+    let requested = |rails: &[RailInfo]| rails.iter().filter(|r| r.requested).count();
+    let width = requested(connector).min(requested(acceptor)).max(1);
     let Some(best) = routes.first().copied() else { return Choice { refused, width, ..Choice::default() } };
-    // Rails that were asked for are joined as far as they can be; others come in one kind at a time.
+    // Requested rails are joined as far as possible. Of the others, only those equal to the best
+    // one are.
     let fits =
         |r: &Route| r.requested == best.requested && (best.requested == 2 || r.one_subnet == best.one_subnet);
-    let (first, rest) = matching(routes, width, fits);
+    let (first, rest) = select(routes, width, fits);
     Choice { first, rest, refused, width, by_role: false }
 }
 
-/// The routes between two devices that are SOUT and SUP: SOUT to SOUT and SUP to SUP, also where an end has but one of them
-/// to offer. Rails that were not asked for are not looked at.
+/// Chooses the routes between two devices that are SOUT and SUP: SOUT to SOUT and SUP to SUP, also
+/// if an end offers only one of them. Rails that were not requested are ignored.
 pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     let (routes, refused) = survey(connector, acceptor, |c, a, _| {
         if c.role != a.role || !c.requested || !a.requested {
@@ -118,25 +113,26 @@ pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
         Ok(())
     });
     let width = connector.len().max(acceptor.len());
-    let (first, rest) = matching(routes, width, |_| true);
+    let (first, rest) = select(routes, width, |_| true);
     Choice { first, rest, refused, width, by_role: true }
 }
 
-/// Every pair: those that can be joined and that `judge` lets through, in order, and the others.
+/// Divides all pairs into those that can be joined and that `permit` accepts, in order, and the
+/// others.
 fn survey(
     connector: &[RailInfo],
     acceptor: &[RailInfo],
-    judge: impl Fn(&RailInfo, &RailInfo, bool) -> Result<(), String>,
+    permit: impl Fn(&RailInfo, &RailInfo, bool) -> Result<(), String>,
 ) -> (Vec<Route>, Vec<Refused>) {
     let (mut routes, mut refused) = (Vec::new(), Vec::new());
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
-            let found = joint(ours, theirs);
-            match found.and_then(|best| judge(ours, theirs, best.one_subnet).map(|()| best)) {
-                Err(why) => refused.push(Refused { connector: c, acceptor: a, why }),
+            let rails = Ends { connector: c, acceptor: a };
+            let found = addresses(ours, theirs);
+            match found.and_then(|best| permit(ours, theirs, best.one_subnet).map(|()| best)) {
+                Err(why) => refused.push(Refused { rails, why }),
                 Ok(best) => routes.push(Route {
-                    connector: c,
-                    acceptor: a,
+                    rails,
                     addrs: best.at,
                     one_subnet: best.one_subnet,
                     requested: u8::from(ours.requested) + u8::from(theirs.requested),
@@ -147,38 +143,38 @@ fn survey(
     (routes, refused)
 }
 
-/// The addresses by which two rails can be joined, or why they cannot. Their MTUs need not be equal: a queue pair uses the
-/// smaller one.
-fn joint(a: &RailInfo, b: &RailInfo) -> Result<address::Best, String> {
+/// Returns the addresses by which two rails can be joined, or why they cannot. MTUs may differ: a
+/// queue pair uses the smaller one.
+fn addresses(a: &RailInfo, b: &RailInfo) -> Result<address::Best, String> {
     if a.link_layer != b.link_layer {
         return Err(format!("{} is {:?}, {} is {:?}", a.name, a.link_layer, b.name, b.link_layer));
     }
     best(a, b)
 }
 
-/// At most `width` of the routes that fit, the best first and no rail twice; and all others.
-fn matching(routes: Vec<Route>, width: usize, fits: impl Fn(&Route) -> bool) -> (Vec<Route>, Vec<Route>) {
+/// Divides routes into the first `width` that fit and do not share a rail, and all others.
+fn select(routes: Vec<Route>, width: usize, fits: impl Fn(&Route) -> bool) -> (Vec<Route>, Vec<Route>) {
     let (mut first, mut rest): (Vec<Route>, Vec<Route>) = (Vec::new(), Vec::new());
     for route in routes {
-        let good = first.len() < width && fits(&route) && apart(&first, &route);
+        let good = first.len() < width && fits(&route) && is_disjoint(&first, &route);
         if good { &mut first } else { &mut rest }.push(route);
     }
-    first.sort_by_key(|r| r.connector);
+    first.sort_by_key(|r| r.rails.connector);
     (first, rest)
 }
 
-/// Whether `route` has its rails for itself.
-fn apart(others: &[Route], route: &Route) -> bool {
-    !others.iter().any(|r| r.connector == route.connector || r.acceptor == route.acceptor)
+/// Returns whether `route` shares no rail with the others.
+fn is_disjoint(others: &[Route], route: &Route) -> bool {
+    !others.iter().any(|r| r.shares_a_rail(route))
 }
 
 impl Choice {
-    /// Of routes that were tried at once, those that a connection uses, as indices: of all that work, the first, no rail
-    /// twice, and no more than the connection is wide. Both ends know of each whether it works on both.
+    /// Returns the routes of an attempt that the connection uses, as indices: the first ones that
+    /// work at both ends and share no rail, up to the width.
     pub fn keep(&self, tried: &[Route], works: impl Fn(usize) -> bool) -> Vec<usize> {
         let (mut kept, mut routes) = (Vec::new(), Vec::new());
         for (i, route) in tried.iter().enumerate() {
-            if works(i) && kept.len() < self.width && apart(&routes, route) {
+            if works(i) && kept.len() < self.width && is_disjoint(&routes, route) {
                 kept.push(i);
                 routes.push(*route);
             }

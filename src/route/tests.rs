@@ -1,4 +1,4 @@
-//! The choice of routes, and what is said of it.
+//! The choice of routes, and its texts.
 
 use super::*;
 use crate::proto::RailRole;
@@ -42,7 +42,7 @@ pub(crate) fn with(name: &str, addrs: &[(&str, u8)], v1: bool) -> RailInfo {
     RailInfo { addrs: all, ..roce(name, "10.0.0.1", 24, 0) }
 }
 
-/// A host's rails, `NAME IP/PREFIX` each; those with a `*` were asked for.
+/// Returns the rails of a host, `NAME IP/PREFIX` each; those with a `*` are requested.
 fn host(rails: &[&str]) -> Vec<RailInfo> {
     let rail = |text: &&str| {
         let (name, addr) = text.split_once(' ').unwrap();
@@ -53,11 +53,11 @@ fn host(rails: &[&str]) -> Vec<RailInfo> {
     rails.iter().map(rail).collect()
 }
 
-/// What is tried first, and then, as pairs of names.
-fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], turn: u32) -> (Vec<String>, Vec<String>) {
-    let choice = choose(policy, c, a, turn);
+/// Returns the routes of the first attempt and of later ones, as pairs of names.
+fn order(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo], rotation: u32) -> (Vec<String>, Vec<String>) {
+    let choice = choose(policy, c, a, rotation);
     let names = |routes: &[Route]| {
-        routes.iter().map(|r| format!("{} {}", c[r.connector].name, a[r.acceptor].name)).collect()
+        routes.iter().map(|r| format!("{} {}", c[r.rails.connector].name, a[r.rails.acceptor].name)).collect()
     };
     (names(&choice.first), names(&choice.rest))
 }
@@ -66,11 +66,12 @@ fn first(policy: RoutePolicy, c: &[RailInfo], a: &[RailInfo]) -> Vec<String> {
     order(policy, c, a, 0).0
 }
 
-fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<'a> {
-    Ends { connector: End { rails: c, lost: &[] }, acceptor: End { rails: a, lost: &[] } }
+fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<End<'a>> {
+    Ends { connector: End { rails: c, unusable: &[] }, acceptor: End { rails: a, unusable: &[] } }
 }
 
-/// Three hosts, a cable between each two: whichever devices are asked for, the cable between the two hosts is used.
+/// Three hosts, a cable between each two: whichever devices are asked for, the cable between the
+/// two hosts is used.
 #[test]
 fn a_triangle_needs_no_setting() {
     let hosts = [
@@ -78,7 +79,7 @@ fn a_triangle_needs_no_setting() {
         ["b0 10.0.1.2/24", "b1 10.0.3.2/24"],
         ["c0 10.0.2.3/24", "c1 10.0.3.3/24"],
     ];
-    let asking = |which: usize, dev: usize| {
+    let requesting = |which: usize, dev: usize| {
         let mut rails = host(&hosts[which]);
         rails[dev].requested = true;
         rails.swap(0, dev);
@@ -88,7 +89,7 @@ fn a_triangle_needs_no_setting() {
         [(0, 1, "a0 b0"), (0, 2, "a1 c0"), (1, 2, "b1 c1"), (1, 0, "b0 a0"), (2, 0, "c0 a1")]
     {
         for (x, y) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            let (c, a) = (asking(from, x), asking(to, y));
+            let (c, a) = (requesting(from, x), requesting(to, y));
             assert_eq!(first(PreferSubnet, &c, &a), [cable], "{from} {to} {x} {y}");
             assert_eq!(first(Subnet, &c, &a), [cable], "{from} {to} {x} {y}");
         }
@@ -96,7 +97,7 @@ fn a_triangle_needs_no_setting() {
 }
 
 #[test]
-fn a_policy_puts_subnets_or_what_was_asked_for_first() {
+fn a_policy_prefers_subnets_or_requested_rails() {
     let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24"]);
     let all = |policy| {
@@ -107,51 +108,51 @@ fn a_policy_puts_subnets_or_what_was_asked_for_first() {
     assert_eq!(all(Subnet), ["a1 b1"]);
     assert_eq!(all(Any), ["a0 b0", "a0 b1", "a1 b0", "a1 b1"]);
     assert_eq!(all(Strict), ["a0 b0"]);
-    // Where the one that was asked for has the subnet, all agree.
+    // If the requested rail has the subnet, all policies agree.
     let near = host(&["b0* 10.0.0.2/24", "b1 10.0.1.2/24"]);
     for policy in RoutePolicy::ALL {
         assert_eq!(first(policy, &c, &near), ["a0 b0"], "{policy}");
     }
-    // Of those that one end asked for, the one on a subnet, also with any.
+    // Of the pairs with one requested rail, the one on a subnet comes first, also with any.
     let half = host(&["b0* 10.9.0.2/24", "b1 10.0.0.2/24"]);
     assert_eq!(order(Any, &c, &half, 0).1[0], "a0 b1");
     assert_eq!(first(PreferSubnet, &c, &half), ["a0 b1"]);
 }
 
 #[test]
-fn what_a_policy_refuses_is_told_with_the_way_out() {
+fn a_refusal_names_the_setting_that_permits_it() {
     let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
     let a = host(&["b0* 10.9.0.2/24"]);
     let refused = |policy| choose(policy, &c, &a, 0).table(&ends(&c, &a), &[]);
     assert_eq!(
         refused(Subnet),
-        "a0 to b0: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any; \
-         a1 to b0: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any"
+        "a0 to b0: no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any; \
+         a1 to b0: no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any"
     );
     assert!(
         refused(Strict)
-            .ends_with("a1 to b0: NCCL did not ask for a1, and MPIB_ROUTE=strict keeps to what it asks for")
+            .ends_with("a1 to b0: NCCL did not request a1, and MPIB_ROUTE=strict uses only what it requests")
     );
 }
 
-/// The asked device does not reach the peer, two others do: both are used, one connection after the other.
+/// The requested device does not reach the peer, two others do: connections use both in rotation.
 #[test]
-fn connections_take_turns_over_links_that_are_as_good() {
+fn connections_rotate_over_equal_links() {
     let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24", "a2 10.0.2.1/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
-    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
-    assert_eq!([0, 1, 2, u32::MAX].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b1", "a2 b2"]);
-    // One that reaches it itself is used by itself.
+    let rotation = |rotation| order(PreferSubnet, &c, &a, rotation).0;
+    assert_eq!([0, 1, 2, u32::MAX].map(rotation).concat(), ["a1 b1", "a2 b2", "a1 b1", "a2 b2"]);
+    // A requested device that reaches the peer is used alone.
     let near = host(&["b0* 10.0.0.2/24", "b1 10.0.1.2/24", "b2 10.0.2.2/24"]);
     for i in 0..4 {
         assert_eq!(order(PreferSubnet, &c, &near, i).0, ["a0 b0"]);
     }
-    // On one network for all, neighbours have no rail in common.
+    // If all are on one network, neighbours share no rail.
     let c = host(&["a0* 10.8.0.1/24", "a1 10.0.0.1/24", "a2 10.0.0.2/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.0.3/24", "b2 10.0.0.4/24"]);
-    let turn = |turn| order(PreferSubnet, &c, &a, turn).0;
-    assert_eq!([0, 1, 2, 3].map(turn).concat(), ["a1 b1", "a2 b2", "a1 b2", "a2 b1"]);
-    // A slower link is not as good.
+    let rotation = |rotation| order(PreferSubnet, &c, &a, rotation).0;
+    assert_eq!([0, 1, 2, 3].map(rotation).concat(), ["a1 b1", "a2 b2", "a1 b2", "a2 b1"]);
+    // A slower link is worse.
     let mut slow = a.clone();
     slow[1].speed_mbps = 10_000;
     assert_eq!([0, 1, 2].map(|i| order(PreferSubnet, &c, &slow, i).0).concat(), ["a1 b2", "a2 b2", "a1 b2"]);
@@ -162,58 +163,62 @@ fn devices_of_several_rails_are_matched_by_subnets() {
     let c = host(&["a0* 10.0.0.1/24", "a1* 10.0.1.1/24", "a2 10.0.2.1/24"]);
     let a = host(&["b0* 10.0.1.2/24", "b1* 10.0.0.2/24", "b2 10.0.2.2/24"]);
     assert_eq!(first(PreferSubnet, &c, &a), ["a0 b1", "a1 b0"]);
-    // As many as the narrower has; a rail that stays over is told.
+    // As many as the smaller device has. The unmatched rail is reported.
     let one = host(&["b0* 10.0.1.2/24", "b1 10.0.0.2/24"]);
     assert_eq!(first(PreferSubnet, &c, &one), ["a1 b0"]);
     let choice = choose(PreferSubnet, &c, &one, 0);
     assert_eq!(
-        choice.left_out(&ends(&c, &one), |_| true),
+        choice.unmatched(&ends(&c, &one), |_| true),
         ["the connector's a0: the connector's a1 and the acceptor's b0 are a route as good or better"]
     );
-    // Others stand in only where none that was asked for reaches.
+    // Others are substitutes only if no requested rail reaches the peer.
     let elsewhere = host(&["b0* 10.9.1.2/24", "b1* 10.9.0.2/24", "b2 10.0.2.2/24"]);
     assert_eq!(first(PreferSubnet, &c, &elsewhere), ["a2 b2"]);
-    assert_eq!(choose(PreferSubnet, &c, &elsewhere, 0).left_out(&ends(&c, &elsewhere), |_| true), [""; 0]);
+    assert_eq!(choose(PreferSubnet, &c, &elsewhere, 0).unmatched(&ends(&c, &elsewhere), |_| true), [""; 0]);
 }
 
 #[test]
-fn of_what_works_no_rail_is_used_twice() {
+fn a_rail_is_kept_once() {
     let c = host(&["a0* 10.0.0.1/24", "a1* 10.0.0.2/24"]);
     let a = host(&["b0* 10.0.0.3/24", "b1* 10.0.0.4/24"]);
     let choice = choose(PreferSubnet, &c, &a, 0);
     let all = [&choice.first[..], &choice.rest[..]].concat();
-    let names =
-        |kept: Vec<usize>| -> Vec<_> { kept.iter().map(|i| (all[*i].connector, all[*i].acceptor)).collect() };
+    let names = |kept: Vec<usize>| -> Vec<_> {
+        kept.iter().map(|i| (all[*i].rails.connector, all[*i].rails.acceptor)).collect()
+    };
     assert_eq!(names(choice.keep(&all, |_| true)), [(0, 0), (1, 1)]);
-    assert_eq!(names(choice.keep(&all, |i| all[i].connector != all[i].acceptor)), [(0, 1), (1, 0)]);
-    assert_eq!(names(choice.keep(&all, |i| all[i].connector == 1)), [(1, 1)]);
+    assert_eq!(
+        names(choice.keep(&all, |i| all[i].rails.connector != all[i].rails.acceptor)),
+        [(0, 1), (1, 0)]
+    );
+    assert_eq!(names(choice.keep(&all, |i| all[i].rails.connector == 1)), [(1, 1)]);
     assert_eq!(choice.keep(&all, |_| false), [0; 0]);
 }
 
 #[test]
-fn what_stands_in_is_told_with_every_reason() {
+fn a_substitution_has_every_reason() {
     let c = host(&["a0* 10.0.0.1/24", "a1 10.0.1.1/24"]);
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24"]);
     let choice = choose(PreferSubnet, &c, &a, 0);
     assert_eq!(
-        choice.instead(&ends(&c, &a), &choice.first[0], &[]),
-        "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL asked for: \
+        choice.substitution(&ends(&c, &a), &choice.first[0], &[]),
+        "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL requested: \
          a0 (10.0.0.1/24) to b0 (10.9.0.2/24): no common subnet"
     );
-    let down = |name: &str, requested| LostRail {
+    let down = |name: &str, requested| UnusableRail {
         name: name.into(),
         role: RailRole::SOUT,
         requested,
         why: "the port is not active".into(),
     };
-    let lost = [down("a0", true), down("a2", false)];
-    let ends = Ends { connector: End { rails: &c[1..], lost: &lost }, ..ends(&c, &a) };
+    let unusable = [down("a0", true), down("a2", false)];
+    let ends = Ends { connector: End { rails: &c[1..], unusable: &unusable }, ..ends(&c, &a) };
     let choice = choose(PreferSubnet, &c[1..], &a, 0);
     let tried = [(choice.first[0], "no answer".to_owned())];
     assert_eq!(
-        choice.instead(&ends, &choice.rest[0], &tried),
-        "goes from a1 (10.0.1.1/24) to b0 (10.9.0.2/24), since one of them was asked for; they share no subnet, so that \
-         routers must join them, and not as NCCL asked for: the connector's a0: the port is not active; \
+        choice.substitution(&ends, &choice.rest[0], &tried),
+        "goes from a1 (10.0.1.1/24) to b0 (10.9.0.2/24), since one of them was requested; they share no subnet, and \
+         routers must join them, and not as NCCL requested: the connector's a0: the port is not active; \
          a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer"
     );
     assert_eq!(
@@ -224,7 +229,7 @@ fn what_stands_in_is_told_with_every_reason() {
 }
 
 fn roles(c: &[RailInfo], a: &[RailInfo]) -> Vec<(usize, usize)> {
-    choose_roles(c, a).first.iter().map(|r| (r.connector, r.acceptor)).collect()
+    choose_roles(c, a).first.iter().map(|r| (r.rails.connector, r.rails.acceptor)).collect()
 }
 
 #[test]
@@ -232,7 +237,7 @@ fn sout_never_meets_sup() {
     let ours = [roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.1.1", 24, 1)];
     let theirs = [roce("c", "10.0.1.2", 24, 0), roce("d", "10.0.0.2", 24, 1)];
     assert_eq!(roles(&ours, &theirs), [(0, 0), (1, 1)]);
-    // Another device's ports are not looked at.
+    // The ports of other devices are ignored.
     let strange = RailInfo { requested: false, ..roce("e", "10.0.0.2", 24, 0) };
     assert_eq!(roles(&ours, &[strange]), [(0, 0); 0]);
     let choice = choose_roles(&ours[..1], &theirs[1..]);
@@ -242,23 +247,23 @@ fn sout_never_meets_sup() {
     assert_eq!(table, "a to d: a is SOUT, d is SUP");
 }
 
-/// Each end says why the other's rail is missing.
+/// The report has the reason that the owner of the rail sent.
 #[test]
-fn a_rail_that_cannot_be_used_is_told_with_its_owners_reason() {
+fn an_unusable_rail_has_its_owners_reason() {
     let ours = [roce("a", "10.0.0.1", 24, 0), roce("b", "10.0.1.1", 24, 1)];
     let theirs = [roce("c", "10.0.0.2", 24, 0)];
     let choice = choose_roles(&ours, &theirs);
     let none = ends(&ours, &theirs);
-    assert_eq!(choice.left_out(&none, |_| true), ["the connector's b: the other end has no SUP to offer"]);
-    let lost = [LostRail {
+    assert_eq!(choice.unmatched(&none, |_| true), ["the connector's b: the other end has no SUP to offer"]);
+    let unusable = [UnusableRail {
         name: "d".into(),
         role: RailRole::SUP,
         requested: true,
         why: "the port is not active".into(),
     }];
-    let said = Ends { acceptor: End { lost: &lost, ..none.acceptor }, ..none };
-    assert_eq!(choice.left_out(&said, |_| true), ["the acceptor's SUP d: the port is not active"]);
-    assert_eq!(choice.left_out(&said, |role| role == RailRole::SOUT), [""; 0]);
+    let said = Ends { acceptor: End { unusable: &unusable, ..none.acceptor }, ..none };
+    assert_eq!(choice.unmatched(&said, |_| true), ["the acceptor's SUP d: the port is not active"]);
+    assert_eq!(choice.unmatched(&said, |role| role == RailRole::SOUT), [""; 0]);
 }
 
 #[test]
@@ -267,9 +272,9 @@ fn a_single_rail_meets_the_one_in_its_subnet() {
     let theirs = [roce("c", "10.0.0.2", 24, 0), roce("d", "10.0.1.2", 24, 1)];
     assert_eq!(first(PreferSubnet, &ours, &theirs), ["a d"]);
     assert_eq!(first(PreferSubnet, &theirs, &ours), ["d a"]);
-    let lost = choose(PreferSubnet, &ours, &theirs, 0).left_out(&ends(&ours, &theirs), |_| true);
+    let unmatched = choose(PreferSubnet, &ours, &theirs, 0).unmatched(&ends(&ours, &theirs), |_| true);
     assert_eq!(
-        lost,
+        unmatched,
         ["the acceptor's c: the connector's a and the acceptor's d are a route as good or better"]
     );
 }
@@ -302,7 +307,7 @@ fn link_layers_do_not_mix() {
     );
 }
 
-/// A queue pair uses the smaller MTU, so that ports of different ones can be joined.
+/// A queue pair uses the smaller MTU.
 #[test]
 fn mtus_may_differ() {
     let ours = [RailInfo { mtu: Mtu::B1024, ..roce("a", "10.0.0.1", 24, 0) }];
@@ -320,7 +325,7 @@ fn roce_versions_and_families_do_not_mix() {
 }
 
 #[test]
-fn no_rails_is_said() {
+fn no_rails_is_an_error() {
     assert_eq!(choose(Any, &[], &[], 0).table(&ends(&[], &[]), &[]), "an end has no rail to offer");
 }
 
@@ -336,20 +341,21 @@ fn any_rail() -> impl Strategy<Value = RailInfo> {
 }
 
 proptest! {
-    /// Every pair is in one of the three lists; those tried first are as the manual says; nothing stands before what is better.
+    /// Every pair is in one of the three lists, the first routes follow the rules, and no route
+    /// precedes a better one.
     #[test]
     fn every_pair_is_tried_in_the_order_of_the_policy_or_refused(
         c in prop::collection::vec(any_rail(), 0..=5),
         a in prop::collection::vec(any_rail(), 0..=5),
         policy in 0usize..4,
-        turn: u32,
+        rotation: u32,
     ) {
         let policy = RoutePolicy::ALL[policy];
-        let choice = choose(policy, &c, &a, turn);
+        let choice = choose(policy, &c, &a, rotation);
         let Choice { first, rest, refused, width, .. } = &choice;
         let routes = || first.iter().chain(rest);
-        let mut pairs: Vec<_> = routes().map(|r| (r.connector, r.acceptor)).collect();
-        pairs.extend(refused.iter().map(|r| (r.connector, r.acceptor)));
+        let mut pairs: Vec<_> = routes().map(|r| (r.rails.connector, r.rails.acceptor)).collect();
+        pairs.extend(refused.iter().map(|r| (r.rails.connector, r.rails.acceptor)));
         pairs.sort_unstable();
         let all: Vec<_> = (0..c.len()).flat_map(|x| (0..a.len()).map(move |y| (x, y))).collect();
         prop_assert_eq!(pairs, all);
@@ -359,36 +365,36 @@ proptest! {
             prop_assert!(policy != Strict || r.requested == 2);
         }
         for (i, r) in first.iter().enumerate() {
-            prop_assert!(first[i + 1..].iter().all(|s| r.connector < s.connector && r.acceptor != s.acceptor));
+            prop_assert!(first[i + 1..].iter().all(|s| r.rails.connector < s.rails.connector && r.rails.acceptor != s.rails.acceptor));
         }
         let kind = |r: &Route| match policy {
             Any => (2 - r.requested, !r.one_subnet),
             _ => (u8::from(!r.one_subnet), r.requested < 2),
         };
         prop_assert!(rest.is_sorted_by_key(kind));
-        // What the first of them is, nothing else is better.
+        // No route is better than the first ones.
         let best = routes().map(kind).min();
         prop_assert_eq!(first.iter().map(kind).min(), best);
-        // No route that was asked for on both ends could have been added.
+        // No route with two requested rails could have been added.
         if first.len() < *width && first.iter().all(|r| r.requested == 2) {
-            prop_assert!(!rest.iter().any(|r| r.requested == 2 && apart(first, r)));
+            prop_assert!(!rest.iter().any(|r| r.requested == 2 && is_disjoint(first, r)));
         }
     }
 
-    /// Whatever the turn, the same routes are there, and no turn is better than another.
+    /// The rotation changes the order of equal routes only.
     #[test]
     fn turns_change_nothing_but_the_order_of_equals(
         c in prop::collection::vec(any_rail(), 1..=4),
         a in prop::collection::vec(any_rail(), 1..=4),
-        turn: u32,
+        rotation: u32,
     ) {
-        let at = |turn| {
-            let choice = choose(PreferSubnet, &c, &a, turn);
-            let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.connector, r.acceptor)).collect();
+        let at = |rotation| {
+            let choice = choose(PreferSubnet, &c, &a, rotation);
+            let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.rails.connector, r.rails.acceptor)).collect();
             all.sort_unstable();
             let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.requested)).collect();
             (all, kinds.first().copied(), choice.first.iter().all(|r| r.requested == 2).then_some(choice.first))
         };
-        prop_assert_eq!(at(0), at(turn));
+        prop_assert_eq!(at(0), at(rotation));
     }
 }

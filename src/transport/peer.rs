@@ -25,33 +25,6 @@ impl Peer {
         Self { channel: Some(channel), name, gone_since: None }
     }
 
-    /// Tells the peer that this end takes the connection. Its own word is due within the time of the settings and `more`.
-    pub(crate) fn take(&self, more: Duration) -> Result<()> {
-        let Some(channel) = &self.channel else { return Ok(()) };
-        channel.send(&Message::Ready)?;
-        channel.expect_later("its READY to use the connection", more);
-        Ok(())
-    }
-
-    /// Whether the peer has said that it takes the connection. An error where it refuses, or says something else.
-    pub(crate) fn takes(&self) -> Result<bool> {
-        match self.channel.as_ref().map_or(Ok(None), Channel::try_recv)? {
-            None => Ok(false),
-            Some(Message::Ready) => Ok(true),
-            Some(Message::Refuse { reason }) => Err(Error::Peer(format!("{} refuses: {reason}", self.name))),
-            Some(other) => Err(Error::Protocol(format!(
-                "{} sent {} while READY to use the connection was due",
-                self.name,
-                other.name()
-            ))),
-        }
-    }
-
-    /// No message is due.
-    pub(crate) fn settled(&self) {
-        self.channel.iter().for_each(Channel::settled);
-    }
-
     /// Returns the peer's name, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name

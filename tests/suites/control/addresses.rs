@@ -165,7 +165,7 @@ fn a_removed_address_is_named_in_the_reason() {
         two.tables("2001:db8::1/64", "-");
         let parts = [
             "soft0:1 has 2001:db8::1, soft0:1 has fe80::",
-            ": a link-local address reaches none but its like",
+            ": a link-local address reaches only link-local ones",
         ];
         two.refused(&handle, &parts);
         // And back.
@@ -390,7 +390,7 @@ fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
     wired_after(here!(), gone, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
-            "the address of the route is gone: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \
+            "the address of the route has been removed: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \
              GID table of soft0:1, which has 0 (fe80::",
             "3 (10.9.9.9, RoceV2)",
             "the connection goes on with SUP alone",

@@ -9,12 +9,12 @@ use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::{here, isolated_with};
-use nccl_net_mpib::control::{Channel, ChannelState, Listener, Options};
+use nccl_net_mpib::control::{Channel, ChannelState};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
 
 use super::util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, options,
-    recv, stranger,
+    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, recv,
+    stranger,
 };
 
 /// Both ends of a connection.
@@ -278,24 +278,6 @@ fn a_drop_without_close_is_a_loss() {
     until("the loss", || (acceptor.state() == ChannelState::Lost).then_some(()));
     let text = acceptor.try_recv().unwrap_err().to_string();
     assert!(text.contains("(connector, pid 42): "), "{text}");
-}
-
-#[test]
-fn a_step_that_takes_too_long_is_named() {
-    let listener =
-        Listener::open(control(), &Options { timeout: Duration::from_millis(50), ..options() }).unwrap();
-    // The connector is patient, and a stranger's limit does not count for one who has shown its
-    // HELLO.
-    let _connector = connect(&listener);
-    let acceptor = accept(&listener);
-    acceptor.expect("WIRING");
-    let text = until("the limit", || acceptor.try_recv().err()).to_string();
-    let end =
-        "(connector, pid 42): nothing came within 50 ms while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)";
-    assert!(text.ends_with(end), "{text}");
-    acceptor.settled();
-    assert_eq!(acceptor.try_recv().unwrap(), None);
-    assert_eq!(acceptor.state(), ChannelState::Open);
 }
 
 /// The other process of `a_killed_peer_is_lost`: connects to the listener in its environment, and

@@ -162,7 +162,11 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let evil = evil.join().unwrap();
         let lines = warnings();
         assert_eq!(lines.len(), 1, "{lines:?}");
-        assert_warned(&["rails that do not work", "soft1:1 (192.168.201.1", "the peer says: cable cut"]);
+        assert_warned(&[
+            "rails that do not work",
+            "soft1:1 (192.168.201.1",
+            "reported by the peer: cable cut",
+        ]);
         // One rail is left: rail 1 is none of its masks.
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);

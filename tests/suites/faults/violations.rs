@@ -64,7 +64,7 @@ fn immediates_that_contradict_each_other() {
         let cases: &[Case<'_>] = &[
             (1, &[(0, word(200, 1, 0))], "slot 200, where no receive waits"),
             (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
-            (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "says mask 0b10 after an earlier one said 0b11"),
+            (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "has mask 0b10 after an earlier one with 0b11"),
             (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),
             (1, &[(1, 1)], "an immediate that no sender makes"),
             // One unit of 128 bytes, which the byte unit encodes.
@@ -73,7 +73,7 @@ fn immediates_that_contradict_each_other() {
             (1, &[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
             (2, &[(0, word(1, 1, 10))], "a group of 2 receives got one size"),
             // The record's second size is too large, see below.
-            (2, &[(0, record(1, 1))], "says 1001 bytes for receive 1"),
+            (2, &[(0, record(1, 1))], "has 1001 bytes for receive 1"),
             // The slot was free again after the first arrival.
             (1, &[(0, word(1, 1, 9)), (0, word(1, 1, 9))], "slot 1, where no receive waits"),
         ];

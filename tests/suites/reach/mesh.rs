@@ -49,14 +49,14 @@ fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
         let env_of = vec![("c", "MPIB_ROUTE", "strict")];
         let mut net = Reach::up(Setup { topology: triangle(), env_of, ..Setup::default() });
         let told = |said: &[(i32, String)]| {
-            said.iter().filter(|l| l.1.contains("and not as NCCL asked for")).count()
+            said.iter().filter(|l| l.1.contains("and not as NCCL requested")).count()
         };
         let said = net.connect(("a", 0), ("b", 1));
         assert_eq!([told(&said[0]), told(&said[1])], [1, 1], "{said:?}");
         let again = net.connect(("a", 0), ("b", 1));
         assert_eq!([told(&again[0]), told(&again[1])], [0, 0], "{again:?}");
         // Both ends must have it alike.
-        let parts = ["settings that both ends must have alike differ", "MPIB_ROUTE"];
+        let parts = ["settings that must be equal at both ends differ", "MPIB_ROUTE"];
         net.refused(("a", 0), ("c", 0), InvalidUsage, &parts);
         net.finish();
     });
@@ -151,7 +151,7 @@ fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
             &["cannot connect to the peer's listener", "10.2.0.1:", "10.3.0.0:", "Network is unreachable"],
         );
         let wanted =
-            "no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any";
+            "no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any";
         net.refused(
             ("b", 0),
             ("d", 0),

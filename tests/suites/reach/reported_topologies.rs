@@ -41,7 +41,7 @@ fn addresses_of_two_subnets_are_not_tried_with_route_subnet() {
     on_hosts(here!(), &[], || {
         let mut net =
             with(cable("10.0.0.1/24", "10.0.1.2/24"), vec![("MPIB_ROUTE", "subnet")], vec![], vec![]);
-        let said = "mlx5_0:1 to mlx5_0:1: no common subnet, which MPIB_ROUTE=subnet wants; where routers lead there, set MPIB_ROUTE=any";
+        let said = "mlx5_0:1 to mlx5_0:1: no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any";
         net.refused(("a", 0), ("b", 0), InvalidUsage, &["no rail reaches", said]);
         net.finish();
     });

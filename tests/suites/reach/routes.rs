@@ -56,7 +56,7 @@ fn joined(
 
 /// Lines on a NIC that stands in for the one asked for.
 fn instead(lines: &[(i32, String)]) -> Vec<&(i32, String)> {
-    lines.iter().filter(|line| line.1.contains("not as NCCL asked for")).collect()
+    lines.iter().filter(|line| line.1.contains("not as NCCL requested")).collect()
 }
 
 /// Three hosts; a cable between each two is a subnet. Their NICs: soft0 and soft1.
@@ -155,7 +155,7 @@ fn strict_keeps_to_the_requested_devices() {
             &mut other,
             (0, 0),
             InvalidUsage,
-            &["settings that both ends must have alike", said, "prefer-subnet"],
+            &["settings that must be equal at both ends", said, "prefer-subnet"],
         );
         [a, b, other].into_iter().for_each(Peer::finish);
     });
@@ -263,7 +263,7 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
         // With strict losses a connection that must do without what was asked for is refused too.
         let strict = [OOB, SHORT[0], SHORT[1], ("MPIB_STRICT", "1")];
         let [mut x, mut y] = CROSSED.map(|(host, devices)| start(&hosts, host, devices, &strict));
-        refused(&mut x, &mut y, (0, 0), InvalidUsage, &["not as NCCL asked for", "MPIB_STRICT=1"]);
+        refused(&mut x, &mut y, (0, 0), InvalidUsage, &["not as NCCL requested", "MPIB_STRICT=1"]);
         [a, b, x, y].into_iter().for_each(Peer::finish);
     });
 }

@@ -132,7 +132,7 @@ fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
                     "goes from mlx5_1:1 ",
                     &ours,
                     &theirs,
-                    "since they share a subnet, and not as NCCL asked for: ",
+                    "since they share a subnet, and not as NCCL requested: ",
                     &format!("mlx5_0:1 (192.168.0.{by}/24) to mlx5_0:1 (192.168.0.{at}/24): "),
                 ];
                 has_all(&warned, &parts);

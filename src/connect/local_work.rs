@@ -1,0 +1,135 @@
+//! The local part of a handshake: queue pairs, probes and the registration with the agent, at the
+//! stage that the machine requests.
+
+use std::sync::Arc;
+
+use crate::agent::Subscription;
+use crate::connect::bringup::Bringup;
+use crate::connect::endpoint::{Endpoint, LocalEndpoint};
+use crate::connect::formed::Formed;
+use crate::connect::local_rails::LocalRail;
+use crate::connect::machine::{Action, Outcome, Report};
+use crate::connect::probe::ProbeRun;
+use crate::connect::registration::unhinted;
+use crate::control::Channel;
+use crate::error::{Error, Result};
+use crate::proto::Role;
+use crate::transport::Settings;
+use crate::transport::comm::Comm;
+use crate::warned::Subject;
+
+/// The local objects of one end.
+#[derive(Debug)]
+pub(crate) struct LocalWork {
+    role: Role,
+    settings: Arc<Settings>,
+    rails: Vec<LocalRail>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    None,
+    Local(LocalEndpoint),
+    BringUp(Bringup),
+    Joined(Endpoint),
+    Probe(Box<ProbeRun>),
+    Formed(Formed),
+    /// As [`Formed`](Self::Formed), until the agent has given a hint.
+    Hint(Formed),
+}
+
+impl LocalWork {
+    pub(crate) fn new(role: Role, settings: &Arc<Settings>, rails: Vec<LocalRail>) -> Self {
+        Self { role, settings: Arc::clone(settings), rails, stage: Stage::None }
+    }
+
+    /// Starts, ends or carries out the work of an action; returns the outcome of work that takes no
+    /// time.
+    pub(crate) fn perform(&mut self, action: Action, channel: &Channel) -> Result<Option<Outcome>> {
+        let (role, settings) = (self.role, &self.settings);
+        let stage = std::mem::replace(&mut self.stage, Stage::None);
+        let (stage, outcome) = match (action, stage) {
+            (Action::MakeEndpoint(stripes), stage) => {
+                // The queue pairs of the attempt before are destroyed first.
+                drop(stage);
+                let local = LocalEndpoint::new(role, settings, &self.rails, &stripes)?;
+                let wiring = local.message(role, settings)?;
+                (Stage::Local(local), Some(Outcome::Made(wiring)))
+            }
+            (Action::BringUp(peer), Stage::Local(local)) => {
+                (Stage::BringUp(local.join(role, &self.rails, channel.describe(), peer)), None)
+            }
+            (Action::Probe, Stage::Joined(endpoint)) => {
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
+            }
+            (Action::Stop, Stage::Probe(mut probe)) => {
+                probe.stop();
+                (Stage::Probe(probe), None)
+            }
+            (Action::Keep(keep), Stage::Joined(endpoint)) => {
+                let formed = Formed::new(role, settings, channel, endpoint, &keep)?;
+                let registered = formed.flow.is_some();
+                (Stage::Formed(formed), Some(Outcome::Kept { registered }))
+            }
+            (Action::AwaitHint, Stage::Formed(formed)) => (Stage::Hint(formed), None),
+            (Action::Stop, Stage::Hint(Formed { flow: Some(flow), .. })) => {
+                return Err(unhinted(&channel.describe(), &flow, &settings.config));
+            }
+            _ => return Err(out_of_place()),
+        };
+        self.stage = stage;
+        Ok(outcome)
+    }
+
+    /// Advances the work in progress; returns its outcome once it has ended.
+    pub(crate) fn poll(&mut self) -> Option<Outcome> {
+        let ended = match &mut self.stage {
+            Stage::BringUp(bringup) => bringup.poll(self.role, &self.settings, &self.rails),
+            Stage::Probe(probe) => probe.poll(),
+            Stage::Hint(formed) => formed.flow.as_ref().is_some_and(Subscription::hinted),
+            Stage::None | Stage::Local(_) | Stage::Joined(_) | Stage::Formed(_) => false,
+        };
+        if !ended {
+            return None;
+        }
+        let (stage, outcome) = match std::mem::replace(&mut self.stage, Stage::None) {
+            Stage::BringUp(bringup) => {
+                let endpoint = bringup.finish();
+                let eces = endpoint.eces.clone();
+                (Stage::Joined(endpoint), Outcome::BroughtUp(eces))
+            }
+            Stage::Probe(probe) => {
+                let results = probe.results();
+                (Stage::Joined(probe.endpoint), Outcome::Probed(results))
+            }
+            Stage::Hint(formed) => (Stage::Formed(formed), Outcome::Hinted),
+            stage => (stage, Outcome::Failed(out_of_place())),
+        };
+        self.stage = stage;
+        Some(outcome)
+    }
+
+    /// Logs a report if it is the first on its device and host.
+    pub(crate) fn log_first(&self, report: &Report, device: &str, channel: &Channel) {
+        let Report { fault, text } = report;
+        let host = channel.peer().map(|peer| peer.ip());
+        match self.settings.process.warned.once(Subject::Substituted(device.to_owned(), host)) {
+            true if *fault => tracing::warn!(target: "net", "{text}"),
+            true => tracing::info!(target: "net", "{text}"),
+            false => {}
+        }
+    }
+
+    /// Returns the comm of the connection and its registration with the agent.
+    pub(crate) fn take_comm(&mut self, channel: Channel) -> Result<(Comm, Option<Subscription>)> {
+        match std::mem::replace(&mut self.stage, Stage::None) {
+            Stage::Formed(formed) => Ok(formed.into_comm(&self.settings.process, channel)),
+            _ => Err(out_of_place()),
+        }
+    }
+}
+
+fn out_of_place() -> Error {
+    Error::Internal("an action of a handshake does not fit its local work".into())
+}

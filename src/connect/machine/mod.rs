@@ -1,0 +1,293 @@
+//! The handshake as a state machine: messages, finished work and timers in, actions out.
+//!
+//! [`Machine`] decides everything that a handshake decides: the comparison of the HELLOs, the
+//! attempts, the check of WIRING, the meaning of both masks, strictness, each time limit and the
+//! final commit. It has no socket, no clock and no verbs object: its driver
+//! ([`handshake`](super::handshake)) passes the time as an argument and carries out each
+//! [`Action`]. Two machines and a simulated network are therefore a complete test.
+//!
+//! The module is here and not in `proto`, since the choice of routes and the plan of a connection
+//! belong to `route` and `policy`, which stand above `proto`.
+//!
+//! Life cycle of a connector; an acceptor differs in the order of WIRING alone:
+//!
+//! ```text
+//! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED
+//!               ^                                                    |
+//!               +---------- no route works, others are left ---------+
+//!                                                                    |
+//!                               Established <- READY <- [hint] <- Keep
+//! ```
+
+mod attempts;
+mod step;
+#[cfg(test)]
+mod tests;
+mod transitions;
+mod wiring;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::policy::Plan;
+use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
+use crate::route::Route;
+use step::{Overdue, Step};
+use transitions::Stage;
+
+pub(crate) use attempts::Report;
+pub(crate) use wiring::WRITTEN_BYTES;
+
+/// Messages that may arrive while local work is in progress. A correct peer sends one.
+const MAX_EARLY: usize = 64;
+
+/// What the driver has to do next.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Send a message. The loss of the peer is reported by [`Machine::on_lost`], not as an error of
+    /// this action.
+    Send(Message),
+    /// Use this name of the message that is due in the errors of the control connection.
+    Await(Option<&'static str>),
+    /// Create the queue pairs of these stripes, each with its route and their number:
+    /// [`Outcome::Made`].
+    MakeEndpoint(Vec<(Route, usize)>),
+    /// Connect the queue pairs to the peer's: [`Outcome::BroughtUp`].
+    BringUp(BringUp),
+    /// Probe the stripes: [`Outcome::Probed`].
+    Probe,
+    /// End the work in progress, which takes too long, with the results so far.
+    Stop,
+    /// Form the connection of some stripes, destroy the others and register it with the agent:
+    /// [`Outcome::Kept`].
+    Keep(Keep),
+    /// Wait for the first hint of the agent: [`Outcome::Hinted`].
+    AwaitHint,
+    /// Log a warning.
+    Warn(String),
+    /// Log a report on the device and the peer's host, if it is the first.
+    Report(Report),
+    /// The connection is in use. No action follows.
+    Established,
+    /// The handshake has failed, and the peer has been sent REFUSE. No action follows.
+    Fail(Error),
+}
+
+/// The connection of the local queue pairs to the peer's.
+#[derive(Debug)]
+pub(crate) struct BringUp {
+    /// The peer's queue pairs and memory. Its lists fit the stripes.
+    pub(crate) wiring: Wiring,
+    /// The rails of the peer's HELLO.
+    pub(crate) rails: Vec<RailInfo>,
+    /// No change of a queue pair is retried later: the peer waits twice as long.
+    pub(crate) retry_until: Instant,
+}
+
+/// The connection that results from the probes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Keep {
+    /// Indices of the stripes that carry the connection.
+    pub(crate) stripes: Vec<usize>,
+    pub(crate) plan: Plan,
+    /// Whether one of them is on a rail of this end that NCCL did not request.
+    pub(crate) substitute: bool,
+}
+
+/// Work that the driver has finished.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// The endpoint exists, and this describes it. An acceptor's ECE options follow with
+    /// [`Outcome::BroughtUp`].
+    Made(Wiring),
+    /// Bring-up has ended on each stripe. The ECE options are those in effect.
+    BroughtUp(Vec<Option<Ece>>),
+    /// The probes have ended: of each stripe, why it does not work.
+    Probed(Vec<Result<(), String>>),
+    /// The connection is formed.
+    Kept {
+        /// Whether the connection is registered with the agent.
+        registered: bool,
+    },
+    /// The agent has given the first hint.
+    Hinted,
+    /// The work has failed, and the handshake with it.
+    Failed(Error),
+}
+
+/// One end of a handshake.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    role: Role,
+    config: Arc<Config>,
+    /// Name of the device that NCCL requested.
+    device: String,
+    /// Time that an agent has for the first hint.
+    hint_patience: Duration,
+    local: Hello,
+    /// Name of the peer, for logs and errors.
+    peer: String,
+    /// Whether the control connection is established. Its own time limit counts before.
+    connected: bool,
+    /// No attempt begins later.
+    until: Instant,
+    step: Step,
+    early: VecDeque<Message>,
+    actions: VecDeque<Action>,
+    stage: Stage,
+}
+
+impl Machine {
+    /// Begins a handshake. `local` is this end's HELLO: a connector's has been sent as the first
+    /// bytes of the control connection, an acceptor's is the first action.
+    pub(crate) fn new(
+        role: Role,
+        now: Instant,
+        config: &Arc<Config>,
+        device: String,
+        local: Hello,
+        hint_patience: Duration,
+    ) -> Self {
+        let limit = config.connect_timeout;
+        // The peer's HELLO comes with the first call of accept. A rank may be busy for long before
+        // it.
+        let step = match role {
+            Role::Connector => Step::patient("the first call of accept", now, limit),
+            Role::Acceptor => Step::new("HELLO", now, limit),
+        };
+        let mut actions = VecDeque::from([Action::Await(Some(step.name()))]);
+        if role == Role::Acceptor {
+            actions.push_back(Action::Send(Message::Hello(local.clone())));
+        }
+        Self {
+            role,
+            config: Arc::clone(config),
+            device,
+            hint_patience,
+            local,
+            peer: "the peer".into(),
+            connected: role == Role::Acceptor,
+            until: now + limit,
+            step,
+            early: VecDeque::new(),
+            actions,
+            stage: Stage::Hello,
+        }
+    }
+
+    /// Returns the next action.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Returns when [`on_timer`](Self::on_timer) is due. `None` while the machine waits for work of
+    /// the driver that has its own end, and before the control connection is established.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Keep(_) | Stage::Ended => None,
+            Stage::Probe(_, until) => until,
+            Stage::Hint { by, .. } => by,
+            Stage::Hello | Stage::Wiring(..) | Stage::Ready(_) | Stage::Probed(..) | Stage::Commit => {
+                self.connected.then(|| self.step.deadline())
+            }
+        }
+    }
+
+    /// Names the peer in logs and errors.
+    pub(crate) fn set_peer(&mut self, name: String) {
+        self.peer = name;
+    }
+
+    /// Handles the establishment of the control connection: the time of the first step begins now.
+    pub(crate) fn on_connected(&mut self, now: Instant) {
+        if !self.connected {
+            self.connected = true;
+            self.step.restart(now);
+        }
+    }
+
+    /// Handles a message. REFUSE ends the handshake at any time; other messages wait for the end of
+    /// local work.
+    pub(crate) fn on_message(&mut self, now: Instant, message: Message) {
+        self.connected = true;
+        match message {
+            _ if self.has_ended() => {}
+            Message::Refuse { reason } => {
+                let how = if self.is_peer_ready() { "gave the connection up" } else { "refuses" };
+                self.fail(Error::Peer(format!("{} {how}: {reason}", self.peer)));
+            }
+            message if !self.is_working() => self.handle(now, message),
+            _ if self.early.len() == MAX_EARLY => {
+                let what = format!("{} sent more than {MAX_EARLY} messages that are not due", self.peer);
+                self.fail(Error::Protocol(what));
+            }
+            message => self.early.push_back(message),
+        }
+    }
+
+    /// Handles the end of the control connection, after all messages that arrived on it.
+    pub(crate) fn on_lost(&mut self, why: Error) {
+        if self.has_ended() {
+            return;
+        }
+        let why = match self.is_peer_ready() {
+            true => Error::Peer(format!(
+                "{} is gone with the rest of the handshake outstanding: {why}",
+                self.peer
+            )),
+            false => why,
+        };
+        self.fail(why);
+    }
+
+    /// Handles a deadline that has passed. The driver passes messages and finished work first.
+    pub(crate) fn on_timer(&mut self, now: Instant) {
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        if let Stage::Probe(_, limit) | Stage::Hint { by: limit, .. } = &mut self.stage {
+            *limit = None;
+            self.actions.push_back(Action::Stop);
+            return;
+        }
+        match self.step.expire(now, &self.peer) {
+            Overdue::Warn(text) => self.actions.push_back(Action::Warn(text)),
+            Overdue::Fail(why) => self.fail(Error::Peer(why)),
+        }
+    }
+
+    /// Handles the end of local work.
+    pub(crate) fn on_done(&mut self, now: Instant, outcome: Outcome) {
+        if self.has_ended() {
+            return;
+        }
+        let done = self.finish_work(now, outcome);
+        self.fail_if(done);
+        self.handle_early(now);
+    }
+
+    /// Returns whether the driver works on an action. Messages are queued meanwhile.
+    fn is_working(&self) -> bool {
+        matches!(self.stage, Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Probe(..) | Stage::Keep(_))
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
+    }
+
+    /// Returns whether the peer has committed to the connection, and this end has not.
+    fn is_peer_ready(&self) -> bool {
+        matches!(self.stage, Stage::Hint { peer_ready: true, .. })
+    }
+
+    /// Handles the messages that arrived during the work.
+    fn handle_early(&mut self, now: Instant) {
+        while !self.is_working() && !self.has_ended() {
+            let Some(message) = self.early.pop_front() else { return };
+            self.handle(now, message);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Pairs of machines under a simulated clock and network, and single machines by hand.
+
+mod liar;
+mod pair;
+mod scenario;
+mod single;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use crate::proto::{Ends, Role};
+use pair::{Node, Run, run};
+use scenario::{Scenario, any_dead, honest, lying};
+
+fn is_established(run: &Run, role: Role) -> bool {
+    matches!(run.nodes.local(role).end, Some(Ok(())))
+}
+
+/// Properties of honest pairs, whatever fails.
+fn agrees(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
+    let Ends { connector, acceptor } = &run.nodes;
+    for role in Role::ALL {
+        let (node, peer) = (run.nodes.local(role), run.nodes.remote(role));
+        prop_assert!(node.end.is_some(), "the {role} is stuck");
+        if !is_established(run, role) {
+            continue;
+        }
+        // Both ends use the connection, or the other one has failed since, and this one learns of
+        // it.
+        prop_assert!(node.committed && peer.committed, "the {role} is established too early");
+        prop_assert!(is_established(run, role.other()) || node.will_learn());
+        prop_assert_eq!(node.routes(), peer.routes());
+        prop_assert_eq!(&node.kept.as_ref().unwrap().stripes, &peer.kept.as_ref().unwrap().stripes);
+        let routes = node.routes().unwrap();
+        let stripes = |node: &Node, route| node.stripes.iter().filter(|s| s.0 == route).count();
+        for (i, route) in routes.iter().enumerate() {
+            let nth = routes[..i].iter().filter(|r| *r == route).count();
+            let dead = |role| scenario.is_dead(role, route, nth);
+            prop_assert!(!dead(Role::Connector) && !dead(Role::Acceptor), "a dead stripe is kept");
+            let kept = routes.iter().filter(|r| *r == route).count();
+            prop_assert_eq!(kept, stripes(node, *route), "a route is kept in part");
+            // A rail is in one route only; the stripes of a route are neighbours.
+            for other in &routes[i + 1..] {
+                let shared = (
+                    other.rails.connector == route.rails.connector,
+                    other.rails.acceptor == route.rails.acceptor,
+                );
+                prop_assert_eq!(shared.0, shared.1, "a rail has two routes");
+            }
+        }
+        if *scenario.strict.local(role) {
+            let degraded = node.warnings.iter().find(|text| !text.contains("has sent nothing"));
+            prop_assert_eq!(degraded, None, "MPIB_STRICT=1 and less than requested");
+        }
+    }
+    prop_assert!(!scenario.terms_differ || (connector.kept.is_none() && acceptor.kept.is_none()));
+    Ok(())
+}
+
+/// Returns the text of an end's error.
+fn error(run: &Run, role: Role) -> String {
+    match &run.nodes.local(role).end {
+        Some(Err(e)) => e.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The scenarios are no empty promise: among some thousand there is each way that a handshake can
+/// go.
+#[test]
+fn scenarios_reach_every_stage() {
+    let mut runner = TestRunner::deterministic();
+    let mut next = |strategy: &BoxedStrategy<Scenario>| strategy.new_tree(&mut runner).unwrap().current();
+    let (honest, lying) = (honest(true).boxed(), lying().boxed());
+    let runs: Vec<Run> = (0..3000).map(|i| run(&next(if i % 2 == 0 { &honest } else { &lying }))).collect();
+    let lines =
+        |part: &str| runs.iter().filter(|run| run.trace.iter().any(|line| line.contains(part))).count();
+    for part in [
+        "connector: Established",
+        "connector: AwaitHint",
+        "acceptor: Stop",
+        "has sent nothing",
+        "MakeEndpoint [(1, 1)]",
+        "Report(Report { fault: true",
+        "rails that do not work",
+        "settings that must be equal at both ends differ",
+        "no rail reaches",
+        "no rail works to",
+        "not tried, the time was up",
+        "nothing came within 1000 ms while waiting for WIRING",
+        "nothing came within 1000 ms while waiting for PROBED",
+        "waiting for its READY to use the connection",
+        "out of memory",
+        "the connection broke",
+        "(MPIB_STRICT=1)",
+        "remote keys for",
+        "queue pairs for route",
+        "joins our rail and its rail",
+        "while READY was due",
+        "while READY to use the connection was due",
+        "messages that are not due",
+    ] {
+        assert!(lines(part) > 0, "no scenario leads to {part:?}");
+    }
+    let established = |run: &&Run| Role::ALL.map(|role| is_established(run, role));
+    let halves = runs.iter().filter(|run| matches!(established(run), [true, false] | [false, true])).count();
+    assert!(halves > 0, "no scenario in which one end alone is established");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// Work fails, connections break, everybody is slow: both ends come to the same connection, or
+    /// each learns that there is none.
+    #[test]
+    fn honest_ends_agree_or_fail(scenario in honest(true)) {
+        agrees(&scenario, &run(&scenario))?;
+    }
+
+    /// Ends without trouble connect whenever a route exists, and use every rail that the choice of
+    /// routes gives them.
+    #[test]
+    fn ends_without_trouble_connect(scenario in honest(false)) {
+        prop_assert!(scenario.is_benign());
+        let run = run(&scenario);
+        agrees(&scenario, &run)?;
+        for role in Role::ALL {
+            prop_assert!(
+                is_established(&run, role) || error(&run, role).contains("no rail reaches"),
+                "{:?}\n{}", run.nodes.local(role).end, run.trace.join("\n")
+            );
+        }
+    }
+
+    /// Routes that do not work are replaced by others, as long as there are any.
+    #[test]
+    fn dead_routes_are_replaced(honest in honest(false), dead in prop::collection::vec(any_dead(), 0..12)) {
+        let scenario = Scenario { dead, ..honest };
+        let run = run(&scenario);
+        agrees(&scenario, &run)?;
+        if is_established(&run, Role::Connector) {
+            prop_assert!(is_established(&run, Role::Acceptor));
+            return Ok(());
+        }
+        // Then every pair of rails is refused or dead: the table has no line of a route that was
+        // not tried.
+        let text = error(&run, Role::Connector);
+        prop_assert!(text.contains("no rail reaches") || text.contains("no rail works to the acceptor"), "{text}");
+        prop_assert!(!text.contains("not tried"), "{text}");
+    }
+
+    /// Whatever a liar sends, an honest end comes to an end, and its driver is never given lists
+    /// that do not fit.
+    #[test]
+    fn a_liar_harms_nobody_but_itself(scenario in lying()) {
+        let run = run(&scenario);
+        let (liar, _) = scenario.lies.as_ref().unwrap();
+        let node = run.nodes.local(liar.other());
+        prop_assert!(node.end.is_some());
+        prop_assert!(!is_established(&run, liar.other()) || (node.committed && node.kept.is_some()));
+    }
+
+    /// The same scenario has the same course.
+    #[test]
+    fn a_run_is_repeatable(scenario in lying()) {
+        prop_assert_eq!(run(&scenario).trace, run(&scenario).trace);
+    }
+}

@@ -1,0 +1,377 @@
+//! Two machines, a simulated network and a simulated clock.
+//!
+//! The network keeps the order of messages, as TCP does. It delays them, and it can lose the
+//! connection: then both ends learn of it, and what is still on the way does not arrive. Local work
+//! takes a while and may fail. An end is polled at multiples of its own interval, as NCCL polls
+//! `connect` and `accept`. All choices come from the [`Scenario`].
+
+use std::collections::VecDeque;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use super::liar::Liar;
+use super::scenario::{Dice, PATIENCE, Scenario};
+use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES};
+use crate::error::Error;
+use crate::policy::SplitMode;
+use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+use crate::route::Route;
+
+/// Polls of one end, at most.
+const MAX_POLLS: usize = 600;
+
+/// What came of a simulated handshake.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) nodes: Ends<Node>,
+    /// Each input and action, with its time in milliseconds.
+    pub(super) trace: Vec<String>,
+}
+
+/// One end with its driver.
+#[derive(Debug)]
+pub(super) struct Node {
+    machine: Machine,
+    role: Role,
+    poll_interval: u64,
+    work: Work,
+    /// Messages on their way to this end, each with its time of arrival.
+    inbox: VecDeque<(u64, Message)>,
+    /// When the connection is established.
+    connected_at: u64,
+    /// Whether the machine knows.
+    connected: bool,
+    /// When this end learns that the connection is lost, and why.
+    lost: Option<(u64, String)>,
+    works_done: u8,
+    pub(super) stripes: Vec<(Route, usize)>,
+    /// Results of the last probes.
+    results: Vec<Result<(), String>>,
+    pub(super) kept: Option<Keep>,
+    /// Whether READY was sent after the probes.
+    pub(super) committed: bool,
+    pub(super) end: Option<Result<(), Error>>,
+    pub(super) warnings: Vec<String>,
+    polls: usize,
+}
+
+/// Local objects and work in progress, as in the real driver; the outcome has the time of its end.
+#[derive(Debug)]
+enum Work {
+    None,
+    Local,
+    BringUp(u64, Outcome),
+    Joined,
+    /// `None`: a completion is missing.
+    Probe(Option<u64>),
+    Formed,
+    /// `None`: the agent never answers.
+    Hint(Option<u64>),
+}
+
+impl Node {
+    /// Returns the routes of the connection, in order.
+    pub(super) fn routes(&self) -> Option<Vec<Route>> {
+        Some(self.kept.as_ref()?.stripes.iter().map(|i| self.stripes[*i].0).collect())
+    }
+
+    /// Returns whether a REFUSE or the loss of the connection is on its way to this end.
+    pub(super) fn will_learn(&self) -> bool {
+        self.lost.is_some() || self.inbox.iter().any(|(_, m)| matches!(m, Message::Refuse { .. }))
+    }
+
+    /// Returns when this end is polled next with something to do.
+    fn wake(&self, start: Instant, now: u64) -> Option<u64> {
+        if self.end.is_some() {
+            return None;
+        }
+        let work = match self.work {
+            Work::BringUp(at, _) | Work::Probe(Some(at)) | Work::Hint(Some(at)) => Some(at),
+            Work::None | Work::Local | Work::Joined | Work::Formed => None,
+            Work::Probe(None) | Work::Hint(None) => None,
+        };
+        let connect = (!self.connected).then_some(self.connected_at);
+        let deadline = self.machine.deadline().map(|at| {
+            let since = at.duration_since(start);
+            since.as_millis() as u64 + u64::from(since.subsec_nanos() % 1_000_000 != 0)
+        });
+        let arrival = self.inbox.front().map(|m| m.0);
+        let events = [work, connect, deadline, arrival, self.lost.as_ref().map(|l| l.0)];
+        let next = events
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or_else(|| panic!("the {} waits for nothing: {self:?}", self.role));
+        Some(next.max(now).next_multiple_of(self.poll_interval))
+    }
+}
+
+/// Simulates a handshake.
+pub(super) fn run(scenario: &Scenario) -> Run {
+    // Nothing depends on it: only differences of times count.
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let start = *START;
+    let mut dice = Dice::new(&scenario.dice);
+    let mut node = |role: Role| {
+        let (config, hello) = scenario.end(role);
+        let machine = Machine::new(role, start, &Arc::new(config), "dev0".into(), hello, PATIENCE);
+        Node {
+            machine,
+            role,
+            poll_interval: *scenario.poll_interval.local(role),
+            work: Work::None,
+            inbox: VecDeque::new(),
+            connected_at: if role == Role::Connector { dice.delay() } else { 0 },
+            connected: false,
+            lost: scenario.lost_at.map(|at| (at + dice.delay(), "the connection broke".to_owned())),
+            works_done: 0,
+            stripes: Vec::new(),
+            results: Vec::new(),
+            kept: None,
+            committed: false,
+            end: None,
+            warnings: Vec::new(),
+            polls: 0,
+        }
+    };
+    let mut nodes = Ends { connector: node(Role::Connector), acceptor: node(Role::Acceptor) };
+    // The connector's HELLO opens the connection, and the acceptor accepts later.
+    let hello = Message::Hello(scenario.end(Role::Connector).1);
+    let at = nodes.connector.connected_at;
+    nodes.acceptor.connected_at = at;
+    let mut sim = Sim { scenario, start, now: 0, dice, liar: Liar::new(scenario), trace: Vec::new() };
+    sim.transmit(Role::Connector, hello, &mut nodes.acceptor);
+    loop {
+        let wakes = Role::ALL.map(|role| (nodes.local(role).wake(start, sim.now), role));
+        let next = wakes.into_iter().filter_map(|(at, role)| Some((at?, role))).min_by_key(|(at, _)| *at);
+        let Some((at, role)) = next else { break };
+        sim.now = at;
+        let Ends { connector, acceptor } = &mut nodes;
+        match role {
+            Role::Connector => sim.poll(connector, acceptor),
+            Role::Acceptor => sim.poll(acceptor, connector),
+        }
+    }
+    Run { nodes, trace: sim.trace }
+}
+
+struct Sim<'a> {
+    scenario: &'a Scenario,
+    start: Instant,
+    /// Milliseconds since the start.
+    now: u64,
+    dice: Dice<'a>,
+    liar: Liar,
+    trace: Vec<String>,
+}
+
+impl Sim<'_> {
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_millis(self.now)
+    }
+
+    fn note(&mut self, role: Role, what: impl std::fmt::Display) {
+        self.trace.push(format!("{:6} {role}: {what}", self.now));
+    }
+
+    /// One poll of an end, in the order of the real driver.
+    fn poll(&mut self, node: &mut Node, peer: &mut Node) {
+        node.polls += 1;
+        assert!(node.polls <= MAX_POLLS, "{MAX_POLLS} polls and no end");
+        loop {
+            while let Some(action) = node.machine.poll_action() {
+                assert!(node.end.is_none(), "{action:?} after the end");
+                self.note(node.role, brief(&action));
+                self.perform(node, peer, action);
+            }
+            if node.end.is_some() {
+                return;
+            }
+            let now = self.instant();
+            if let Some(outcome) = self.finished(node) {
+                self.note(node.role, "has finished its work");
+                node.machine.on_done(now, outcome);
+            } else if let Some((_, message)) = node.inbox.pop_front_if(|(at, _)| *at <= self.now) {
+                self.note(node.role, format_args!("receives {}", message.name()));
+                node.machine.set_peer(format!("the {}", peer.role));
+                node.machine.on_message(now, message);
+            } else if node.lost.as_ref().is_some_and(|(at, _)| *at <= self.now) {
+                node.inbox.clear();
+                let (_, why) = node.lost.clone().expect("just seen");
+                node.machine.on_lost(Error::Peer(why));
+            } else {
+                if node.connected_at <= self.now {
+                    node.connected = true;
+                    node.machine.on_connected(now);
+                }
+                let due = |node: &Node| node.machine.deadline().is_some_and(|at| at <= now);
+                if !due(node) {
+                    return;
+                }
+                node.machine.on_timer(now);
+                assert!(!due(node), "a timer that is due again at once");
+            }
+        }
+    }
+
+    /// Returns the outcome of work that has ended.
+    fn finished(&mut self, node: &mut Node) -> Option<Outcome> {
+        let (work, outcome) = match std::mem::replace(&mut node.work, Work::None) {
+            Work::BringUp(at, outcome) if at <= self.now => (Work::Joined, outcome),
+            Work::Probe(Some(at)) if at <= self.now => (Work::Joined, Outcome::Probed(node.results.clone())),
+            Work::Hint(Some(at)) if at <= self.now => (Work::Formed, Outcome::Hinted),
+            work => {
+                node.work = work;
+                return None;
+            }
+        };
+        node.work = work;
+        Some(self.spoil(node, outcome))
+    }
+
+    /// The work fails instead, if the scenario has it so.
+    fn spoil(&mut self, node: &mut Node, outcome: Outcome) -> Outcome {
+        node.works_done += 1;
+        match self.scenario.failing_work {
+            Some((role, n)) if role == node.role && n == node.works_done => {
+                Outcome::Failed(Error::Internal("out of memory".into()))
+            }
+            _ => outcome,
+        }
+    }
+
+    fn perform(&mut self, node: &mut Node, peer: &mut Node, action: Action) {
+        let work = std::mem::replace(&mut node.work, Work::None);
+        match (action, work) {
+            (Action::Send(message), work) => {
+                node.committed |= message == Message::Ready && node.kept.is_some();
+                node.work = work;
+                self.transmit(node.role, message, peer);
+            }
+            (Action::Await(_), work) => node.work = work,
+            (Action::Warn(text), work) => {
+                node.warnings.push(text);
+                node.work = work;
+            }
+            (Action::Report(report), work) => {
+                node.warnings.extend(report.fault.then_some(report.text));
+                node.work = work;
+            }
+            (Action::Established, Work::Formed) => node.end = Some(Ok(())),
+            (Action::Fail(e), _) => {
+                node.end = Some(Err(e));
+                // It closes the connection behind its REFUSE.
+                let closed = peer.inbox.back().map_or(self.now, |m| m.0.max(self.now));
+                peer.lost.get_or_insert((closed, "has closed the connection".into()));
+            }
+            (action, work) => self.work(node, action, work),
+        }
+    }
+
+    /// Carries out an action that is local work.
+    fn work(&mut self, node: &mut Node, action: Action, work: Work) {
+        let now = self.instant();
+        match (action, work) {
+            (Action::MakeEndpoint(stripes), _) => {
+                assert!((1..=8).contains(&stripes.len()), "{} stripes", stripes.len());
+                node.stripes = stripes;
+                node.work = Work::Local;
+                let made = Outcome::Made(wiring(node.role, &node.stripes));
+                let made = self.spoil(node, made);
+                node.machine.on_done(now, made);
+            }
+            (Action::BringUp(BringUp { wiring, rails, retry_until }), Work::Local) => {
+                fits(node.role, &node.stripes, &wiring);
+                assert!(node.stripes.iter().all(|(r, _)| *r.rails.remote(node.role) < rails.len()));
+                assert!(retry_until <= now + self.scenario.end(node.role).0.connect_timeout);
+                let outcome = Outcome::BroughtUp(vec![None; node.stripes.len()]);
+                node.work = Work::BringUp(self.now + self.dice.delay(), outcome);
+            }
+            (Action::Probe, Work::Joined) => {
+                let dead = |i: usize| {
+                    let route = &node.stripes[i].0;
+                    let before = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
+                    self.scenario.is_dead(node.role, route, before)
+                };
+                let result = |i| if dead(i) { Err("no answer".to_owned()) } else { Ok(()) };
+                node.results = (0..node.stripes.len()).map(result).collect();
+                let delay = self.dice.delay();
+                node.work = Work::Probe((delay < 900).then_some(self.now + delay));
+            }
+            (Action::Stop, Work::Probe(_)) => {
+                node.results.fill(Err("too late".into()));
+                node.work = Work::Probe(Some(self.now));
+            }
+            (Action::Keep(keep), Work::Joined) => {
+                assert!(!keep.stripes.is_empty() && keep.stripes.is_sorted());
+                for i in &keep.stripes {
+                    assert!(node.results[*i].is_ok(), "stripe {i} is kept and does not work");
+                }
+                let hinted = keep.plan.split_mode(&self.scenario.end(node.role).0) == SplitMode::Hinted;
+                node.kept = Some(keep);
+                node.work = Work::Formed;
+                let kept = self.spoil(node, Outcome::Kept { registered: hinted });
+                node.machine.on_done(now, kept);
+            }
+            (Action::AwaitHint, Work::Formed) => {
+                let delay = self.dice.delay();
+                node.work = Work::Hint((delay < 900).then_some(self.now + delay));
+            }
+            (Action::Stop, Work::Hint(_)) => {
+                node.machine.on_done(now, Outcome::Failed(Error::Usage("no hint".into())));
+            }
+            (action, work) => panic!("{action:?} while the driver is at {work:?}"),
+        }
+    }
+
+    /// Sends over the network, which a liar may have altered before.
+    fn transmit(&mut self, from: Role, message: Message, to: &mut Node) {
+        let sent = self.now.max(to.connected_at) + self.dice.delay();
+        for message in self.liar.mangle(from, message) {
+            let at = to.inbox.back().map_or(sent, |last| sent.max(last.0));
+            if to.lost.as_ref().is_none_or(|(lost, _)| at <= *lost) {
+                to.inbox.push_back((at, message));
+            }
+        }
+    }
+}
+
+/// An action in few words.
+fn brief(action: &Action) -> String {
+    match action {
+        Action::Send(message) => format!("sends {}", message.name()),
+        Action::MakeEndpoint(stripes) => {
+            let rails = |(route, _): &(Route, usize)| (route.rails.connector, route.rails.acceptor);
+            format!("MakeEndpoint {:?}", stripes.iter().map(rails).collect::<Vec<_>>())
+        }
+        Action::BringUp(_) => "BringUp".into(),
+        action => format!("{action:?}"),
+    }
+}
+
+/// The WIRING of an end with these stripes.
+fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
+    let route = |(route, qps): &(Route, usize)| RouteWiring {
+        local_rail: *route.rails.local(role) as u8,
+        remote_rail: *route.rails.remote(role) as u8,
+        qps: vec![QpWiring { qpn: 7, psn: 8 }; *qps],
+        service_level: 0,
+        traffic_class: 0,
+        ece: None,
+    };
+    let rkeys = (0..stripes.len() as u32).collect();
+    let memory = Memory { addr: 1 << 20, len: *WRITTEN_BYTES.local(role), rkeys };
+    Wiring { routes: stripes.iter().map(route).collect(), memory }
+}
+
+/// The driver indexes by what WIRING says, so that its lists have to fit.
+fn fits(role: Role, stripes: &[(Route, usize)], found: &Wiring) {
+    let expected = wiring(role.other(), stripes);
+    let shape = |w: &Wiring| -> Vec<_> {
+        w.routes.iter().map(|r| (r.local_rail, r.remote_rail, r.qps.len())).collect()
+    };
+    assert_eq!(shape(found), shape(&expected));
+    assert_eq!(found.memory.rkeys.len(), stripes.len());
+    assert!(found.memory.len >= expected.memory.len);
+    assert!(found.memory.addr.checked_add(expected.memory.len).is_some());
+}

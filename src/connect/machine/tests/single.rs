@@ -1,0 +1,272 @@
+//! One machine, its inputs by hand.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::scenario::{PATIENCE, Scenario};
+use crate::connect::machine::{Action, Machine, Outcome};
+use crate::error::Error;
+use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// SOUT and SUP in advanced mode, one queue pair each.
+fn scenario(strict: bool) -> Scenario {
+    Scenario {
+        fused: true,
+        advanced: true,
+        strict: Ends { connector: strict, acceptor: strict },
+        plain: (1, false),
+        rails: Ends { connector: vec![(0, true), (1, true)], acceptor: vec![(0, true), (1, true)] },
+        terms_differ: false,
+        dead: Vec::new(),
+        failing_work: None,
+        lost_at: None,
+        poll_interval: Ends { connector: 1, acceptor: 1 },
+        lies: None,
+        dice: Vec::new(),
+    }
+}
+
+/// A connector, its clock and its actions.
+struct Connector {
+    machine: Machine,
+    scenario: Scenario,
+    now: Instant,
+}
+
+impl Connector {
+    fn new(strict: bool) -> Self {
+        let (scenario, now) = (scenario(strict), Instant::now());
+        let (config, hello) = scenario.end(Role::Connector);
+        let config = Arc::new(config);
+        let machine = Machine::new(Role::Connector, now, &config, "dev0".into(), hello, PATIENCE);
+        let mut connector = Self { machine, scenario, now };
+        connector.machine.set_peer("node7".into());
+        connector.machine.on_connected(now);
+        connector
+    }
+
+    fn receive(&mut self, message: Message) {
+        self.machine.on_message(self.now, message);
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        self.machine.on_done(self.now, outcome);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.machine.on_timer(self.now);
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.machine.poll_action()).collect()
+    }
+
+    /// The reason of the failure, which the peer has been sent.
+    fn failure(&mut self) -> String {
+        match &self.actions()[..] {
+            [.., Action::Send(Message::Refuse { reason }), Action::Fail(e)] => {
+                assert_eq!(*reason, e.to_string());
+                reason.clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Until the probes have ended at both ends and the connection is formed.
+    fn reach_commit(&mut self) {
+        self.receive(Message::Hello(self.scenario.end(Role::Acceptor).1));
+        self.done(Outcome::Made(wiring()));
+        self.receive(Message::Wiring(wiring()));
+        self.done(Outcome::BroughtUp(vec![None, None]));
+        self.receive(Message::Ready);
+        self.done(Outcome::Probed(vec![Ok(()), Ok(())]));
+        self.receive(Message::Probed { mask: 3, reasons: Vec::new() });
+        let keep = self.actions().pop();
+        assert!(matches!(&keep, Some(Action::Keep(keep)) if keep.stripes == [0, 1]), "{keep:?}");
+        self.done(Outcome::Kept { registered: true });
+    }
+}
+
+/// WIRING of either end: the lists of both look the same.
+fn wiring() -> Wiring {
+    let qp = QpWiring { qpn: 1, psn: 2 };
+    let qps = [1, 4];
+    let route = |i: u8| RouteWiring {
+        local_rail: i,
+        remote_rail: i,
+        qps: vec![qp; qps[usize::from(i)]],
+        service_level: 0,
+        traffic_class: 0,
+        ece: None,
+    };
+    let memory = Memory { addr: 4096, len: 1 << 30, rkeys: vec![1, 2] };
+    Wiring { routes: vec![route(0), route(1)], memory }
+}
+
+#[test]
+fn a_step_that_takes_too_long_is_named() {
+    let mut connector = Connector::new(false);
+    connector.receive(Message::Hello(connector.scenario.end(Role::Acceptor).1));
+    connector.done(Outcome::Made(wiring()));
+    connector.actions();
+    assert_eq!(connector.machine.deadline(), Some(connector.now + SECOND));
+    connector.pass(SECOND - Duration::from_nanos(1));
+    assert!(connector.actions().is_empty());
+    connector.pass(Duration::from_nanos(1));
+    let expected = "node7: nothing came within 1000 ms while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)";
+    assert_eq!(connector.failure(), expected);
+    assert_eq!(connector.machine.deadline(), None);
+}
+
+/// The peer's rank may be busy for long: only its loss ends the wait for its HELLO.
+#[test]
+fn the_wait_for_the_first_call_of_accept_has_no_end() {
+    let mut connector = Connector::new(false);
+    connector.actions();
+    for i in 1..4 {
+        connector.pass(SECOND);
+        let expected = format!(
+            "connect: waiting for the first call of accept of node7 for {} ms; it is connected and has sent nothing",
+            1000 * i
+        );
+        let found = connector.actions();
+        assert!(matches!(&found[..], [Action::Warn(text)] if *text == expected), "{found:?}");
+    }
+    connector.machine.on_lost(Error::Peer("gone".into()));
+    assert_eq!(connector.failure(), "gone");
+}
+
+/// Connecting has its own limit. The time of the first step begins behind it.
+#[test]
+fn no_step_is_due_before_the_connection() {
+    let (scenario, start) = (scenario(false), Instant::now());
+    let (config, hello) = scenario.end(Role::Connector);
+    let mut machine = Machine::new(Role::Connector, start, &Arc::new(config), "dev0".into(), hello, PATIENCE);
+    assert_eq!(machine.deadline(), None);
+    machine.on_timer(start + 10 * SECOND);
+    machine.on_connected(start + 10 * SECOND);
+    assert_eq!(machine.deadline(), Some(start + 11 * SECOND));
+    machine.on_connected(start + 12 * SECOND);
+    assert_eq!(machine.deadline(), Some(start + 11 * SECOND));
+    let found: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
+    assert!(matches!(found[..], [Action::Await(Some("the first call of accept"))]), "{found:?}");
+}
+
+#[test]
+fn probes_that_take_too_long_are_ended() {
+    let mut connector = Connector::new(false);
+    connector.receive(Message::Hello(connector.scenario.end(Role::Acceptor).1));
+    connector.done(Outcome::Made(wiring()));
+    connector.receive(Message::Wiring(wiring()));
+    connector.done(Outcome::BroughtUp(vec![None, None]));
+    connector.receive(Message::Ready);
+    connector.actions();
+    connector.pass(Duration::from_millis(300));
+    assert!(matches!(connector.actions()[..], [Action::Stop]));
+    assert_eq!(connector.machine.deadline(), None);
+    connector.done(Outcome::Probed(vec![Ok(()), Err("too late".into())]));
+    match &connector.actions()[..] {
+        [Action::Send(Message::Probed { mask: 1, reasons }), Action::Await(Some("PROBED"))] => {
+            assert_eq!(reasons[..], [(1, "too late".to_owned())]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// With `MPIB_STRICT=1` the peer's READY may come before the first hint, and does not establish the
+/// connection.
+#[test]
+fn the_commit_waits_for_the_first_hint() {
+    let mut connector = Connector::new(true);
+    connector.reach_commit();
+    assert!(matches!(connector.actions()[..], [Action::AwaitHint]));
+    connector.receive(Message::Ready);
+    assert!(connector.actions().is_empty());
+    connector.done(Outcome::Hinted);
+    let found = connector.actions();
+    assert!(
+        matches!(found[..], [Action::Send(Message::Ready), Action::Await(None), Action::Established]),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_peer_that_is_lost_before_the_first_hint_is_named() {
+    let waiting = |peer_ready: bool| {
+        let mut connector = Connector::new(true);
+        connector.reach_commit();
+        if peer_ready {
+            connector.receive(Message::Ready);
+        }
+        connector
+    };
+    let refuse = || Message::Refuse { reason: "no wish to".into() };
+    for (peer_ready, refused, lost) in [
+        (false, "node7 refuses: no wish to", "gone"),
+        (
+            true,
+            "node7 gave the connection up: no wish to",
+            "node7 is gone with the rest of the handshake outstanding: gone",
+        ),
+    ] {
+        let mut connector = waiting(peer_ready);
+        connector.receive(refuse());
+        assert_eq!(connector.failure(), refused);
+        let mut connector = waiting(peer_ready);
+        connector.machine.on_lost(Error::Peer("gone".into()));
+        assert_eq!(connector.failure(), lost);
+    }
+    // The agent's time is up, and the driver gives the reason.
+    let mut connector = waiting(false);
+    connector.actions();
+    connector.pass(PATIENCE);
+    assert!(matches!(connector.actions()[..], [Action::Stop]));
+    connector.done(Outcome::Failed(Error::Usage("no hint".into())));
+    assert_eq!(connector.failure(), "no hint");
+}
+
+/// A peer with `MPIB_STRICT=1` may wait for its hint as long as this end would.
+#[test]
+fn the_peer_has_the_agents_time_for_its_ready() {
+    let mut connector = Connector::new(false);
+    connector.reach_commit();
+    let found = connector.actions();
+    assert!(matches!(found[..], [Action::Send(Message::Ready), Action::Await(Some(_))]), "{found:?}");
+    connector.pass(SECOND);
+    assert!(connector.actions().is_empty());
+    connector.pass(PATIENCE);
+    let expected = "node7: nothing came within 1500 ms while waiting for its READY to use the connection \
+                    (MPIB_CONNECT_TIMEOUT_MS)";
+    assert_eq!(connector.failure(), expected);
+}
+
+/// REFUSE ends the handshake in the middle of local work as well as between two messages, and
+/// nothing follows.
+#[test]
+fn refuse_ends_every_stage() {
+    let hello = |c: &mut Connector| c.receive(Message::Hello(c.scenario.end(Role::Acceptor).1));
+    let steps: [&dyn Fn(&mut Connector); 7] = [
+        &hello,
+        &|c| c.done(Outcome::Made(wiring())),
+        &|c| c.receive(Message::Wiring(wiring())),
+        &|c| c.done(Outcome::BroughtUp(vec![None, None])),
+        &|c| c.receive(Message::Ready),
+        &|c| c.done(Outcome::Probed(vec![Ok(()), Ok(())])),
+        &|c| c.receive(Message::Probed { mask: 3, reasons: Vec::new() }),
+    ];
+    for n in 0..=steps.len() {
+        let mut connector = Connector::new(false);
+        steps[..n].iter().for_each(|step| step(&mut connector));
+        connector.actions();
+        connector.receive(Message::Refuse { reason: "no wish to".into() });
+        assert_eq!(connector.failure(), "node7 refuses: no wish to", "after {n} steps");
+        connector.receive(Message::Ready);
+        connector.done(Outcome::Hinted);
+        connector.machine.on_lost(Error::Peer("gone".into()));
+        connector.pass(SECOND);
+        assert!(connector.actions().is_empty());
+    }
+}

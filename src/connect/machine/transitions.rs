@@ -1,0 +1,306 @@
+//! The transitions: what each message and each piece of finished work leads to.
+
+use std::time::{Duration, Instant};
+
+use super::attempts::{Attempts, Next};
+use super::step::Step;
+use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
+use crate::error::{Error, Result, wc_status};
+use crate::policy::{Plan, SplitMode};
+use crate::proto::{Ece, Hello, Message, Role, Wiring};
+use crate::route::Route;
+
+/// `IBV_WC_RETRY_EXC_ERR`
+const NO_ANSWER: u32 = 12;
+
+/// What the machine waits for: a message of the peer, or work of the driver.
+#[derive(Debug)]
+pub(super) enum Stage {
+    Hello,
+    MakeEndpoint(Attempts),
+    /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
+    Wiring(Attempts, Wiring),
+    BringUp(Attempts, Wiring),
+    Ready(Attempts),
+    /// With the time limit of the probes, until it is over.
+    Probe(Attempts, Option<Instant>),
+    /// With the results of the local probes.
+    Probed(Attempts, Vec<Result<(), String>>),
+    Keep(Plan),
+    /// `MPIB_STRICT=1`: the first hint has to come until `by`.
+    Hint {
+        plan: Plan,
+        by: Option<Instant>,
+        peer_ready: bool,
+    },
+    /// The peer's second READY.
+    Commit,
+    Ended,
+}
+
+impl Stage {
+    /// Returns the name of the message that the peer has to send.
+    const fn due(&self) -> &'static str {
+        match self {
+            Self::Hello => "HELLO",
+            Self::Wiring(..) => "WIRING",
+            Self::Ready(_) => "READY",
+            Self::Probed(..) => "PROBED",
+            Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
+            Self::MakeEndpoint(_)
+            | Self::BringUp(..)
+            | Self::Probe(..)
+            | Self::Keep(_)
+            | Self::Hint { .. }
+            | Self::Ended => "nothing",
+        }
+    }
+}
+
+impl Machine {
+    /// Handles a message while no local work is in progress.
+    pub(super) fn handle(&mut self, now: Instant, message: Message) {
+        let done = match (std::mem::replace(&mut self.stage, Stage::Ended), message) {
+            (Stage::Hello, Message::Hello(hello)) => self.on_hello(now, hello),
+            (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
+                self.on_wiring(attempts, local, wiring)
+            }
+            (Stage::Ready(attempts), Message::Ready) => {
+                // The peer waits for PROBED as long as its settings allow: stay well within that.
+                let limit = self.config.probe_timeout.min(self.config.connect_timeout / 2);
+                self.stage = Stage::Probe(attempts, Some(now + limit));
+                self.actions.push_back(Action::Probe);
+                Ok(())
+            }
+            (Stage::Probed(attempts, results), Message::Probed { mask, reasons }) => {
+                self.on_peer_probes(now, attempts, &results, mask, &reasons)
+            }
+            (Stage::Hint { plan, by, peer_ready: false }, Message::Ready) => {
+                self.stage = Stage::Hint { plan, by, peer_ready: true };
+                Ok(())
+            }
+            (Stage::Commit, Message::Ready) => {
+                self.establish();
+                Ok(())
+            }
+            (stage, message) => {
+                let (peer, found) = (&self.peer, message.name());
+                Err(Error::Protocol(format!("{peer} sent {found} while {} was due", stage.due())))
+            }
+        };
+        self.fail_if(done);
+    }
+
+    /// Handles the outcome of local work.
+    pub(super) fn finish_work(&mut self, now: Instant, outcome: Outcome) -> Result<()> {
+        match (std::mem::replace(&mut self.stage, Stage::Ended), outcome) {
+            (_, Outcome::Failed(e)) => Err(e),
+            (Stage::MakeEndpoint(attempts), Outcome::Made(wiring)) => {
+                self.on_endpoint(now, attempts, wiring);
+                Ok(())
+            }
+            (Stage::BringUp(attempts, wiring), Outcome::BroughtUp(eces)) => {
+                self.on_brought_up(now, attempts, wiring, &eces);
+                Ok(())
+            }
+            (Stage::Probe(attempts, _), Outcome::Probed(results)) => {
+                self.on_local_probes(now, attempts, results)
+            }
+            (Stage::Keep(plan), Outcome::Kept { registered }) => {
+                if registered && self.config.strict {
+                    let by = Some(now + self.hint_patience);
+                    self.actions.push_back(Action::AwaitHint);
+                    self.stage = Stage::Hint { plan, by, peer_ready: false };
+                } else {
+                    self.commit(now, plan, false);
+                }
+                Ok(())
+            }
+            (Stage::Hint { plan, peer_ready, .. }, Outcome::Hinted) => {
+                self.commit(now, plan, peer_ready);
+                Ok(())
+            }
+            (stage, outcome) => Err(Error::Internal(format!("{outcome:?} in a handshake at {stage:?}"))),
+        }
+    }
+
+    /// Chooses the routes: both ends know both HELLOs now.
+    fn on_hello(&mut self, now: Instant, hello: Hello) -> Result<()> {
+        let differences = self.local.terms.differences(&hello.terms);
+        if !differences.is_empty() {
+            return Err(Error::Usage(format!(
+                "settings that must be equal at both ends differ from those of {}: {}",
+                self.peer,
+                differences.join("; ")
+            )));
+        }
+        self.until = now + self.config.connect_timeout;
+        let attempts = Attempts::new(self.role, self.local.clone(), hello, &self.peer)?;
+        self.warn(attempts.unreached(&self.config, &self.peer)?);
+        self.attempt(attempts);
+        Ok(())
+    }
+
+    fn attempt(&mut self, attempts: Attempts) {
+        self.actions.push_back(Action::MakeEndpoint(attempts.stripes()));
+        self.stage = Stage::MakeEndpoint(attempts);
+    }
+
+    fn on_endpoint(&mut self, now: Instant, attempts: Attempts, wiring: Wiring) {
+        if self.role == Role::Connector {
+            self.send(Message::Wiring(wiring.clone()));
+        }
+        self.expect("WIRING", now, Duration::ZERO);
+        self.stage = Stage::Wiring(attempts, wiring);
+    }
+
+    fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
+        wiring::check(self.role, &self.peer, &attempts.stripes(), &remote)?;
+        let rails = attempts.remote().rails.clone();
+        let retry_until = self.until - self.config.connect_timeout / 2;
+        self.actions.push_back(Action::BringUp(BringUp { wiring: remote, rails, retry_until }));
+        self.stage = Stage::BringUp(attempts, local);
+        Ok(())
+    }
+
+    fn on_brought_up(&mut self, now: Instant, attempts: Attempts, mut wiring: Wiring, eces: &[Option<Ece>]) {
+        if self.role == Role::Acceptor {
+            wiring.routes.iter_mut().zip(eces).for_each(|(route, ece)| route.ece = *ece);
+            self.send(Message::Wiring(wiring));
+        }
+        self.send(Message::Ready);
+        self.expect("READY", now, Duration::ZERO);
+        self.stage = Stage::Ready(attempts);
+    }
+
+    fn on_local_probes(
+        &mut self,
+        now: Instant,
+        attempts: Attempts,
+        results: Vec<Result<(), String>>,
+    ) -> Result<()> {
+        if results.len() != attempts.stripes().len() {
+            return Err(Error::Internal(format!("{} probes of {}", results.len(), attempts.stripes().len())));
+        }
+        let each = || (0u8..).zip(&results);
+        let mask = each().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
+        let reasons = each().filter_map(|(i, r)| Some((i, r.clone().err()?))).collect();
+        self.send(Message::Probed { mask, reasons });
+        self.expect("PROBED", now, Duration::ZERO);
+        self.stage = Stage::Probed(attempts, results);
+        Ok(())
+    }
+
+    /// Concludes the attempt: the stripes that work at both ends are the connection.
+    fn on_peer_probes(
+        &mut self,
+        now: Instant,
+        mut attempts: Attempts,
+        results: &[Result<(), String>],
+        mask: u8,
+        reasons: &[(u8, String)],
+    ) -> Result<()> {
+        let n = results.len();
+        if n < 8 && mask >> n != 0 {
+            return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer)));
+        }
+        let (routes, each) = (attempts.current().to_vec(), n / attempts.current().len().max(1));
+        let remote = |i: usize| mask >> i & 1 == 1;
+        let good = |i: &usize| results[*i].is_ok() && remote(*i);
+        // A route works if each of its stripes does.
+        let stripes = |route: usize| route * each..(route + 1) * each;
+        let works: Vec<bool> = (0..routes.len()).map(|route| stripes(route).all(|i| good(&i))).collect();
+        let why = |route: usize| {
+            let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
+            let reason = reasons.iter().find(|(r, _)| usize::from(*r) == i);
+            let reason = reason.map_or("no reason", |(_, why)| why);
+            let remote = (!remote(i)).then(|| format!("reported by the peer: {reason}"));
+            [results[i].clone().err(), remote].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        };
+        match attempts.conclude(&works, why) {
+            Next::Keep(kept) => {
+                let stripes = kept.iter().flat_map(|route| stripes(*route)).collect();
+                let routes: Vec<_> = kept.iter().map(|i| routes[*i]).collect();
+                self.report(&attempts, &works, &routes)?;
+                self.await_message(None);
+                let (plan, substitute) = (attempts.plan, attempts.is_substitute(&routes));
+                self.actions.push_back(Action::Keep(Keep { stripes, plan, substitute }));
+                self.stage = Stage::Keep(plan);
+            }
+            // The peer has the same two masks and comes to the same attempt.
+            Next::Retry if now < self.until => {
+                if attempts.plan != Plan::Plain {
+                    self.warn(attempts.broken(&self.config, &self.peer, attempts.current())?);
+                }
+                self.attempt(attempts);
+            }
+            Next::Retry | Next::GiveUp => {
+                // An unanswered probe has the same causes on every route.
+                let (table, advice) = (attempts.table(), wc_status(NO_ANSWER).advice);
+                return Err(Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the routes that do not work, or the rails that stand in for the requested ones.
+    fn report(&mut self, attempts: &Attempts, works: &[bool], kept: &[Route]) -> Result<()> {
+        if attempts.is_partial(works) {
+            self.warn(attempts.broken(&self.config, &self.peer, kept)?);
+        } else if attempts.plan == Plan::Plain {
+            let report = attempts.substitution(&self.config, &self.device, &self.peer, kept)?;
+            self.actions.extend(report.map(Action::Report));
+        }
+        Ok(())
+    }
+
+    /// Commits to the connection, and waits for the peer to commit.
+    fn commit(&mut self, now: Instant, plan: Plan, peer_ready: bool) {
+        self.send(Message::Ready);
+        if peer_ready {
+            return self.establish();
+        }
+        // A peer with MPIB_STRICT=1 may wait for a hint as long as this end would.
+        let hinted = plan.split_mode(&self.config) == SplitMode::Hinted;
+        let more = if hinted { self.hint_patience } else { Duration::ZERO };
+        self.expect("its READY to use the connection", now, more);
+        self.stage = Stage::Commit;
+    }
+
+    fn establish(&mut self) {
+        self.await_message(None);
+        self.actions.push_back(Action::Established);
+        self.stage = Stage::Ended;
+    }
+
+    pub(super) fn fail_if(&mut self, done: Result<()>) {
+        if let Err(e) = done {
+            self.fail(e);
+        }
+    }
+
+    /// Ends the handshake and sends the reason to the peer.
+    pub(super) fn fail(&mut self, e: Error) {
+        self.stage = Stage::Ended;
+        self.send(Message::Refuse { reason: e.to_string() });
+        self.actions.push_back(Action::Fail(e));
+    }
+
+    fn send(&mut self, message: Message) {
+        self.actions.push_back(Action::Send(message));
+    }
+
+    fn warn(&mut self, text: Option<String>) {
+        self.actions.extend(text.map(Action::Warn));
+    }
+
+    fn await_message(&mut self, name: Option<&'static str>) {
+        self.actions.push_back(Action::Await(name));
+    }
+
+    /// Begins to wait for a message, for `more` than the time of the settings.
+    fn expect(&mut self, name: &'static str, now: Instant, more: Duration) {
+        self.step = Step::new(name, now, self.config.connect_timeout.saturating_add(more));
+        self.await_message(Some(name));
+    }
+}

@@ -1,0 +1,40 @@
+//! The check of a peer's WIRING against the routes of the attempt.
+
+use crate::error::{Error, Result};
+use crate::proto::{Ends, FIFO_BYTES, RECORDS_BYTES, Role, Wiring};
+use crate::route::Route;
+
+/// Bytes of each end's memory that its peer writes: a sender's CTS FIFO, a receiver's completion
+/// records.
+pub(crate) const WRITTEN_BYTES: Ends<u64> =
+    Ends { connector: FIFO_BYTES as u64, acceptor: RECORDS_BYTES as u64 };
+
+/// Accepts a WIRING that has this end's routes in order, each with its number of queue pairs and a
+/// remote key, and memory of the peer's role.
+///
+/// # Errors
+/// The first difference, with the value found and the value expected.
+pub(crate) fn check(role: Role, peer: &str, stripes: &[(Route, usize)], wiring: &Wiring) -> Result<()> {
+    let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {peer}: {what}")));
+    if wiring.routes.len() != stripes.len() {
+        return refuse(format!("{} routes, expected {}", wiring.routes.len(), stripes.len()));
+    }
+    let (memory, needed) = (&wiring.memory, *WRITTEN_BYTES.remote(role));
+    if memory.len < needed || memory.addr.checked_add(needed).is_none() {
+        return refuse(format!("{} bytes at {:#x}, expected {needed}", memory.len, memory.addr));
+    }
+    if memory.rkeys.len() != stripes.len() {
+        return refuse(format!("{} remote keys for {} routes", memory.rkeys.len(), stripes.len()));
+    }
+    for (i, (found, (route, qps))) in wiring.routes.iter().zip(stripes).enumerate() {
+        let pair = (usize::from(found.remote_rail), usize::from(found.local_rail));
+        let expected = (*route.rails.local(role), *route.rails.remote(role));
+        if pair != expected {
+            return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {expected:?}"));
+        }
+        if found.qps.len() != *qps {
+            return refuse(format!("{} queue pairs for route {i}, expected {qps}", found.qps.len()));
+        }
+    }
+    Ok(())
+}
