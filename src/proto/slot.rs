@@ -78,7 +78,7 @@ mod tests {
 
     /// Two queue pairs on SOUT and three on SUP, numbered by rail.
     #[test]
-    fn queue_pairs_rotate() {
+    fn queue_pairs_take_turns() {
         let table = [(0, 2), (1, 3), (0, 4), (1, 2), (0, 3), (1, 4)];
         for (slot, numbers) in (0u8..).zip(table) {
             assert_eq!((qp_of_slot(slot, 2), 2 + qp_of_slot(slot, 3)), numbers, "slot {slot}");

@@ -6,6 +6,9 @@
 //! ([`handshake`](super::handshake)) passes the time as an argument and carries out each
 //! [`Action`]. Two machines and a simulated network are therefore a complete test.
 //!
+//! Messages, outcomes and timers are accepted in any order and at any time: a message that arrives
+//! during local work is queued, REFUSE and the loss of the peer end the handshake at once.
+//!
 //! The module is here and not in `proto`, since the choice of routes and the plan of a connection
 //! belong to `route` and `policy`, which stand above `proto`.
 //!

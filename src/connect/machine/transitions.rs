@@ -120,7 +120,7 @@ impl Machine {
                 self.commit(now, plan, peer_ready);
                 Ok(())
             }
-            (stage, outcome) => Err(Error::Internal(format!("{outcome:?} in a handshake at {stage:?}"))),
+            _ => Err(Error::Internal("the handshake does not wait for the work that has ended".into())),
         }
     }
 
@@ -243,7 +243,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Reports the routes that do not work, or the rails that stand in for the requested ones.
+    /// Reports the routes that do not work, or the rails that replace the requested ones.
     fn report(&mut self, attempts: &Attempts, works: &[bool], kept: &[Route]) -> Result<()> {
         if attempts.is_partial(works) {
             self.warn(attempts.broken(&self.config, &self.peer, kept)?);

@@ -75,14 +75,19 @@ impl Connector {
         }
     }
 
-    /// Until the probes have ended at both ends and the connection is formed.
-    fn reach_commit(&mut self) {
+    /// Until the local probes have ended.
+    fn reach_probed(&mut self) {
         self.receive(Message::Hello(self.scenario.end(Role::Acceptor).1));
         self.done(Outcome::Made(wiring()));
         self.receive(Message::Wiring(wiring()));
         self.done(Outcome::BroughtUp(vec![None, None]));
         self.receive(Message::Ready);
         self.done(Outcome::Probed(vec![Ok(()), Ok(())]));
+    }
+
+    /// Until the connection is formed.
+    fn reach_commit(&mut self) {
+        self.reach_probed();
         self.receive(Message::Probed { mask: 3, reasons: Vec::new() });
         let keep = self.actions().pop();
         assert!(matches!(&keep, Some(Action::Keep(keep)) if keep.stripes == [0, 1]), "{keep:?}");
@@ -174,6 +179,14 @@ fn probes_that_take_too_long_are_ended() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_mask_with_absent_routes_is_refused() {
+    let mut connector = Connector::new(false);
+    connector.reach_probed();
+    connector.receive(Message::Probed { mask: 7, reasons: Vec::new() });
+    assert_eq!(connector.failure(), "protocol error: node7 probed rails 0b00000111 of 2");
 }
 
 /// With `MPIB_STRICT=1` the peer's READY may come before the first hint, and does not establish the
