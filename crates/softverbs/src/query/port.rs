@@ -120,7 +120,7 @@ fn attributes(device: &Device) -> PortAttr {
             Lack::Transport | Lack::Srq => {}
         }
     }
-    let mut full: PortAttr = [0; _];
+    let mut full: PortAttr = [0; size_of::<PortAttr>()];
     // Without the padding behind its last field.
     let fields = offset_of!(sys::ibv_port_attr, port_cap_flags2) + size_of::<u16>();
     // SAFETY: both have so many bytes, in `attr` each of a field, and they do not overlap.
