@@ -13,13 +13,8 @@ DESTDIR ?=
 # SETUP=no: install nothing. Setup then lists what is missing, and fails if that is anything.
 export SETUP
 
-# For rdma-sys. Evaluated for each recipe, because the recipe before may have installed it.
-ifndef LIBCLANG_PATH
-export LIBCLANG_PATH = $(shell scripts/libclang.sh)
-endif
-ifndef BINDGEN_EXTRA_CLANG_ARGS
-export BINDGEN_EXTRA_CLANG_ARGS = $(shell scripts/libclang.sh args)
-endif
+# With what rdma-sys needs. The scripts do the same for themselves.
+cargo = eval "$$(scripts/libclang.sh env)"; cargo
 
 .PHONY: help
 help: ## List the targets
@@ -37,14 +32,14 @@ demo: build ## Build, then move data over two simulated rails through every tabl
 
 .PHONY: test
 test: setup-test build ## Build, then run all tests
-	@cargo test --locked --workspace
+	@$(cargo) test --locked --workspace
 
 # Of make soak.
 SECONDS ?= 600
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
-	@SOAK_SECONDS=$(SECONDS) TEST_SHOW=1 cargo test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+	@export SOAK_SECONDS=$(SECONDS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
 check: check-fmt check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
@@ -101,7 +96,7 @@ matrix-short: setup-matrix build ## The same with one release for each table ver
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)
 	@$(MAKE) matrix-example
 matrix-example: setup-matrix build ## Load the example plugin of crate versions into one NCCL release (RELEASE, else the newest)
-	@cargo build --locked --release -p nccl-net-versions --example loopback
+	@$(cargo) build --locked --release -p nccl-net-versions --example loopback
 	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)

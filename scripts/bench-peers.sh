@@ -4,6 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
 release=${1:-2.32.3}
 shift || true
 library=$(cargo run --locked -q -p compat-matrix -- fetch "$release")

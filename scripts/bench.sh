@@ -5,6 +5,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 . scripts/own-settings.sh
+eval "$(scripts/libclang.sh env)"
 export LD_LIBRARY_PATH=$PWD/build/softverbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SOFTVERBS_DEVICES='sout:addr=192.168.200.1/24;sup:addr=192.168.201.1/24'
 export MPIB_HCA_SOUT=sout MPIB_HCA_SUP=sup MPIB_SUP_SHARE=512

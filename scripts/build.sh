@@ -3,6 +3,7 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
 profile=${1:-release}
 target=${CARGO_TARGET_DIR:-target}
 case $profile in

@@ -3,6 +3,7 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
 deny_version=0.20.2
 
 say() { echo "check: $*" >&2; }

@@ -1,9 +1,8 @@
 #!/bin/sh
 # Finds a libclang that the build can use: version 14 or 15. The bindgen inside rdma-sys does not understand newer ones.
-# usage: libclang.sh [dir|args|env|cache]
+# usage: libclang.sh [dir|env|cache]
 #   dir    (default) prints the folder for LIBCLANG_PATH; fails where there is none
-#   args   prints the value for BINDGEN_EXTRA_CLANG_ARGS; empty where libclang has its own headers
-#   env    prints both as shell commands: eval "$(scripts/libclang.sh env)"
+#   env    prints shell commands that set what is needed: eval "$(scripts/libclang.sh env)"
 #   cache  prints the folder where "setup.sh" puts the libclang that it downloads
 set -eu
 
@@ -29,19 +28,23 @@ dir() {
     [ -e "$(cache)/libclang.so" ] && cache
 }
 
-# The downloaded libclang comes without the headers of a compiler, as stddef.h. Those of the C compiler serve.
+# Prints what bindgen must pass to libclang. The downloaded one has no compiler headers such as stddef.h: it gets those of
+# the C compiler.
 args() {
     [ "${LIBCLANG_PATH:-$(dir)}" != "$(cache)" ] || echo "-isystem $("${CC:-cc}" -print-file-name=include)"
 }
 
 case ${1:-dir} in
-    dir | cache | args) "${1:-dir}" ;;
+    dir | cache) "${1:-dir}" ;;
     env)
+        # Cargo rebuilds bindgen when one of them changes, also from unset to empty.
         folder=${LIBCLANG_PATH:-$(dir)}
-        echo "export LIBCLANG_PATH='$folder' BINDGEN_EXTRA_CLANG_ARGS='$(args)'"
+        args=${BINDGEN_EXTRA_CLANG_ARGS:-$(args)}
+        echo "export LIBCLANG_PATH='$folder'"
+        [ -z "$args" ] || echo "export BINDGEN_EXTRA_CLANG_ARGS='$args'"
         ;;
     *)
-        echo "usage: $0 [dir|args|env|cache]" >&2
+        echo "usage: $0 [dir|env|cache]" >&2
         exit 2
         ;;
 esac

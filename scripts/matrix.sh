@@ -3,5 +3,6 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
 cargo build --locked --release -p compat-matrix
 exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" "$@"

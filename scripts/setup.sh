@@ -4,9 +4,9 @@
 # usage: setup.sh [build|test|matrix|vm|instructions]...   (each includes build, the default)
 set -euo pipefail
 
-rust_wanted=1.88
 purposes=${*:-build}
 here=$(cd "$(dirname "$0")" && pwd)
+rust_wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$here/../Cargo.toml")
 
 say() { echo "setup: $*" >&2; }
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 mode=${1:?usage: $0 long|short|shell [CHECK...]}
 shift
-export LIBCLANG_PATH=${LIBCLANG_PATH:-$(scripts/libclang.sh)}
+eval "$(scripts/libclang.sh env)"
 target=${CARGO_TARGET_DIR:-target}/release
 # In one go: what they share is built once.
 cargo build --locked --release -p vm-checks -p compat-matrix

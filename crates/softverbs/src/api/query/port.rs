@@ -114,14 +114,14 @@ fn attributes(device: &Device) -> PortAttr {
             attr.subnet_timeout = SUBNET_TIMEOUT;
         }
     }
-    for lack in &device.spec.without {
-        match lack {
+    for capability in &device.spec.without {
+        match capability {
             Capability::LinkLayer => attr.link_layer = 0,
             Capability::ActiveMtu => attr.active_mtu = 0,
             Capability::IbTransport | Capability::Srq => {}
         }
     }
-    let mut full: PortAttr = [0; _];
+    let mut full: PortAttr = [0; size_of::<PortAttr>()];
     // Without the padding after the last field.
     let fields = offset_of!(sys::ibv_port_attr, port_cap_flags2) + size_of::<u16>();
     // SAFETY: both have `fields` bytes, initialised in `attr`, and they do not overlap.
