@@ -13,9 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 use super::conn_id::ConnId;
 use super::fault_log::{Change, FaultLog, Human};
 use super::file::{self, HintFile};
+use super::hint::{Addresses, LatestHint};
 use super::link::{self, Link, State};
+use super::options::Options;
 use super::table::{Sum, TROUBLES, Table};
-use super::{Addresses, LatestHint, Options};
 use crate::error::{Error, Result};
 
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.

@@ -10,7 +10,7 @@ use nccl_net_mpib_agent_iface::agent::{MESSAGE_MAX, Response};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::Options;
+use super::options::Options;
 use super::table::Table;
 
 /// Most steps at a time: an agent that answers at once must not keep the thread.

@@ -10,7 +10,8 @@ use std::time::Instant;
 use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
 
 use super::conn_id::ConnId;
-use super::{Addresses, LatestHint, Options};
+use super::hint::{Addresses, LatestHint};
+use super::options::Options;
 
 /// State of a connection's registration with the present agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,57 +6,29 @@
 use std::time::Instant;
 
 use crate::config::Config;
-use crate::connect::endpoint::{Endpoint, LocalRoute};
+use crate::connect::endpoint::{BringupContext, Endpoint, LocalEndpoint, LocalRoute, path_mtu};
 use crate::connect::local_rails::LocalRail;
+use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, MAX_RAILS, RailInfo, Role, RouteWiring};
-use crate::route::Route;
+use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, Role, RouteWiring};
 use crate::transport::Settings;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
-use crate::verbs::{Gid, Region};
-
-/// The parameters that all routes of a handshake share.
-#[derive(Debug)]
-pub(crate) struct BringupContext<'a> {
-    pub(crate) role: Role,
-    pub(crate) settings: &'a Settings,
-    pub(crate) local_rails: &'a [LocalRail],
-    /// The peer's rails.
-    pub(crate) peer: &'a [RailInfo],
-}
-
-impl BringupContext<'_> {
-    /// Returns this end's rail of a route.
-    pub(crate) fn local(&self, route: &Route) -> &LocalRail {
-        &self.local_rails[*route.rails.local(self.role)]
-    }
-
-    /// Returns the peer's rail of a route.
-    pub(crate) fn peer(&self, route: &Route) -> &RailInfo {
-        &self.peer[*route.rails.remote(self.role)]
-    }
-
-    /// Returns this end's GID of a route and the peer's.
-    pub(crate) fn gids(&self, route: &Route) -> (Gid, [u8; 16]) {
-        let local = self.local(route).gids[*route.addrs.local(self.role)];
-        (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
-    }
-}
+use crate::verbs::Region;
 
 /// The bring-up of all routes.
 #[derive(Debug)]
 pub(crate) struct Bringup {
-    pub(crate) routes: Vec<RouteBringup>,
+    routes: Vec<RouteBringup>,
     /// The peer's rails.
-    pub(crate) rails: Vec<RailInfo>,
+    rails: Vec<RailInfo>,
     /// No change is retried later.
-    pub(crate) retry_until: Instant,
-    pub(crate) region: Region,
-    pub(crate) remote: RemoteMemory,
-    pub(crate) mtus: [u32; MAX_RAILS],
+    retry_until: Instant,
+    region: Region,
+    remote: RemoteMemory,
+    mtus: [u32; MAX_RAILS],
     /// The peer's name.
-    pub(crate) name: String,
+    name: String,
 }
 
 /// The bring-up of one route.
@@ -81,6 +53,35 @@ pub(crate) struct InProgress {
 }
 
 impl Bringup {
+    /// Begins to connect the queue pairs of `local` to the peer's. The lists of WIRING fit the
+    /// routes.
+    pub(crate) fn start(
+        local: LocalEndpoint,
+        role: Role,
+        local_rails: &[LocalRail],
+        name: String,
+        peer: BringUp,
+    ) -> Self {
+        let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
+        remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
+        let mut mtus = [0; MAX_RAILS];
+        for (mtu, LocalRoute { route, .. }) in mtus.iter_mut().zip(&local.routes) {
+            let (ours, theirs) = (*route.rails.local(role), *route.rails.remote(role));
+            let number = path_mtu(&local_rails[ours], &peer.rails[theirs]);
+            *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
+        }
+        let routes = local.routes.into_iter().zip(peer.wiring.routes);
+        Self {
+            routes: routes.map(|(local, remote)| RouteBringup::new(local, remote)).collect(),
+            rails: peer.rails,
+            retry_until: peer.retry_until,
+            region: local.region,
+            remote,
+            mtus,
+            name,
+        }
+    }
+
     /// Makes the changes that are due; returns whether each route is connected or given up. Each
     /// change is tried at least once.
     pub(crate) fn poll(&mut self, role: Role, settings: &Settings, local_rails: &[LocalRail]) -> bool {

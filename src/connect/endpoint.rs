@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::connect::bringup::{Bringup, BringupContext, RouteBringup};
 use crate::connect::local_rails::LocalRail;
-use crate::connect::machine::{BringUp, WRITTEN_BYTES};
+use crate::connect::machine::WRITTEN_BYTES;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, Mtu, QpWiring, RailInfo, Role, RouteWiring, Wiring,
+    CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
 use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
@@ -18,7 +17,7 @@ use crate::transport::rail::{Names, Rail, Receives};
 use crate::transport::recv::cts_writer;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::{Settings, recv, send};
-use crate::verbs::{Access, Cq, Fresh, Path, Pd, Qp, QpOptions, Region, Srq};
+use crate::verbs::{Access, Cq, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
@@ -27,11 +26,39 @@ const INLINE: u32 = CTS_BYTES as u32;
 /// Bytes of each end's memory.
 const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
 
+/// The parameters that all routes of a handshake share.
+#[derive(Debug)]
+pub(crate) struct BringupContext<'a> {
+    pub(crate) role: Role,
+    pub(crate) settings: &'a Settings,
+    pub(crate) local_rails: &'a [LocalRail],
+    /// The peer's rails.
+    pub(crate) peer: &'a [RailInfo],
+}
+
+impl BringupContext<'_> {
+    /// Returns this end's rail of a route.
+    pub(crate) fn local(&self, route: &Route) -> &LocalRail {
+        &self.local_rails[*route.rails.local(self.role)]
+    }
+
+    /// Returns the peer's rail of a route.
+    pub(crate) fn peer(&self, route: &Route) -> &RailInfo {
+        &self.peer[*route.rails.remote(self.role)]
+    }
+
+    /// Returns this end's GID of a route and the peer's.
+    pub(crate) fn gids(&self, route: &Route) -> (Gid, [u8; 16]) {
+        let local = self.local(route).gids[*route.addrs.local(self.role)];
+        (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
+    }
+}
+
 /// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]
 pub(crate) struct LocalEndpoint {
-    routes: Vec<LocalRoute>,
-    region: Region,
+    pub(crate) routes: Vec<LocalRoute>,
+    pub(crate) region: Region,
 }
 
 /// The local objects of one route.
@@ -99,33 +126,11 @@ impl LocalEndpoint {
         let memory = Memory { addr: self.region.addr(0) as u64, len: *WRITTEN_BYTES.local(role), rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
-
-    /// Begins to connect the queue pairs to the peer's. The lists of WIRING fit the routes.
-    pub(crate) fn join(self, role: Role, local_rails: &[LocalRail], name: String, peer: BringUp) -> Bringup {
-        let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
-        remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
-        let mut mtus = [0; MAX_RAILS];
-        for (mtu, LocalRoute { route, .. }) in mtus.iter_mut().zip(&self.routes) {
-            let (local, remote) = (*route.rails.local(role), *route.rails.remote(role));
-            let number = path_mtu(&local_rails[local], &peer.rails[remote]);
-            *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
-        }
-        let routes = self.routes.into_iter().zip(peer.wiring.routes);
-        Bringup {
-            routes: routes.map(|(local, remote)| RouteBringup::new(local, remote)).collect(),
-            rails: peer.rails,
-            retry_until: peer.retry_until,
-            region: self.region,
-            remote,
-            mtus,
-            name,
-        }
-    }
 }
 
 /// Returns the smaller MTU of two ports, as its number in verbs. Queue pairs of ports with
 /// different MTUs can be connected.
-fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
+pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
     local.port.mtu.min(remote.mtu.raw() as u8)
 }
 

@@ -58,7 +58,8 @@ impl LocalWork {
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
-                (Stage::BringUp(local.join(role, &self.rails, channel.describe(), peer)), None)
+                let name = channel.describe();
+                (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer)), None)
             }
             (Action::Probe, Stage::Joined(endpoint)) => {
                 (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)

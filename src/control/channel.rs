@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use mio::Token;
 
-use super::Control;
 use super::connector::Connector;
 use super::interfaces::{in_groups, interfaces};
 use super::link::{ChannelState, Link};
-use super::reactor::{Command, Reactor};
+use super::reactor::{Command, Control, Reactor};
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Nonce};
 

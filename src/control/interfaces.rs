@@ -6,7 +6,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-use super::Options;
+use super::options::Options;
 use crate::config::Family;
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, HandleError, Nonce};

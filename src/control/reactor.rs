@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,36 @@ use super::half_open::HalfOpen;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
 use crate::error::{Error, Result};
+use crate::warned::Warned;
 
 const WAKER: Token = Token(0);
 /// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// The control connections of a process, and the thread that serves them.
+#[derive(Debug)]
+pub struct Control {
+    running: Mutex<Weak<Reactor>>,
+    pub(super) warned: Arc<Warned>,
+}
+
+impl Control {
+    pub(crate) fn new(warned: Arc<Warned>) -> Self {
+        Self { running: Mutex::default(), warned }
+    }
+
+    /// Returns the running thread, or starts one.
+    pub(super) fn reactor(&self) -> Result<Arc<Reactor>> {
+        let mut running = self.running.lock();
+        // A thread that has ended has reported that to its users; new users get a new one.
+        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
+            return Ok(reactor);
+        }
+        let reactor = Arc::new(Reactor::start()?);
+        *running = Arc::downgrade(&reactor);
+        Ok(reactor)
+    }
+}
 
 /// The thread as its users hold it. It ends when the last one is dropped.
 #[derive(Debug)]

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{Device, Gpu, Nic};
+use super::gpu::Gpu;
+use super::net_device::Device;
+use super::nic::Nic;
 use crate::config::{Config, Finding};
 use crate::verbs;
 

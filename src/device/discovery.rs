@@ -1,13 +1,14 @@
-//! Finds every port of the host, and what the settings make of it.
+//! Finds every port of the host.
 
 use std::sync::Arc;
 
-use super::gid::{self, Wanted};
-use super::selection::{self, Found, Trouble};
-use super::{Device, build, pci, usable};
+use super::gid::Wanted;
+use super::nic::usable;
+use super::pci;
+use super::selection::{Found, Trouble};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::verbs::{self, Context, DeviceLimits, Gid, Port};
+use crate::verbs::{self, Context, DeviceLimits, Port};
 
 /// Every port of this host, and the adapters behind them. Both lists have the same order.
 pub(super) struct Seen {
@@ -59,67 +60,4 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
         }
     }
     Ok(seen)
-}
-
-/// One port, whether it can be used or not.
-#[derive(Debug)]
-pub struct PortView {
-    /// The adapter's name.
-    pub hca: String,
-    /// Port number, from 1.
-    pub number: u8,
-    /// Why it cannot be used.
-    pub trouble: Option<String>,
-    /// The port's attributes; `None` if they cannot be queried.
-    pub state: Option<Port>,
-    /// sysfs path of the PCI device.
-    pub pci_path: Option<String>,
-    /// The used entries of its GID table. Each with its rank among those that a connection may use,
-    /// 0 for the best, or why it is not one of them.
-    pub gids: Vec<(Gid, Result<usize, String>)>,
-}
-
-/// Every port, and the devices made of them.
-#[derive(Debug)]
-pub struct Survey {
-    /// Every port.
-    pub ports: Vec<PortView>,
-    /// The devices that NCCL would be shown, or why there are none.
-    pub devices: Result<Vec<Device>>,
-    /// One sentence on faulty ports that somebody misses. A failure with `MPIB_STRICT=1`.
-    pub lost: Option<String>,
-    /// One sentence on idle ports that nobody misses.
-    pub idle: Option<String>,
-}
-
-/// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
-/// no list of adapters.
-pub fn survey(config: &Config) -> Result<Survey> {
-    let seen = discover(config)?;
-    let view = |(found, adapter): (&Found, &Option<Adapter>)| {
-        let context = adapter.as_ref().map(|a| &a.context);
-        let state = context.and_then(|context| context.port(found.port).ok());
-        let wanted = Wanted::new(config, &found.hca, found.port);
-        let judged = |(context, port): (&Arc<Context>, &Port)| {
-            let table = context.gids(port);
-            let verdicts = gid::verdicts(&table, port.link, &wanted);
-            table.into_iter().zip(verdicts).collect()
-        };
-        PortView {
-            hca: found.hca.clone(),
-            number: found.port,
-            trouble: found.trouble.as_ref().map(ToString::to_string),
-            gids: context.zip(state.as_ref()).map_or_else(Vec::new, judged),
-            state,
-            pci_path: context.and_then(|context| context.pci_path()),
-        }
-    };
-    let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
-    let left_out = selection::left_out(config, &seen.found);
-    Ok(Survey {
-        ports,
-        devices: selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen)),
-        lost: left_out.lost_text(),
-        idle: left_out.idle_text(),
-    })
 }

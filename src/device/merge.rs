@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::{Device, leak};
+use super::net_device::{Device, leak};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 

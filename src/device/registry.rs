@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::{Device, degraded, enumerate, merge, selection};
+use super::enumeration::{degraded, enumerate};
+use super::net_device::Device;
+use super::{merge, selection};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::verbs::Context;

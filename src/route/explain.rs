@@ -1,6 +1,7 @@
 //! The texts about routes, for the log, for errors and for `mpib doctor`.
 
-use super::{Choice, End, Refused, Route, gid_addr};
+use super::address::gid_addr;
+use super::choice::{Choice, End, Refused, Route};
 use crate::proto::{Ends, LinkLayer, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Returns why a pair without a common subnet is refused.

@@ -5,77 +5,20 @@
 //! the same order. All texts about a choice or a refusal are here. `docs/guide/reach.md` has the rules.
 
 mod address;
+mod choice;
 mod explain;
 mod island;
 mod local;
 mod rank;
 
 pub use address::gid_addr;
+pub use choice::{Choice, End, Refused, Route};
 pub use island::{Class, class};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
-use crate::proto::{Ends, Hello, RailInfo, RoutePolicy, UnusableRail};
+use crate::proto::{Ends, RailInfo, RoutePolicy};
 use address::best;
-
-/// A rail of the connector joined to one of the acceptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Route {
-    /// The rail of each end: an index into its list.
-    pub rails: Ends<usize>,
-    /// The address of each rail: an index into the rail's list.
-    pub addrs: Ends<usize>,
-    /// Whether both ends regard the addresses as one subnet.
-    pub one_subnet: bool,
-    /// The number of ends, 0 to 2, whose NCCL requested the rail.
-    pub requested: u8,
-}
-
-impl Route {
-    /// Returns whether two routes have the same rail at one end.
-    fn shares_a_rail(&self, other: &Self) -> bool {
-        self.rails.connector == other.rails.connector || self.rails.acceptor == other.rails.acceptor
-    }
-}
-
-/// A pair that is no route.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The rail of each end: an index into its list.
-    pub rails: Ends<usize>,
-    /// The reason.
-    pub why: String,
-}
-
-/// The rails of one end, as in its HELLO.
-#[derive(Debug, Clone, Copy)]
-pub struct End<'a> {
-    /// Rails that can be used.
-    pub rails: &'a [RailInfo],
-    /// Rails that cannot be used.
-    pub unusable: &'a [UnusableRail],
-}
-
-impl<'a> From<&'a Hello> for End<'a> {
-    fn from(hello: &'a Hello) -> Self {
-        Self { rails: &hello.rails, unusable: &hello.unusable }
-    }
-}
-
-/// The choice for two lists: every pair is in one of the three.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Choice {
-    /// Routes of the first attempt, in order of the connector's rails. A rail is in one of them at
-    /// most.
-    pub first: Vec<Route>,
-    /// Routes of later attempts, the best first. A rail may be in several.
-    pub rest: Vec<Route>,
-    /// Pairs that are never tried.
-    pub refused: Vec<Refused>,
-    /// The maximum number of routes of a connection: the number of rails of the smaller device.
-    pub width: usize,
-    /// Whether both devices are SOUT and SUP.
-    by_role: bool,
-}
+use choice::is_disjoint;
 
 /// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
 /// which of several equal routes comes first.
@@ -161,26 +104,6 @@ fn select(routes: Vec<Route>, width: usize, fits: impl Fn(&Route) -> bool) -> (V
     }
     first.sort_by_key(|r| r.rails.connector);
     (first, rest)
-}
-
-/// Returns whether `route` shares no rail with the others.
-fn is_disjoint(others: &[Route], route: &Route) -> bool {
-    !others.iter().any(|r| r.shares_a_rail(route))
-}
-
-impl Choice {
-    /// Returns the routes of an attempt that the connection uses, as indices: the first ones that
-    /// work at both ends and share no rail, up to the width.
-    pub fn keep(&self, tried: &[Route], works: impl Fn(usize) -> bool) -> Vec<usize> {
-        let (mut kept, mut routes) = (Vec::new(), Vec::new());
-        for (i, route) in tried.iter().enumerate() {
-            if works(i) && kept.len() < self.width && is_disjoint(&routes, route) {
-                kept.push(i);
-                routes.push(*route);
-            }
-        }
-        kept
-    }
 }
 
 #[cfg(test)]

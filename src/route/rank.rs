@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::Route;
+use super::choice::Route;
 use crate::proto::{RailInfo, RoutePolicy};
 
 /// Sorts routes by the policy, the best first. The criteria are the common subnet and the number of

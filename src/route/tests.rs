@@ -1,8 +1,8 @@
 //! The choice of routes, and its texts.
 
 use super::*;
-use crate::proto::RailRole;
 use crate::proto::{GidKind, LinkLayer, Mtu, RailAddr};
+use crate::proto::{RailRole, UnusableRail};
 use RoutePolicy::{Any, PreferSubnet, Strict, Subnet};
 use proptest::prelude::*;
 use std::net::IpAddr;

@@ -23,6 +23,7 @@
 //! ```
 
 mod attempts;
+mod stage;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -38,8 +39,8 @@ use crate::error::Error;
 use crate::policy::Plan;
 use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
 use crate::route::Route;
+use stage::Stage;
 use step::{Overdue, Step};
-use transitions::Stage;
 
 pub(crate) use attempts::Report;
 pub(crate) use wiring::WRITTEN_BYTES;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Next};
+use super::stage::Stage;
 use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
 use crate::error::{Error, Result, wc_status};
@@ -12,50 +13,6 @@ use crate::route::Route;
 
 /// `IBV_WC_RETRY_EXC_ERR`
 const NO_ANSWER: u32 = 12;
-
-/// What the machine waits for: a message of the peer, or work of the driver.
-#[derive(Debug)]
-pub(super) enum Stage {
-    Hello,
-    MakeEndpoint(Attempts),
-    /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
-    Wiring(Attempts, Wiring),
-    BringUp(Attempts, Wiring),
-    Ready(Attempts),
-    /// With the time limit of the probes, until it is over.
-    Probe(Attempts, Option<Instant>),
-    /// With the results of the local probes.
-    Probed(Attempts, Vec<Result<(), String>>),
-    Keep(Plan),
-    /// `MPIB_STRICT=1`: the first hint has to come until `by`.
-    Hint {
-        plan: Plan,
-        by: Option<Instant>,
-        peer_ready: bool,
-    },
-    /// The peer's second READY.
-    Commit,
-    Ended,
-}
-
-impl Stage {
-    /// Returns the name of the message that the peer has to send.
-    const fn due(&self) -> &'static str {
-        match self {
-            Self::Hello => "HELLO",
-            Self::Wiring(..) => "WIRING",
-            Self::Ready(_) => "READY",
-            Self::Probed(..) => "PROBED",
-            Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
-            Self::MakeEndpoint(_)
-            | Self::BringUp(..)
-            | Self::Probe(..)
-            | Self::Keep(_)
-            | Self::Hint { .. }
-            | Self::Ended => "nothing",
-        }
-    }
-}
 
 impl Machine {
     /// Handles a message while no local work is in progress.

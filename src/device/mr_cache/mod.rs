@@ -5,21 +5,14 @@ mod cache;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod cache_tests;
+mod sync;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
-use nix::errno::Errno;
 
-use super::{Nic, gpu};
-use crate::error::{Error, Result};
-use crate::verbs::{Keys, Mr, Pd, page_size};
-use cache::{Cache, Held, Span};
+use crate::verbs::Mr;
+use cache::{Cache, Held};
 
-/// The locks of [`cache`]. `tests/suites/loom.rs` replaces them by loom's.
-mod sync {
-    pub(super) use std::sync::Arc;
-
-    pub(super) use parking_lot::{Condvar, Mutex, MutexGuard};
-}
+pub(super) use cache::Span;
 
 /// Memory to be registered.
 #[derive(Debug, Clone, Copy)]
@@ -38,9 +31,9 @@ pub(crate) struct Memory {
 /// DMA-BUF: NCCL opens a new one for each registration, and one address of a process is one memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct How {
-    kind: MemKind,
-    dmabuf: bool,
-    relaxed: bool,
+    pub(super) kind: MemKind,
+    pub(super) dmabuf: bool,
+    pub(super) relaxed: bool,
 }
 
 /// A share in a registration, which ends with the last share.
@@ -48,94 +41,3 @@ pub(crate) type Registration = Held<How, Mr>;
 
 /// The registrations of one device.
 pub(super) type Registrations = Cache<How, Mr>;
-
-impl Nic {
-    /// Returns a registration that covers `memory`: an existing one, else a new one of its whole
-    /// pages.
-    pub(crate) fn register(&self, memory: &Memory) -> Result<(Registration, Keys)> {
-        let Memory { buffer: Buffer { addr, len }, kind, dmabuf, relaxed } = *memory;
-        let span = Span::new(addr, len, page_size()).ok_or_else(|| {
-            Error::Argument(format!("{len} bytes at {addr:#x} end after the last possible address"))
-        })?;
-        let file = dmabuf.map(|file| of_first_page(file, &span)).transpose()?;
-        let whole = span.clone();
-        let make = || {
-            let (start, bytes) = (whole.pages().start, whole.pages().len());
-            let made = match file {
-                None => Mr::new(&self.pd, start, bytes, relaxed),
-                Some(DmaBuf { fd, offset }) => Mr::of_dmabuf(&self.pd, (fd, offset), (start, bytes), relaxed),
-            };
-            made.map_err(|e| explain(e, memory, bytes > len))
-        };
-        self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Mr::keys)
-    }
-
-    /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.
-    pub fn takes_dmabuf(&self) -> Result<(), &str> {
-        let found = self.dmabuf.get_or_init(|| probe(&self.pd));
-        found.as_ref().copied().map_err(String::as_str)
-    }
-}
-
-fn probe(pd: &Pd) -> Result<(), String> {
-    pd.takes_dmabuf().map_err(|e| {
-        let name = Errno::from_raw(e.raw_os_error().unwrap_or(0));
-        format!(
-            "ibv_reg_dmabuf_mr gives {name:?}: libibverbs (rdma-core 34), the kernel (5.12) or the adapter's driver is too old for it"
-        )
-    })
-}
-
-/// Returns the file with the offset of the span's first page. The kernel maps whole pages: an
-/// address and its offset must be equal modulo the page size.
-fn of_first_page(file: DmaBuf, span: &Span) -> Result<DmaBuf> {
-    let (addr, pages) = (span.bytes().start, span.pages());
-    let offset = file.offset.checked_sub((addr - pages.start) as u64);
-    let offset = offset.filter(|offset| offset.is_multiple_of(page_size() as u64)).ok_or_else(|| {
-        Error::Argument(format!(
-            "a DMA-BUF's offset is {}, and its address {addr:#x}: expected both to be equal modulo the page size of {} bytes",
-            file.offset,
-            page_size()
-        ))
-    })?;
-    Ok(DmaBuf { offset, ..file })
-}
-
-/// Adds to an error what was requested, if that was less than `whole` pages, and likely causes for
-/// GPU memory.
-fn explain(e: Error, memory: &Memory, whole: bool) -> Error {
-    let Error::Verbs { call, source, mut detail } = e else { return e };
-    let Buffer { addr, len } = memory.buffer;
-    if whole {
-        detail += &format!(", the whole pages of {len} bytes at {addr:#x}");
-    }
-    if memory.kind != MemKind::Host || memory.dmabuf.is_some() {
-        let errno = Errno::from_raw(source.raw_os_error().unwrap_or(0));
-        detail += &format!(". {}", gpu::causes(errno, memory.dmabuf.is_some()));
-    }
-    Error::Verbs { call, source, detail }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_begins_where_its_first_page_does() {
-        let page = page_size();
-        let at = |addr, offset| {
-            let span = Span::new(addr, 100, page).unwrap();
-            of_first_page(DmaBuf { offset, fd: 3 }, &span).map(|file| file.offset)
-        };
-        let page = page as u64;
-        assert_eq!(at(0x10_0000, 0).unwrap(), 0);
-        assert_eq!(at(0x10_0000, 3 * page).unwrap(), 3 * page);
-        assert_eq!(at(0x10_0010, page + 0x10).unwrap(), page);
-        assert_eq!(at(0x10_0010, 0x10).unwrap(), 0);
-        for (addr, offset) in [(0x10_0010, 0), (0x10_0000, 0x10), (0x10_0010, page), (0x10_0010, page + 0x20)]
-        {
-            let error = at(addr, offset).unwrap_err().to_string();
-            assert!(error.contains("equal modulo the page size"), "{error}");
-        }
-    }
-}

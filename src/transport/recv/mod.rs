@@ -17,7 +17,7 @@ use slot::{ArrivalError, Slot, read_record};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::Housekeeping;
+use crate::housekeeping::{Housekeeping, Job};
 use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
 use crate::transport::lock::StateLock;
 use crate::transport::memory::{Mr, Registrar};
@@ -94,7 +94,7 @@ impl RecvComm {
                 }),
             }
         });
-        settings.process.housekeeping.add(optional::JOB, optional::job(&receiver));
+        settings.process.housekeeping.add(JOB, job(&receiver));
         Self(receiver)
     }
 
@@ -186,6 +186,23 @@ impl Owner for Receiver {
 
     fn operation(&self, index: usize) -> &'static str {
         if index < SLOTS { "receive" } else { "flush" }
+    }
+}
+
+/// The name of the receivers' job.
+const JOB: &str = "receiving";
+
+/// Returns a receiver as a job of the process.
+fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
+    let job: Arc<dyn Job> = Arc::<Receiver>::clone(receiver);
+    Arc::downgrade(&job)
+}
+
+/// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
+/// fails the connection.
+impl Job for Receiver {
+    fn run(&self) -> Result<()> {
+        self.look_after().unwrap_or(Ok(())).map_err(|e| *e)
     }
 }
 

@@ -6,37 +6,18 @@
 //! call. Then housekeeping alone can notice a dead peer or a failed queue. It logs a warning; NCCL
 //! gets the error from its next call.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::error::{Fast, Result};
-use crate::housekeeping::Job;
+use crate::error::Fast;
 use crate::proto::SLOTS;
 use crate::transport::comm::Progress;
-use crate::transport::recv::{Receiver, RecvState};
+use crate::transport::recv::RecvState;
 
 /// With this many receives outstanding, an optional receive polls first. NCCL has at most this many
 /// operations in flight.
 const MANY: usize = 32;
 /// How long close waits for immediates, which arrive right after the data that NCCL has seen.
 const LAST: Duration = Duration::from_millis(200);
-
-/// The name of the receivers' job.
-pub(crate) const JOB: &str = "receiving";
-
-/// Returns a receiver as a job of the process.
-pub(crate) fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
-    let job: Arc<dyn Job> = Arc::<Receiver>::clone(receiver);
-    Arc::downgrade(&job)
-}
-
-/// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
-/// fails the connection.
-impl Job for Receiver {
-    fn run(&self) -> Result<()> {
-        self.look_after().unwrap_or(Ok(())).map_err(|e| *e)
-    }
-}
 
 impl RecvState {
     /// Returns whether an optional receive may complete ahead of its data. After the peer's death

@@ -1,0 +1,51 @@
+//! The stages of a handshake.
+
+use std::time::Instant;
+
+use super::attempts::Attempts;
+use crate::policy::Plan;
+use crate::proto::Wiring;
+
+/// What the machine waits for: a message of the peer, or work of the driver.
+#[derive(Debug)]
+pub(super) enum Stage {
+    Hello,
+    MakeEndpoint(Attempts),
+    /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
+    Wiring(Attempts, Wiring),
+    BringUp(Attempts, Wiring),
+    Ready(Attempts),
+    /// With the time limit of the probes, until it is over.
+    Probe(Attempts, Option<Instant>),
+    /// With the results of the local probes.
+    Probed(Attempts, Vec<Result<(), String>>),
+    Keep(Plan),
+    /// `MPIB_STRICT=1`: the first hint has to come until `by`.
+    Hint {
+        plan: Plan,
+        by: Option<Instant>,
+        peer_ready: bool,
+    },
+    /// The peer's second READY.
+    Commit,
+    Ended,
+}
+
+impl Stage {
+    /// Returns the name of the message that the peer has to send.
+    pub(super) const fn due(&self) -> &'static str {
+        match self {
+            Self::Hello => "HELLO",
+            Self::Wiring(..) => "WIRING",
+            Self::Ready(_) => "READY",
+            Self::Probed(..) => "PROBED",
+            Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
+            Self::MakeEndpoint(_)
+            | Self::BringUp(..)
+            | Self::Probe(..)
+            | Self::Keep(_)
+            | Self::Hint { .. }
+            | Self::Ended => "nothing",
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! A device as NCCL sees it.
+
+use std::ffi::{CStr, CString, c_int};
+use std::sync::Arc;
+
+use super::nic::Nic;
+use super::pci;
+
+/// A device as NCCL sees it.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// Unique among the physical devices. A virtual device of a single one has the same name.
+    pub name: &'static CStr,
+    /// sysfs path of the first rail's PCI device.
+    pub pci_path: Option<&'static CStr>,
+    /// Its ports, rail 0 first: at most eight.
+    pub rails: Vec<Arc<Nic>>,
+    /// Whether its rails are SOUT and SUP, for which `policy` has its own rules.
+    pub is_sout_sup: bool,
+    /// Number of devices before it on the same PCI card. Ports of one adapter have one GUID, and
+    /// most are separate PCI functions with port number 1: NCCL's topology search needs different
+    /// port numbers.
+    pub card_place: u8,
+    /// The physical devices that it consists of: only itself for a physical one.
+    pub members: Vec<c_int>,
+    /// Rail of the network, if the settings name one.
+    pub rail_id: Option<i16>,
+    /// Plane of the network, if the settings name one.
+    pub plane_id: Option<i16>,
+}
+
+impl Device {
+    /// Returns its first rail's port number plus its place among the devices of one PCI card.
+    pub fn port(&self) -> c_int {
+        let number = self.rails.first().map_or(0, |nic| nic.port.number);
+        c_int::from(number) + c_int::from(self.card_place)
+    }
+
+    pub(super) fn pci_address(&self) -> Option<pci::Address> {
+        pci::Address::of(self.pci_path?.to_str().ok()?)
+    }
+
+    /// Whether each of its ports registers DMA-BUFs.
+    pub fn takes_dmabuf(&self) -> bool {
+        self.rails.iter().all(|nic| nic.takes_dmabuf().is_ok())
+    }
+}
+
+/// Leaks a string: NCCL keeps it for as long as the process lives.
+pub(super) fn leak(text: String) -> &'static CStr {
+    Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str())
+}

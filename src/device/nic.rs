@@ -1,0 +1,127 @@
+//! One port of one HCA, as connections use it.
+
+use std::sync::{Arc, OnceLock};
+
+use super::gid::{self, Wanted};
+use super::gpu::Gpu;
+use super::mr_cache::Registrations;
+use super::selection::Trouble;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::proto::Mtu;
+use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
+
+/// One port of one HCA.
+#[derive(Debug)]
+pub struct Nic {
+    pub(super) name: String,
+    pub(super) pd: Arc<Pd>,
+    pub(super) limits: DeviceLimits,
+    pub(super) port: Port,
+    pub(super) wanted: Wanted,
+    /// Registrations of NCCL's memory, shared by all comms.
+    pub(super) registrations: Registrations,
+    /// Whether it registers DMA-BUFs, or why not, once that was tried.
+    pub(super) dmabuf: OnceLock<Result<(), String>>,
+}
+
+impl Nic {
+    /// Returns `hca:port`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the protection domain of everything on this port.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Returns the limits of the HCA.
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    /// Returns the port as it was when it was opened.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Returns the port and the GIDs that a connection may use, the best first, as they are now:
+    /// tables are renumbered when a link flaps. The error is the reason why the port cannot be
+    /// used.
+    pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
+        usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
+            .map_err(|trouble| trouble.to_string())
+    }
+
+    /// Whether connections that receive on it can flush: by the setting, else if it reaches GPU
+    /// memory.
+    pub fn flushes(&self, config: &Config) -> bool {
+        config.flush.unwrap_or_else(|| Gpu::here().is_direct() || self.takes_dmabuf().is_ok())
+    }
+
+    /// Returns the index of the configured partition in the port's P_Key table, as the table is
+    /// now.
+    ///
+    /// # Errors
+    /// `NCCL_IB_PKEY_VALUE` is not in the table. The error lists what is.
+    pub fn pkey_index(&self, config: &Config) -> Result<u16> {
+        let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
+        let context = self.pd.context();
+        let port = context.port(self.port.number)?;
+        let keys: Vec<u16> = (0..port.pkeys).map(|i| context.pkey(port.number, i)).collect::<Result<_>>()?;
+        // The top bit is not part of the partition's number: it marks full members.
+        let found = keys.iter().position(|key| key & 0x7fff == value & 0x7fff);
+        found.and_then(|i| u16::try_from(i).ok()).ok_or_else(|| {
+            let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
+            Error::config(
+                "NCCL_IB_PKEY_VALUE",
+                format!("{value:#06x}"),
+                format!("a partition of {}, whose P_Keys are {}", self.name, keys.join(", ")),
+            )
+        })
+    }
+
+    /// Returns the present index of a GID in the port's table. The error is the reason why it
+    /// cannot be used.
+    pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
+        let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
+        let gids = self.pd.context().gids(&port);
+        let found = gids.iter().filter(|g| (g.raw, g.kind) == (gid.raw, gid.kind));
+        // The table may have the same address for several interfaces.
+        let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
+        found.map(|g| g.index).ok_or_else(|| {
+            format!(
+                "{} ({:?}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
+                gid.addr(),
+                gid.kind,
+                self.name,
+                gid::list(&gids, |_| None)
+            )
+        })
+    }
+}
+
+/// Returns the port and the GIDs that connections may use, or why the port cannot be used.
+pub(super) fn usable(
+    context: &Context,
+    limits: &DeviceLimits,
+    number: u8,
+    wanted: &Wanted,
+) -> Result<(Port, Vec<Gid>), Trouble> {
+    let port = context.port(number);
+    if port.as_ref().is_ok_and(|port| !port.active) {
+        return Err(Trouble::Inactive);
+    }
+    if let Some(why) = limits.unfit() {
+        return Err(Trouble::Fault(why));
+    }
+    let mut port = port.map_err(|e| Trouble::Fault(e.to_string()))?;
+    if Mtu::from_raw(port.mtu.into()).is_none() {
+        let why = format!("its active MTU is number {}: expected 1 to 5 (256 to 4096 bytes)", port.mtu);
+        return Err(Trouble::Fault(why));
+    }
+    port.speed = wanted.speed.unwrap_or(port.speed);
+    let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
+    Ok((port, gids))
+}
