@@ -288,5 +288,5 @@ fn a_wrong_byte_and_a_wrong_table_of_another_plugin_are_found() {
     assert!(said.contains("receiver: message") && said.contains("arrived at byte 0"), "{said}");
     let (code, said) = load("COPY");
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("took v6, but calls another table in its place"), "{said}");
+    assert!(said.contains("found v6, but calls another table instead"), "{said}");
 }
