@@ -125,7 +125,7 @@ impl Comm {
 
     /// Returns an error if the peer is dead and `outstanding` can no longer complete.
     pub(crate) fn check_peer(&mut self, outstanding: &str) -> Fast<()> {
-        let here = self.peer.look(outstanding);
+        let here = self.peer.check(outstanding);
         self.fail_on_error(here)
     }
 

@@ -16,13 +16,13 @@ pub(crate) struct Peer {
     /// `None` once this end has closed the channel.
     channel: Option<Channel>,
     name: String,
-    gone_since: Option<Instant>,
+    lost_since: Option<Instant>,
 }
 
 impl Peer {
     pub(crate) fn new(channel: Channel) -> Self {
         let name = channel.describe();
-        Self { channel: Some(channel), name, gone_since: None }
+        Self { channel: Some(channel), name, lost_since: None }
     }
 
     /// Returns the peer's name, for messages.
@@ -32,21 +32,21 @@ impl Peer {
 
     /// Returns whether the control channel is open: one atomic load.
     #[inline]
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Open)
     }
 
     /// Returns an error if the peer is dead and `what` can no longer complete. Called when a poll
     /// has found nothing; one atomic load while the peer lives.
-    pub(crate) fn look(&mut self, what: &str) -> Result<()> {
+    pub(crate) fn check(&mut self, what: &str) -> Result<()> {
         match &self.channel {
-            Some(channel) if channel.state() != ChannelState::Open => self.gone(what),
+            Some(channel) if channel.state() != ChannelState::Open => self.lost(what),
             _ => Ok(()),
         }
     }
 
     #[cold]
-    fn gone(&mut self, what: &str) -> Result<()> {
+    fn lost(&mut self, what: &str) -> Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };
         let last = loop {
             match channel.try_recv() {
@@ -58,7 +58,7 @@ impl Peer {
                 Err(e) => break e.to_string(),
             }
         };
-        if self.gone_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+        if self.lost_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return Ok(());
         }
         let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "is gone" };
@@ -76,7 +76,7 @@ impl Peer {
     }
 
     /// Sends BYE and closes the channel.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let Some(channel) = self.channel.take() {
             channel.close();
         }

@@ -156,12 +156,12 @@ impl RecvComm {
     /// Sends BYE to the peer.
     pub fn close(self) -> Result<()> {
         self.0.housekeeping.remove(&self.0);
-        let leave = |state: &mut RecvState| {
+        let close = |state: &mut RecvState| {
             state.await_outstanding_data();
-            state.comm.peer.leave();
+            state.comm.peer.close();
             Ok(())
         };
-        self.0.state.with(leave).map_err(|e| *e)
+        self.0.state.with(close).map_err(|e| *e)
     }
 }
 

@@ -26,7 +26,7 @@ impl RecvState {
         if self.outstanding >= MANY {
             self.poll()?;
         }
-        Ok(receives == 1 && self.comm.peer.is_here())
+        Ok(receives == 1 && self.comm.peer.is_connected())
     }
 
     /// Returns whether a request has completed ahead of data that is still outstanding.
@@ -65,7 +65,7 @@ impl RecvState {
         let until = Instant::now() + LAST;
         while self.awaits_data()
             && !self.comm.has_failed()
-            && self.comm.peer.is_here()
+            && self.comm.peer.is_connected()
             && Instant::now() < until
         {
             if self.poll().is_err() {

@@ -122,7 +122,7 @@ impl SendComm {
         self.0
             .state
             .with(|state| {
-                state.comm.peer.leave();
+                state.comm.peer.close();
                 Ok(())
             })
             .map_err(|e| *e)
@@ -204,7 +204,7 @@ impl SendState {
         }
         let group = &mut self.groups[usize::from(slot)];
         let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, group.matched)? else {
-            self.comm.peer.look("sends")?;
+            self.comm.peer.check("sends")?;
             return Ok(self.comm.stats.no_receive());
         };
         if buffer.len as u64 > found.room {
