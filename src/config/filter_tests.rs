@@ -1,5 +1,6 @@
 use super::*;
 
+//= configuration.md: NCCL_IB_HCA
 #[test]
 fn hca_filters_mean_what_nccl_means() {
     let filter = |text: &str| text.parse::<HcaFilter>().unwrap();

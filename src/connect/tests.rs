@@ -159,6 +159,7 @@ fn full_queues_make_calls_wait_and_lose_nothing() {
 
 /// The minimum depth for a group of eight, on each of five queue pairs: a group waits for its queue
 /// pair although another one may have room.
+//= protocol.md: full send queues make isend wait and lose nothing
 #[test]
 fn full_queues_of_several_queue_pairs_make_calls_wait_and_lose_nothing() {
     for n in [1, 8] {

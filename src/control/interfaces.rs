@@ -198,6 +198,7 @@ mod tests {
         reachable(&host(), &options(filter, family)).unwrap().iter().map(|a| a.ip().to_string()).collect()
     }
 
+    //= configuration.md: NCCL_SOCKET_FAMILY
     #[test]
     fn networks_come_first_and_loopback_last() {
         assert_eq!(
@@ -217,6 +218,7 @@ mod tests {
         addrs.iter().map(|a| a.ip().to_string()).collect()
     }
 
+    //= reach.md: the handle names one address of each subnet before a second one
     #[test]
     fn each_subnet_comes_before_a_second_address_of_one_and_adapters_come_first() {
         let host = [
@@ -249,6 +251,7 @@ mod tests {
         assert_eq!(order(&nested, &["10.0.0.3"]), ["10.0.0.3", "10.0.0.1", "10.0.0.2"]);
     }
 
+    //= reach.md: the handle names one address of each subnet before a second one
     #[test]
     fn adapters_are_asked_for_where_there_is_no_room_for_all() {
         let all = |n: u8| -> Vec<Interface> {
@@ -264,6 +267,7 @@ mod tests {
         assert_eq!(first(15, &|| unreachable!("all fit")), "10.0.0.1");
     }
 
+    //= reach.md: the handle names one address of each subnet before a second one
     #[test]
     fn a_handle_that_is_too_small_for_all_has_both_families() {
         let addr = |text: String, prefix| Addr::new(text.parse().unwrap(), prefix).unwrap();

@@ -194,6 +194,7 @@ mod tests {
         ("::1", RoceV2),
     ];
 
+    //= reach.md: link-local, loopback and multicast addresses rank last or are dropped
     #[test]
     fn the_best_come_first_and_what_nobody_can_reach_not_at_all() {
         assert_eq!(order(&ALL, &[]), Ok(vec![4, 3, 2]));
@@ -287,6 +288,7 @@ mod tests {
         );
     }
 
+    //= configuration.md: NCCL_IB_GID_INDEX as one number is for RoCE only
     #[test]
     fn infiniband_uses_entry_0_whatever_is_said_of_roce() {
         let gids = table(&[("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)]);

@@ -44,6 +44,7 @@ fn the_share_counts_where_there_are_two_rails_and_bytes() {
 }
 
 /// Hints of an agent for a transfer of 1 MiB, valid and invalid ones.
+//= mpib.md: SUP carries size * share / 1024 bytes, in multiples of 128
 #[test]
 fn hints_split_one_mebibyte() {
     for (share, sup, mask) in [
@@ -72,6 +73,7 @@ fn a_new_hint_counts_for_the_next_transfer() {
     }
 }
 
+//= mpib.md: MPIB_BDP_THRESHOLD keeps small inter-island transfers on SOUT
 #[test]
 fn small_transfers_between_islands_stay_on_sout() {
     let all_on_sup = |plan, source| Policy::new(plan, source, 4096, &BOTH);
@@ -134,6 +136,7 @@ fn plans_follow_mode_and_class() {
     assert!(plan.joins(RailRole::SOUT) && plan.joins(RailRole::SUP));
 }
 
+//= fused-devices.md: queue pairs per rail: stripes and turns
 #[test]
 fn plain_queue_pairs_take_turns_or_carry_parts() {
     for (qps, split, rails, stripes, turns) in [
@@ -203,6 +206,7 @@ proptest! {
     }
 
     /// For any input every byte goes out once, aligned, on existing rails, and exactly by the rule.
+    //= mpib.md: SUP carries size * share / 1024 bytes, in multiples of 128
     #[test]
     fn every_decision_covers_the_transfer(
         size in prop_oneof![0usize..5000, 0usize..1 << 40],

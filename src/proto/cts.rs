@@ -120,6 +120,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    //= protocol.md: CTS entry: every field at its offset; errors name what was found
     #[test]
     fn every_field_stands_at_its_offset() {
         let cts =
@@ -133,6 +134,7 @@ mod tests {
         assert_eq!(bytes[48..52], [0xff; 4]);
     }
 
+    //= protocol.md: CTS entry: every field at its offset; errors name what was found
     #[test]
     fn a_refusal_names_what_was_found() {
         let cts = Cts { addr: 1, size: 2, rkeys: [0; 8], tag: 0, count: 2, index: 1, seq: 1 };

@@ -158,6 +158,7 @@ mod tests {
         }
     }
 
+    //= protocol.md: immediate: documented bits; each word is one message or refused
     #[test]
     fn two_rails_have_the_documented_bits() {
         for rails in [1, 2] {
@@ -171,6 +172,7 @@ mod tests {
         assert_eq!(l.encode(255, 3, l.size(0)), 255 | 3 << 8);
     }
 
+    //= protocol.md: immediate: a size is exact or in the completion record
     #[test]
     fn two_rails_express_these_sizes() {
         let l = ImmLayout::new(2).unwrap();
@@ -185,6 +187,7 @@ mod tests {
 
     /// Around each limit of each layout: a size in an immediate is exact, and every size that fits
     /// is in the immediate.
+    //= protocol.md: immediate: a size is exact or in the completion record
     #[test]
     fn edges_of_every_layout() {
         for rails in 1..=8u8 {
@@ -202,6 +205,7 @@ mod tests {
     }
 
     /// A size that the small unit can express is refused in the large unit.
+    //= protocol.md: immediate: documented bits; each word is one message or refused
     #[test]
     fn each_size_has_one_word() {
         for rails in 1..=8u8 {
@@ -221,6 +225,7 @@ mod tests {
     }
 
     proptest! {
+        //= protocol.md: immediate: documented bits; each word is one message or refused
         #[test]
         fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
             let word = l.encode(slot, mask, l.size(bytes));
@@ -233,6 +238,7 @@ mod tests {
         }
 
         /// Nearly valid words: small and extreme size_q, any mask, and the whole range.
+        //= protocol.md: immediate: documented bits; each word is one message or refused
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
             l in layout(),

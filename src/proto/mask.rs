@@ -113,6 +113,7 @@ mod tests {
     }
 
     /// Every reachable state, every mask, every rail.
+    //= protocol.md: mask: the first immediate sets it, one per named rail completes the slot
     #[test]
     fn every_arrival_in_every_state() {
         for want in 0..=255u8 {
@@ -152,6 +153,7 @@ mod tests {
 
     proptest! {
         /// In any order of rails only the last arrival completes the slot.
+        //= protocol.md: mask: the first immediate sets it, one per named rail completes the slot
         #[test]
         fn any_order_completes_once(mask in 1u8.., order in Just((0..8u8).collect::<Vec<_>>()).prop_shuffle()) {
             let mut a = Arrivals::default();

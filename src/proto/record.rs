@@ -93,6 +93,7 @@ mod tests {
     }
 
     proptest! {
+        //= protocol.md: record: no size exceeds its receive
         #[test]
         fn decode_undoes_encode_within_room(
             pairs in prop::collection::vec((prop_oneof![0usize..4, any::<usize>()], -1i8..=1), 0..=8),

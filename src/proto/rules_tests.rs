@@ -110,6 +110,7 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
+    //= protocol.md: group: complete in any order of arrival; a wrong immediate never completes it
     #[test]
     fn a_group_is_whole_with_its_last_rail(posted in group(), turned: bool) {
         let mut words = posted.words.clone();
@@ -123,6 +124,7 @@ proptest! {
     }
 
     /// The slot never completes, or the next arrival for it is a fault.
+    //= protocol.md: group: complete in any order of arrival; a wrong immediate never completes it
     #[test]
     fn a_group_with_one_fault_is_not_taken_for_whole(posted in group(), turned: bool, fault in fault()) {
         let mut words = posted.words.clone();
@@ -151,6 +153,7 @@ proptest! {
     }
 
     /// An entry of the FIFO is valid for one receive only, although every 256th uses its slot.
+    //= protocol.md: CTS entry: valid for one receive only
     #[test]
     fn an_entry_is_of_one_receive(start in 1u64..1 << 40, later in 1usize..=512, index in 0usize..MAX_RECVS) {
         let seq = Sequence::from_number(start);

@@ -77,6 +77,7 @@ mod tests {
     use std::collections::HashSet;
 
     /// Two queue pairs on SOUT and three on SUP, numbered by rail.
+    //= protocol.md: queue pairs: one per rail and message, round-robin by slot
     #[test]
     fn queue_pairs_take_turns() {
         let table = [(0, 2), (1, 3), (0, 4), (1, 2), (0, 3), (1, 4)];
@@ -90,6 +91,7 @@ mod tests {
         }
     }
 
+    //= protocol.md: slots: 256, each place of the ring used once
     #[test]
     fn a_ring_of_receives_uses_every_place_once() {
         let (mut seq, mut slots, mut cts, mut records) =

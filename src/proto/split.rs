@@ -147,6 +147,7 @@ mod tests {
         }
     }
 
+    //= protocol.md: zero bytes: rail 0, or the only rail
     #[test]
     fn empty_transfers_take_rail_0_or_the_one_that_exists() {
         for (share, available, mask) in [(512, 3, 1), (0, 3, 1), (1024, 2, 2), (0, 2, 2), (1024, 1, 1)] {
@@ -197,6 +198,7 @@ mod tests {
             }
         }
 
+        //= protocol.md: split: parts cover the transfer once, in multiples of 128 bytes
         #[test]
         fn parts_cover_the_transfer_once(
             size in prop_oneof![0usize..1000, 0usize..1 << 32, any::<usize>()],
@@ -231,6 +233,7 @@ mod tests {
         }
 
         /// The agent's rule: `size * share >> 10`, rounded down to 128.
+        //= protocol.md: split: parts cover the transfer once, in multiples of 128 bytes
         #[test]
         fn the_share_is_parts_per_1024(size in prop_oneof![0usize..5000, 0usize..1 << 40], share in 0u16..=1100) {
             let split = Split::by_share(size, share, 3).unwrap();

@@ -224,6 +224,7 @@ mod tests {
     proptest! {
         /// Both ends choose the same addresses. The addresses fit, and they are on one subnet if
         /// any pair is.
+        //= protocol.md: both ends derive the same addresses
         #[test]
         fn both_ends_choose_alike(ours in any_addrs(), theirs in any_addrs()) {
             let rail = |addrs| RailInfo { addrs, ..with("r", &[("10.0.0.1", 24)], false) };

@@ -111,6 +111,7 @@ fn the_counter_counts() {
     assert_eq!(COUNT.get(), 2);
 }
 
+//= receives.md: transfers allocate nothing
 #[test]
 fn transfers_allocate_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -178,6 +179,7 @@ fn records_allocate_nothing() {
     });
 }
 
+//= mpib.md: flushes allocate nothing
 #[test]
 fn flushes_allocate_nothing() {
     isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];
 
+//= doctor.md: a good host is usable, with every field in the document and in the text
 #[test]
 fn a_good_host_is_usable_and_told_in_full() {
     let found = doctor(TWO, &BOTH);
@@ -69,6 +70,7 @@ fn a_good_host_is_usable_and_told_in_full() {
     found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
 }
 
+//= doctor.md: a good host is usable, with every field in the document and in the text
 #[test]
 fn the_lines_for_people_say_the_same() {
     let mut command = mpib(&fabric(), TWO);
@@ -92,6 +94,7 @@ fn the_lines_for_people_say_the_same() {
     assert!(!text.contains('\x1b'), "colours are for terminals");
 }
 
+//= doctor.md: the devices are those of the plugin's table
 #[test]
 fn the_devices_are_those_that_the_table_gives() {
     for env in [&[][..], &BOTH, &[("MPIB_HCA_SOUT", "sup"), ("MPIB_HCA_SUP", "sout"), ("MPIB_MODE", "1")]] {
@@ -124,6 +127,7 @@ fn the_devices_are_those_that_the_table_gives() {
     }
 }
 
+//= doctor.md: a host without an adapter is unusable
 #[test]
 fn a_host_without_an_adapter_is_unusable() {
     let found = doctor("", &[]);
@@ -134,6 +138,7 @@ fn a_host_without_an_adapter_is_unusable() {
 }
 
 /// Groups ports by the adapter's answer: equal ones share a line.
+//= doctor.md: DMA-BUF support is reported for each port
 #[test]
 fn dmabuf_is_told_for_each_port() {
     let found = doctor("sout:addr=10.9.0.1/24,dmabuf=on;sup:addr=10.9.1.1/24", &[]);
@@ -144,6 +149,7 @@ fn dmabuf_is_told_for_each_port() {
     assert_eq!(found.checks("dmabuf", "ok"), []);
 }
 
+//= doctor.md: every bad setting is named with a remedy
 #[test]
 fn every_bad_setting_is_named_with_what_to_do() {
     let found = doctor(TWO, &[("MPIB_SOUT_QP", "0"), ("MPIB_MODE", "two")]);
@@ -159,6 +165,7 @@ fn every_bad_setting_is_named_with_what_to_do() {
     assert_eq!(found.document["report"]["devices"], json!([]));
 }
 
+//= doctor.md: every bad setting is named with a remedy
 #[test]
 fn sout_without_sup_is_named() {
     let found = doctor(TWO, &BOTH[..1]);
@@ -185,6 +192,7 @@ fn warning_of_init(env: &[(&str, &str)]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+//= doctor.md: a port whose addresses the settings exclude is a warning in the words of the log
 #[test]
 fn a_port_without_an_address_that_fits_is_a_loss_in_the_words_of_the_log() {
     let env = [("NCCL_IB_ADDR_RANGE", "10.9.0.0/24")];
@@ -205,6 +213,7 @@ fn a_port_without_an_address_that_fits_is_a_loss_in_the_words_of_the_log() {
     assert!(warning_of_init(&strict).contains(&text), "{text}");
 }
 
+//= doctor.md: settings that exclude every address leave no device
 #[test]
 fn settings_that_leave_no_address_leave_no_device() {
     let found = doctor(TWO, &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]);
@@ -221,6 +230,7 @@ fn settings_that_leave_no_address_leave_no_device() {
     assert_eq!(why, ["link-local", "link-local", "IPv4", "IPv4"]);
 }
 
+//= doctor.md: control connections need an address
 #[test]
 fn control_connections_need_an_address() {
     let found = doctor(TWO, &[("MPIB_OOB_IF", "=nosuch")]);
@@ -231,6 +241,7 @@ fn control_connections_need_an_address() {
     assert_eq!(found.document["report"]["control"][0], "127.0.0.1");
 }
 
+//= doctor.md: a low memlock limit is a warning with a remedy
 #[test]
 fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
     let mut command = mpib(&fabric(), TWO);
@@ -255,6 +266,7 @@ fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
     found.says("memlock", "warn", &["64 KiB (ulimit -l)", "set it to unlimited (limits.conf"]);
 }
 
+//= doctor.md: a missing agent is a warning where hints decide
 #[test]
 fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     let dir = tempfile::tempdir().unwrap();
@@ -277,6 +289,7 @@ fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     fixed.usable_with(&[]);
 }
 
+//= doctor.md: a plugin file that NCCL would not open is a warning
 #[test]
 fn a_plugin_where_nccl_does_not_look_is_a_loss() {
     let found = doctor(TWO, &[("NCCL_NET_PLUGIN", "other")]);
@@ -307,6 +320,7 @@ fn plugin(dir: &Path, code: &str) -> PathBuf {
     path
 }
 
+//= doctor.md: a plugin that crashes, hangs or is none is a finding
 #[test]
 fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
     for (code, said) in [
@@ -335,6 +349,7 @@ fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
     }
 }
 
+//= doctor.md: a plugin that crashes, hangs or is none is a finding
 #[test]
 fn a_file_that_is_no_plugin_is_named() {
     let mut command = mpib(&fabric(), TWO);

@@ -88,6 +88,7 @@ fn row(ours: &str, theirs: &str, verdict: &str, works: bool) -> (String, String,
     (ours.into(), theirs.into(), verdict.into(), works)
 }
 
+//= doctor.md: two hosts check each other; a pair that does not work is a row
 #[test]
 fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     let fabric = fabric();
@@ -130,6 +131,7 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     assert_eq!(text.lines().filter(|line| fails(line)).count(), 1, "{text}");
 }
 
+//= doctor.md: hosts without a working pair are unusable
 #[test]
 fn hosts_without_a_way_between_them_are_unusable() {
     let fabric = fabric();
@@ -142,6 +144,7 @@ fn hosts_without_a_way_between_them_are_unusable() {
     found.says("routes", "fail", &["no port of this host can be joined"]);
 }
 
+//= doctor.md: settings that differ are reported with both values
 #[test]
 fn settings_that_differ_are_told_with_both_values() {
     let fabric = fabric();
@@ -166,6 +169,7 @@ fn read_frame(stream: &mut TcpStream) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
+//= doctor.md: strangers and other versions are refused and delay nobody
 #[test]
 fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
     let fabric = fabric();
@@ -198,6 +202,7 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
     found.usable_with(&[]);
 }
 
+//= doctor.md: strangers and other versions are refused and delay nobody
 #[test]
 fn whoever_is_no_doctor_is_no_verdict() {
     let run = |address: &str| {

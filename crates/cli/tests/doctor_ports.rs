@@ -61,6 +61,7 @@ fn doctor(fabric: &str, env: &[(&str, &str)]) -> Doctor {
     Doctor::of(command.envs(env.iter().copied()))
 }
 
+//= doctor.md: a port that is down is a note, unless the settings name it
 #[test]
 fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
     let fabric = fabric();
@@ -85,6 +86,7 @@ fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
     );
 }
 
+//= doctor.md: a port with link-local addresses only is a warning
 #[test]
 fn a_port_that_has_link_local_addresses_only_is_a_loss() {
     let fabric = fabric();

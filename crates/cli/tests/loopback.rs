@@ -60,5 +60,5 @@ fn the_example_reports_one_receive_per_group() {
     let output = perf(&["--receives", "2", "--sizes", "8"]);
     assert_eq!(output.status.code(), Some(2));
     let report = text(&output.stdout) + &text(&output.stderr);
-    assert!(report.contains("takes 1 receives in an irecv"), "{report}");
+    assert!(report.contains("supports 1 receives in an irecv"), "{report}");
 }

@@ -56,8 +56,6 @@ impl Step {
         *warnings = warnings.saturating_add(1);
         let ms = ms.saturating_mul((*warnings).into());
         self.until = now + self.limit;
-        Overdue::Warn(format!(
-            "connect: waiting for {name} of {peer} for {ms} ms; it is connected and has sent nothing"
-        ))
+        Overdue::Warn(format!("connect: connected to {peer}; still waiting for {name} after {ms} ms"))
     }
 }

@@ -78,6 +78,7 @@ fn all_refused(ends: &Ends) {
     }
 }
 
+//= reach.md: a forked child cannot use its parent's connections
 #[test]
 fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -111,6 +112,7 @@ fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
 }
 
 /// What was only loaded is the child's to use.
+//= reach.md: a forked child cannot use its parent's connections
 #[test]
 fn a_child_that_initialises_by_itself_works() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -129,6 +131,7 @@ fn a_child_that_initialises_by_itself_works() {
     });
 }
 
+//= reach.md: ibv_fork_init is called once, before the devices are listed
 #[test]
 fn fork_support_is_requested_once_and_before_devices_are_listed() {
     isolated(here!(), &[], || {
@@ -142,6 +145,7 @@ fn fork_support_is_requested_once_and_before_devices_are_listed() {
     });
 }
 
+//= reach.md: ibv_fork_init is called once, before the devices are listed
 #[test]
 fn a_libibverbs_that_cannot_protect_from_forks_costs_one_warning() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {

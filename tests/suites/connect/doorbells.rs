@@ -119,6 +119,7 @@ fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
     });
 }
 
+//= configuration.md: NCCL_IB_USE_INLINE
 #[test]
 fn cts_writes_are_inline_as_the_settings_say() {
     // Where the settings want that, and where they say nothing, see above.
@@ -161,6 +162,7 @@ fn adapters_without_inline_room_are_refused_with_strict() {
 
 /// A peer is given memory that begins a line, so that no entry or record of its own, which are a
 /// line each, lies in two.
+//= protocol.md: CTS entry and record: each in its own cache line
 #[test]
 fn what_peers_write_begins_a_cache_line() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -117,6 +117,7 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
     peer.finish();
 }
 
+//= mpib.md: vanilla, intra-island: all data on SUP
 #[test]
 fn vanilla_within_an_island_is_all_on_sup() {
     isolated(here!(), &host(&[]), || {
@@ -125,6 +126,7 @@ fn vanilla_within_an_island_is_all_on_sup() {
     });
 }
 
+//= mpib.md: vanilla, inter-island: all data on SOUT, no queue pair on SUP
 #[test]
 fn vanilla_between_islands_has_no_queue_pair_on_sup() {
     isolated(here!(), &host(&[]), || {
@@ -133,6 +135,8 @@ fn vanilla_between_islands_has_no_queue_pair_on_sup() {
     });
 }
 
+//= mpib.md: the island is the prefix of both SOUT addresses
+//= configuration.md: MPIB_ISLAND_PREFIX_LEN
 #[test]
 fn the_prefix_length_draws_the_islands() {
     isolated(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "23")]), || {
@@ -147,6 +151,7 @@ fn a_prefix_of_32_makes_each_host_an_island() {
     });
 }
 
+//= mpib.md: one process has connections of both classes
 #[test]
 fn one_process_has_connections_of_both_classes() {
     isolated(here!(), &host(&[]), || {
@@ -161,6 +166,8 @@ fn one_process_has_connections_of_both_classes() {
 }
 
 /// Without a hint all data is on SOUT, and SUP is ready for it.
+//= mpib.md: advanced: both rails are joined, the hint splits each transfer
+//= configuration.md: MPIB_MODE
 #[test]
 fn advanced_joins_both_rails_in_either_class() {
     isolated(here!(), &host(&[("MPIB_MODE", "1"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]), || {
@@ -173,6 +180,7 @@ fn advanced_joins_both_rails_in_either_class() {
     });
 }
 
+//= mpib.md: MPIB_SUP_SHARE joins both rails in either mode
 #[test]
 fn a_fixed_share_joins_both_rails_in_either_class() {
     isolated(here!(), &host(&[("MPIB_SUP_SHARE", "1024")]), || {
@@ -182,6 +190,7 @@ fn a_fixed_share_joins_both_rails_in_either_class() {
     });
 }
 
+//= mpib.md: an empty message uses SOUT where SOUT may carry data
 #[test]
 fn an_empty_message_keeps_to_the_rail_of_its_class() {
     isolated(here!(), &host(&[]), || {
@@ -192,6 +201,7 @@ fn an_empty_message_keeps_to_the_rail_of_its_class() {
     });
 }
 
+//= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn a_rail_of_the_class_without_a_route_is_replaced_with_one_warning() {
     isolated(here!(), &host(&[]), || {
@@ -225,6 +235,7 @@ fn without_sup() -> Lies {
     }
 }
 
+//= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn within_an_island_sout_stands_in_for_sup() {
     isolated(here!(), &host(&[]), || {
@@ -247,6 +258,7 @@ fn within_an_island_sout_stands_in_for_sup() {
     });
 }
 
+//= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn strict_refuses_to_do_without_the_rail_of_the_class() {
     isolated(here!(), &host(&[("MPIB_STRICT", "1")]), || {
@@ -266,6 +278,7 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
 
 /// Between islands SUP has no queue pair; when SOUT's probe fails it gets them after all, in a
 /// second round.
+//= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
     isolated(here!(), &host(&mpib_tests::SHORT), || {
@@ -310,6 +323,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
 
 /// The same with two honest ends: data and CTS writes move over the rail of the second round, and
 /// over it alone.
+//= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn data_moves_over_the_rail_that_was_held_in_reserve() {
     isolated(here!(), &host(&mpib_tests::SHORT), || {
@@ -327,6 +341,7 @@ fn data_moves_over_the_rail_that_was_held_in_reserve() {
     });
 }
 
+//= mpib.md: ends with different settings refuse each other and name both values
 #[test]
 fn ends_that_differ_refuse_each_other_and_name_both_values() {
     isolated(here!(), &host(&[]), || {
@@ -377,6 +392,9 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
 }
 
 /// The queue pairs of a sender take turns on each rail by slot; CTS writes keep to one.
+//= mpib.md: messages use queue pairs round-robin; CTS writes use one
+//= configuration.md: MPIB_SUP_QP
+//= configuration.md: MPIB_SOUT_QP
 #[test]
 fn messages_alternate_between_queue_pairs_and_cts_writes_do_not() {
     isolated(
@@ -440,11 +458,13 @@ fn empty_bursts() {
     pair.close();
 }
 
+//= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
     isolated(here!(), &host(&[]), empty_bursts);
 }
 
+//= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_find_receives_with_low_marks() {
     let marks =
@@ -466,16 +486,19 @@ fn speed(test: &str, more: &[(&'static str, &'static str)], expected: fn(&[u32])
     });
 }
 
+//= mpib.md: speed is that of the rails in use
 #[test]
 fn vanilla_has_the_speed_of_the_faster_rail() {
     speed(here!(), &[], |rails| rails[1]);
 }
 
+//= mpib.md: speed is that of the rails in use
 #[test]
 fn advanced_has_the_speed_of_both_rails() {
     speed(here!(), &[("MPIB_MODE", "1")], |rails| rails[0] + rails[1]);
 }
 
+//= mpib.md: speed is that of the rails in use
 #[test]
 fn a_fixed_share_has_the_speed_of_the_rails_that_it_uses() {
     speed(here!(), &[("MPIB_SUP_SHARE", "0"), ("MPIB_MODE", "1")], |rails| rails[0]);

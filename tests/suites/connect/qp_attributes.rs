@@ -48,6 +48,8 @@ fn table(version: u32) -> &'static dyn Table {
     *TABLES.iter().find(|t| t.version() == version).unwrap()
 }
 
+//= configuration.md: NCCL_IB_TC
+//= configuration.md: NCCL_IB_SL
 #[test]
 fn classes_are_the_settings_then_the_communicators() {
     isolated(here!(), &rails(&[]), || {
@@ -73,6 +75,7 @@ fn classes_are_the_settings_then_the_communicators() {
     });
 }
 
+//= configuration.md: NCCL_IB_FIFO_TC
 #[test]
 fn cts_writes_have_a_class_of_their_own() {
     isolated(here!(), &rails(&[("NCCL_IB_TC", "104"), ("NCCL_IB_FIFO_TC", "184")]), || {
@@ -108,6 +111,8 @@ fn a_class_for_cts_writes_alone_leaves_the_others_at_the_communicators() {
     });
 }
 
+//= configuration.md: NCCL_IB_TIMEOUT
+//= configuration.md: NCCL_IB_RETRY_CNT
 #[test]
 fn timeouts_and_retries_reach_every_queue_pair() {
     isolated(here!(), &rails(&[("NCCL_IB_TIMEOUT", "17"), ("NCCL_IB_RETRY_CNT", "3")]), || {
@@ -130,6 +135,7 @@ fn pkey_indices() -> Vec<(&'static str, u16)> {
     all
 }
 
+//= configuration.md: NCCL_IB_PKEY_VALUE
 #[test]
 fn a_partition_is_found_by_its_number_wherever_it_stands() {
     isolated(here!(), &rails(&[PARTITIONS]), || {
@@ -182,6 +188,7 @@ fn tries() -> Vec<String> {
         .collect()
 }
 
+//= configuration.md: NCCL_IB_MQP_RETRY_CNT
 #[test]
 fn a_queue_pair_that_times_out_is_retried() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_CNT", "5"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]);
@@ -220,6 +227,7 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
     });
 }
 
+//= configuration.md: NCCL_IB_MQP_RETRY_ALL
 #[test]
 fn a_queue_pair_that_fails_otherwise_is_retried_if_configured() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "0"), ("MPIB_STRICT", "1")]);
@@ -246,6 +254,7 @@ const ECE: [(&str, &str, &str, Option<u32>); 5] = [
 ];
 
 /// softverbs takes options before RTR only, and returns those that remain.
+//= configuration.md: NCCL_IB_ECE_ENABLE
 #[test]
 fn options_that_both_ends_have_hold_on_every_queue_pair() {
     for (case, (first, second, enable, _)) in ECE.iter().enumerate() {
@@ -300,6 +309,7 @@ fn connect_to(from: i32, to: i32) -> Pair {
 
 /// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first
 /// tells itself.
+//= configuration.md: MPIB_PROBE_TIMEOUT_MS
 #[test]
 fn a_probe_waits_as_long_as_the_settings_say() {
     let devices = "soft0:addr=10.1.0.1/24,wire=1;soft1:addr=10.1.0.2/24,wire=2";

@@ -33,17 +33,20 @@ fn in_a_ring(test: &str, n: usize) {
     });
 }
 
+//= reach.md: processes connect to each other, in circles and to themselves
 #[test]
 fn two_processes_connect_to_each_other_at_once() {
     in_a_ring(here!(), 2);
 }
 
+//= reach.md: processes connect to each other, in circles and to themselves
 #[test]
 fn three_processes_connect_in_a_circle_at_once() {
     in_a_ring(here!(), 3);
 }
 
 /// One process, one thread, twenty connections to itself of every version, all under way at once.
+//= reach.md: processes connect to each other, in circles and to themselves
 #[test]
 fn a_process_connects_to_itself_many_times_at_once() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -98,6 +98,7 @@ impl Two {
     }
 }
 
+//= reach.md: addresses on a common subnet are preferred
 #[test]
 fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
     on_hosts(here!(), &[], || {
@@ -124,6 +125,7 @@ fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
     });
 }
 
+//= reach.md: each connection reads the GID tables anew
 #[test]
 fn every_connection_goes_by_the_table_of_its_time() {
     on_hosts(here!(), &[], || {
@@ -144,6 +146,7 @@ fn every_connection_goes_by_the_table_of_its_time() {
     });
 }
 
+//= reach.md: an address that was removed is named in the reason
 #[test]
 fn a_removed_address_is_named_in_the_reason() {
     on_hosts(here!(), &[], || {
@@ -209,44 +212,56 @@ fn without_settings_it_is_ipv4_by_version_2() {
     settings(here!(), &[], ["10.0.0.1 v2", "10.2.0.1 v2"]);
 }
 
+//= reach.md: NCCL_IB_GID_INDEX: one number or a list
 #[test]
 fn one_index_is_for_every_port() {
     settings(here!(), &[("NCCL_IB_GID_INDEX", "4")], ["10.0.1.1 v1", "10.2.1.1 v1"]);
 }
 
+//= reach.md: NCCL_IB_GID_INDEX: one number or a list
+//= configuration.md: NCCL_IB_GID_INDEX
 #[test]
 fn a_list_has_an_index_for_each_port() {
     settings(here!(), &[("NCCL_IB_GID_INDEX", "soft0:5,soft1:1:6")], ["10.0.1.1 v2", "2001:db8:2::1 v1"]);
 }
 
+//= reach.md: NCCL_IB_GID_INDEX: one number or a list
 #[test]
 fn a_port_that_the_list_lacks_chooses() {
     let vars = [("NCCL_IB_GID_INDEX", "soft1:2"), ("NCCL_IB_ADDR_FAMILY", "AF_INET6")];
     settings(here!(), &vars, ["2001:db8::1 v2", "10.2.0.1 v1"]);
 }
 
+//= reach.md: address family, range and RoCE version restrict the choice
 #[test]
 fn a_family_is_kept_to() {
     settings(here!(), &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")], ["2001:db8::1 v2", "2001:db8:2::1 v2"]);
 }
 
+//= reach.md: address family, range and RoCE version restrict the choice
 #[test]
 fn a_range_is_kept_to() {
     // One that has an address of each port.
     settings(here!(), &[("NCCL_IB_ADDR_RANGE", "10.0.1.0/14")], ["10.0.0.1 v2", "10.2.0.1 v2"]);
 }
 
+//= reach.md: address family, range and RoCE version restrict the choice
+//= configuration.md: NCCL_IB_ADDR_RANGE
 #[test]
 fn a_range_may_leave_the_second_address() {
     let vars = [("NCCL_IB_ADDR_RANGE", "10.0.1.0/24"), ("NCCL_IB_GID_INDEX", "soft1:5")];
     settings(here!(), &vars, ["10.0.1.1 v2", "10.2.1.1 v2"]);
 }
 
+//= reach.md: address family, range and RoCE version restrict the choice
+//= configuration.md: NCCL_IB_ROCE_VERSION_NUM
 #[test]
 fn a_version_is_kept_to() {
     settings(here!(), &[("NCCL_IB_ROCE_VERSION_NUM", "1")], ["10.0.0.1 v1", "10.2.0.1 v1"]);
 }
 
+//= reach.md: address family, range and RoCE version restrict the choice
+//= configuration.md: NCCL_IB_ADDR_FAMILY
 #[test]
 fn all_three_settings_together() {
     let vars = [
@@ -257,6 +272,7 @@ fn all_three_settings_together() {
     settings(here!(), &vars, ["2001:db8::1 v1", "2001:db8:2::1 v1"]);
 }
 
+//= reach.md: settings that exclude every address are reported, with each entry
 #[test]
 fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry() {
     isolated(here!(), &[DEVICES, ("NCCL_IB_ADDR_RANGE", "10.0.0.0/16")], || {
@@ -275,6 +291,7 @@ fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry(
     });
 }
 
+//= reach.md: settings that exclude every address are reported, with each entry
 #[test]
 fn invalid_values_are_reported_with_the_valid_ones() {
     isolated(here!(), &[DEVICES], || {
@@ -327,6 +344,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
 }
 
 /// The index is of the table: what stands there now is used.
+//= reach.md: each connection reads the GID tables anew
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
     isolated(here!(), &[DEVICES, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {
@@ -378,12 +396,14 @@ fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
     });
 }
 
+//= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
 fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
     let moved = || places(&[Some([10, 9, 9, 9]), Some([192, 168, 200, 1])]);
     wired_after(here!(), moved, |said| assert_eq!(said, [""; 0]));
 }
 
+//= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
 fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
     let gone = || places(&[Some([10, 9, 9, 9])]);

@@ -103,6 +103,7 @@ fn a_listener_that_closes_without_an_answer_is_tried_again() {
     assert_eq!(recv(&channel), Message::Ready);
 }
 
+//= reach.md: addresses of local networks are tried at once, and silence delays no other
 #[test]
 fn a_silent_address_does_not_hold_up_the_next() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -118,6 +119,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
 }
 
 /// In less time than one has before those of other networks are tried beside it.
+//= reach.md: addresses of local networks are tried at once, and silence delays no other
 #[test]
 fn all_addresses_of_own_networks_are_tried_at_once() {
     let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];
@@ -150,6 +152,7 @@ fn another_connectors_welcome_is_no_answer() {
     assert_eq!(recv(&channel), Message::Ready);
 }
 
+//= reach.md: an address that fails is retried; a refused connection fails soon
 #[test]
 fn a_missing_listener_is_reported_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();

@@ -63,6 +63,7 @@ fn next(listener: &Listener) -> Channel {
     acceptor
 }
 
+//= reach.md: 10,000 strangers cost little and delay nobody
 #[test]
 fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
     isolated(here!(), &[], || {

@@ -208,6 +208,7 @@ fn a_closed_listener_with_a_connector_in_its_line() {
     });
 }
 
+//= configuration.md: MPIB_CONNECT_TIMEOUT_MS
 #[test]
 fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
     with_deadline(here!(), |table, ctx| {
@@ -260,6 +261,7 @@ fn bound() -> TcpListener {
 }
 
 /// As where a flood of connections, or a neighbour that is not known yet, spoils the first try.
+//= reach.md: an address that fails is retried; a refused connection fails soon
 #[test]
 fn a_port_that_refuses_at_first_is_tried_again() {
     isolated(here!(), &mpib("512", &[]), || {

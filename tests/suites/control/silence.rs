@@ -30,6 +30,7 @@ fn limits() -> Vec<[i32; 3]> {
     fds.filter_map(of).collect()
 }
 
+//= reach.md: a host that is silent for MPIB_PEER_TIMEOUT_MS is lost
 #[test]
 fn the_limit_of_silence_is_a_setting() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -48,6 +49,8 @@ fn the_limit_of_silence_is_a_setting() {
 }
 
 /// Whose rails work on, which nobody asks.
+//= reach.md: a host that is silent for MPIB_PEER_TIMEOUT_MS is lost
+//= configuration.md: MPIB_PEER_TIMEOUT_MS
 #[test]
 fn a_host_that_is_silent_beyond_the_limit_is_lost() {
     on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000")], || {

@@ -209,6 +209,7 @@ fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
 
 /// A futex tells a lock that another thread holds for a moment, or that threads are woken: never a
 /// wait for a peer, as long as the count is small.
+//= reach.md: listen, connect and accept make no blocking system call
 #[test]
 fn listen_connect_and_accept_wait_for_nothing() {
     isolated(here!(), &mpib("512", &[]), || {

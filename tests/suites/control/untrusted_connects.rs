@@ -117,6 +117,7 @@ fn strangers_keep_nobody_out() {
 /// Those who know the nonce and then break the protocol fail their own handshake, each with one
 /// line. accept says so, since NCCL makes one connector for each listener, and goes on when it is
 /// called again.
+//= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn misled_connectors_fail_alone() {
     with_listener(here!(), &[], |table, listen, handle| {
@@ -193,6 +194,7 @@ fn misled_connectors_fail_alone() {
 }
 
 /// A handshake that fails beside another one is one line; the last one is the error of accept.
+//= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
     with_listener(here!(), &[], |table, listen, handle| {

@@ -13,6 +13,7 @@ use super::flush_util::{during, force_flush, iflush, line, reads};
 
 const ON: (&str, &str) = ("MPIB_FLUSH", "1");
 
+//= mpib.md: by default only GPU memory is flushed
 #[test]
 fn by_default_a_flush_of_host_memory_is_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -30,6 +31,8 @@ fn by_default_a_flush_of_host_memory_is_nothing() {
     });
 }
 
+//= mpib.md: a flush reads once on each rail that has carried data
+//= configuration.md: MPIB_FLUSH
 #[test]
 fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
     isolated(here!(), &mpib("512", &[ON]), || {
@@ -62,6 +65,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
     });
 }
 
+//= mpib.md: a flush reads once on each rail that has carried data
 #[test]
 fn a_rail_of_the_other_class_is_not_read() {
     isolated(here!(), &[&TWO_RAILS[..], &[ON]].concat(), || {
@@ -76,6 +80,7 @@ fn a_rail_of_the_other_class_is_not_read() {
 }
 
 /// There the way of an adapter to itself has a LID and no GID.
+//= mpib.md: a flush reads once on each rail that has carried data
 #[test]
 fn infiniband_ports_read_back_as_well() {
     let ports = ("SOFTVERBS_DEVICES", "soft0:link=ib;soft1:link=ib");
@@ -91,6 +96,7 @@ fn infiniband_ports_read_back_as_well() {
 }
 
 /// Done is what both rails have read.
+//= mpib.md: a flush reads once on each rail that has carried data
 #[test]
 fn a_flush_waits_for_the_slower_rail() {
     for slow in [
@@ -124,6 +130,7 @@ fn fewer_connections_fit_with_flushes() {
     });
 }
 
+//= mpib.md: groups, empty buffers, and mixed memory are flushed
 #[test]
 fn groups_and_empty_buffers() {
     isolated(here!(), &mpib("512", &[ON]), || {
@@ -160,6 +167,7 @@ fn groups_and_empty_buffers() {
 
 /// A flush cannot be put off: as many as there are receives fit, and one more is an error that
 /// harms nothing.
+//= mpib.md: 256 flushes may be in flight
 #[test]
 fn as_many_flushes_as_receives_may_be_under_way() {
     isolated(here!(), &mpib("512", &[ON]), || {
@@ -196,6 +204,7 @@ fn as_many_flushes_as_receives_may_be_under_way() {
 const SLOW: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,lat=600ms;soft1:addr=10.2.0.1/16,lat=600ms");
 
+//= mpib.md: a connection closes with flushes in flight
 #[test]
 fn closing_with_flushes_under_way() {
     isolated(here!(), &mpib("512", &[ON, SLOW]), || {
@@ -236,11 +245,13 @@ fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
     });
 }
 
+//= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_after_the_peer_was_killed() {
     without_the_peer(here!(), Peer::kill);
 }
 
+//= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
@@ -248,6 +259,7 @@ fn a_flush_after_the_peer_has_closed() {
 
 /// A peer that breaks the protocol fails the connection, and with it the flush, which is told and
 /// does not hang.
+//= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     isolated(here!(), &mpib("512", &[ON, SLOW]), || {
@@ -281,6 +293,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
 }
 
 /// As when GPU memory is freed too early: the read fails, and so does the connection, in words.
+//= mpib.md: a flush that fails is one error that names rail and reason
 #[test]
 fn a_flush_read_that_fails_is_reported() {
     isolated(here!(), &mpib("512", &[ON]), || {

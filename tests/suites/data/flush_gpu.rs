@@ -11,6 +11,7 @@ use super::flush_util::{during, force_flush, iflush, line};
 const CUDA: i32 = 2;
 
 /// Nothing set: what NCCL asks for is done.
+//= mpib.md: by default only GPU memory is flushed
 #[test]
 fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[]), || {
@@ -35,6 +36,7 @@ fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
     });
 }
 
+//= mpib.md: MPIB_FLUSH=0 disables flushes
 #[test]
 fn nothing_is_flushed_if_disabled() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[("MPIB_FLUSH", "0")]), || {
@@ -57,6 +59,7 @@ fn nothing_is_flushed_if_disabled() {
 }
 
 /// Reads are of the group's GPU memory, where it has any.
+//= mpib.md: groups, empty buffers, and mixed memory are flushed
 #[test]
 fn gpu_memory_of_a_group_goes_before_the_hosts() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[("MPIB_FLUSH", "1")]), || {

@@ -14,6 +14,7 @@ use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested
 /// How long a close waits.
 const LAST: Duration = Duration::from_millis(200);
 
+//= receives.md: optional receives are done before their data is sent
 #[test]
 fn optional_receives_are_done_before_their_data_is_sent() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -43,6 +44,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
 
 /// Tables before v9 have no hint: what stands in `*request` means nothing. Nor has it any meaning
 /// for a group.
+//= receives.md: receives without the hint, and groups, wait for their data
 #[test]
 fn without_the_hint_of_a_single_receive_data_is_waited_for() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -72,6 +74,7 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
     });
 }
 
+//= receives.md: test returns the size if the data came first
 #[test]
 fn a_size_is_returned_if_the_data_came_before_the_test() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -92,6 +95,7 @@ fn a_size_is_returned_if_the_data_came_before_the_test() {
 }
 
 /// NCCL's own event of such a receive is over before its data comes: none of ours is below it.
+//= receives.md: optional receives have no profiler events
 #[test]
 fn optional_receives_have_no_events_of_the_profiler() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -164,17 +168,20 @@ fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
     });
 }
 
+//= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn all_slots_come_round_with_a_late_sender() {
     come_round(here!(), "0", &[], SLOTS);
 }
 
+//= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn all_slots_come_round_on_both_rails() {
     come_round(here!(), "512", &[], SLOTS);
 }
 
 /// Of two receives one is for the slot under way, and one more than there are slots.
+//= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn slots_wait_for_the_receives_of_small_queues() {
     come_round(here!(), "512", &[("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")], 2);
@@ -182,6 +189,7 @@ fn slots_wait_for_the_receives_of_small_queues() {
 
 /// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever
 /// looks.
+//= receives.md: an optional receive counts as in flight until its data is seen
 #[test]
 fn outstanding_data_is_in_flight_until_it_is_polled() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -209,6 +217,7 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
 
 /// A receiver that closes with data on the way lets it come, so that the sender's write is good.
 /// One rail is so slow that its part is not there when the close begins.
+//= receives.md: closeRecv waits for outstanding immediates, with a limit
 #[test]
 fn a_close_waits_for_outstanding_arrivals() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";
@@ -246,6 +255,7 @@ fn a_close_waits_for_outstanding_arrivals() {
 }
 
 /// Data that nobody sends does not keep close waiting for ever, whether the peer is there or not.
+//= receives.md: closeRecv waits for outstanding immediates, with a limit
 #[test]
 fn a_close_ends_without_the_data() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -43,11 +43,13 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
     });
 }
 
+//= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_killed_peer_is_reported_without_a_call() {
     lost(here!(), Peer::kill, &["is gone"]);
 }
 
+//= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
     lost(here!(), |peer| peer.must("close"), &["closed the connection"]);
@@ -55,6 +57,7 @@ fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
 
 /// Nothing is outstanding when the peer exits, and nothing polls for it. A receive after that is
 /// not done: its test says why.
+//= receives.md: a receive posted after the peer is gone fails in test
 #[test]
 fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -92,6 +95,7 @@ fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
 }
 
 /// All that a peer sent before it closed is taken, though nobody asks, and is no loss.
+//= receives.md: a peer that closes after its data is no failure
 #[test]
 fn a_peer_that_closes_after_its_data_is_no_loss() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -115,6 +119,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 }
 
 /// A CTS write that nobody acknowledges: only a completion shows that.
+//= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_write_is_reported_without_a_call() {
     let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();
@@ -136,6 +141,7 @@ fn a_failed_write_is_reported_without_a_call() {
     });
 }
 
+//= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_adapter_is_reported_without_a_call() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -154,6 +160,7 @@ fn a_failed_adapter_is_reported_without_a_call() {
 }
 
 /// An arrival for a receive that is done is right once, if it is right at all.
+//= receives.md: immediates of receives that are done are checked
 #[test]
 fn arrivals_for_done_receives_are_checked() {
     isolated(here!(), &mpib("512", &[]), || {

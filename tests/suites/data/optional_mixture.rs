@@ -21,6 +21,7 @@ struct Posted {
 
 /// Optional ones, others and groups in any order, asked for in any order or late, and a sender that
 /// comes when it comes.
+//= receives.md: any mixture of optional and other receives loses nothing
 #[test]
 fn any_mixture_loses_nothing() {
     isolated(here!(), &mpib("341", &[]), || {

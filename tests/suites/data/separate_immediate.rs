@@ -65,6 +65,8 @@ fn apart_above(test: &str, env: &[(&str, &str)], threshold: Option<usize>) {
     });
 }
 
+//= configuration.md: NCCL_IB_AR_THRESHOLD
+//= configuration.md: NCCL_IB_ADAPTIVE_ROUTING
 #[test]
 fn infiniband_rails_send_large_data_and_its_immediate_separately() {
     apart_above(here!(), &[("SOFTVERBS_DEVICES", IB)], Some(8192));

@@ -96,6 +96,7 @@ fn ends_one(kind: u32, words: &'static str, pick: impl Fn(u32) -> bool) {
     assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
 }
 
+//= configuration.md: NCCL_IB_RETURN_ASYNC_EVENTS
 #[test]
 fn a_fatal_event_ends_the_connections_that_it_concerns_and_no_others() {
     for (kind, words) in [

@@ -178,6 +178,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
     });
 }
 
+//= configuration.md: MPIB_STRICT
 #[test]
 fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
@@ -255,6 +256,7 @@ fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
 }
 
 /// Ranks come to accept when they do, and no sooner.
+//= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_accepts_late_is_waited_for() {
     isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]), || {
@@ -284,6 +286,7 @@ fn a_peer_that_accepts_late_is_waited_for() {
     });
 }
 
+//= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
     isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {

@@ -77,6 +77,7 @@ fn a_listener_that_dies_before_it_answers() {
     });
 }
 
+//= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn a_connector_that_dies_in_the_handshake() {
     with_short_retries(here!(), |table, ctx| {

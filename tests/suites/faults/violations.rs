@@ -237,6 +237,8 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
     ]
 }
 
+//= reach.md: a failed handshake fails accept unless another is in progress
+//= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn a_lying_connector_does_not_keep_others_out() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -276,6 +278,7 @@ fn a_lying_connector_does_not_keep_others_out() {
     });
 }
 
+//= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn a_lying_listener_fails_connect() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -299,6 +302,7 @@ fn a_lying_listener_fails_connect() {
 }
 
 /// Reads are for flushes, and those are between an adapter and itself.
+//= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_peer_may_write_and_not_read() {
     isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {

@@ -29,6 +29,7 @@ fn must(table: &dyn Table, comm: Ptr, file: &Memfd, buffer: (usize, usize), offs
     mr
 }
 
+//= memory.md: DMA-BUF is offered where every rail of the device supports it
 #[test]
 fn each_device_is_offered_by_what_its_adapter_answers() {
     isolated(here!(), &[ONE], || {
@@ -54,6 +55,7 @@ fn a_device_of_two_rails_that_do_it_is_offered() {
     of_two_rails(here!(), BOTH, HOST | DMABUF);
 }
 
+//= memory.md: DMA-BUF is offered where every rail of the device supports it
 #[test]
 fn a_device_of_two_rails_needs_both() {
     of_two_rails(here!(), ONE, HOST);
@@ -79,6 +81,7 @@ fn the_log_lists_the_ports_that_register_dma_buf() {
 
 /// Between two files, through every table: what is sent lies in one, what comes lands in the other,
 /// and nothing beside it.
+//= memory.md: received data is in the DMA-BUF
 #[test]
 fn what_comes_is_in_the_file() {
     isolated(here!(), &mpib("512", &[BOTH]), || {
@@ -113,6 +116,7 @@ fn what_comes_is_in_the_file() {
 
 /// NCCL opens a new file for each registration of the same memory. What is registered by its
 /// addresses is another, of a GPU too.
+//= memory.md: DMA-BUF and plain registrations of one address are separate
 #[test]
 fn the_same_addresses_are_registered_once_by_file_and_once_without() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[BOTH]), || {
@@ -138,6 +142,7 @@ fn the_same_addresses_are_registered_once_by_file_and_once_without() {
     });
 }
 
+//= memory.md: errors name likely causes and the port
 #[test]
 fn failed_registrations_are_reported_with_their_cause() {
     isolated(here!(), &mpib("512", &[BOTH]), || {
@@ -186,6 +191,7 @@ fn failed_registrations_are_reported_with_their_cause() {
 }
 
 /// Not offered and asked for all the same, on a connection one of whose rails does not do it.
+//= memory.md: errors name likely causes and the port
 #[test]
 fn a_port_without_dma_buf_is_named() {
     isolated(here!(), &mpib("512", &[ONE]), || {
@@ -207,6 +213,7 @@ fn a_port_without_dma_buf_is_named() {
 }
 
 /// A flush reads the memory behind the file, by the file's registration, and no other.
+//= mpib.md: by default only GPU memory is flushed
 #[test]
 fn a_flush_reads_what_was_registered_by_its_file() {
     isolated(here!(), &mpib("512", &[BOTH]), || {

@@ -56,6 +56,7 @@ fn offered(test: &str, module: &'static str) {
     });
 }
 
+//= mpib.md: GPU memory is offered where a kernel module provides it
 #[test]
 fn gpu_memory_is_offered_with_nvidia_peermem() {
     offered(here!(), MODULES[0]);
@@ -85,6 +86,7 @@ fn the_log_names_the_file_that_was_found() {
 }
 
 /// As when it was freed: the adapter's refusal comes with what to look at.
+//= memory.md: errors name likely causes and the port
 #[test]
 fn failed_gpu_registrations_are_reported_with_likely_causes() {
     with_sys(here!(), &[MODULES[0]], &mpib("512", &[]), || {
@@ -132,6 +134,7 @@ fn refused() {
     pair.close();
 }
 
+//= mpib.md: a driver without the module is one warning, or a strict error
 #[test]
 fn a_driver_without_the_module_is_one_warning() {
     with_sys(here!(), &[DRIVER, "module/nvidia_peermem/refcnt"], &mpib("512", &[]), || {
@@ -147,6 +150,7 @@ fn a_driver_without_the_module_is_one_warning() {
     });
 }
 
+//= mpib.md: a driver without the module is one warning, or a strict error
 #[test]
 fn strict_refuses_a_driver_without_the_module() {
     with_sys(here!(), &[DRIVER], &mpib("512", &[("MPIB_STRICT", "1")]), || {
@@ -161,6 +165,7 @@ fn strict_refuses_a_driver_without_the_module() {
 }
 
 /// A machine without a GPU misses nothing.
+//= mpib.md: GPU memory is offered where a kernel module provides it
 #[test]
 fn without_a_driver_nothing_is_missed() {
     with_sys(here!(), &[], &mpib("512", &[("MPIB_STRICT", "1")]), || {
@@ -177,6 +182,8 @@ const RELAXED: u32 = 1 << 20;
 
 /// What NCCL registers is relaxed as the setting says, by its addresses and by its file; the
 /// plugin's own memory, which is polled, never is.
+//= mpib.md: relaxed ordering follows the setting
+//= configuration.md: NCCL_IB_PCI_RELAXED_ORDERING
 #[test]
 fn relaxed_ordering_follows_the_setting() {
     let devices = "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=on";
@@ -209,6 +216,7 @@ fn relaxed_ordering_follows_the_setting() {
 }
 
 /// Connections of one process by several settings: none is served with what another has asked for.
+//= memory.md: each setting of relaxed ordering has its own registration
 #[test]
 fn each_setting_of_relaxed_ordering_has_its_own_registration() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -43,6 +43,7 @@ fn message(
 
 /// Every table: what is there already is shared, on both ends of each comm, and goes with the last
 /// who has it.
+//= memory.md: comms share a registration until the last one deregisters
 #[test]
 fn comms_share_a_registration_until_the_last_lets_go() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -75,6 +76,7 @@ fn comms_share_a_registration_until_the_last_lets_go() {
 }
 
 /// A comm that is closed takes no registration with it: NCCL may deregister on another.
+//= memory.md: comms share a registration until the last one deregisters
 #[test]
 fn a_registration_outlives_its_comm() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -97,6 +99,7 @@ fn a_registration_outlives_its_comm() {
 }
 
 /// Four queue pairs that share each message are four stripes of one device.
+//= memory.md: a striped rail registers a buffer once
 #[test]
 fn a_striped_rail_registers_once() {
     let device = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16");
@@ -122,6 +125,7 @@ fn a_striped_rail_registers_once() {
 /// One rail, so that each step is one registration or none.
 const ONE_RAIL: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16");
 
+//= memory.md: parts reuse a registration; overlaps and neighbours do not
 #[test]
 fn parts_are_found_and_overlaps_and_neighbours_are_not() {
     isolated(here!(), &[ONE_RAIL], || {
@@ -167,6 +171,7 @@ fn parts_are_found_and_overlaps_and_neighbours_are_not() {
 }
 
 /// What NCCL named is what may be used, however much of it is registered.
+//= memory.md: transfers are bounded by the registered bytes; whole pages are registered
 #[test]
 fn the_named_buffer_bounds_a_transfer() {
     isolated(here!(), &[ONE_RAIL], || {
@@ -198,6 +203,7 @@ fn the_named_buffer_bounds_a_transfer() {
 }
 
 /// Who is served for having the same pages may use all of them: that is what is registered.
+//= memory.md: transfers are bounded by the registered bytes; whole pages are registered
 #[test]
 fn whole_pages_are_registered() {
     isolated(here!(), &[ONE_RAIL], || {
@@ -215,6 +221,7 @@ fn whole_pages_are_registered() {
     });
 }
 
+//= memory.md: a failed registration leaves nothing behind
 #[test]
 fn a_failure_leaves_nothing_behind_and_harms_nobody() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -287,6 +294,7 @@ fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static dyn Table) {
     }
 }
 
+//= memory.md: a global registration serves every connection of the process
 #[test]
 fn the_life_of_a_global_registration() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -324,6 +332,7 @@ fn the_life_of_a_global_registration() {
 
 /// The process's own connection is within an island; others use other rails, and find the buffer on
 /// those too.
+//= memory.md: a global registration serves every connection of the process
 #[test]
 fn a_global_registration_serves_both_classes_of_connections() {
     const HERE: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16");
@@ -356,6 +365,7 @@ fn a_global_registration_serves_both_classes_of_connections() {
 /// As in NCCL: a service thread registers and deregisters while the progress thread moves data on
 /// the very same comms, with registrations that begin to serve and cease to serve others all the
 /// time.
+//= memory.md: registration and data path run in different threads
 #[test]
 fn one_thread_registers_while_another_moves_data() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -397,6 +407,7 @@ fn one_thread_registers_while_another_moves_data() {
 
 /// Several comms, a thread each, and one buffer: they begin together, so that they ask for it at
 /// the same time.
+//= memory.md: registration and data path run in different threads
 #[test]
 fn threads_of_several_comms_share_one_registration() {
     const THREADS: usize = 4;
@@ -437,6 +448,7 @@ fn threads_of_several_comms_share_one_registration() {
 }
 
 /// Deregistering is done when the call is back: what was freed and mapped again is another memory.
+//= memory.md: memory that was freed and mapped again is registered again
 #[test]
 fn memory_that_was_given_back_is_registered_anew() {
     isolated(here!(), &[ONE_RAIL], || {

@@ -30,6 +30,7 @@ fn hinted(place: &Place) -> (Agent, Subscription) {
     (agent, flow)
 }
 
+//= agent.md: register, hint, deregister; shares above 1024 count as 1024
 #[test]
 fn a_connection_is_registered_hinted_and_deregistered() {
     isolated(here!(), &[], || {
@@ -62,6 +63,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
     });
 }
 
+//= agent.md: one agent connection per process, one slot per pair of hosts
 #[test]
 fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
     isolated(here!(), &[], || {
@@ -91,6 +93,7 @@ fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
     });
 }
 
+//= agent.md: an agent that starts later is found
 #[test]
 fn an_agent_that_appears_later_is_found() {
     isolated(here!(), &[], || {
@@ -110,6 +113,7 @@ fn an_agent_that_appears_later_is_found() {
     });
 }
 
+//= agent.md: the last hints outlive a killed agent; its successor may assign other slots
 #[test]
 fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
     isolated(here!(), &[], || {
@@ -139,6 +143,7 @@ fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
     });
 }
 
+//= agent.md: a closed connection is not registered with a restarted agent
 #[test]
 fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again() {
     isolated(here!(), &[], || {
@@ -161,6 +166,7 @@ fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again
     });
 }
 
+//= agent.md: a damaged, missing or replaced hint file keeps the last hint
 #[test]
 fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_found() {
     isolated(here!(), &[], || {
@@ -216,6 +222,7 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
     });
 }
 
+//= agent.md: a valid replacement of the hint file is no fault
 #[test]
 fn a_file_that_another_good_one_replaces_is_no_fault() {
     isolated(here!(), &[], || {
@@ -230,6 +237,7 @@ fn a_file_that_another_good_one_replaces_is_no_fault() {
     });
 }
 
+//= agent.md: a writer that stops half way leaves the last hint
 #[test]
 fn a_writer_that_stops_in_the_middle_leaves_the_last_hint() {
     isolated(here!(), &[], || {
@@ -251,6 +259,7 @@ fn a_writer_that_stops_in_the_middle_leaves_the_last_hint() {
     });
 }
 
+//= agent.md: a slot with other addresses gives no hint
 #[test]
 fn a_slot_of_other_addresses_gives_no_hint() {
     isolated(here!(), &[], || {
@@ -267,6 +276,7 @@ fn a_slot_of_other_addresses_gives_no_hint() {
     });
 }
 
+//= agent.md: a reader never gets the hint of an earlier owner of a slot
 #[test]
 fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
     isolated(here!(), &[], || {
@@ -298,6 +308,7 @@ fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
     });
 }
 
+//= agent.md: a refused registration is repeated
 #[test]
 fn a_refused_connection_registers_again() {
     isolated(here!(), &[], || {
@@ -317,6 +328,7 @@ fn a_refused_connection_registers_again() {
     });
 }
 
+//= agent.md: an agent that breaks the protocol is disconnected and retried
 #[test]
 fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
     isolated(here!(), &[], || {
@@ -341,6 +353,7 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
     });
 }
 
+//= agent.md: an agent that does not answer is disconnected and retried
 #[test]
 fn an_agent_that_does_not_answer_is_disconnected_and_retried() {
     isolated(here!(), &[], || {
@@ -361,6 +374,7 @@ fn an_agent_that_does_not_answer_is_disconnected_and_retried() {
     });
 }
 
+//= agent.md: connections close while the agent hangs
 #[test]
 fn connections_that_end_while_the_agent_is_silent_end() {
     isolated(here!(), &[], || {
@@ -377,6 +391,8 @@ fn connections_that_end_while_the_agent_is_silent_end() {
     });
 }
 
+//= configuration.md: MPIB_AGENT_UID
+//= agent.md: socket and file of another user are refused unless MPIB_AGENT_UID names it
 #[test]
 fn socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him() {
     isolated(here!(), &[], || {

@@ -28,6 +28,9 @@ fn until_sup_carries(pair: &Pair, old: u64, new: u64) {
     });
 }
 
+//= mpib.md: advanced: both rails are joined, the hint splits each transfer
+//= configuration.md: MPIB_HINTS
+//= configuration.md: MPIB_AGENT_SOCKET
 #[test]
 fn hints_move_data_between_the_rails() {
     isolated(here!(), &[&TWO_RAILS[..], &[("MPIB_MODE", "1")]].concat(), || {
@@ -106,11 +109,13 @@ fn refused(path: &std::path::Path, why: &str) {
     assert_eq!(table.close_listen(listen), Success);
 }
 
+//= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
 #[test]
 fn strict_refuses_a_connection_where_there_is_no_agent() {
     strictly(here!(), |place| refused(&place.options.socket, "nobody listens there"));
 }
 
+//= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
 #[test]
 fn strict_refuses_a_connection_where_the_agent_does_not_answer() {
     strictly(here!(), |place| {
@@ -120,6 +125,7 @@ fn strict_refuses_a_connection_where_the_agent_does_not_answer() {
     });
 }
 
+//= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
 #[test]
 fn strict_refuses_a_connection_where_there_is_no_hint_file() {
     strictly(here!(), |place| {
@@ -131,6 +137,7 @@ fn strict_refuses_a_connection_where_there_is_no_hint_file() {
 
 /// An agent that comes while a connection waits for it is in time; once it has said something, it
 /// may go.
+//= agent.md: MPIB_STRICT=1 waits for an agent that starts in time, and goes on without it later
 #[test]
 fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
     strictly(here!(), |place| {
@@ -170,6 +177,7 @@ fn strict_waits_for_an_agent_that_begins_to_listen_and_goes_on_without_it() {
 }
 
 /// Else a hint would be there within milliseconds, as in the other tests.
+//= configuration.md: MPIB_HINT_POLL_US
 #[test]
 fn hints_are_read_at_the_configured_interval() {
     strictly(here!(), |place| {
@@ -193,6 +201,7 @@ fn hints_are_read_at_the_configured_interval() {
 }
 
 /// Where no hint can count, strict or not, no agent is missed.
+//= agent.md: MPIB_STRICT=1 needs no agent in vanilla mode or with a fixed share
 #[test]
 fn strict_needs_no_agent_in_vanilla_mode_or_with_a_fixed_share() {
     strictly(here!(), |_| {

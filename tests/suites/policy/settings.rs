@@ -147,6 +147,7 @@ fn refused(table: &dyn Table, variable: &str, value: &OsStr, form: &str) {
     assert_eq!(*line, expected, "v{version}");
 }
 
+//= configuration.md: every variable refuses values that do not fit its form
 #[test]
 fn every_variable_refuses_malformed_values() {
     isolated(here!(), &[], || {
@@ -235,6 +236,7 @@ fn contradiction(env: &[(&str, &str)], parts: &[&str]) {
     env.iter().for_each(|(name, _)| set(name, None::<&str>));
 }
 
+//= configuration.md: errors in several settings are reported together
 #[test]
 fn contradictory_settings_are_reported_together() {
     isolated(here!(), &[], || {
@@ -287,6 +289,7 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
 }
 
 /// Good in form, and no P_Key of this port: the adapter says so when a queue pair is set up.
+//= configuration.md: NCCL_IB_PKEY
 #[test]
 fn a_pkey_index_that_the_port_lacks_is_an_error_of_connect() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_PKEY", "77")]), || {
@@ -305,6 +308,8 @@ fn a_pkey_index_that_the_port_lacks_is_an_error_of_connect() {
 }
 
 /// The ends of what the manual allows do connect, or the call that cannot says why.
+//= configuration.md: MPIB_SRQ_LOW
+//= configuration.md: MPIB_SRQ_HIGH
 #[test]
 fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
     for (low, high) in [("1", "2"), ("1", "32768"), ("32767", "32768")] {
@@ -338,6 +343,7 @@ fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
 
 /// A setting without effect is logged once, by the first successful init, and fails each init if
 /// that is asked for.
+//= configuration.md: variables without effect are logged, and fail a strict init
 #[test]
 fn settings_without_effect_are_reported_and_fail_a_strict_init() {
     let vain = [

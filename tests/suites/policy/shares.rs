@@ -127,11 +127,13 @@ fn every_message(mut rig: Rig, agent: &mut Agent, mut rng: Rng) {
     rig.close();
 }
 
+//= mpib.md: each message uses the hint of its time
 #[test]
 fn every_message_within_an_island_is_cut_by_the_hint_of_its_time() {
     hinted(here!(), INTRA, every_message);
 }
 
+//= mpib.md: each message uses the hint of its time
 #[test]
 fn every_message_between_islands_is_cut_by_the_hint_of_its_time() {
     hinted(here!(), INTER, every_message);
@@ -173,11 +175,13 @@ fn every_group(mut rig: Rig, agent: &mut Agent, mut rng: Rng) {
     rig.close();
 }
 
+//= mpib.md: each send of a group uses the hint of its time
 #[test]
 fn every_group_within_an_island_is_cut_by_the_hints_of_its_time() {
     hinted(here!(), INTRA, every_group);
 }
 
+//= mpib.md: each send of a group uses the hint of its time
 #[test]
 fn every_group_between_islands_is_cut_by_the_hints_of_its_time() {
     hinted(here!(), INTER, every_group);
@@ -251,11 +255,13 @@ fn land(rig: &mut Rig, (recv, send, at, source, len): (Ptr, Ptr, usize, usize, u
     rig.to.bytes[at..at + len].fill(0xEE);
 }
 
+//= mpib.md: messages in flight use shares that the agent wrote
 #[test]
 fn messages_in_flight_within_an_island_have_hinted_shares() {
     hinted(here!(), INTRA, under_way);
 }
 
+//= mpib.md: messages in flight use shares that the agent wrote
 #[test]
 fn messages_in_flight_between_islands_have_hinted_shares() {
     hinted(here!(), INTER, under_way);
@@ -282,11 +288,14 @@ fn fixed(test: &str, addresses: (&'static str, &'static str)) {
     });
 }
 
+//= mpib.md: SUP carries size * share / 1024 bytes, in multiples of 128
+//= configuration.md: MPIB_SUP_SHARE
 #[test]
 fn fixed_shares_within_an_island_are_exact() {
     fixed(here!(), INTRA);
 }
 
+//= mpib.md: SUP carries size * share / 1024 bytes, in multiples of 128
 #[test]
 fn fixed_shares_between_islands_are_exact() {
     fixed(here!(), INTER);
@@ -294,6 +303,8 @@ fn fixed_shares_between_islands_are_exact() {
 
 /// A threshold keeps what is small on SOUT between islands, and there only: with an agent that
 /// wants all on SUP.
+//= mpib.md: MPIB_BDP_THRESHOLD keeps small inter-island transfers on SOUT
+//= configuration.md: MPIB_BDP_THRESHOLD
 #[test]
 fn the_threshold_keeps_small_messages_to_the_other_island_on_sout() {
     let env = [("MPIB_MODE", "1"), ("MPIB_BDP_THRESHOLD", "4096"), ("MPIB_HINT_POLL_US", "100"), INTRA];

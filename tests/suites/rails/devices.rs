@@ -98,6 +98,8 @@ fn ports_none_of_which_can_be_used_are_listed_with_their_reasons() {
 
 /// Two rails that are not both there: one environment after another in one process, as none of them
 /// opens anything.
+//= mpib.md: rails that do not exist or repeat are named with those that exist
+//= configuration.md: MPIB_HCA_SOUT
 #[test]
 fn rails_that_cannot_be_are_named_with_what_there_is() {
     isolated(here!(), &[], || {
@@ -126,6 +128,7 @@ fn rails_that_cannot_be_are_named_with_what_there_is() {
     });
 }
 
+//= configuration.md: MPIB_HCA_SUP
 #[test]
 fn a_rail_that_cannot_be_used_fails_init() {
     let env = [UNEVEN, ("NCCL_IB_GID_INDEX", "5"), ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")];
@@ -206,6 +209,7 @@ const UNFIT_SAID: [&str; 3] = [
     "d:1 (its adapter has no shared receive queues (max_srq of ibv_devinfo -v is 0))",
 ];
 
+//= reach.md: adapters that cannot hold a connection are left out with the reason
 #[test]
 fn adapters_that_lack_what_connections_need_are_skipped_with_the_reason() {
     isolated(here!(), &[UNFIT], || {
@@ -235,6 +239,7 @@ fn a_rail_that_lacks_what_connections_need_fails_init() {
     no_init(here!(), &rails, InvalidUsage, &parts);
 }
 
+//= reach.md: adapters that cannot hold a connection are left out with the reason
 #[test]
 fn a_port_of_an_unknown_mtu_costs_itself_and_no_connection() {
     let devices =

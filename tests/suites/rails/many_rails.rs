@@ -81,32 +81,39 @@ fn split_by_speed(n: usize) {
     assert_eq!(take_warnings(), Vec::<String>::new());
 }
 
+//= fused-devices.md: messages are cut in proportion to the rails' speeds
 #[test]
 fn one_rail_carries_all() {
     on_eight_rails(here!(), &[], || split_by_speed(1));
 }
 
+//= fused-devices.md: messages are cut in proportion to the rails' speeds
 #[test]
 fn two_rails_carry_by_their_speeds() {
     on_eight_rails(here!(), &[], || split_by_speed(2));
 }
 
+//= fused-devices.md: messages are cut in proportion to the rails' speeds
 #[test]
 fn three_rails_carry_by_their_speeds() {
     on_eight_rails(here!(), &[], || split_by_speed(3));
 }
 
+//= fused-devices.md: messages are cut in proportion to the rails' speeds
+//= configuration.md: MPIB_RAIL_SPEED
 #[test]
 fn four_rails_carry_by_their_speeds() {
     on_eight_rails(here!(), &[], || split_by_speed(4));
 }
 
+//= fused-devices.md: messages are cut in proportion to the rails' speeds
 #[test]
 fn eight_rails_carry_by_their_speeds() {
     on_eight_rails(here!(), &[], || split_by_speed(8));
 }
 
 /// A device belongs to the process: tables that cannot make one use it all the same.
+//= fused-devices.md: every table moves data over a device of eight rails
 #[test]
 fn every_table_moves_data_over_a_device_of_eight() {
     on_eight_rails(here!(), &[], || {
@@ -126,6 +133,7 @@ fn every_table_moves_data_over_a_device_of_eight() {
 }
 
 /// Devices, sizes, groups and depths at random.
+//= fused-devices.md: any mix of devices, groups and sizes arrives whole
 #[test]
 fn any_device_carries_anything() {
     on_eight_rails(here!(), &[], || {
@@ -162,6 +170,7 @@ fn any_device_carries_anything() {
 
 /// Rails that are down when a connection is made: the others carry all, in their proportion, and
 /// one line says so.
+//= fused-devices.md: every subset of the rails carries all data
 #[test]
 fn any_subset_of_the_rails_will_do() {
     on_eight_rails(here!(), &[], || {
@@ -215,6 +224,7 @@ fn between(ctx: Ptr, from: c_int, to: c_int) -> Pair {
 
 /// Devices of four, two and one rails in either direction: as many rails are joined as the smaller
 /// has, in their proportion.
+//= fused-devices.md: devices of unequal width join as many rails as the smaller has
 #[test]
 fn ends_of_unequal_width_use_what_they_have_in_common() {
     // Addresses do not show here which ports are joined, and some probes stay without an
@@ -241,6 +251,7 @@ fn ends_of_unequal_width_use_what_they_have_in_common() {
 
 /// SOUT and SUP of one host, two plain rails of another: no islands, no share, but both rails by
 /// their speeds.
+//= fused-devices.md: plain rails and SOUT/SUP connect rail by rail
 #[test]
 fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
     let (ours, theirs) = (rails(8, 1), rails(8, 2));
@@ -282,6 +293,7 @@ fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
 }
 
 /// Several connections at once, each on a device of other rails, and both directions.
+//= fused-devices.md: devices that share rails do not disturb each other
 #[test]
 fn devices_that_share_rails_do_not_disturb_each_other() {
     on_eight_rails(here!(), &[], || {

@@ -64,6 +64,7 @@ fn shown(devices: &[(&str, i32, &str)]) -> Vec<(String, i32, String)> {
     devices.iter().map(|(name, port, pci)| ((*name).to_owned(), *port, (*pci).to_owned())).collect()
 }
 
+//= fused-devices.md: the port number counts the functions of one card
 #[test]
 fn functions_of_one_card_are_ports_of_it() {
     let adapters = [
@@ -98,6 +99,7 @@ fn functions_of_one_card_are_ports_of_it() {
     });
 }
 
+//= fused-devices.md: the port number counts the functions of one card
 #[test]
 fn a_port_that_is_not_shown_does_not_count() {
     let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:17:00.1")];
@@ -117,6 +119,7 @@ const MIXED: [(&str, &str); 5] = [
     ("m4", "0000:17:00.0"),
 ];
 
+//= configuration.md: NCCL_IB_DEVICE_PCI_ORDER
 #[test]
 fn devices_are_in_the_order_of_their_pci_addresses() {
     with(here!(), &MIXED, &[], || {

@@ -51,6 +51,8 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
 
 /// Each queue pair that carries a part posts one write with an immediate, and no other queue pair
 /// does.
+//= fused-devices.md: with striping, each queue pair that carries a part signals once
+//= configuration.md: NCCL_IB_SPLIT_DATA_ON_QPS
 #[test]
 fn one_rail_of_four_queue_pairs_is_striped() {
     on_rails(here!(), 1, "4", "1", || {
@@ -83,6 +85,8 @@ fn one_rail_of_four_queue_pairs_is_striped() {
     });
 }
 
+//= fused-devices.md: without striping, messages use the queue pairs round-robin
+//= configuration.md: NCCL_IB_QPS_PER_CONNECTION
 #[test]
 fn messages_alternate_between_plain_queue_pairs() {
     on_rails(here!(), 2, "3", "0", || {
@@ -99,6 +103,7 @@ fn messages_alternate_between_plain_queue_pairs() {
 }
 
 /// Each rail has its part by its speed, whatever it is cut into.
+//= fused-devices.md: several rails are striped by their speeds
 #[test]
 fn several_rails_are_striped_by_their_speeds() {
     on_rails(here!(), 4, "2", "1", || {
@@ -128,6 +133,7 @@ fn several_rails_are_striped_by_their_speeds() {
 }
 
 /// A mask has eight bits: sixteen queue pairs carry a message on eight, in turn.
+//= fused-devices.md: more than eight queue pairs take turns within the stripes
 #[test]
 fn more_queue_pairs_than_a_mask_has_bits_alternate() {
     on_rails(here!(), 1, "16", "1", || {
@@ -140,6 +146,7 @@ fn more_queue_pairs_than_a_mask_has_bits_alternate() {
     });
 }
 
+//= fused-devices.md: striping: every table, any number of queue pairs, full load
 #[test]
 fn every_table_is_striped() {
     on_rails(here!(), 2, "4", "1", || {
@@ -158,6 +165,7 @@ fn every_table_is_striped() {
     });
 }
 
+//= fused-devices.md: striping: every table, any number of queue pairs, full load
 #[test]
 fn any_number_of_queue_pairs_carries_anything() {
     let devices = rails(4, 1);
@@ -183,6 +191,7 @@ fn any_number_of_queue_pairs_carries_anything() {
 }
 
 /// 256 messages under way, each on eight queue pairs.
+//= fused-devices.md: striping: every table, any number of queue pairs, full load
 #[test]
 fn a_full_house_is_striped() {
     on_rails(here!(), 2, "4", "1", || {
@@ -211,6 +220,7 @@ fn a_full_house_is_striped() {
 
 /// Ends that would make other queue pairs refuse each other, and say which setting has which value
 /// where.
+//= fused-devices.md: ends with different striping refuse each other
 #[test]
 fn ends_that_stripe_otherwise_refuse_each_other() {
     on_rails(here!(), 1, "2", "1", || {
@@ -248,6 +258,7 @@ fn ends_that_stripe_otherwise_refuse_each_other() {
 
 /// A rail that is down takes all of its queue pairs with it; the other has no more of them than
 /// before.
+//= fused-devices.md: a rail that is down drops all its queue pairs
 #[test]
 fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
     on_rails(here!(), 2, "2", "1", || {
@@ -266,6 +277,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
 }
 
 /// A device supports as many connections as its properties say.
+//= fused-devices.md: maxComms shrinks with the number of queue pairs
 #[test]
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {

@@ -86,6 +86,7 @@ fn fast_path(share: usize) {
     pair.close();
 }
 
+//= protocol.md: data: one work request per active rail on the fast path
 #[test]
 fn the_fast_path_at_share_0() {
     isolated(here!(), &mpib("0", &[]), || fast_path(0));
@@ -101,6 +102,7 @@ fn the_fast_path_at_share_512() {
     isolated(here!(), &mpib("512", &[]), || fast_path(512));
 }
 
+//= protocol.md: data: one work request per active rail on the fast path
 #[test]
 fn the_fast_path_at_share_1024() {
     isolated(here!(), &mpib("1024", &[]), || fast_path(1024));
@@ -169,6 +171,7 @@ fn a_group_of_empty_sends_uses_sout_only() {
 }
 
 /// CTS writes are accounted for by one completion in `interval`.
+//= configuration.md: MPIB_CTS_SIGNAL_INTERVAL
 #[test]
 fn a_cts_write_asks_for_a_completion_now_and_then() {
     isolated(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {

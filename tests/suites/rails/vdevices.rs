@@ -18,6 +18,7 @@ fn count() -> c_int {
     n
 }
 
+//= fused-devices.md: a fused device has the sum of the speeds and the joined names
 #[test]
 fn a_device_has_the_sum_of_its_members_and_their_names() {
     let (devices, speed) = (rails(8, 1), speeds(&SPEEDS));
@@ -99,6 +100,7 @@ fn refused(devs: &[c_int], parts: &[&str]) {
     }
 }
 
+//= fused-devices.md: refused requests are logged with what was found and expected
 #[test]
 fn bad_requests_say_what_was_found_and_what_is_expected() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1))], || {
@@ -147,6 +149,7 @@ fn before_init_there_is_nothing_to_fuse() {
     });
 }
 
+//= fused-devices.md: InfiniBand and Ethernet ports are not fused
 #[test]
 fn link_layers_are_not_mixed() {
     let devices = "r0:addr=10.0.0.1/24;r1:link=ib;r2:link=ib;r3:addr=10.0.3.1/24";
@@ -165,6 +168,7 @@ fn link_layers_are_not_mixed() {
     });
 }
 
+//= fused-devices.md: SOUT and SUP are not fused with other devices
 #[test]
 fn sout_and_sup_are_one_device_already() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -189,6 +193,8 @@ fn sout_and_sup_are_one_device_already() {
     });
 }
 
+//= fused-devices.md: NCCL_IB_MERGE_NICS=0 refuses devices of several members
+//= configuration.md: NCCL_IB_MERGE_NICS
 #[test]
 fn nothing_is_fused_if_disabled() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1)), ("NCCL_IB_MERGE_NICS", "0")], || {
@@ -211,6 +217,7 @@ fn nothing_is_fused_if_disabled() {
     });
 }
 
+//= fused-devices.md: rail and plane come from NCCL_IB_HCA
 #[test]
 fn rail_and_plane_are_those_of_the_filter() {
     let filter = "=r0:1:3:7,r1:1:3:8,r2:1:4,r3";
@@ -229,6 +236,7 @@ fn rail_and_plane_are_those_of_the_filter() {
 }
 
 /// From v11 on NCCL finalizes, and counts the devices anew when it comes back.
+//= fused-devices.md: virtual devices are dropped at the last finalize, from v11 on
 #[test]
 fn virtual_devices_go_with_the_last_finalize() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1))], || {
@@ -255,6 +263,7 @@ fn virtual_devices_go_with_the_last_finalize() {
 
 /// Before v11 NCCL never finalizes, and makes them once per process even if it closes the file and
 /// opens it again.
+//= fused-devices.md: virtual devices stay where NCCL never finalizes
 #[test]
 fn virtual_devices_stay_where_nothing_is_finalized() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(2, 1))], || {
@@ -287,6 +296,7 @@ fn a_failed_init_keeps_no_device() {
 }
 
 /// One thread makes devices, others read them and move data over those that were there.
+//= fused-devices.md: devices can be added while others are in use
 #[test]
 fn devices_come_while_others_are_in_use() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(8, 1))], || {

@@ -48,17 +48,20 @@ fn sout_reaches_every_host_and_sup_those_of_its_island() {
     });
 }
 
+//= mpib.md: vanilla, intra-island: all data on SUP
 #[test]
 fn within_islands_all_is_on_sup() {
     vanilla(here!(), one_island);
 }
 
+//= mpib.md: vanilla, inter-island: all data on SOUT, no queue pair on SUP
 #[test]
 fn between_islands_all_is_on_sout() {
     vanilla(here!(), |from, to| !one_island(from, to));
 }
 
 /// All pairs of hosts, one after the other and at once.
+//= mpib.md: one process has connections of both classes
 #[test]
 fn hosts_with_connections_of_both_classes_keep_them_apart() {
     on_hosts(here!(), &[], || {
@@ -137,6 +140,7 @@ fn until_split(islands: &mut Islands, (from, to): (usize, usize), old: u64, new:
 
 /// The split of each connection is that which the agent of its sender has for this pair of hosts,
 /// in both classes: SUP reaches the other island here, as where something relays it.
+//= mpib.md: advanced: both rails are joined, the hint splits each transfer
 #[test]
 fn an_agent_on_each_host_splits_what_it_sends() {
     on_hosts(here!(), &[], || {
@@ -173,6 +177,7 @@ fn short_probes() -> Env {
 
 /// Where nothing relays SUP, an advanced connection to the other island is on SOUT alone, whatever
 /// its hint.
+//= mpib.md: advanced: hints do not use a SUP that does not reach the peer
 #[test]
 fn hints_do_not_bring_sup_to_the_other_island() {
     on_hosts(here!(), &[], || {
@@ -209,6 +214,7 @@ fn hints_do_not_bring_sup_to_the_other_island() {
 
 /// Every host may have a 172.17.0.1; also where it is the first that is tried, the right host is
 /// found.
+//= mpib.md: an address that every host has does no harm
 #[test]
 fn an_address_that_every_host_has_does_no_harm() {
     on_hosts(here!(), &[], || {
@@ -232,6 +238,9 @@ fn offered(peer: &mut Peer) -> (String, Vec<String>) {
     (handle, addrs)
 }
 
+//= mpib.md: control connections use SOUT's network unless the settings choose another
+//= configuration.md: NCCL_SOCKET_IFNAME
+//= configuration.md: MPIB_OOB_IF
 #[test]
 fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
     on_hosts(here!(), &[], || {
@@ -311,6 +320,7 @@ fn without_sup(test: &str, lacking: fn(&Hosts) -> Env, qps: [u64; 2], parts: &'s
 }
 
 /// It has no such adapter, and so no settings that name one.
+//= mpib.md: a host without a working SUP is reached on SOUT unless strict
 #[test]
 fn a_host_without_sup_is_reached_on_sout_unless_strict() {
     let lacking = |hosts: &Hosts| {
@@ -321,6 +331,7 @@ fn a_host_without_sup_is_reached_on_sout_unless_strict() {
 }
 
 /// It is there, and on another network than it should be.
+//= mpib.md: a host without a working SUP is reached on SOUT unless strict
 #[test]
 fn a_host_whose_sup_leads_elsewhere_is_reached_on_sout_unless_strict() {
     let lacking = |hosts: &Hosts| {

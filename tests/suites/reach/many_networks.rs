@@ -7,6 +7,7 @@ use mpib_tests::{SHORT, here};
 
 use super::util::{Reach, Setup, quiet};
 
+//= reach.md: fabric: one adapter and four
 #[test]
 fn one_adapter_meets_the_one_of_four_that_it_reaches() {
     on_hosts(here!(), &[], || {
@@ -31,6 +32,7 @@ fn one_adapter_meets_the_one_of_four_that_it_reaches() {
 
 /// The same cables, and their adapters in the reverse order and under other names on the other
 /// host.
+//= reach.md: fabric: adapters in another order, with other names
 #[test]
 fn adapters_in_another_order_meet_by_their_links() {
     on_hosts(here!(), &[], || {
@@ -68,6 +70,7 @@ fn adapters_in_another_order_meet_by_their_links() {
 
 /// 20 adapters on each host, each with a cable of its own, and addresses of both families: more
 /// than a handle holds.
+//= reach.md: fabric: 20 adapters
 #[test]
 fn twenty_adapters_meet_each_its_own() {
     on_hosts(here!(), &[], || {
@@ -102,6 +105,7 @@ fn twenty_adapters_meet_each_its_own() {
 }
 
 /// More other networks than a handle holds, and the one with an adapter is the last of them.
+//= reach.md: the handle names one address of each subnet before a second one
 #[test]
 fn a_host_on_many_networks_is_found_by_that_of_its_adapter() {
     on_hosts(here!(), &[], || {
@@ -117,6 +121,7 @@ fn a_host_on_many_networks_is_found_by_that_of_its_adapter() {
 
 /// 1500 at one end and 9000 at the other: packets are as long as the smaller one allows, and data
 /// flows.
+//= reach.md: fabric: ports of different MTU use the smaller one
 #[test]
 fn ports_of_different_mtu_use_the_smaller_one() {
     on_hosts(here!(), &[], || {
@@ -139,6 +144,7 @@ fn two() -> Topology {
 }
 
 /// Both ends have 9000, and the switch between them 1500.
+//= reach.md: a path that loses long packets is reported as such
 #[test]
 fn a_switch_that_drops_long_packets_is_found_by_the_probe() {
     on_hosts(here!(), &[], || {
@@ -155,6 +161,7 @@ fn a_switch_that_drops_long_packets_is_found_by_the_probe() {
 }
 
 /// Two addresses at each end; the first one goes between listen and connect, then the other.
+//= reach.md: an address that was removed is named in the reason
 #[test]
 fn an_address_that_is_removed_between_listen_and_connect_is_not_used() {
     on_hosts(here!(), &[], || {
@@ -192,6 +199,7 @@ fn an_address_that_is_removed_between_listen_and_connect_is_not_used() {
 }
 
 /// As after a flap of the link: the same addresses, at other places of both tables.
+//= reach.md: each connection reads the GID tables anew
 #[test]
 fn a_table_that_is_numbered_anew_between_two_connections_does_no_harm() {
     on_hosts(here!(), &[], || {

@@ -21,6 +21,7 @@ fn triangle() -> Topology {
 }
 
 /// Whatever device NCCL asks for, each pair of hosts uses the one cable between them.
+//= reach.md: three hosts joined by cables connect without settings
 #[test]
 fn in_a_triangle_every_pair_uses_its_own_link() {
     on_hosts(here!(), &[], || {
@@ -43,6 +44,7 @@ fn in_a_triangle_every_pair_uses_its_own_link() {
 }
 
 /// A substituted adapter is logged once for each device and host, and may be refused.
+//= reach.md: a substituted NIC is logged once, and refused where strict
 #[test]
 fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
     on_hosts(here!(), &[], || {
@@ -62,6 +64,7 @@ fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
     });
 }
 
+//= reach.md: MPIB_ROUTE=strict uses only the requested rails
 #[test]
 fn strict_keeps_to_the_adapters_that_nccl_requests() {
     on_hosts(here!(), &[], || {
@@ -94,6 +97,7 @@ fn ring() -> Topology {
     Topology { networks, ..Topology::default() }
 }
 
+//= reach.md: fabric: a ring of five hosts
 #[test]
 fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
     on_hosts(here!(), &[], || {
@@ -130,6 +134,7 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
 
 /// Where nothing leads from one end to the other, not even for control connections; and where
 /// something does for these alone.
+//= reach.md: fabric: a line whose ends have no common link
 #[test]
 fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
     on_hosts(here!(), &[], || {
@@ -163,6 +168,7 @@ fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
 }
 
 /// Each cable of two between the same hosts carries its part, whichever devices NCCL asks for.
+//= reach.md: two links to one host are both used
 #[test]
 fn a_host_that_two_links_lead_to_uses_both() {
     on_hosts(here!(), &[], || {

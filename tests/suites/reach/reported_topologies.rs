@@ -21,6 +21,7 @@ fn with(topology: Topology, env: Vars, a: Vars, b: Vars) -> Reach {
     Reach::up(Setup { topology, env: [&SHORT[..], &env].concat(), env_of, ..Setup::default() })
 }
 
+//= reach.md: error: two subnets on one cable
 #[test]
 fn addresses_of_two_subnets_on_one_cable_are_named_with_their_prefixes() {
     on_hosts(here!(), &[], || {
@@ -36,6 +37,7 @@ fn addresses_of_two_subnets_on_one_cable_are_named_with_their_prefixes() {
     });
 }
 
+//= reach.md: error: two subnets on one cable
 #[test]
 fn addresses_of_two_subnets_are_not_tried_with_route_subnet() {
     on_hosts(here!(), &[], || {
@@ -48,6 +50,7 @@ fn addresses_of_two_subnets_are_not_tried_with_route_subnet() {
 }
 
 /// One that drops what comes, and one that says so.
+//= reach.md: error: a firewall drops TCP
 #[test]
 fn an_unanswered_probe_mentions_a_firewall() {
     on_hosts(here!(), &[], || {
@@ -80,6 +83,7 @@ fn an_unanswered_probe_mentions_a_firewall() {
     });
 }
 
+//= reach.md: error: a wrong GID index
 #[test]
 fn a_wrong_gid_index_is_named_with_what_stands_there() {
     on_hosts(here!(), &[], || {
@@ -97,6 +101,7 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
     });
 }
 
+//= reach.md: error: completions with status 12
 #[test]
 fn unacknowledged_packets_are_reported_with_what_to_check() {
     on_hosts(here!(), &[], || {

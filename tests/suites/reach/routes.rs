@@ -77,6 +77,7 @@ const TRIANGLE: [(&str, &str); 3] = [
 /// The NIC of each host that leads to each other.
 const CABLE: [[usize; 3]; 3] = [[9, 0, 1], [0, 9, 1], [0, 1, 9]];
 
+//= reach.md: three hosts joined by cables connect without settings
 #[test]
 fn a_triangle_uses_its_cables_with_no_variable_set() {
     on_hosts(here!(), &[], || {
@@ -135,6 +136,8 @@ fn refused(from: &mut Peer, to: &mut Peer, devs: (usize, usize), code: Code, par
     }
 }
 
+//= reach.md: MPIB_ROUTE=strict uses only the requested rails
+//= configuration.md: MPIB_ROUTE
 #[test]
 fn strict_keeps_to_the_requested_devices() {
     on_hosts(here!(), &[], || {
@@ -161,6 +164,7 @@ fn strict_keeps_to_the_requested_devices() {
     });
 }
 
+//= reach.md: MPIB_ROUTE=subnet refuses pairs without a common subnet
 #[test]
 fn with_subnet_a_pair_without_a_common_one_is_refused_with_the_way_out() {
     on_hosts(here!(), &[], || {
@@ -209,6 +213,7 @@ const CROSSED: [(&str, &str); 2] = [
 ];
 const OOB: (&str, &str) = ("NCCL_SOCKET_IFNAME", "=oob");
 
+//= reach.md: the probe decides where addresses mislead
 #[test]
 fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
     on_hosts(here!(), &[], || {
@@ -238,6 +243,7 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
 
 /// Nothing joins the two hosts but the control network: every pair is in the table, with the reason
 /// of its probe.
+//= reach.md: where nothing works, the error lists every pair with its reason
 #[test]
 fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     on_hosts(here!(), &[], || {
@@ -270,6 +276,7 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
 
 /// The device that was asked for leads elsewhere, two others to the peer: connections take turns
 /// over these.
+//= reach.md: two links to one host are both used
 #[test]
 fn a_host_that_is_reached_over_two_links_uses_both() {
     on_hosts(here!(), &[], || {
@@ -299,6 +306,7 @@ fn a_host_that_is_reached_over_two_links_uses_both() {
 }
 
 /// The owner of a port that went down names it at both ends, and another port replaces it.
+//= reach.md: each end knows why the other lacks a rail
 #[test]
 fn each_end_knows_why_the_other_does_without_a_rail() {
     on_hosts(here!(), &[], || {
@@ -323,6 +331,7 @@ fn each_end_knows_why_the_other_does_without_a_rail() {
 
 /// Both ports take long packets and what is between them does not: an empty probe would find
 /// nothing. Ports of different MTUs are no trouble.
+//= reach.md: a path that loses long packets is reported as such
 #[test]
 fn a_path_that_drops_long_packets_is_reported_as_such() {
     on_hosts(here!(), &[], || {

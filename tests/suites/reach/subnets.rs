@@ -18,6 +18,7 @@ fn with(test: &str, networks: Vec<Ends>, body: impl FnOnce(Reach)) {
 }
 
 /// Two adapters of each host on one switch, each with a subnet of its own.
+//= reach.md: fabric: two subnets on one link
 #[test]
 fn two_subnets_on_one_link_are_kept_apart() {
     let switch = vec![
@@ -53,6 +54,7 @@ fn two_subnets_on_one_link_are_kept_apart() {
 
 /// IPv4 and IPv6 on all; one pair has only the one in common, another only the other. And hosts
 /// that have IPv6 alone.
+//= reach.md: fabric: dual stack and IPv6 only
 #[test]
 fn dual_stack_and_ipv6_alone_find_what_they_share() {
     let networks = vec![
@@ -81,6 +83,7 @@ fn dual_stack_and_ipv6_alone_find_what_they_share() {
     });
 }
 
+//= reach.md: fabric: /30, /31 and /127 links
 #[test]
 fn links_with_no_room_for_more_than_their_two_ends_work() {
     let networks = vec![
@@ -104,6 +107,7 @@ fn links_with_no_room_for_more_than_their_two_ends_work() {
 /// By its addresses the first adapter of either host reaches the other's: the same private subnet,
 /// on two cables that are not one. The probe finds the truth, and the connection goes on by what
 /// does reach.
+//= reach.md: the probe decides where addresses mislead
 #[test]
 fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
     let networks = vec![
@@ -151,6 +155,7 @@ fn the_probe_finds_out_that_one_subnet_on_two_links_is_not_one() {
 
 /// One that does no harm, since each end still finds the other in its own subnet; and one that puts
 /// an end outside of the other's, where the reason names both with their prefixes.
+//= reach.md: fabric: a wrong prefix length at one end is named
 #[test]
 fn a_wrong_prefix_at_one_end_is_named() {
     let networks = vec![

@@ -233,6 +233,7 @@ fn report(now: u64, seconds: u64, round: u64, soak: &Soak, answers: &[Answer; 2]
     )
 }
 
+//= mpib.md: eight connections with random traffic lose no byte and no resource
 #[test]
 fn eight_connections_lose_nothing_and_leave_nothing() {
     let seconds =

@@ -451,6 +451,7 @@ fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page(
     });
 }
 
+//= configuration.md: MPIB_STATS
 #[test]
 fn no_page_if_disabled() {
     isolated(here!(), &mpib("512", &[("MPIB_STATS", "0")]), || {

@@ -139,6 +139,7 @@ mod tests {
 
     const ADAPTER: (&str, &str) = ("sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
 
+    //= doctor.md: missing modules and device files are reported cause first
     #[test]
     fn what_is_missing_is_told_in_the_order_of_its_cause() {
         let none = checks_below(&[], false);
