@@ -63,7 +63,7 @@ const MESSAGES: usize = 10_000;
 /// Messages under way at a time, so that queues fill and wrap.
 const WINDOW: usize = 20;
 
-fn wait(table: &dyn Table, request: Ptr) {
+fn wait(table: &Table, request: Ptr) {
     until("test", || {
         let (rc, done, _) = counted(|| table.test(request));
         assert_eq!(rc, Success);

@@ -1,6 +1,5 @@
-//! What the tests of the whole plugin share: a process for each test, every version's C table
-//! behind one trait, peers, agents, hosts in network namespaces, and a peer that breaks the
-//! protocol.
+//! What the tests of the whole plugin share: a process for each test, every version's C table,
+//! peers, agents, hosts in network namespaces, and a peer that breaks the protocol.
 //!
 //! The suites are the folders of `tests/suites`, one binary for each area.
 

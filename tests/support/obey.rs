@@ -4,7 +4,7 @@ use nccl_net_mpib::control::{Channel, Listener, Options};
 use nccl_net_mpib::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
-use crate::code::Success;
+use crate::code::{Code, Success};
 use crate::evil;
 use crate::log::{LOG, warnings};
 use crate::pair::{Buffer, HOST, connect_both, init, pattern, until};
@@ -24,7 +24,7 @@ fn counters() -> String {
 
 /// What the second process has made.
 struct Ends {
-    table: &'static dyn Table,
+    table: &'static Table,
     ctx: Ptr,
     /// That listens and connects.
     dev: i32,
@@ -50,6 +50,11 @@ pub fn obey() {
         let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
         ends.do_(verb, rest);
     }
+}
+
+/// Answers with the number of a code.
+fn answer_code(code: Code) {
+    answer(&code.number().expect("the code of a call").to_string());
 }
 
 impl Ends {
@@ -82,7 +87,7 @@ impl Ends {
             "listen-fails" => {
                 let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
                 assert!(rc != Success && listen.is_null(), "it listens");
-                return answer(&rc.to_string());
+                return answer_code(rc);
             }
             "connect-fails" => {
                 let mut handle = handle_of(rest);
@@ -91,7 +96,7 @@ impl Ends {
                     assert!(comm.is_null(), "it has connected");
                     (rc != Success).then_some(rc)
                 });
-                return answer(&code.to_string());
+                return answer_code(code);
             }
             // It must fail, and say so.
             "accept-fails" => {
@@ -180,7 +185,7 @@ impl Ends {
                     (rc != Success).then_some(rc)
                 });
                 from.dereg();
-                return answer(&code.to_string());
+                return answer_code(code);
             }
             // A send over the first comm that is taken, and must fail then; its code.
             "send-fails" => {
@@ -188,7 +193,7 @@ impl Ends {
                 let request = self.isend(self.send[0], &from);
                 let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
                 from.dereg();
-                return answer(&code.to_string());
+                return answer_code(code);
             }
             "echo" => self.echo(numbers[0], numbers[1]),
             "close" => self.close(),

@@ -34,7 +34,7 @@ pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
 
 /// Both ends of one connection.
 pub struct Pair {
-    pub table: &'static dyn Table,
+    pub table: &'static Table,
     pub send: Ptr,
     pub recv: Ptr,
 }
@@ -45,20 +45,14 @@ unsafe impl Send for Pair {}
 unsafe impl Sync for Pair {}
 
 /// `init` that must succeed.
-pub fn init(table: &dyn Table) -> Ptr {
+pub fn init(table: &Table) -> Ptr {
     let (rc, ctx) = table.init();
     assert_eq!(rc, Success, "init of v{}", table.version());
     ctx
 }
 
 /// Calls connect with `handle` and accept of `listen` until both are done; the two comms.
-pub fn connect_both(
-    table: &dyn Table,
-    ctx: Ptr,
-    dev: i32,
-    handle: &mut [u8; 128],
-    listen: Ptr,
-) -> (Ptr, Ptr) {
+pub fn connect_both(table: &Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128], listen: Ptr) -> (Ptr, Ptr) {
     let (mut send, mut recv) = (Ptr::default(), Ptr::default());
     until("connect and accept", || {
         if send.is_null() {
@@ -83,7 +77,7 @@ pub fn assert_no_rnr() {
 }
 
 /// Connects `dev` to itself.
-pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
+pub fn connect(table: &'static Table, ctx: Ptr, dev: i32) -> Pair {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, dev, &mut handle);
     assert_eq!(rc, Success, "listen");
@@ -93,7 +87,7 @@ pub fn connect(table: &'static dyn Table, ctx: Ptr, dev: i32) -> Pair {
 }
 
 /// Calls connect and accept until both have failed; their codes.
-pub fn both_fail(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128], listen: Ptr) -> [Code; 2] {
+pub fn both_fail(table: &Table, ctx: Ptr, handle: &mut [u8; 128], listen: Ptr) -> [Code; 2] {
     let mut codes = [Success; 2];
     until("connect and accept to fail", || {
         if codes[0] == Success {
@@ -111,24 +105,24 @@ pub fn both_fail(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128], listen: Pt
 }
 
 /// Tests a request that must fail until it does; its code.
-pub fn failure(table: &dyn Table, request: Ptr) -> Code {
+pub fn failure(table: &Table, request: Ptr) -> Code {
     until("a failure", || {
         let (rc, done, _) = table.test(request);
         assert!(!done, "a request that must fail is done");
-        rc.failed().then_some(rc)
+        (!rc.is_success()).then_some(rc)
     })
 }
 
 /// A registered buffer on one comm.
 pub struct Buffer {
-    table: &'static dyn Table,
+    table: &'static Table,
     comm: Ptr,
     pub bytes: Vec<u8>,
     pub mr: Ptr,
 }
 
 impl Buffer {
-    pub fn new(table: &'static dyn Table, comm: Ptr, bytes: Vec<u8>) -> Self {
+    pub fn new(table: &'static Table, comm: Ptr, bytes: Vec<u8>) -> Self {
         let (rc, mr) = table.reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), HOST);
         assert_eq!(rc, Success, "regMr");
         assert!(!mr.is_null());
@@ -158,7 +152,7 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 impl Pair {
-    pub fn new(table: &'static dyn Table) -> Self {
+    pub fn new(table: &'static Table) -> Self {
         let ctx = init(table);
         connect(table, ctx, 0)
     }

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 
-use crate::code::{Code, Success};
+use crate::code::{Code, Success, known};
 use crate::pair::{Buffer, LIMIT, until};
 use crate::process::Role;
 use crate::table::{Ptr, Table};
@@ -117,7 +117,7 @@ impl Peer {
 
     /// The code that a command answers which must fail.
     pub fn code(&mut self, line: &str) -> Code {
-        Code::of(self.ask(line).parse().unwrap())
+        known(nccl_net_abi::ncclResult_t(self.ask(line).parse().unwrap()).into())
     }
 
     /// A command whose answer is "ok".
@@ -179,7 +179,7 @@ impl Drop for Peer {
 }
 
 /// A comm of this process that receives from a new sending comm of the peer.
-pub fn from_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
+pub fn from_peer(table: &Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
     assert_eq!(rc, Success, "listen");
@@ -191,7 +191,7 @@ pub fn from_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
 }
 
 /// The next comm of a listener.
-pub fn accepted(table: &dyn Table, listen: Ptr) -> Ptr {
+pub fn accepted(table: &Table, listen: Ptr) -> Ptr {
     until("accept", || {
         let (rc, comm) = table.accept(listen);
         assert_eq!(rc, Success, "accept");
@@ -200,7 +200,7 @@ pub fn accepted(table: &dyn Table, listen: Ptr) -> Ptr {
 }
 
 /// A comm of this process that sends to a new receiving comm of the peer.
-pub fn to_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
+pub fn to_peer(table: &Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
     let mut handle = handle_of(&peer.ask("listen"));
     peer.say("accept");
     let comm = connected(table, ctx, &mut handle);
@@ -209,12 +209,12 @@ pub fn to_peer(table: &dyn Table, ctx: Ptr, peer: &mut Peer) -> Ptr {
 }
 
 /// `connect`, tried until it is done.
-pub fn connected(table: &dyn Table, ctx: Ptr, handle: &mut [u8; 128]) -> Ptr {
+pub fn connected(table: &Table, ctx: Ptr, handle: &mut [u8; 128]) -> Ptr {
     connected_by(table, ctx, 0, handle)
 }
 
 /// As [`connected`], from this device.
-pub fn connected_by(table: &dyn Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128]) -> Ptr {
+pub fn connected_by(table: &Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128]) -> Ptr {
     until("connect", || {
         let (rc, comm) = table.connect(ctx, dev, handle);
         assert_eq!(rc, Success, "connect");
@@ -223,7 +223,7 @@ pub fn connected_by(table: &dyn Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128
 }
 
 /// Starts a send of the first `len` bytes, tried until it is taken.
-pub fn send(table: &dyn Table, comm: Ptr, from: &Buffer, len: usize) -> Ptr {
+pub fn send(table: &Table, comm: Ptr, from: &Buffer, len: usize) -> Ptr {
     until("isend", || {
         let (rc, request) = table.isend(comm, from.addr(), len, 1, from.mr);
         assert_eq!(rc, Success, "isend");
@@ -232,14 +232,14 @@ pub fn send(table: &dyn Table, comm: Ptr, from: &Buffer, len: usize) -> Ptr {
 }
 
 /// Starts a receive that must be taken.
-pub fn recv(table: &dyn Table, comm: Ptr, to: &Buffer, room: usize) -> Ptr {
+pub fn recv(table: &Table, comm: Ptr, to: &Buffer, room: usize) -> Ptr {
     let (rc, request) = table.irecv(comm, &[(to.addr(), room, 1, to.mr)]);
     assert_eq!((rc, request.is_null()), (Success, false), "irecv");
     request
 }
 
 /// Tests until done; the size.
-pub fn wait(table: &dyn Table, request: Ptr) -> usize {
+pub fn wait(table: &Table, request: Ptr) -> usize {
     until("test", || {
         let (rc, done, sizes) = table.test(request);
         assert_eq!(rc, Success, "test");

@@ -4,9 +4,9 @@ use std::ffi::c_int;
 
 use nccl_net_abi as abi;
 
-use crate::code::{Code, Success};
+use crate::code::{Code, Success, known};
 use crate::pair::{Buffer, Pair, connect, init, pattern};
-use crate::table::{Ptr, TABLES, Table};
+use crate::table::{Ptr, Table, table};
 
 /// What newer versions say of a device besides.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,55 +22,44 @@ pub struct Version {
     pub number: u32,
     /// Most devices in one.
     pub most: usize,
-    /// Code and index, of a `ndevs` and an array that has these first.
-    pub make: fn(c_int, &[c_int]) -> (Code, c_int),
-    pub made: fn(c_int) -> Made,
 }
 
-macro_rules! versions {
-    ($($number:literal: $module:ident::$symbol:ident, $props:ident, most $most:literal, ids $ids:expr;)+) => {
-        /// Oldest first.
-        pub const VERSIONS: &[Version] = &[$(Version {
-            number: $number,
-            most: $most,
-            make: |ndevs, devs| {
-                let mut props = abi::$props::VDeviceProps { ndevs, devs: [0; $most] };
-                props.devs[..devs.len()].copy_from_slice(devs);
-                let mut d = 77;
-                // SAFETY: a writable int and a struct of this version.
-                let rc = unsafe { nccl_net_mpib::$symbol.makeVDevice.unwrap()(&raw mut d, &raw mut props) };
-                (Code::from(rc), d)
-            },
-            made: |dev| {
-                // SAFETY: a struct of integers and pointers.
-                let mut props: abi::$module::Props = unsafe { std::mem::zeroed() };
-                // SAFETY: a writable struct of this version.
-                let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(dev, &raw mut props) };
-                assert_eq!(Code::from(rc), Success, "getProperties({dev})");
-                let ids: fn(&abi::$module::Props) -> Option<(i16, i16)> = $ids;
-                let members = props.vProps.devs[..props.vProps.ndevs as usize].to_vec();
-                Made { members, ids: ids(&props) }
-            },
-        }),+];
-    };
-}
-
-versions! {
-    9: v9::ncclNetPlugin_v9, v9, most 4, ids |_| None;
-    10: v10::ncclNetPlugin_v10, v9, most 4, ids |_| None;
-    11: v11::ncclNetPlugin_v11, v9, most 4, ids |_| None;
-    12: v12::ncclNetPlugin_v12, v12, most 8, ids |p| Some((p.railId, p.planeId));
-}
-
-/// The table of a version.
-pub fn table(number: u32) -> &'static dyn Table {
-    *TABLES.iter().find(|t| t.version() == number).unwrap()
-}
+/// The versions with virtual devices, oldest first.
+pub const VERSIONS: &[Version] = &[
+    Version { number: 9, most: 4 },
+    Version { number: 10, most: 4 },
+    Version { number: 11, most: 4 },
+    Version { number: 12, most: 8 },
+];
 
 impl Version {
+    /// Returns the code and the index of `makeVDevice` with an `ndevs` and an array that begins with
+    /// these.
+    pub fn make(&self, ndevs: c_int, devs: &[c_int]) -> (Code, c_int) {
+        let (mut d, raw) = (77, table(self.number).raw());
+        let code = if self.number < 12 {
+            let mut props = abi::v9::VDeviceProps { ndevs, devs: Default::default() };
+            props.devs[..devs.len()].copy_from_slice(devs);
+            raw.make_vdevice(&raw mut d, (&raw mut props).cast())
+        } else {
+            let mut props = abi::v12::VDeviceProps { ndevs, devs: Default::default() };
+            props.devs[..devs.len()].copy_from_slice(devs);
+            raw.make_vdevice(&raw mut d, (&raw mut props).cast())
+        };
+        (known(code), d)
+    }
+
+    /// Returns what this version reports of a device.
+    pub fn made(&self, dev: c_int) -> Made {
+        let (rc, props) = table(self.number).properties(dev);
+        assert_eq!(rc, Success, "getProperties({dev})");
+        let props = props.expect("the call succeeded");
+        Made { members: props.vdevs.expect("from v9 on"), ids: props.rail_id.zip(props.plane_id) }
+    }
+
     /// A device that must come to be.
     pub fn fuse(&self, devs: &[c_int]) -> c_int {
-        let (rc, d) = (self.make)(devs.len() as c_int, devs);
+        let (rc, d) = self.make(devs.len() as c_int, devs);
         assert_eq!(rc, Success, "v{}: makeVDevice of {devs:?}", self.number);
         d
     }
@@ -165,7 +154,7 @@ pub struct Rig {
 const SLACK: usize = 64;
 
 impl Rig {
-    pub fn new(table: &'static dyn Table, ctx: Ptr, dev: c_int, most: usize) -> Self {
+    pub fn new(table: &'static Table, ctx: Ptr, dev: c_int, most: usize) -> Self {
         Self::of(connect(table, ctx, dev), most)
     }
 

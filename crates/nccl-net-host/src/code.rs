@@ -74,6 +74,13 @@ impl From<ncclResult_t> for Code {
     }
 }
 
+/// Compares with a value of the C header.
+impl PartialEq<ncclResult_t> for Code {
+    fn eq(&self, other: &ncclResult_t) -> bool {
+        self.number() == Some(other.0)
+    }
+}
+
 impl fmt::Display for Code {
     /// Writes number and name, as in `2 (ncclSystemError)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,10 +105,13 @@ mod tests {
         for number in -1..10 {
             let code = Code::from(ncclResult_t(number));
             assert_eq!(code.number(), Some(number));
+            assert_eq!(code, ncclResult_t(number));
+            assert_ne!(code, ncclResult_t(number + 1));
             assert!(code.to_string().starts_with(&format!("{number} (")), "{code}");
         }
         assert_eq!(Code::from(ncclResult_t(6)).to_string(), "6 (ncclRemoteError)");
         assert_eq!(Code::from(ncclResult_t(9)).to_string(), "9 (not a value of ncclResult_t)");
         assert_eq!(Code::NoFunction.number(), None);
+        assert_ne!(Code::NoFunction, nccl_net_abi::ncclSuccess);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{CStr, c_char, c_void},
-    ptr::NonNull,
+    ptr::{self, NonNull},
 };
 
 use nccl_net_abi::{v6, v7, v8, v9, v10, v11, v12};
@@ -39,8 +39,6 @@ mod sealed {
 pub trait Net: sealed::Sealed + Sync + 'static {
     /// The version's number.
     const VERSION: u32;
-    #[doc(hidden)]
-    fn table(&'static self) -> Table;
 }
 
 macro_rules! versions {
@@ -69,9 +67,6 @@ macro_rules! versions {
             impl sealed::Sealed for $module::Net {}
             impl Net for $module::Net {
                 const VERSION: u32 = $version;
-                fn table(&'static self) -> Table {
-                    Table { slots: Slots::$variant(self), watch: None }
-                }
             }
         )+
 
@@ -82,12 +77,13 @@ macro_rules! versions {
             /// # Safety
             /// `table` points to a table of that version, which stays until the process ends and
             /// whose functions do what `net_vN.h` asks of them.
-            pub unsafe fn from_ptr(version: u32, table: NonNull<c_void>) -> Option<Self> {
-                match version {
+            pub const unsafe fn from_ptr(version: u32, table: NonNull<c_void>) -> Option<Self> {
+                let slots = match version {
                     // SAFETY: a table of this version that is never freed (the caller's promise).
-                    $($version => Some(unsafe { table.cast::<$module::Net>().as_ref() }.table()),)+
-                    _ => None,
-                }
+                    $($version => Slots::$variant(unsafe { table.cast::<$module::Net>().as_ref() }),)+
+                    _ => return None,
+                };
+                Some(Self { slots, watch: None })
             }
 
             /// Returns the table's version.
@@ -113,8 +109,15 @@ impl Table {
     ///
     /// # Safety
     /// The table's functions do what `net_vN.h` asks of them.
-    pub unsafe fn from_static<N: Net>(table: &'static N) -> Self {
-        table.table()
+    pub const unsafe fn from_static<N: Net>(table: &'static N) -> Self {
+        // SAFETY: a reference is not NULL.
+        let pointer = unsafe { NonNull::new_unchecked(ptr::from_ref(table).cast_mut().cast()) };
+        // SAFETY: `Net` is sealed: a type with this version is this version's table. It is static,
+        // and the caller answers for its functions.
+        match unsafe { Self::from_ptr(N::VERSION, pointer) } {
+            Some(table) => table,
+            None => unreachable!(),
+        }
     }
 
     /// Marks every call in `watch` from now on, which lets another process name a call that does

@@ -83,8 +83,8 @@ fn all_refused(ends: &Ends) {
 fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
-            let pair = Pair::new(*table);
-            let ctx = init(*table);
+            let pair = Pair::new(table);
+            let ctx = init(table);
             let (from, to) = (pair.send_buffer(pattern(5000, 3)), pair.recv_buffer(5000));
             let request = pair.irecv(&[(to.addr(), 5000, 1, to.mr)]);
             let mut handle = [0; 128];
@@ -103,7 +103,7 @@ fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {
             to.dereg();
             pair.close();
             assert_eq!(table.close_listen(listen), Success);
-            let again = connect(*table, ctx, 0);
+            let again = connect(table, ctx, 0);
             again.message(100_000, 100_000, 4);
             again.close();
             assert_eq!(take_warnings(), [""; 0]);
@@ -137,7 +137,7 @@ fn fork_support_is_requested_once_and_before_devices_are_listed() {
     isolated(here!(), &[], || {
         assert_eq!(softverbs::fork_init_calls(), (0, 0));
         for table in TABLES {
-            let ctx = init(*table);
+            let ctx = init(table);
             assert_eq!(softverbs::fork_init_calls(), (1, 0), "v{}", table.version());
             assert_eq!(table.finalize(ctx), Success);
         }
@@ -151,13 +151,13 @@ fn a_libibverbs_that_cannot_protect_from_forks_costs_one_warning() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
         softverbs::fail_fork_init(libc::ENOSYS);
         for (i, table) in TABLES.iter().enumerate() {
-            let ctx = init(*table);
+            let ctx = init(table);
             let said = take_warnings();
             assert_eq!(said.len(), usize::from(i == 0), "{said:?}");
             for part in ["ibv_fork_init failed", "ENOSYS", "forks children", "RDMAV_FORK_SAFE=1"] {
                 assert!(said.iter().all(|line| line.contains(part)), "{part}: {said:?}");
             }
-            let pair = connect(*table, ctx, 0);
+            let pair = connect(table, ctx, 0);
             pair.message(100_000, 100_000, 1);
             pair.close();
             assert_eq!(table.finalize(ctx), Success);

@@ -2,24 +2,19 @@
 //! settings.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use mpib_tests::code::{InvalidUsage, Success, SystemError};
 use mpib_tests::log::{LOG, as_logger, take_warning, take_warnings};
 use mpib_tests::pair::{connect, init};
-use mpib_tests::table::{TABLES, Table, newest};
+use mpib_tests::table::{TABLES, Table, newest, table};
 use mpib_tests::{here, isolated, set};
 
-use crate::net::Net;
-
-fn of(version: u32) -> &'static dyn Table {
-    *TABLES.iter().find(|t| t.version() == version).unwrap()
-}
-
 /// One connection of each table at the same time, and messages in turn.
-fn side_by_side(tables: &[&'static dyn Table]) {
-    let rigs: Vec<_> = tables.iter().map(|t| (init(*t), *t)).collect();
-    let pairs: Vec<_> = rigs.iter().map(|(ctx, t)| connect(*t, *ctx, 0)).collect();
+fn side_by_side(tables: &[&'static Table]) {
+    let rigs: Vec<_> = tables.iter().map(|t| (init(t), *t)).collect();
+    let pairs: Vec<_> = rigs.iter().map(|(ctx, t)| connect(t, *ctx, 0)).collect();
     for round in 0..3 {
         pairs.iter().for_each(|pair| pair.message(5000, 5000, round));
     }
@@ -42,8 +37,8 @@ fn every_table_may_be_initialised_twice() {
 #[test]
 fn two_tables_work_side_by_side_in_one_process() {
     isolated(here!(), &mpib_tests::TWO_RAILS, || {
-        side_by_side(&[of(8), of(12)]);
-        side_by_side(&[of(11), of(6), of(12), of(10)]);
+        side_by_side(&[table(8), table(12)]);
+        side_by_side(&[table(11), table(6), table(12), table(10)]);
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
 }
@@ -76,13 +71,13 @@ fn init_works_once_the_environment_is_repaired() {
 fn init_works_once_there_are_devices_that_can_be_used() {
     let env = [("NCCL_IB_GID_INDEX", "200")];
     isolated(here!(), &env, || {
-        for table in [of(8), of(12)] {
+        for table in [table(8), table(12)] {
             assert_eq!(table.init().0, SystemError);
             let said = take_warnings();
             assert!(said[0].contains("no usable RDMA port") && said[0].contains("soft1:1"), "{said:?}");
         }
         set("NCCL_IB_GID_INDEX", None::<&str>);
-        side_by_side(&[of(8), of(12)]);
+        side_by_side(&[table(8), table(12)]);
     });
 }
 
@@ -105,12 +100,12 @@ unsafe extern "C" fn second_logger(
 fn lines_go_to_the_logger_of_the_latest_init() {
     isolated(here!(), &[], || {
         for version in [8, 10, 12] {
-            let table = of(version);
+            let table = table(version);
             let first = init(table);
             take_warnings();
-            let mut second = std::ptr::null_mut();
-            let rc = exported(version).init(&raw mut second, 1, None, as_logger(second_logger), None);
-            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
+            let mut second = null_mut();
+            let rc = table.raw().init(&raw mut second, 1, null_mut(), as_logger(second_logger), None);
+            assert_eq!(rc, Success);
             // Of the adapters, and of the plugin.
             assert_ne!(table.properties(-1).0, Success);
             assert_ne!(table.properties(99).0, Success);
@@ -128,15 +123,14 @@ fn lines_go_to_the_logger_of_the_latest_init() {
 fn without_a_logger_failures_are_silent_and_the_same() {
     isolated(here!(), &[], || {
         for version in [8, 10, 12] {
-            let mut ctx = std::ptr::null_mut();
+            let (table, mut ctx) = (table(version), null_mut());
             set("MPIB_STRICT", Some("2"));
-            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
+            let rc = table.raw().init(&raw mut ctx, 1, null_mut(), None, None);
             set("MPIB_STRICT", None::<&str>);
             // v10 finds the context that v8 has made, and reads nothing again.
-            assert_eq!(rc == nccl_net_versions::abi::ncclSuccess, version == 10, "v{version}");
-            let rc = exported(version).init(&raw mut ctx, 1, None, None, None);
-            assert_eq!(rc, nccl_net_versions::abi::ncclSuccess);
-            let table = of(version);
+            assert_eq!(rc.is_success(), version == 10, "v{version}");
+            let rc = table.raw().init(&raw mut ctx, 1, null_mut(), None, None);
+            assert_eq!(rc, Success);
             assert_ne!(table.properties(-1).0, Success);
             assert_ne!(table.properties(99).0, Success);
             let pair = connect(table, ctx, 0);
@@ -167,15 +161,6 @@ fn inits_at_the_same_time_open_devices_once() {
     });
 }
 
-fn exported(version: u32) -> Net {
-    match version {
-        8 => Net::V8(nccl_net_mpib::ncclNetPlugin_v8),
-        10 => Net::V10(nccl_net_mpib::ncclNetPlugin_v10),
-        12 => Net::V12(nccl_net_mpib::ncclNetPlugin_v12),
-        other => panic!("no version {other}"),
-    }
-}
-
 /// Devices are opened once: what a later environment says of them cannot come true, and that is
 /// told.
 #[test]
@@ -185,7 +170,7 @@ fn settings_of_devices_that_change_between_inits_are_reported_once() {
         set("NCCL_IB_HCA", Some("soft1"));
         let second = init(newest());
         take_warning(&["NCCL_IB_HCA=soft1 (was soft0)"]);
-        assert_eq!(newest().properties(0).1.unwrap().name, "soft0");
+        assert_eq!(newest().properties(0).1.unwrap().name.as_deref(), Some("soft0"));
         set("MPIB_STRICT", Some("1"));
         assert_eq!(newest().init().0, InvalidUsage);
         let said = take_warnings();

@@ -4,39 +4,23 @@
 use std::ffi::c_int;
 use std::ptr::{self, null_mut};
 
-use mpib_tests::code::Success;
+use mpib_tests::code::{InvalidArgument, InvalidUsage, Success, SystemError};
 use mpib_tests::log::{c_logger, take_warnings};
 use mpib_tests::pair::{Pair, connect, init};
-use mpib_tests::table::{TABLES, Table};
+use mpib_tests::table::{Ptr, TABLES, Table};
 use mpib_tests::{here, isolated};
-use nccl_net_mpib as plugin;
-use nccl_net_versions::abi::{
-    NCCL_PTR_CUDA, NCCL_PTR_DMABUF, NCCL_PTR_HOST, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t,
-    ncclSuccess, ncclSystemError,
-};
-
-use crate::net::{Net, Ptr, STALE};
+use nccl_net_host::{Code, Raw};
+use nccl_net_versions::abi::{NCCL_PTR_CUDA, NCCL_PTR_DMABUF, NCCL_PTR_HOST};
 
 const NIL: Ptr = null_mut();
 
-/// The exported table of a version.
-fn exported(version: u32) -> Net {
-    match version {
-        6 => Net::V6(plugin::ncclNetPlugin_v6),
-        7 => Net::V7(plugin::ncclNetPlugin_v7),
-        8 => Net::V8(plugin::ncclNetPlugin_v8),
-        9 => Net::V9(plugin::ncclNetPlugin_v9),
-        10 => Net::V10(plugin::ncclNetPlugin_v10),
-        11 => Net::V11(plugin::ncclNetPlugin_v11),
-        12 => Net::V12(plugin::ncclNetPlugin_v12),
-        other => panic!("no version {other}"),
-    }
-}
+/// A pointer that is not NULL, to see whether it is overwritten.
+const STALE: Ptr = ptr::without_provenance_mut(0x5115);
 
 /// One version with a connection, a listener, a registration and a receive under way.
 struct Rig {
-    table: &'static dyn Table,
-    net: Net,
+    table: &'static Table,
+    net: Raw,
     ctx: Ptr,
     listen: Ptr,
     pair: Pair,
@@ -46,8 +30,8 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(table: &'static dyn Table) -> Self {
-        let (net, ctx) = (exported(table.version()), init(table));
+    fn new(table: &'static Table) -> Self {
+        let (net, ctx) = (table.raw(), init(table));
         let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
         assert_eq!(rc, Success);
         let pair = connect(table, ctx, 0);
@@ -69,7 +53,7 @@ impl Rig {
     }
 
     /// `rc` is `code`, and one line of the log has all `parts`, the call's name first.
-    fn refuses(&self, rc: ncclResult_t, code: ncclResult_t, parts: &[&str]) {
+    fn refuses(&self, rc: Code, code: Code, parts: &[&str]) {
         let (version, lines) = (self.table.version(), take_warnings());
         assert_eq!(rc, code, "v{version} {parts:?}: {lines:?}");
         let [line] = &lines[..] else { panic!("v{version} {parts:?}: not one line but {lines:?}") };
@@ -77,12 +61,12 @@ impl Rig {
         assert!(parts[1..].iter().all(|p| line.contains(p)), "v{version} {parts:?}: {line}");
     }
 
-    fn refuses_argument(&self, rc: ncclResult_t, parts: &[&str]) {
-        self.refuses(rc, ncclInvalidArgument, parts);
+    fn refuses_argument(&self, rc: Code, parts: &[&str]) {
+        self.refuses(rc, InvalidArgument, parts);
     }
 
     /// As [`Rig::refuses_argument`], and `out` is NULL afterwards.
-    fn leaves_null(&self, parts: &[&str], call: impl FnOnce(*mut Ptr) -> ncclResult_t) {
+    fn leaves_null(&self, parts: &[&str], call: impl FnOnce(*mut Ptr) -> Code) {
         let mut out = STALE;
         let rc = call(&raw mut out);
         self.refuses_argument(rc, parts);
@@ -109,7 +93,7 @@ impl Rig {
 fn misuse(test: &str, body: fn(&Rig)) {
     isolated(test, &mpib_tests::TWO_RAILS, || {
         for table in TABLES {
-            let rig = Rig::new(*table);
+            let rig = Rig::new(table);
             body(&rig);
             rig.still_works();
         }
@@ -120,15 +104,19 @@ fn misuse(test: &str, body: fn(&Rig)) {
 fn before_any_init_every_call_is_an_error() {
     isolated(here!(), &[], || {
         for table in TABLES {
-            let (version, net) = (table.version(), exported(table.version()));
+            let (version, net) = (table.version(), table.raw());
             let (mut handle, mut out, mut n, mut size, mut tag) = ([0u8; 128], STALE, -1, 1, 0);
             let place: Ptr = handle.as_mut_ptr().cast();
-            assert_eq!(net.devices(&raw mut n), ncclInvalidUsage, "v{version}");
+            assert_eq!(net.devices(&raw mut n), InvalidUsage, "v{version}");
             assert_eq!(n, 0);
-            assert_eq!(net.get_properties(0, false), ncclInvalidUsage, "v{version}");
-            let context = if version >= 11 { ncclInvalidArgument } else { ncclInvalidUsage };
+            assert_eq!(net.properties(0).0, InvalidUsage, "v{version}");
+            let context = if version >= 11 { InvalidArgument } else { InvalidUsage };
             assert_eq!(net.listen(NIL, 0, place, &raw mut out), context, "v{version}");
-            assert_eq!(net.connect(NIL, 0, None, place, &raw mut out, null_mut()), context, "v{version}");
+            assert_eq!(
+                net.connect(NIL, 0, null_mut(), place, &raw mut out, null_mut()),
+                context,
+                "v{version}"
+            );
             let mut data = place;
             for rc in [
                 net.accept(NIL, &raw mut out, null_mut()),
@@ -151,13 +139,13 @@ fn before_any_init_every_call_is_an_error() {
                 net.close_recv(NIL),
                 net.close_listen(NIL),
             ] {
-                assert_eq!(rc, ncclInvalidArgument, "v{version}");
+                assert_eq!(rc, InvalidArgument, "v{version}");
             }
             assert!(out.is_null());
-            assert_eq!(net.finalize(NIL), ncclSuccess, "v{version}: NCCL does so after an init that failed");
+            assert_eq!(table.finalize(NIL), Success, "v{version}: NCCL does so after an init that failed");
         }
         for table in TABLES {
-            Rig::new(*table).still_works();
+            Rig::new(table).still_works();
         }
     });
 }
@@ -169,10 +157,10 @@ fn devices_that_do_not_exist_are_named() {
         let place: Ptr = handle.as_mut_ptr().cast();
         for dev in [-1, c_int::MIN, 1, 7, c_int::MAX] {
             let named = dev.to_string();
-            rig.refuses_argument(net.get_properties(dev, false), &["getProperties", &named, "expected"]);
+            rig.refuses_argument(net.properties(dev).0, &["getProperties", &named, "expected"]);
             rig.leaves_null(&["listen", &named, "expected"], |out| net.listen(rig.ctx, dev, place, out));
             rig.leaves_null(&["connect", &named, "expected"], |out| {
-                net.connect(rig.ctx, dev, None, place, out, null_mut())
+                net.connect(rig.ctx, dev, null_mut(), place, out, null_mut())
             });
         }
     });
@@ -189,9 +177,9 @@ fn null_pointers_are_named() {
         let null = |parts: [&str; 2], rc| rig.refuses_argument(rc, &[parts[0], parts[1], "is NULL"]);
         // Where results go.
         null(["devices", "ndev"], net.devices(null_mut()));
-        null(["getProperties", "props"], net.get_properties(0, true));
+        null(["getProperties", "props"], net.get_properties(0, null_mut()));
         null(["listen", "listenComm"], net.listen(ctx, 0, place, null_mut()));
-        null(["connect", "sendComm"], net.connect(ctx, 0, None, place, null_mut(), null_mut()));
+        null(["connect", "sendComm"], net.connect(ctx, 0, null_mut(), place, null_mut(), null_mut()));
         null(["accept", "recvComm"], net.accept(rig.listen, null_mut(), null_mut()));
         null(["regMr", "mhandle"], net.reg_mr(send, rig.data(), 10, NCCL_PTR_HOST, null_mut()));
         null(["isend", "request"], net.isend(send, rig.data(), 10, 0, mr, NIL, null_mut()));
@@ -200,11 +188,11 @@ fn null_pointers_are_named() {
         null(["iflush", "request"], net.iflush(recv, 1, data, &raw mut size, mrs, null_mut()));
         null(["test", "done"], net.test(rig.request, null_mut(), null_mut()));
         // What is read.
-        let out = |parts: [&str; 2], call: &dyn Fn(*mut Ptr) -> ncclResult_t| {
+        let out = |parts: [&str; 2], call: &dyn Fn(*mut Ptr) -> Code| {
             rig.leaves_null(&[parts[0], parts[1], "is NULL"], call);
         };
         out(["listen", "handle"], &|o| net.listen(ctx, 0, NIL, o));
-        out(["connect", "handle"], &|o| net.connect(ctx, 0, None, NIL, o, null_mut()));
+        out(["connect", "handle"], &|o| net.connect(ctx, 0, null_mut(), NIL, o, null_mut()));
         out(["accept", "listenComm"], &|o| net.accept(NIL, o, null_mut()));
         out(["regMr", "comm"], &|o| net.reg_mr(NIL, rig.data(), 10, NCCL_PTR_HOST, o));
         out(["regMr", "data"], &|o| net.reg_mr(send, NIL, 10, NCCL_PTR_HOST, o));
@@ -226,11 +214,11 @@ fn null_pointers_are_named() {
         null(["closeRecv", "recvComm"], net.close_recv(NIL));
         null(["closeListen", "listenComm"], net.close_listen(NIL));
         if rig.has_context() {
-            null(["init", "ctx"], net.init(null_mut(), 1, None, c_logger(), None));
+            null(["init", "ctx"], net.init(null_mut(), 1, null_mut(), c_logger(), None));
             out(["listen", "ctx"], &|o| net.listen(NIL, 0, place, o));
-            out(["connect", "ctx"], &|o| net.connect(NIL, 0, None, place, o, null_mut()));
-            null(["setNetAttr", "ctx"], net.set_net_attr(NIL, null_mut()).unwrap());
-            null(["setNetAttr", "netAttr"], net.set_net_attr(ctx, null_mut()).unwrap());
+            out(["connect", "ctx"], &|o| net.connect(NIL, 0, null_mut(), place, o, null_mut()));
+            null(["setNetAttr", "ctx"], net.set_net_attr(NIL, null_mut()));
+            null(["setNetAttr", "netAttr"], net.set_net_attr(ctx, null_mut()));
         }
         // Without registrations a group is refused by the transport.
         let parts = ["irecv", "100 bytes", "without a registration"];
@@ -264,7 +252,7 @@ fn handles_of_another_kind_are_refused_by_every_call() {
         for &(kind, h) in &kinds {
             let mut one = h;
             let (mrs, good) = (&raw mut one, (&raw const mr).cast_mut());
-            let no = |call: &str, expected: &[&str], c: &dyn Fn(*mut Ptr) -> ncclResult_t| {
+            let no = |call: &str, expected: &[&str], c: &dyn Fn(*mut Ptr) -> Code| {
                 if !expected.contains(&kind) {
                     rig.leaves_null(&[call, expected[0], "of this plugin"], c);
                 }
@@ -290,9 +278,9 @@ fn handles_of_another_kind_are_refused_by_every_call() {
                 rig.refuses_argument(net.dereg_mr(recv, h), &is_not("deregMr", "mhandle"));
             }
             for (own, call, what, close) in [
-                ("send", "closeSend", "sendComm", Net::close_send as fn(&Net, Ptr) -> ncclResult_t),
-                ("recv", "closeRecv", "recvComm", Net::close_recv),
-                ("listen", "closeListen", "listenComm", Net::close_listen),
+                ("send", "closeSend", "sendComm", Raw::close_send as fn(&Raw, Ptr) -> Code),
+                ("recv", "closeRecv", "recvComm", Raw::close_recv),
+                ("listen", "closeListen", "listenComm", Raw::close_listen),
             ] {
                 if own != kind {
                     rig.refuses_argument(close(&net, h), &is_not(call, what));
@@ -301,8 +289,8 @@ fn handles_of_another_kind_are_refused_by_every_call() {
             if rig.has_context() && kind != "ctx" {
                 rig.refuses_argument(net.finalize(h), &is_not("finalize", "ctx"));
                 no("listen", &["ctx"], &|o| net.listen(h, 0, place, o));
-                no("connect", &["ctx"], &|o| net.connect(h, 0, None, place, o, null_mut()));
-                let refused = net.set_net_attr(h, null_mut()).unwrap();
+                no("connect", &["ctx"], &|o| net.connect(h, 0, null_mut(), place, o, null_mut()));
+                let refused = net.set_net_attr(h, null_mut());
                 rig.refuses_argument(refused, &is_not("setNetAttr", "ctx"));
             }
         }
@@ -342,7 +330,7 @@ fn what_was_closed_is_refused() {
             let mut handle = [0u8; 128];
             let place: Ptr = handle.as_mut_ptr().cast();
             rig.leaves_null(&closed("listen"), |o| net.listen(other, 0, place, o));
-            rig.leaves_null(&closed("connect"), |o| net.connect(other, 0, None, place, o, null_mut()));
+            rig.leaves_null(&closed("connect"), |o| net.connect(other, 0, null_mut(), place, o, null_mut()));
         }
     });
 }
@@ -366,7 +354,7 @@ fn counts_and_sizes_are_checked() {
             let said = format!("size is {size}, expected 0 or more");
             rig.leaves_null(&["iflush", &said], |o| net.iflush(recv, 2, data, bad.as_mut_ptr(), mrs, o));
             if rig.table.version() <= 8 {
-                let size = size as isize;
+                let size = size as usize;
                 rig.leaves_null(&["isend", &said], |o| net.isend(send, rig.data(), size, 0, mr, NIL, o));
                 rig.leaves_null(&["irecv", &said], |o| {
                     net.irecv(recv, 2, data, Some(&[10, size]), tags, mrs, null_mut(), o)
@@ -374,13 +362,13 @@ fn counts_and_sizes_are_checked() {
             }
             if rig.table.version() <= 7 {
                 rig.leaves_null(&["regMr", &said], |o| {
-                    net.reg_mr(send, rig.data(), size as isize, NCCL_PTR_HOST, o)
+                    net.reg_mr(send, rig.data(), size as usize, NCCL_PTR_HOST, o)
                 });
             }
         }
         if rig.table.version() >= 9 {
-            for size in [1 << 31, isize::MAX, -1] {
-                let said = format!("size is {} bytes, expected at most 2147483647", size as usize);
+            for size in [1 << 31, isize::MAX as usize, usize::MAX] {
+                let said = format!("size is {size} bytes, expected at most 2147483647");
                 rig.leaves_null(&["isend", &said], |o| net.isend(send, rig.data(), size, 0, mr, NIL, o));
                 rig.leaves_null(&["irecv", &said], |o| {
                     net.irecv(recv, 1, data, Some(&[size]), tags, mrs, null_mut(), o)
@@ -390,10 +378,10 @@ fn counts_and_sizes_are_checked() {
         // Sizes that the interface has room for, and the registration has not.
         let said = "bytes at";
         rig.leaves_null(&["isend", "2147483647", said, "registration of 4096 bytes"], |o| {
-            net.isend(send, rig.data(), c_int::MAX as isize, 0, mr, NIL, o)
+            net.isend(send, rig.data(), c_int::MAX as usize, 0, mr, NIL, o)
         });
         rig.leaves_null(&["irecv", "2147483647", said, "registration of 4096 bytes"], |o| {
-            net.irecv(recv, 2, data, Some(&[10, c_int::MAX as isize]), tags, mrs, null_mut(), o)
+            net.irecv(recv, 2, data, Some(&[10, c_int::MAX as usize]), tags, mrs, null_mut(), o)
         });
     });
 }
@@ -419,21 +407,25 @@ fn memory_that_cannot_be_registered_is_named() {
             ] {
                 let mut out = STALE;
                 let rc = net.reg_mr(comm, rig.data(), 10, kind, &raw mut out);
-                rig.refuses(rc, ncclInvalidUsage, &["regMr", name, &at, why]);
+                rig.refuses(rc, InvalidUsage, &["regMr", name, &at, why]);
                 assert!(out.is_null());
             }
             // Where nothing is mapped, as when it was freed.
             let (nowhere, mut out) = (ptr::without_provenance_mut(4096), STALE);
             let rc = net.reg_mr(comm, nowhere, 4096, NCCL_PTR_HOST, &raw mut out);
-            rig.refuses(rc, ncclSystemError, &["regMr", "4096 bytes at 0x1000", "EFAULT", "was it freed?"]);
+            rig.refuses(rc, SystemError, &["regMr", "4096 bytes at 0x1000", "EFAULT", "was it freed?"]);
             assert!(out.is_null());
             // Memory that ends behind the end of all memory. v6 and v7 have no such size.
             if rig.table.version() >= 8 {
-                for (at, size) in [(rig.data(), -1), (rig.data(), isize::MAX), (ptr::dangling_mut(), -1)] {
+                for (at, size) in [
+                    (rig.data(), usize::MAX),
+                    (rig.data(), isize::MAX as usize),
+                    (ptr::dangling_mut(), usize::MAX),
+                ] {
                     let mut out = STALE;
                     let rc = net.reg_mr(comm, at, size, NCCL_PTR_HOST, &raw mut out);
-                    assert_ne!(rc, ncclSuccess);
-                    rig.refuses(rc, rc, &["regMr", &(size as usize).to_string()]);
+                    assert_ne!(rc, Success);
+                    rig.refuses(rc, rc, &["regMr", &size.to_string()]);
                     assert!(out.is_null());
                 }
             }

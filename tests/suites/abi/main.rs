@@ -5,6 +5,3 @@ mod exports;
 mod fork;
 mod inits;
 mod interface;
-#[path = "../../../versions/tests/common/net.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the tests of the adapters use the rest")]
-mod net;

@@ -24,7 +24,7 @@ struct Lane {
 const ROUNDS: usize = 20;
 
 impl Lane {
-    fn new(table: &'static dyn Table, (there, here): (Ptr, Ptr), seed: usize, len: usize) -> Self {
+    fn new(table: &'static Table, (there, here): (Ptr, Ptr), seed: usize, len: usize) -> Self {
         let from = Buffer::new(table, there, pattern(len, seed as u64));
         let to = Buffer::new(table, here, vec![0; len]);
         let back = recv(table, here, &to, len);
@@ -32,7 +32,7 @@ impl Lane {
     }
 
     /// One step, whatever can be done now.
-    fn advance(&mut self, table: &dyn Table) {
+    fn advance(&mut self, table: &Table) {
         let len = self.from.bytes.len();
         let Some(sent) = self.sent else {
             let (rc, request) = table.isend(self.there, self.from.addr(), len, 1, self.from.mr);
@@ -57,7 +57,7 @@ impl Lane {
         }
     }
 
-    fn close(self, table: &dyn Table) {
+    fn close(self, table: &Table) {
         self.from.dereg();
         self.to.dereg();
         assert_eq!((table.close_send(self.there), table.close_recv(self.here)), (Success, Success));

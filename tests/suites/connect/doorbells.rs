@@ -152,7 +152,7 @@ fn adapters_without_inline_room_are_refused_with_strict() {
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
         assert_eq!(rc, Success);
         // The acceptor's adapter has no room; the connector gets the reason.
-        both_fail(table, ctx, &mut handle, listen);
+        let _ = both_fail(table, ctx, &mut handle, listen);
         let lines = take_warnings();
         let says = |line: &String| line.contains("carries 0 bytes inline") && line.contains("MPIB_STRICT=1");
         assert!(lines.iter().any(says), "{lines:?}");

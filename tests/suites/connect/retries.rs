@@ -6,8 +6,8 @@ use std::time::Duration;
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::{connect, init, until};
-use mpib_tests::table::{Ptr, newest};
-use mpib_tests::vdevices::{Rig, by_the_rule, carried, newest_device, rails, speeds, table};
+use mpib_tests::table::{Ptr, newest, table};
+use mpib_tests::vdevices::{Rig, by_the_rule, carried, newest_device, rails, speeds};
 use mpib_tests::{here, isolated};
 
 const MIB: usize = 1 << 20;
@@ -81,7 +81,7 @@ fn a_rail_that_stays_dead_fails_a_strict_connect() {
         let (rc, listen) = table(12).listen(ctx, dev, &mut handle);
         assert_eq!(rc, Success);
         let code = until("connect to fail", || {
-            table(12).accept(listen);
+            let _ = table(12).accept(listen);
             Some(table(12).connect(ctx, dev, &mut handle).0).filter(|rc| *rc != Success)
         });
         assert_eq!(code, InvalidUsage);

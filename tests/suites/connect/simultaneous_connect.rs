@@ -51,7 +51,7 @@ fn three_processes_connect_in_a_circle_at_once() {
 fn a_process_connects_to_itself_many_times_at_once() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
-            let ctx = init(*table);
+            let ctx = init(table);
             let mut listens = Vec::new();
             let mut handles = Vec::new();
             for _ in 0..20 {
@@ -79,7 +79,7 @@ fn a_process_connects_to_itself_many_times_at_once() {
                 ends.iter().flatten().all(|end| !end.is_null()).then_some(())
             });
             for (i, ends) in ends.into_iter().enumerate() {
-                let pair = mpib_tests::pair::Pair { table: *table, send: ends[0], recv: ends[1] };
+                let pair = mpib_tests::pair::Pair { table, send: ends[0], recv: ends[1] };
                 pair.message(3000, 3000, i as u64);
                 pair.close();
             }

@@ -13,7 +13,7 @@ use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_
 /// Of a network that does not exist, by RFC 5737.
 const NOWHERE: &str = "192.0.2.77";
 
-fn with_deadline(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
+fn with_deadline(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
     isolated(test, &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "400")]), || {
         let table = newest();
         body(table, init(table));
@@ -21,7 +21,7 @@ fn with_deadline(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
 }
 
 /// The handle of a listener that stays open.
-fn good(table: &dyn Table, ctx: Ptr) -> ([u8; 128], Ptr) {
+fn good(table: &Table, ctx: Ptr) -> ([u8; 128], Ptr) {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
     assert_eq!(rc, Success, "listen");
@@ -34,7 +34,7 @@ fn to(ips: &[&str], port: u16) -> [u8; 128] {
 }
 
 /// Fails with `code`, and one line of the log has all of `parts`.
-fn refused(table: &dyn Table, ctx: Ptr, mut handle: [u8; 128], code: Code, parts: &[&str]) {
+fn refused(table: &Table, ctx: Ptr, mut handle: [u8; 128], code: Code, parts: &[&str]) {
     let before = warnings().len();
     let rc = until("connect to fail", || {
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
@@ -51,7 +51,7 @@ fn refused(table: &dyn Table, ctx: Ptr, mut handle: [u8; 128], code: Code, parts
 }
 
 /// Connects as ever.
-fn goes_on(table: &'static dyn Table, ctx: Ptr) {
+fn goes_on(table: &'static Table, ctx: Ptr) {
     let pair = connect(table, ctx, 0);
     pair.message(5000, 5000, 1);
     pair.close();
@@ -110,7 +110,7 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
 fn random_bytes_are_refused_by_every_version() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
-            let ctx = init(*table);
+            let ctx = init(table);
             for seed in 0..500 {
                 let mut handle: [u8; 128] = pattern(128, seed).try_into().unwrap();
                 if seed % 2 == 0 {
@@ -118,7 +118,7 @@ fn random_bytes_are_refused_by_every_version() {
                     handle[..6].copy_from_slice(b"MPIB\x01\0");
                 }
                 handle[STATE_OFFSET..].fill(0);
-                refused(*table, ctx, handle, InvalidArgument, &["handle"]);
+                refused(table, ctx, handle, InvalidArgument, &["handle"]);
             }
         }
         goes_on(newest(), init(newest()));

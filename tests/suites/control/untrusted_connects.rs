@@ -15,7 +15,7 @@ use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
 
 use super::util::is_dropped;
 
-fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dyn Table, Ptr, [u8; 128])) {
+fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static Table, Ptr, [u8; 128])) {
     isolated(test, &mpib("512", env), || {
         let table = newest();
         let mut handle = [0; 128];
@@ -27,13 +27,13 @@ fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dy
 }
 
 /// `accept` gives nobody, and no error.
-fn none_yet(table: &dyn Table, listen: Ptr) {
+fn none_yet(table: &Table, listen: Ptr) {
     let (rc, comm) = table.accept(listen);
     assert_eq!((rc, comm.is_null()), (Success, true), "accept");
 }
 
 /// The code of `accept`, which fails.
-fn fails(table: &dyn Table, listen: Ptr, what: &str) -> Code {
+fn fails(table: &Table, listen: Ptr, what: &str) -> Code {
     until(what, || {
         let (rc, comm) = table.accept(listen);
         assert!(comm.is_null(), "{what}");
@@ -58,7 +58,7 @@ fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -
 }
 
 /// A second process connects and sends, checked byte by byte.
-fn the_real_peer_gets_in(table: &'static dyn Table, listen: Ptr, handle: &[u8; 128]) {
+fn the_real_peer_gets_in(table: &'static Table, listen: Ptr, handle: &[u8; 128]) {
     let mut peer = Peer::start();
     peer.say(&format!("connect {}", word(handle)));
     let comm = accepted(table, listen);

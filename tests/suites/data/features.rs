@@ -5,8 +5,8 @@ use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;
-use mpib_tests::table::Ptr;
-use mpib_tests::vdevices::{Rig, fits_immediate, newest, parts, speeds, table};
+use mpib_tests::table::{Ptr, table};
+use mpib_tests::vdevices::{Rig, fits_immediate, newest, parts, speeds};
 use mpib_tests::{here, is_child, isolated, set};
 use softverbs::{Counters, QpAttributes};
 

@@ -16,22 +16,22 @@ const CUDA: i32 = 2;
 fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[]), || {
         for table in TABLES {
-            let ctx = init(*table);
-            let (tried, pair) = during(|| connect(*table, ctx, 0));
+            let ctx = init(table);
+            let (tried, pair) = during(|| connect(table, ctx, 0));
             assert_eq!(tried, [1, 1], "each rail's way to itself is tried");
             pair.message(100_000, 100_000, 1);
             let to = pair.recv_buffer(1000);
-            let (none, request) = during(|| iflush(*table, pair.recv, &[(to.addr(), 1000, to.mr)]));
+            let (none, request) = during(|| iflush(table, pair.recv, &[(to.addr(), 1000, to.mr)]));
             assert!(none == [0, 0] && request.is_null(), "host memory");
             let (rc, gpu) = table.reg_mr(pair.recv, to.addr(), 1000, CUDA);
             assert_eq!(rc, Success);
-            let flush = || pair.wait(iflush(*table, pair.recv, &[(to.addr(), 1000, gpu)]));
+            let flush = || pair.wait(iflush(table, pair.recv, &[(to.addr(), 1000, gpu)]));
             assert_eq!(during(flush).0, [1, 1], "GPU memory, on both rails");
             assert_eq!(table.dereg_mr(pair.recv, gpu), Success);
             to.dereg();
             pair.close();
         }
-        assert_eq!(force_flush(), [0; 4], "NCCL knows best when to ask");
+        assert_eq!(force_flush(), [false; 4], "NCCL knows best when to ask");
         assert!(line().contains("where NCCL asks") && line().contains("MPIB_FLUSH is unset"), "{}", line());
     });
 }
@@ -53,7 +53,7 @@ fn nothing_is_flushed_if_disabled() {
         assert_eq!(table.dereg_mr(pair.recv, gpu), Success);
         to.dereg();
         pair.close();
-        assert_eq!(force_flush(), [0; 4]);
+        assert_eq!(force_flush(), [false; 4]);
         assert!(line().contains("does nothing") && line().contains("MPIB_FLUSH=0"), "{}", line());
     });
 }

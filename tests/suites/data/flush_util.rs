@@ -2,7 +2,7 @@
 
 use mpib_tests::code::Success;
 use mpib_tests::log::LOG;
-use mpib_tests::table::{Ptr, Table};
+use mpib_tests::table::{Ptr, Table, table};
 
 /// RDMA reads of this process so far, SOUT's and SUP's.
 pub(crate) fn reads() -> [u64; 2] {
@@ -19,25 +19,15 @@ pub(crate) fn during<T>(f: impl FnOnce() -> T) -> ([u64; 2], T) {
 }
 
 /// A flush that must be accepted; NULL where nothing has to be done.
-pub(crate) fn iflush(table: &dyn Table, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> Ptr {
+pub(crate) fn iflush(table: &Table, comm: Ptr, buffers: &[(usize, usize, Ptr)]) -> Ptr {
     let (rc, request) = table.iflush(comm, buffers);
     assert_eq!(rc, Success, "iflush");
     request
 }
 
-/// What `v9` and later say of `forceFlush`.
-pub(crate) fn force_flush() -> [i32; 4] {
-    macro_rules! asked {
-        ($($module:ident $symbol:ident),*) => {[$({
-            // SAFETY: a struct of integers and pointers.
-            let mut props: nccl_net_abi::$module::Props = unsafe { std::mem::zeroed() };
-            // SAFETY: a writable struct of this version.
-            let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(0, &raw mut props) };
-            assert_eq!(rc, nccl_net_abi::ncclSuccess);
-            props.forceFlush
-        }),*]};
-    }
-    asked!(v9 ncclNetPlugin_v9, v10 ncclNetPlugin_v10, v11 ncclNetPlugin_v11, v12 ncclNetPlugin_v12)
+/// Returns what v9 and later report as `forceFlush`.
+pub(crate) fn force_flush() -> Vec<bool> {
+    (9..=12).map(|version| table(version).properties(0).1.unwrap().force_flush.unwrap()).collect()
 }
 
 /// The one line of the log on flushes.

@@ -19,13 +19,13 @@ const LAST: Duration = Duration::from_millis(200);
 fn optional_receives_are_done_before_their_data_is_sent() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES.iter().filter(|t| t.version() >= 9) {
-            let pair = Pair::new(*table);
+            let pair = Pair::new(table);
             // One part, both rails, and a size that only the record holds.
             for (seed, len) in [0, 8, 5000, 100_000, (2 << 20) + 1].into_iter().enumerate() {
                 let from = pair.send_buffer(pattern(len.max(1), seed as u64));
                 let to = pair.recv_buffer(len + 64);
-                let request = optional(*table, pair.recv, &to, 0, len + 64);
-                taken(*table, request);
+                let request = optional(table, pair.recv, &to, 0, len + 64);
+                taken(table, request);
                 // Taken is taken: the request says so, until it is another receive's.
                 assert_eq!(table.test(request).0, InvalidArgument, "a request that was taken");
                 assert!(take_warnings().pop().unwrap().contains("already done"));
@@ -62,13 +62,13 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
             to.dereg();
         };
         for table in TABLES {
-            let pair = Pair::new(*table);
+            let pair = Pair::new(table);
             let sizes = if table.version() < 9 { 1..=3 } else { 2..=8 };
             sizes.for_each(|n| waits(&pair, n));
             // Other numbers mean nothing either.
             let to = pair.recv_buffer(8);
             let (rc, request) = table.irecv_as(pair.recv, &[(to.addr(), 8, 1, to.mr)], 2);
-            assert_eq!((rc, tested(*table, request).0), (Success, false));
+            assert_eq!((rc, tested(table, request).0), (Success, false));
             pair.close();
         }
     });
@@ -101,7 +101,7 @@ fn optional_receives_have_no_events_of_the_profiler() {
     isolated(here!(), &mpib("512", &[]), || {
         set_profiler(Some(first));
         for table in TABLES.iter().filter(|t| t.version() >= 10) {
-            let pair = Pair::new(*table);
+            let pair = Pair::new(table);
             let (from, to) = (pair.send_buffer(pattern(1000, 1)), pair.recv_buffer(1000));
             for hint in [OPTIONAL, 0] {
                 let handles = FIRST.handles();
@@ -109,7 +109,7 @@ fn optional_receives_have_no_events_of_the_profiler() {
                 assert_eq!((rc, request.is_null()), (Success, false));
                 set_profiler_handles(None);
                 if hint == OPTIONAL {
-                    taken(*table, request);
+                    taken(table, request);
                     let events = FIRST.over(handles[0], "an optional receive was done");
                     assert!(events.is_empty(), "{events:?}");
                 }

@@ -27,7 +27,7 @@ fn any_mixture_loses_nothing() {
     isolated(here!(), &mpib("341", &[]), || {
         let (seed, mut rng) = Rng::from_env();
         for table in TABLES.iter().filter(|t| t.version() >= 9) {
-            let pair = Pair::new(*table);
+            let pair = Pair::new(table);
             mixture(&pair, &mut rng, 1500);
             let now = shown();
             assert_eq!((now.in_flight(), now.errors), (0, 0), "seed {seed}");

@@ -10,21 +10,21 @@ pub(crate) const OPTIONAL: usize = 1;
 pub(crate) const SLOTS: usize = 256;
 
 /// A receive with the hint, which must be taken.
-pub(crate) fn optional(table: &dyn Table, comm: Ptr, to: &Buffer, at: usize, room: usize) -> Ptr {
+pub(crate) fn optional(table: &Table, comm: Ptr, to: &Buffer, at: usize, room: usize) -> Ptr {
     let (rc, request) = table.irecv_as(comm, &[(to.addr() + at, room, 1, to.mr)], OPTIONAL);
     assert_eq!((rc, request.is_null(), request.addr() == OPTIONAL), (Success, false, false), "irecv");
     request
 }
 
 /// What the next `test` says: whether it is done, and its size.
-pub(crate) fn tested(table: &dyn Table, request: Ptr) -> (bool, i32) {
+pub(crate) fn tested(table: &Table, request: Ptr) -> (bool, i32) {
     let (rc, done, sizes) = table.test(request);
     assert_eq!(rc, Success, "test");
     (done, sizes[0])
 }
 
 /// Takes an optional receive that is done without its data.
-pub(crate) fn taken(table: &dyn Table, request: Ptr) {
+pub(crate) fn taken(table: &Table, request: Ptr) {
     assert_eq!(tested(table, request), (true, 0));
 }
 

@@ -2,8 +2,8 @@
 
 use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
-use mpib_tests::table::TABLES;
-use mpib_tests::vdevices::{Rig, newest_device, table};
+use mpib_tests::table::{TABLES, table};
+use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
 
 const MIB: usize = 1 << 20;
@@ -35,8 +35,8 @@ fn apart_above(test: &str, env: &[(&str, &str)], threshold: Option<usize>) {
         let (ctx, dev) = newest_device(2);
         for table in TABLES {
             let mut rig = Rig::new(
-                *table,
-                if table.version() == 12 { ctx } else { mpib_tests::pair::init(*table) },
+                table,
+                if table.version() == 12 { ctx } else { mpib_tests::pair::init(table) },
                 dev,
                 4 * MIB,
             );

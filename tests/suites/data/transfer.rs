@@ -69,10 +69,10 @@ fn all_sizes_on_sup() {
 fn every_version_transfers() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
-            let ctx = init(*table);
+            let ctx = init(table);
             assert_eq!(table.name(), "MPIB");
             assert_eq!(table.devices(), (Success, 1));
-            let pair = connect(*table, ctx, 0);
+            let pair = connect(table, ctx, 0);
             for size in [0, 1, 300, 1 << 20] {
                 pair.message(size, size + 10, size as u64);
             }

@@ -341,7 +341,10 @@ fn speed(share: &'static str, test: &str, expected: fn(i32) -> i32) {
         let (rc, props) = table.properties(0);
         assert_eq!((rc, table.devices()), (Success, (Success, 1)));
         let props = props.unwrap();
-        assert_eq!((props.name.as_str(), props.ptr_support & 1, props.max_recvs), ("soft0+soft1", 1, 8));
+        assert_eq!(
+            (props.name.as_deref(), props.ptr_support & 1, props.max_recvs),
+            (Some("soft0+soft1"), 1, 8)
+        );
         assert!(props.max_comms > 0 && props.guid != 0 && props.port == 1);
         let one = Evil::rail_speeds();
         assert_eq!(props.speed, expected(one[0] as i32), "{one:?}");

@@ -10,7 +10,7 @@ use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 
 /// Runs `body` with queue pairs that give an unreachable peer up within milliseconds.
-fn with_short_retries(test: &str, body: impl FnOnce(&'static dyn Table, Ptr)) {
+fn with_short_retries(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
     isolated(test, &mpib("512", &[("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")]), || {
         let table = newest();
         body(table, init(table));
@@ -33,7 +33,7 @@ fn warned_of_death(peer: &Peer) {
 }
 
 /// This process and a new one exchange data in both directions.
-fn goes_on(table: &'static dyn Table, ctx: Ptr) {
+fn goes_on(table: &'static Table, ctx: Ptr) {
     let mut peer = Peer::start();
     let (there, here) = (to_peer(table, ctx, &mut peer), from_peer(table, ctx, &mut peer));
     for len in [1, 100_000] {

@@ -18,12 +18,12 @@ const ONE: (&str, &str) =
 
 /// Registers what the file has from `offset` on as the memory at `addr`, by a descriptor that is
 /// closed right after, as NCCL does it.
-fn reg(table: &dyn Table, comm: Ptr, file: &Memfd, (addr, len): (usize, usize), offset: u64) -> (Code, Ptr) {
+fn reg(table: &Table, comm: Ptr, file: &Memfd, (addr, len): (usize, usize), offset: u64) -> (Code, Ptr) {
     let nccls = file.again();
     table.reg_mr_dma_buf(comm, (addr, len), CUDA, (offset, nccls.fd()))
 }
 
-fn must(table: &dyn Table, comm: Ptr, file: &Memfd, buffer: (usize, usize), offset: u64) -> Ptr {
+fn must(table: &Table, comm: Ptr, file: &Memfd, buffer: (usize, usize), offset: u64) -> Ptr {
     let (rc, mr) = reg(table, comm, file, buffer, offset);
     assert!(rc == Success && !mr.is_null(), "regMrDmaBuf of {buffer:x?}");
     mr
@@ -34,7 +34,7 @@ fn must(table: &dyn Table, comm: Ptr, file: &Memfd, buffer: (usize, usize), offs
 fn each_device_is_offered_by_what_its_adapter_answers() {
     isolated(here!(), &[ONE], || {
         for table in TABLES {
-            init(*table);
+            init(table);
             let support = |dev| table.properties(dev).1.unwrap().ptr_support;
             assert_eq!([support(0), support(1)], [HOST | DMABUF, HOST], "v{}", table.version());
         }
@@ -65,7 +65,7 @@ fn a_device_of_two_rails_needs_both() {
 fn the_log_lists_the_ports_that_register_dma_buf() {
     isolated(here!(), &[ONE], || {
         for table in TABLES {
-            init(*table);
+            init(table);
         }
         let log = LOG.lock().unwrap();
         let lines: Vec<_> = log.iter().filter(|(_, line)| line.contains("DMA-BUF")).collect();
@@ -87,15 +87,15 @@ fn what_comes_is_in_the_file() {
     isolated(here!(), &mpib("512", &[BOTH]), || {
         const LEN: usize = 8 * PAGE;
         for table in TABLES {
-            let ctx = init(*table);
-            let pair = connect(*table, ctx, 0);
+            let ctx = init(table);
+            let pair = connect(table, ctx, 0);
             let (base, sent, come) = (mrs(), Memfd::new(LEN), Memfd::new(LEN + 4 * PAGE));
             let data = pattern(LEN, table.version().into());
             sent.write(0, &data);
-            let from = must(*table, pair.send, &sent, (AT, LEN), 0);
+            let from = must(table, pair.send, &sent, (AT, LEN), 0);
             // From an offset on, and at addresses that begin no page.
             let (to_addr, offset) = (2 * AT + 0x30, PAGE as u64 + 0x30);
-            let to = must(*table, pair.recv, &come, (to_addr, LEN), offset);
+            let to = must(table, pair.recv, &come, (to_addr, LEN), offset);
             assert_eq!(mrs(), base + 4, "each on both rails");
             let mut want = vec![0; LEN + 4 * PAGE];
             for (at, place, len) in [(0, 0, LEN), (5, 1000, 1), (PAGE + 7, 3, 5000), (PAGE, PAGE, 3 * PAGE)] {

@@ -44,9 +44,9 @@ fn message(pair: &Pair, kind: i32) {
 fn offered(test: &str, module: &'static str) {
     with_sys(test, &[module], &mpib("512", &[("MPIB_STRICT", "1")]), || {
         for table in TABLES {
-            let ctx = init(*table);
+            let ctx = init(table);
             assert_eq!(table.properties(0).1.unwrap().ptr_support, HOST | CUDA, "v{}", table.version());
-            let pair = connect(*table, ctx, 0);
+            let pair = connect(table, ctx, 0);
             message(&pair, CUDA);
             assert_eq!(table.reg_mr(pair.recv, pair.recv.addr(), 10, DMABUF).0, InvalidUsage);
             let said = take_warning(&["expected regMrDmaBuf"]);
@@ -76,7 +76,7 @@ fn gpu_memory_is_offered_with_the_other_name_of_the_module() {
 fn the_log_names_the_file_that_was_found() {
     with_sys(here!(), &[MODULES[1], DRIVER], &[], || {
         for table in TABLES {
-            init(*table);
+            init(table);
         }
         let (level, said) = line();
         assert_eq!(level, 3);
@@ -139,7 +139,7 @@ fn refused() {
 fn a_driver_without_the_module_is_one_warning() {
     with_sys(here!(), &[DRIVER, "module/nvidia_peermem/refcnt"], &mpib("512", &[]), || {
         for table in TABLES {
-            init(*table);
+            init(table);
         }
         let (level, said) = line();
         assert_eq!(level, 2);
@@ -245,7 +245,7 @@ fn each_setting_of_relaxed_ordering_has_its_own_registration() {
 /// One line on relaxed ordering, with this in it.
 fn ordering_line(part: &str) {
     for table in TABLES {
-        init(*table);
+        init(table);
     }
     let log = LOG.lock().unwrap();
     let lines: Vec<_> = log.iter().filter(|(_, line)| line.contains("relaxed ordering")).collect();

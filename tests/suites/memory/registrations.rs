@@ -11,17 +11,17 @@ use mpib_tests::memory::{PAGE, Pages, mrs, page, registered};
 use mpib_tests::pair::{HOST, Pair, connect, init, pattern};
 use mpib_tests::peer::{Peer, from_peer, to_peer};
 use mpib_tests::rng::Rng;
-use mpib_tests::table::{Ptr, TABLES, Table, newest};
+use mpib_tests::table::{Ptr, TABLES, Table, newest, table};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib};
 
 /// A registration that must be made.
-fn reg(table: &dyn Table, comm: Ptr, addr: usize, len: usize) -> Ptr {
+fn reg(table: &Table, comm: Ptr, addr: usize, len: usize) -> Ptr {
     let (rc, mr) = table.reg_mr(comm, addr, len, HOST);
     assert!(rc == Success && !mr.is_null(), "regMr of {len} bytes");
     mr
 }
 
-fn dereg(table: &dyn Table, comm: Ptr, mr: Ptr) {
+fn dereg(table: &Table, comm: Ptr, mr: Ptr) {
     assert_eq!(table.dereg_mr(comm, mr), Success, "deregMr");
 }
 
@@ -48,12 +48,12 @@ fn message(
 fn comms_share_a_registration_until_the_last_lets_go() {
     isolated(here!(), &mpib("512", &[]), || {
         for table in TABLES {
-            let ctx = init(*table);
-            let pairs = [connect(*table, ctx, 0), connect(*table, ctx, 0)];
+            let ctx = init(table);
+            let pairs = [connect(table, ctx, 0), connect(table, ctx, 0)];
             let (memory, base) = (Pages::new(8 * PAGE), mrs());
             let mut held = Vec::new();
             for (n, comm) in pairs.iter().flat_map(Pair::comms).enumerate() {
-                let (made, mr) = registered(|| reg(*table, comm, memory.addr(), 8 * PAGE));
+                let (made, mr) = registered(|| reg(table, comm, memory.addr(), 8 * PAGE));
                 // One on each of the two rails.
                 assert_eq!((made, mrs()), (if n == 0 { 2 } else { 0 }, base + 2));
                 held.push((comm, mr));
@@ -65,7 +65,7 @@ fn comms_share_a_registration_until_the_last_lets_go() {
                     message(&pairs[1], &memory, PAGE, (PAGE, held[2].1), (5 * PAGE, held[3].1));
                 }
                 assert_eq!(mrs(), base + 2);
-                dereg(*table, *comm, *mr);
+                dereg(table, *comm, *mr);
             }
             assert_eq!(mrs(), base);
             for pair in pairs {
@@ -258,27 +258,15 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
     });
 }
 
-/// What v8 and later say of `regIsGlobal`.
-fn reg_is_global() -> [i32; 5] {
-    macro_rules! asked {
-        ($($module:ident $symbol:ident),*) => {[$({
-            // SAFETY: a struct of integers and pointers.
-            let mut props: nccl_net_abi::$module::Props = unsafe { std::mem::zeroed() };
-            // SAFETY: a writable struct of this version.
-            let rc = unsafe { nccl_net_mpib::$symbol.getProperties.unwrap()(0, &raw mut props) };
-            assert_eq!(rc, nccl_net_abi::ncclSuccess);
-            props.regIsGlobal
-        }),*]};
-    }
-    asked!(
-        v8 ncclNetPlugin_v8, v9 ncclNetPlugin_v9, v10 ncclNetPlugin_v10, v11 ncclNetPlugin_v11, v12 ncclNetPlugin_v12
-    )
+/// Returns what v8 and later report as `regIsGlobal`.
+fn reg_is_global() -> Vec<bool> {
+    (8..=12).map(|version| table(version).properties(0).1.unwrap().reg_is_global.unwrap()).collect()
 }
 
 /// As NCCL 2.20 to 2.23 do it, in one thread: a connection of the process with itself, connect and
 /// accept in turns, takes the user's whole buffer; then each operation registers its part on the
 /// connection that it uses, and deregisters it when it is done.
-fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static dyn Table) {
+fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static Table) {
     for round in 0..20 {
         for pair in pairs {
             let (len, from, to) = (1000 + 777 * round, 3 + 100 * round, 8 * PAGE + 5 + 90 * round);
@@ -298,29 +286,29 @@ fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static dyn Table) {
 #[test]
 fn the_life_of_a_global_registration() {
     isolated(here!(), &mpib("512", &[]), || {
-        let table = TABLES.iter().find(|table| table.version() == 8).unwrap();
-        let ctx = init(*table);
-        assert_eq!(reg_is_global(), [1; 5]);
+        let table = table(8);
+        let ctx = init(table);
+        assert_eq!(reg_is_global(), [true; 5]);
         let (memory, base) = (Pages::new(16 * PAGE), mrs());
-        let own = connect(*table, ctx, 0);
+        let own = connect(table, ctx, 0);
         let with_own = mrs();
-        let (made, whole) = registered(|| reg(*table, own.send, memory.addr(), 16 * PAGE));
+        let (made, whole) = registered(|| reg(table, own.send, memory.addr(), 16 * PAGE));
         assert_eq!(made, 2);
-        let pairs = [connect(*table, ctx, 0), connect(*table, ctx, 0)];
+        let pairs = [connect(table, ctx, 0), connect(table, ctx, 0)];
         let with_pairs = mrs();
-        operations_on(&pairs, &memory, *table);
+        operations_on(&pairs, &memory, table);
         assert_eq!(mrs(), with_pairs);
         // The user lets go while an operation is under way, and NCCL closes the connection at its
         // end.
-        let last = reg(*table, pairs[0].send, memory.addr() + 10, 100);
-        dereg(*table, own.send, whole);
+        let last = reg(table, pairs[0].send, memory.addr() + 10, 100);
+        dereg(table, own.send, whole);
         assert_eq!(mrs(), with_pairs);
-        dereg(*table, pairs[0].send, last);
+        dereg(table, pairs[0].send, last);
         assert_eq!(mrs(), with_pairs - 2);
         // Without the whole each operation makes its own.
-        let (made, mr) = registered(|| reg(*table, pairs[0].send, memory.addr() + 10, 100));
+        let (made, mr) = registered(|| reg(table, pairs[0].send, memory.addr() + 10, 100));
         assert_eq!(made, 2);
-        dereg(*table, pairs[0].send, mr);
+        dereg(table, pairs[0].send, mr);
         for pair in pairs {
             pair.close();
         }

@@ -133,7 +133,7 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
 }
 
 /// `init` with one setting fails, and says which, what and what else it may be.
-fn refused(table: &dyn Table, variable: &str, value: &OsStr, form: &str) {
+fn refused(table: &Table, variable: &str, value: &OsStr, form: &str) {
     set(variable, Some(value));
     let (rc, ctx) = table.init();
     set(variable, None::<&str>);
@@ -274,7 +274,7 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
                 .find_map(|v| Some((v, std::env::var(v).ok()?)))
                 .unwrap();
             for table in TABLES {
-                let ctx = init(*table);
+                let ctx = init(table);
                 let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
                 assert_eq!((rc, listen.is_null()), (InvalidUsage, true));
                 let lines = take_warnings();

@@ -7,8 +7,8 @@ use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, Mood, SECOND, first, second};
-use mpib_tests::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles};
-use mpib_tests::vdevices::{VERSIONS, rails, speeds, table};
+use mpib_tests::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles, table};
+use mpib_tests::vdevices::{VERSIONS, rails, speeds};
 use mpib_tests::{here, isolated, mpib};
 
 use super::util::{MOST, Rails, Rig, SOFT, judge};
@@ -155,8 +155,8 @@ fn without_handles_nothing_is_called() {
     isolated(here!(), &mpib("512", &[]), || {
         set_profiler(Some(first));
         for table in TABLES {
-            let ctx = init(*table);
-            let pair = connect(*table, ctx, 0);
+            let ctx = init(table);
+            let pair = connect(table, ctx, 0);
             for handles in [None, Some([null_mut(); 8])] {
                 set_profiler_handles(handles);
                 pair.message(5000, 5000, 1);
@@ -177,8 +177,8 @@ fn up_to_v9_nothing_is_called() {
         init(table(10));
         FIRST.handles();
         for table in TABLES.iter().filter(|t| t.version() < 10) {
-            let ctx = init(*table);
-            let pair = connect(*table, ctx, 0);
+            let ctx = init(table);
+            let pair = connect(table, ctx, 0);
             pair.message(5000, 5000, 1);
             pair.close();
             assert_eq!(FIRST.calls(), 0, "v{}", table.version());
@@ -247,7 +247,7 @@ fn told_to(pair: &Pair) -> [usize; 2] {
 #[test]
 fn each_communicator_has_its_own_profiler() {
     isolated(here!(), &mpib("512", &[]), || {
-        let made = |table: &'static dyn Table, callback| -> (Ptr, Pair) {
+        let made = |table: &'static Table, callback| -> (Ptr, Pair) {
             set_profiler(callback);
             let ctx = init(table);
             (ctx, connect(table, ctx, 0))

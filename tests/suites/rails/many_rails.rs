@@ -8,8 +8,8 @@ use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};
 use mpib_tests::rng::Rng;
-use mpib_tests::table::{Ptr, TABLES};
-use mpib_tests::vdevices::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds, table};
+use mpib_tests::table::{Ptr, TABLES, table};
+use mpib_tests::vdevices::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds};
 use mpib_tests::{here, isolated};
 
 const MIB: usize = 1 << 20;
@@ -119,8 +119,8 @@ fn every_table_moves_data_over_a_device_of_eight() {
     on_eight_rails(here!(), &[], || {
         let (ctx, dev) = newest_device(8);
         for table in TABLES {
-            let ctx = init(*table);
-            let mut rig = Rig::new(*table, ctx, dev, 2 * MIB);
+            let ctx = init(table);
+            let mut rig = Rig::new(table, ctx, dev, 2 * MIB);
             for lens in [&[100_000][..], &[MIB + 1], &[0], &[5000, 0, 70_000]] {
                 let counted = during(|| rig.exchange(lens));
                 assert_eq!(counted, by_the_rule(lens, &weights(8), 0), "v{} {lens:?}", table.version());

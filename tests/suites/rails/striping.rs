@@ -6,8 +6,8 @@ use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
-use mpib_tests::table::TABLES;
-use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds, table};
+use mpib_tests::table::{TABLES, table};
+use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds};
 use mpib_tests::{here, isolated, set};
 
 const MIB: usize = 1 << 20;
@@ -152,8 +152,8 @@ fn every_table_is_striped() {
     on_rails(here!(), 2, "4", "1", || {
         let (ctx, dev) = newest_device(2);
         for table in TABLES {
-            let ctx = init(*table);
-            let mut rig = Rig::new(*table, ctx, dev, 2 * MIB);
+            let ctx = init(table);
+            let mut rig = Rig::new(table, ctx, dev, 2 * MIB);
             for lens in [&[100_000][..], &[MIB + 1], &[0], &[5000, 0, 70_000]] {
                 rig.exchange(lens);
             }

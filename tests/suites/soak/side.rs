@@ -26,7 +26,7 @@ pub(crate) struct Done {
 
 /// Memory that lives as long as the process, and its end of the plugin.
 pub(crate) struct Side {
-    table: &'static dyn Table,
+    table: &'static Table,
     ctx: Ptr,
     /// Kept open, so that the thread of the control connections stays.
     listen: Ptr,

@@ -473,7 +473,7 @@ fn no_page_if_disabled() {
 }
 
 /// Lowers the limit on the size of files, so that a page cannot be made.
-fn no_room_for_a_page(table: &dyn Table) {
+fn no_room_for_a_page(table: &Table) {
     set("MPIB_STATS", Some("0"));
     // The devices' own files are made before.
     init(table);
