@@ -138,7 +138,7 @@ pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
 fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     let name = nic.name();
     let what = format!(
-        "{name} carries {has} bytes inline, of {INLINE}: CTS writes are not inline (NCCL_IB_USE_INLINE=1)"
+        "{name}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1"
     );
     let what = settings.config.degraded(what)?;
     if settings.process.warned.once(Subject::NotInline) {

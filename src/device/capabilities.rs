@@ -40,7 +40,7 @@ impl DmaBufAnswer {
     pub fn text(&self) -> String {
         let ports = self.ports.join(", ");
         match &self.lacks {
-            None => format!("DMA-BUFs are registered on {ports}, where the GPU's driver gives them out"),
+            None => format!("DMA-BUFs are registered on {ports} if the GPU's driver exports them"),
             Some(why) => format!("DMA-BUFs are not registered on {ports}: {why}"),
         }
     }
@@ -80,13 +80,11 @@ fn ordering(config: &Config, can: bool) -> Finding {
     let (degraded, why) = match (config.relaxed_ordering, can) {
         (0, _) => (false, format!("off: {setting}")),
         (_, true) => {
-            (false, "on: the verbs library takes it (ibv_reg_mr_iova2), adapters may ignore it".into())
+            (false, "on: libibverbs supports it (ibv_reg_mr_iova2); an adapter may ignore it".into())
         }
         (wanted, false) => (
             wanted == 1,
-            format!(
-                "off: the verbs library is older than rdma-core 28, it has no ibv_reg_mr_iova2 ({setting})"
-            ),
+            format!("off: libibverbs is older than rdma-core 28 and has no ibv_reg_mr_iova2 ({setting})"),
         ),
     };
     Finding { degraded, text: format!("relaxed ordering on PCIe is {why}") }
@@ -94,10 +92,10 @@ fn ordering(config: &Config, can: bool) -> Finding {
 
 fn flush(config: &Config) -> Finding {
     let text = match config.flush {
-        Some(true) => "flush is an RDMA read by each rail's own adapter, always: MPIB_FLUSH=1",
-        Some(false) => "flush does nothing, what has completed counts as visible to the GPU: MPIB_FLUSH=0",
+        Some(true) => "flush is an RDMA read on each rail, for host memory too (MPIB_FLUSH=1)",
+        Some(false) => "flush is disabled: completions are assumed visible to the GPU (MPIB_FLUSH=0)",
         None => {
-            "flush is an RDMA read by each rail's own adapter, where NCCL asks for it of GPU memory (MPIB_FLUSH is unset)"
+            "flush is an RDMA read on each rail, when NCCL requests it for GPU memory (MPIB_FLUSH is unset)"
         }
     };
     Finding { degraded: false, text: text.into() }
@@ -122,9 +120,9 @@ mod tests {
             (0, true, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
             (0, false, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
             (1, true, false, "is on"),
-            (1, false, true, "is off: the verbs library is older"),
+            (1, false, true, "is off: libibverbs is older"),
             (2, true, false, "is on"),
-            (2, false, false, "is off: the verbs library is older"),
+            (2, false, false, "is off: libibverbs is older"),
         ] {
             let config = Config { relaxed_ordering: setting, ..Config::default() };
             let found = ordering(&config, can);

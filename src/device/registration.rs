@@ -41,7 +41,7 @@ fn probe(pd: &Pd) -> Result<(), String> {
     pd.takes_dmabuf().map_err(|e| {
         let name = Errno::from_raw(e.raw_os_error().unwrap_or(0));
         format!(
-            "ibv_reg_dmabuf_mr gives {name:?}: libibverbs (rdma-core 34), the kernel (5.12) or the adapter's driver is too old for it"
+            "ibv_reg_dmabuf_mr returned {name:?}: libibverbs (rdma-core 34), the kernel (5.12) or the adapter's driver is too old for it"
         )
     })
 }

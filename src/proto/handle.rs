@@ -78,7 +78,7 @@ pub struct Handle {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {
     /// It is all zeroes.
-    #[error("the handle is all zeroes: nobody filled it in")]
+    #[error("the handle is all zeroes: no listener has filled it in")]
     Zero,
     /// It belongs to another plugin, or it is damaged.
     #[error("not an MPIB handle: it begins with {0:02x?}; do all ranks use this plugin?")]

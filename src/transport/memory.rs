@@ -90,9 +90,7 @@ fn supported(buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>, nics: &[Arc<
         },
         (None, MemKind::Host, _) | (None, MemKind::Cuda, Gpu::Direct(_)) => return Ok(()),
         (None, MemKind::Cuda, gpu) => gpu.to_string(),
-        (None, MemKind::DmaBuf, _) => {
-            "it comes without the file that it is known by: expected regMrDmaBuf".into()
-        }
+        (None, MemKind::DmaBuf, _) => "DMA-BUF memory needs its file: expected regMrDmaBuf".into(),
     };
     let by = if dmabuf.is_some() { " by DMA-BUF" } else { "" };
     Err(Error::Usage(format!("registration of {kind:?} memory at {:#x}{by}: {why}", buffer.addr)))

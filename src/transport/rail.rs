@@ -97,7 +97,7 @@ impl Rail {
     pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
         let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
         let (remote_gid, peer) = match loopback {
-            true => (self.names.local_gid, "this adapter, which is its own peer in that,"),
+            true => (self.names.local_gid, "this adapter (loopback)"),
             false => (self.names.remote_gid, self.names.peer.as_str()),
         };
         let remote_qpn = self

@@ -58,7 +58,7 @@ impl Work {
             Self::Probe => "probe",
             Self::Data { .. } => "data write",
             Self::Cts => "CTS write",
-            Self::Flush { .. } => "flush's read",
+            Self::Flush { .. } => "flush read",
             Self::Receive => "receive",
         }
     }

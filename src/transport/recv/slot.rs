@@ -28,7 +28,7 @@ pub(crate) enum ArrivalError {
     OneSize(u8, u8),
     #[error("slot {0}: {1}")]
     Mask(u8, Violation),
-    #[error("slot {slot}: {size} bytes came for a receive of {room}")]
+    #[error("slot {slot}: {size} bytes arrived for a receive of {room}")]
     TooLarge { slot: u8, size: usize, room: usize },
     #[error("slot {0}: {1}")]
     Record(u8, RecordError),

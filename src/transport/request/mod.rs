@@ -134,5 +134,6 @@ fn closed() -> Box<Error> {
 
 #[cold]
 fn too_large(index: usize) -> Box<Error> {
-    Error::Internal(format!("request {index} is done with more bytes than were asked for")).into()
+    Error::Internal(format!("request {index} is completed with more bytes than its receive has room for"))
+        .into()
 }

@@ -125,6 +125,5 @@ fn damaged(e: CtsError) -> Box<Error> {
 #[cold]
 fn misplaced(head: Head, index: usize, count: usize) -> Box<Error> {
     let (said, of) = (head.index, head.count);
-    Error::Protocol(format!("CTS entry {index} of a group of {count} says that it is number {said} of {of}"))
-        .into()
+    Error::Protocol(format!("CTS entry {index} of a group of {count} is numbered {said} of {of}")).into()
 }

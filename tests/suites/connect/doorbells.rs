@@ -113,7 +113,9 @@ fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
         let lines = take_warnings();
         assert_eq!(lines.len(), told, "{lines:?}");
         let says = |line: &String| {
-            line.contains("carries 0 bytes inline, of 64: CTS writes are not inline (NCCL_IB_USE_INLINE=1)")
+            line.contains(
+                "max_inline_data is 0, expected 64; CTS writes are not inline although NCCL_IB_USE_INLINE=1",
+            )
         };
         assert!(lines.iter().all(says), "{lines:?}");
     });
@@ -154,7 +156,7 @@ fn adapters_without_inline_room_are_refused_with_strict() {
         // The acceptor's adapter has no room; the connector gets the reason.
         let _ = both_fail(table, ctx, &mut handle, listen);
         let lines = take_warnings();
-        let says = |line: &String| line.contains("carries 0 bytes inline") && line.contains("MPIB_STRICT=1");
+        let says = |line: &String| line.contains("max_inline_data is 0") && line.contains("MPIB_STRICT=1");
         assert!(lines.iter().any(says), "{lines:?}");
         assert_eq!(table.close_listen(listen), Success);
     });

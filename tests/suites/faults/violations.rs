@@ -70,7 +70,7 @@ fn immediates_that_contradict_each_other() {
             // One unit of 128 bytes, which the byte unit encodes.
             (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
-            (1, &[(0, word(1, 1, 1001))], "1001 bytes came for a receive of 1000"),
+            (1, &[(0, word(1, 1, 1001))], "1001 bytes arrived for a receive of 1000"),
             (2, &[(0, word(1, 1, 10))], "a group of 2 receives got one size"),
             // The record's second size is too large, see below.
             (2, &[(0, record(1, 1))], "has 1001 bytes for receive 1"),

@@ -72,7 +72,7 @@ fn the_log_lists_the_ports_that_register_dma_buf() {
         assert!(lines.len() == 1 && lines[0].0 == 3, "{lines:?}");
         for part in [
             "are registered on soft0:1, where",
-            "are not registered on soft1:1: ibv_reg_dmabuf_mr gives EOPNOTSUPP",
+            "are not registered on soft1:1: ibv_reg_dmabuf_mr returned EOPNOTSUPP",
         ] {
             assert!(lines[0].1.contains(part), "{part}: {lines:?}");
         }
