@@ -16,7 +16,7 @@ pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Erro
     let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
     Error::Usage(format!(
         "no hint for the connection with {peer} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
-         MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until a hint arrives",
+         MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until a hint arrives (MPIB_STRICT=1)",
         Options::from(config).patience(),
     ))
 }

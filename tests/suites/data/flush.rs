@@ -27,7 +27,7 @@ fn by_default_a_flush_of_host_memory_is_nothing() {
             pair.close();
         }
         assert_eq!((reads(), force_flush()), ([0, 0], vec![false; 4]));
-        assert!(line().contains("of GPU memory (MPIB_FLUSH is unset)"), "{}", line());
+        assert!(line().contains("for GPU memory (MPIB_FLUSH is unset)"), "{}", line());
     });
 }
 

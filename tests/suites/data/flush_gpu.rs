@@ -32,7 +32,11 @@ fn gpu_memory_is_flushed_where_nccl_asks_and_host_memory_is_not() {
             pair.close();
         }
         assert_eq!(force_flush(), [false; 4], "NCCL knows best when to ask");
-        assert!(line().contains("where NCCL asks") && line().contains("MPIB_FLUSH is unset"), "{}", line());
+        assert!(
+            line().contains("when NCCL requests it") && line().contains("MPIB_FLUSH is unset"),
+            "{}",
+            line()
+        );
     });
 }
 
@@ -54,7 +58,7 @@ fn nothing_is_flushed_if_disabled() {
         to.dereg();
         pair.close();
         assert_eq!(force_flush(), [false; 4]);
-        assert!(line().contains("does nothing") && line().contains("MPIB_FLUSH=0"), "{}", line());
+        assert!(line().contains("flush is disabled") && line().contains("MPIB_FLUSH=0"), "{}", line());
     });
 }
 

@@ -124,8 +124,8 @@ fn cts_entries_that_no_receiver_writes() {
             (&[Cts { count: 0, ..good }], "a group of 0 receives"),
             (&[Cts { count: 9, ..good }], "a group of 9 receives"),
             (&[Cts { index: 2, ..good }], "number 2 of a group of 2"),
-            (&[Cts { index: 1, ..good }], "CTS entry 0 of a group of 2 says that it is number 1"),
-            (&[good, Cts { count: 3, ..second }], "says that it is number 1 of 3"),
+            (&[Cts { index: 1, ..good }], "CTS entry 0 of a group of 2 is numbered 1"),
+            (&[good, Cts { count: 3, ..second }], "is numbered 1 of 3"),
             (&[Cts { seq: 2, ..good }], "running number 2, expected 1"),
             (&[good, Cts { seq: u64::MAX, ..second }], "expected 1"),
         ];

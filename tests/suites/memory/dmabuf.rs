@@ -71,7 +71,7 @@ fn the_log_lists_the_ports_that_register_dma_buf() {
         let lines: Vec<_> = log.iter().filter(|(_, line)| line.contains("DMA-BUF")).collect();
         assert!(lines.len() == 1 && lines[0].0 == 3, "{lines:?}");
         for part in [
-            "are registered on soft0:1, where",
+            "are registered on soft0:1 if",
             "are not registered on soft1:1: ibv_reg_dmabuf_mr returned EOPNOTSUPP",
         ] {
             assert!(lines[0].1.contains(part), "{part}: {lines:?}");
@@ -180,7 +180,7 @@ fn failed_registrations_are_reported_with_their_cause() {
             take_warning(&["soft1", name, cause, "GPU memory"]);
         }
         assert_eq!(table.reg_mr(comm, AT, PAGE, DMABUF).0, InvalidUsage);
-        take_warning(&["regMr", "without the file", "expected regMrDmaBuf"]);
+        take_warning(&["regMr", "needs its file", "expected regMrDmaBuf"]);
         assert_eq!(mrs(), base, "nothing is left of them");
         // The last pages of a file need not be full.
         let short = Memfd::new(page() + 10);

@@ -254,7 +254,7 @@ fn ordering_line(part: &str) {
 
 #[test]
 fn the_log_reports_that_relaxed_ordering_is_on() {
-    isolated(here!(), &[], || ordering_line("is on: the verbs library takes it"));
+    isolated(here!(), &[], || ordering_line("is on: libibverbs supports it"));
 }
 
 #[test]
