@@ -115,7 +115,7 @@ settings! {
     /// in parts per 1024. 0 is all on SOUT, 1024 all on SUP. Unset: `MPIB_MODE` decides.
     sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
-    /// whatever the hint. 0: off.
+    /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
     /// Queue pairs per connection on SOUT. Messages use them round-robin.
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
@@ -229,8 +229,8 @@ settings! {
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
-    /// How long a peer's host may be silent on the control connection, in ms, before the connection
-    /// fails, whatever its rails do. Adapters give a peer up by themselves after about 35 s
+    /// How long a peer's host may be silent on the control connection, in ms. Then the connection
+    /// fails, even if its rails work. Adapters give up on a peer after about 35 s
     /// (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
     peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.

@@ -115,8 +115,8 @@ impl Source {
         self.files.iter().map(|(module, file)| (module.clone(), self.imports(module, file))).collect()
     }
 
-    /// The modules that a file refers to. A re-export is no reference: whoever imports it refers to
-    /// the module that has it.
+    /// The modules that a file refers to. A re-export is no reference: a file that imports it refers
+    /// to the module that defines the item.
     fn imports(&self, module: &Module, file: &syn::File) -> BTreeSet<Module> {
         let mut found = References::default();
         found.visit_file(file);
@@ -228,7 +228,7 @@ fn paths(tree: &UseTree) -> Vec<Module> {
     }
 }
 
-/// Groups of modules of which each reaches every other.
+/// Groups of modules in which each module reaches every other one.
 fn circles(graph: &Graph) -> Vec<Vec<Module>> {
     let reach = |from: &Module| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from]);

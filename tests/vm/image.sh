@@ -51,7 +51,8 @@ kernel_packages() {
     return 0
 }
 
-# Downloads what is not there yet. Into a folder of their own first, so that no half of a package stays.
+# Downloads the packages that are missing. They go to a separate folder first, because an interrupted
+# download must not leave a part of a package in the cache.
 download() {
     local kernel package fetch=()
     kernel=$(kernel_packages) || return 1

@@ -20,11 +20,12 @@ library=
 
 say() { echo "vm: $*" >&2; }
 
-# No guest outlives this script: ended here, by its own time limit, or by the kernel where this script was killed.
+# No guest outlives this script. A guest is ended here, by its time limit, or by the kernel if this script
+# was killed.
 finish() {
     local status=$? guest
     trap - EXIT INT TERM HUP
-    # Else the shell tells of each child that was killed.
+    # Prevents the shell from reporting each killed child.
     disown -a
     for guest in "${guests[@]}"; do
         while kill -KILL "$guest" 2>/dev/null; do sleep 0.1; done

@@ -176,8 +176,8 @@ fn exported(version: u32) -> Net {
     }
 }
 
-/// Devices are opened once: what a later environment says of them cannot come true, and that is
-/// told.
+/// Devices are opened once. If their settings differ at a later init, the change has no effect and is
+/// reported.
 #[test]
 fn settings_of_devices_that_change_between_inits_are_reported_once() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {
@@ -191,7 +191,7 @@ fn settings_of_devices_that_change_between_inits_are_reported_once() {
         let said = take_warnings();
         assert!(said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
         assert!(said[0].contains("MPIB_STRICT=1"), "{said:?}");
-        // The communicators that are there go on.
+        // The existing communicators still work.
         let pair = connect(newest(), second, 0);
         pair.message(1000, 1000, 1);
         pair.close();

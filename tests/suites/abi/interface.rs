@@ -251,7 +251,7 @@ fn handles_of_another_kind_are_refused_by_every_call() {
             ("mr", mr),
             ("request", rig.request),
             ("none", ptr::from_ref(&stack).cast_mut().cast()),
-            // Not aligned, so no handle, whatever lies there.
+            // An unaligned address is no handle.
             ("none", send.wrapping_byte_add(1)),
         ];
         if rig.has_context() {

@@ -31,7 +31,7 @@ impl Lane {
         Self { there, here, from, to, back, sent: None, round: 0 }
     }
 
-    /// One step, whatever can be done now.
+    /// Does the next step that is possible now.
     fn advance(&mut self, table: &dyn Table) {
         let len = self.from.bytes.len();
         let Some(sent) = self.sent else {
@@ -50,7 +50,7 @@ impl Lane {
         wait(table, sent);
         (self.sent, self.round) = (None, self.round + 1);
         if self.round < ROUNDS {
-            // Other bytes than the last ones, so that old data is not taken for new.
+            // Bytes that differ from those of the last round: old data cannot pass as new.
             self.from.bytes.rotate_left(1);
             self.to.bytes.fill(0);
             self.back = recv(table, self.here, &self.to, len);

@@ -13,7 +13,7 @@ use softverbs::QpAttributes;
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
 
-/// Both rails, and no class or partition of their own.
+/// Settings with both rails and without a traffic class or a partition for either rail.
 fn rails<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let quick = [
         ("MPIB_SOUT_QP", "2"),
@@ -21,7 +21,7 @@ fn rails<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         ("NCCL_IB_TIMEOUT", "12"),
         ("MPIB_PROBE_TIMEOUT_MS", "2000"),
     ];
-    // What comes later counts.
+    // Of two values of a variable, the later one counts.
     mpib("512", &[&quick, more].concat())
 }
 
@@ -298,8 +298,8 @@ fn connect_to(from: i32, to: i32) -> Pair {
     pair
 }
 
-/// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first
-/// tells itself.
+/// Two ports are in one subnet but on different wires: no packet arrives. The error names the limit
+/// that was reached first.
 #[test]
 fn a_probe_waits_as_long_as_the_settings_say() {
     let devices = "soft0:addr=10.1.0.1/24,wire=1;soft1:addr=10.1.0.2/24,wire=2";

@@ -353,8 +353,8 @@ fn places(addrs: &[Option<[u8; 4]>]) {
     softverbs::set_addrs("soft0", &addrs).unwrap();
 }
 
-/// A connection from a peer that waits with its WIRING until `meanwhile` is over: the plugin has
-/// told its addresses by then, and has not yet used them. What was warned of.
+/// Accepts a connection from a peer that calls `meanwhile` before it sends its WIRING. At that time
+/// the plugin has advertised its addresses and has not used them yet. `check` gets the warnings.
 fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
     isolated(test, &mpib("512", &[]), || {
         let ctx = init(newest());

@@ -17,8 +17,8 @@ const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
 const STAYING: usize = 600;
 
-/// From a network of its own each 5,000: a port that was left is not free at once, and these are
-/// more than one address has.
+/// Connects stranger `n`. Every 5,000 strangers have a different source address, because one address
+/// has too few ports: a closed connection keeps its port for a while.
 fn stranger(listener: &Listener, n: usize) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from = Ipv4Addr::new(127, 9, (n / 5000) as u8, 1);
@@ -27,23 +27,23 @@ fn stranger(listener: &Listener, n: usize) -> TcpStream {
     socket.into()
 }
 
-/// What the `n`-th stranger says.
+/// Bytes that the `n`-th stranger sends.
 fn saying(right: &[u8], n: usize) -> Vec<u8> {
     let mut hello = right.to_vec();
     match n % 8 {
         0 => Vec::new(),
         1 => b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-        // A HELLO that never ends: one of these is there as long as nobody takes its place.
+        // A HELLO that never ends. The connection is open until another one takes its place.
         2 => hello[..1 + n / 8 % (hello.len() - 1)].to_vec(),
         3 => {
             hello[HELLO_PREFIX_BYTES - 1] ^= 1;
             hello
         }
-        // The HELLO of a connector that was here before.
+        // The HELLO of a connector that connected before.
         4 => hello,
-        // A frame longer than any, with the right beginning.
+        // A frame above the limit of length, with a valid beginning.
         5 => [&(1u32 << 20).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
-        // The longest that may be, which does not come to its end.
+        // A frame of the greatest length, which is never complete.
         6 => [&(64u32 << 10).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
         _ => vec![0xFF; 1 << (n % 13)],
     }

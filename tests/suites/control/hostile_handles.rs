@@ -134,7 +134,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             handle[STATE_OFFSET..].copy_from_slice(&state.to_le_bytes());
             handle
         };
-        // One attempt is under way, and stays so.
+        // One attempt is in progress during all of this.
         let mut begun = good;
         assert_eq!(table.connect(ctx, 0, &mut begun).0, Success);
         let ours = u64::from_le_bytes(begun[STATE_OFFSET..].try_into().unwrap());
@@ -149,7 +149,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             assert_eq!(lines.len(), before + 1);
             assert!(lines[before].contains(&format!("connection attempt {state}")), "{}", lines[before]);
         }
-        // The right number in a handle that leads elsewhere.
+        // The right number in a handle with another address.
         let mut elsewhere = to(&["127.0.0.1"], 9);
         elsewhere[STATE_OFFSET..].copy_from_slice(&begun[STATE_OFFSET..]);
         assert_eq!(table.connect(ctx, 0, &mut elsewhere).0, InvalidArgument);
@@ -165,7 +165,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             }
             (!ends.0.is_null() && !ends.1.is_null()).then_some(())
         });
-        // It is over: its number is nobody's.
+        // The attempt has ended: its number is not valid any more.
         assert_eq!(table.connect(ctx, 0, &mut attempt(ours)).0, InvalidArgument);
         assert_eq!((table.close_send(ends.0), table.close_recv(ends.1)), (Success, Success));
         assert_eq!(table.close_listen(listen), Success);

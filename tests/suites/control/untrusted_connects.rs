@@ -1,5 +1,5 @@
-//! Strangers at a listener's port, all at once, none of which disconnects: the real peer connects
-//! and moves data.
+//! Strangers connect to a listener's port at the same time, and none of them disconnects. The real
+//! peer still connects and moves data.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -26,7 +26,7 @@ fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static dy
     });
 }
 
-/// `accept` gives nobody, and no error.
+/// `accept` returns no comm and no error.
 fn none_yet(table: &dyn Table, listen: Ptr) {
     let (rc, comm) = table.accept(listen);
     assert_eq!((rc, comm.is_null()), (Success, true), "accept");
@@ -41,11 +41,11 @@ fn fails(table: &dyn Table, listen: Ptr, what: &str) -> Code {
     })
 }
 
-/// A stranger that says `bytes` and stays.
+/// A stranger that sends `bytes` and does not disconnect.
 fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     let port = Handle::decode(handle).unwrap().port();
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    // It may be cut off while it speaks.
+    // The listener may close the connection during the write.
     let _ = stream.write_all(bytes);
     stream
 }

@@ -332,7 +332,7 @@ fn combination(seed: u64) -> ([u32; 8], Setup, Vec<Vec<usize>>) {
     (of, setup, (0..20).map(group).collect())
 }
 
-/// Each in a process of its own: tables before v11 have one init for all.
+/// Each combination runs in a separate process, because tables before v11 have one init per process.
 #[test]
 fn combinations_drawn_at_random() {
     let (_, mut rng) = Rng::from_env();

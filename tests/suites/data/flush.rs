@@ -1,5 +1,5 @@
-//! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has
-//! carried data, whatever the peer does.
+//! Flushes of host memory. By default there are none. With MPIB_FLUSH=1 a flush is one read on each
+//! rail that has carried data, even after the peer has ended.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
@@ -246,8 +246,8 @@ fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
 }
 
-/// A peer that breaks the protocol fails the connection, and with it the flush, which is told and
-/// does not hang.
+/// A peer that breaks the protocol fails the connection. The flush then returns an error and does not
+/// hang.
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     isolated(here!(), &mpib("512", &[ON, SLOW]), || {
@@ -259,11 +259,11 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         let evil = evil.join().unwrap();
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
-        // Empty, which is on SOUT; the first receive is in slot 1.
+        // The message is empty and therefore on SOUT. The first receive has slot 1.
         let layout = nccl_net_mpib::proto::ImmLayout::new(2).unwrap();
         evil.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
-        // It lies there until somebody looks.
+        // The completion is in the queue until the plugin polls.
         evil.signal(0, layout.encode(200, 1, layout.size(0)));
         let flush = iflush(table, comm, &[(to.addr(), 1000, to.mr)]);
         assert!(!flush.is_null());
@@ -280,7 +280,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     });
 }
 
-/// As when GPU memory is freed too early: the read fails, and so does the connection, in words.
+/// The read fails, as if GPU memory was freed too soon. The connection fails and logs the reason.
 #[test]
 fn a_flush_read_that_fails_is_reported() {
     isolated(here!(), &mpib("512", &[ON]), || {

@@ -180,8 +180,8 @@ fn slots_wait_for_the_receives_of_small_queues() {
     come_round(here!(), "512", &[("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")], 2);
 }
 
-/// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever
-/// looks.
+/// Optional receives are in flight until their data has arrived. Messages and bytes count from then
+/// on, even without a call at the receiver.
 #[test]
 fn outstanding_data_is_in_flight_until_it_is_polled() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -196,7 +196,7 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
         for len in [1000, 0, 10] {
             pair.wait(pair.isend(from.addr(), len, 1, from.mr));
         }
-        // No call at the receiver: the thread that looks after it takes them.
+        // Without a call at the receiver, the thread `mpib-events` polls the arrivals.
         until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
         let now = shown();
         assert_eq!((now.requests, now.messages, now.bytes, now.errors), (3, 3, 1010, 0));
@@ -207,8 +207,8 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
     });
 }
 
-/// A receiver that closes with data on the way lets it come, so that the sender's write is good.
-/// One rail is so slow that its part is not there when the close begins.
+/// A receiver that closes while data is in flight waits for the data, and the sender's write
+/// succeeds. One rail is so slow that its part has not arrived when the close begins.
 #[test]
 fn a_close_waits_for_outstanding_arrivals() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";

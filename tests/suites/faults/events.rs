@@ -28,8 +28,8 @@ fn counted() -> [u64; 6] {
     pages[0].summary().events
 }
 
-/// Waits until so many events were counted, each of which is told after that, and gives all lines
-/// of the log.
+/// Waits until `events` events are counted and logged, and returns all lines of the log. The plugin
+/// logs an event after it has counted the event.
 fn log(events: u64) -> Vec<String> {
     until("the events", || (counted().iter().sum::<u64>() >= events).then_some(()));
     until("their lines", || {

@@ -300,7 +300,7 @@ fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
         std::thread::scope(|scope| {
             let stops = scope.spawn(|| {
                 let mut stops = 0;
-                // Not before it has stood still a few times, so that the data has met that.
+                // At least five stops: some of them must happen while data is in flight.
                 while !over.load(Ordering::Relaxed) || stops < 5 {
                     process.stop();
                     process.go_on();

@@ -119,7 +119,7 @@ fn a_striped_rail_registers_once() {
     });
 }
 
-/// One rail, so that each step is one registration or none.
+/// One rail: each step then makes one registration or none.
 const ONE_RAIL: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16");
 
 #[test]
@@ -395,8 +395,8 @@ fn one_thread_registers_while_another_moves_data() {
     });
 }
 
-/// Several comms, a thread each, and one buffer: they begin together, so that they ask for it at
-/// the same time.
+/// Several comms, with one thread each, register one buffer. The threads begin together, to request
+/// the registration at the same time.
 #[test]
 fn threads_of_several_comms_share_one_registration() {
     const THREADS: usize = 4;

@@ -142,7 +142,7 @@ impl Talk {
 impl Drop for Talk {
     fn drop(&mut self) {
         self.hang_up();
-        // A worker ends with its input; whoever does not is ended.
+        // A worker ends with its input. A worker that does not end is killed.
         if let Some(child) = &mut self.child {
             while self.lines.recv_timeout(LIMIT).is_ok() {}
             let _ = child.kill();

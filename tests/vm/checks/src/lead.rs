@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// What "compat-matrix facts" wrote of it, on both hosts.
     #[arg(long, requires = "nccl")]
     nccl_facts: Option<PathBuf>,
-    /// Only the most telling checks.
+    /// Only the most important checks.
     #[arg(long)]
     short: bool,
     /// Only these checks.

@@ -94,7 +94,7 @@ impl Spec {
         turn / self.group * self.group + (turn + self.seed as usize) % self.group
     }
 
-    /// Content of a slot, told apart by comm too.
+    /// Content of a slot, which differs between comms too.
     fn message(&self, flow: usize, slot: usize) -> u64 {
         (flow as u64) << 40 | (self.seed + slot as u64)
     }
@@ -206,7 +206,7 @@ fn judge_size(end: &str, expected: usize, given: c_int) -> Result<(), Failure> {
     Err(Failure::new(Kind::Data, format!("test gives {given} bytes at the {end}, expected {expected}")))
 }
 
-/// One round over all of `flows`, whose number among those of their end tells them apart.
+/// Runs one round over all of `flows`. The number identifies a flow among those of its end.
 pub(crate) fn round(flows: &mut [(usize, Flow)], spec: &Spec) -> Result<(), Failure> {
     for (number, flow) in flows.iter_mut() {
         flow.prepare(*number, spec);

@@ -1,4 +1,5 @@
-//! A process with the plugin in it, told what to do a line at a time. Each line is answered by "ok …" or "error …".
+//! A process that loads the plugin and runs commands, one per line. It answers each line by "ok …" or
+//! "error …".
 
 use std::io::Write;
 use std::path::Path;
@@ -27,7 +28,7 @@ struct Worker {
     failed: Vec<Flow>,
 }
 
-/// Loads the plugin, says "ok PID", and obeys until its input ends.
+/// Loads the plugin, prints "ok PID", and runs commands until its input ends.
 pub(crate) fn run(plugin: &Path, abi: u32) -> ExitCode {
     logger::install(|line| {
         eprintln!("{} [{}] {}", std::process::id(), line.level, line.text);
@@ -81,7 +82,7 @@ impl Worker {
         let words: Vec<&str> = line.split(' ').collect();
         match words[0] {
             "device" => Ok(format!("{:?}", self.net.properties(0)?)),
-            // As many listeners as told; their handles.
+            // Makes `n` listeners, and returns their handles.
             "listen" => (0..word(&words, "n")?).map(|_| self.listen()).collect(),
             "accept" => self.accept(),
             "connect" => self.connect(words[1]),

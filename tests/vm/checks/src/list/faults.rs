@@ -7,12 +7,14 @@ use crate::pair::{Load, Pair, good};
 use crate::world::{Kind, World};
 
 const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
-/// 4.096 µs times 2 to the power of 16 is 0.27 s: what a lost packet costs; a dead wire costs seven times as much.
+/// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes seven
+/// times as long.
 const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
-/// rxe takes 7, the default, for "without end", which verbs means of receivers that are not ready only.
+/// rxe retries without end at 7, the default. For verbs this meaning of 7 applies only to receivers
+/// that are not ready.
 const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
 
-/// Something wrong with SUP on one host: what makes it so, and what puts it right.
+/// A fault of SUP on one host: the command that causes it, and the command that repairs it.
 struct Fault {
     host: usize,
     wrong: &'static str,
@@ -29,8 +31,8 @@ fn link_down(world: &World, host: usize) -> Vec<Fault> {
     let right = "ip link set sup up && ip addr replace fd00:3::$n/64 dev sup nodad && \
         until ping -c 1 -W 1 10.2.0.$o >/dev/null; do :; done";
     let down = Fault { host, wrong: "ip link set sup down", right };
-    // A switch drops what is for a link that is down. The wire between our guests would hold it back, and with it the
-    // interface of host 1, which sends, and all its retries.
+    // A switch drops packets to a link that is down. The wire between the guests would hold them back
+    // instead, which would block the interface of the sender, host 1, and all its retries.
     if host == 0 { vec![down] } else { vec![Fault { host: 0, ..DEAD }, down] }
 }
 
@@ -47,7 +49,7 @@ fn both(fault: Fault) -> Vec<Fault> {
     vec![Fault { host: 0, ..fault }, Fault { host: 1, ..fault }]
 }
 
-/// Runs `f` with things wrong, and puts them right whatever became of it.
+/// Causes the faults, runs `f`, and repairs the faults even if `f` failed.
 fn with<T>(world: &World, faults: &[Fault], f: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let wrong = faults.iter().try_for_each(|fault| world.sh(fault.host, fault.wrong).map(drop));
     let outcome = wrong.and_then(|()| f());
@@ -196,7 +198,7 @@ fn cause(said: &str) -> &str {
     said.split_once("its last warning: ").map_or(said, |(_, warning)| warning)
 }
 
-/// One end's process is killed under a transfer; the other end is told.
+/// One end's process is killed during a transfer; the other end gets an error.
 pub(crate) fn killed(world: &World, host: usize) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
     pair.stream()?;

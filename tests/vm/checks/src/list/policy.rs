@@ -45,7 +45,7 @@ pub(crate) fn within_an_island(world: &World) -> Outcome {
 }
 
 pub(crate) fn between_islands(world: &World) -> Outcome {
-    // Each host is an island of its own.
+    // Each host is a separate island.
     let mut pair = Pair::connected(world, 12, &[("MPIB_ISLAND_PREFIX_LEN", "32")])?;
     if world.kind == Kind::Kernel {
         let made = [world.queue_pairs(0, "sout")?, world.queue_pairs(0, "sup")?];
@@ -96,7 +96,7 @@ pub(crate) fn hints(world: &World) -> Outcome {
     Ok(said.join("; "))
 }
 
-/// Tries until it is so.
+/// Repeats `so` until it returns true, up to a limit of time.
 fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -108,8 +108,8 @@ fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     Err(format!("never: {what}"))
 }
 
-/// The port's first GID is a link-local one, the next is IPv4, the last IPv6: IPv4 is taken without being told. Only so are
-/// the hosts in one island, and the data goes on SUP.
+/// The port's first GID is link-local, the next is IPv4, the last IPv6: the plugin chooses IPv4
+/// without a setting. Only with IPv4 are the hosts in one island, where data goes on SUP.
 pub(crate) fn gid_choice(world: &World) -> Outcome {
     let gids = world.sh(0, "cat /sys/class/infiniband/sout/ports/1/gids/[0-3]")?;
     let gids: Vec<&str> = gids.lines().collect();
@@ -124,7 +124,8 @@ pub(crate) fn gid_choice(world: &World) -> Outcome {
     Ok(format!("types {types}; of link-local, IPv4 and IPv6 it took IPv4: {moved}"))
 }
 
-/// Rails whose only global addresses are IPv6: without being told where the port has no other, else by index.
+/// Rails that use IPv6 addresses: without a setting if the port has no other global address, else by
+/// GID index.
 pub(crate) fn ipv6(world: &World) -> Outcome {
     let env: &[(&str, &str)] = match world.kind {
         Kind::Kernel => &[],
