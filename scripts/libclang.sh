@@ -28,8 +28,8 @@ dir() {
     [ -e "$(cache)/libclang.so" ] && cache
 }
 
-# Prints what bindgen must pass to libclang. The downloaded one has no compiler headers such as stddef.h: it gets those of
-# the C compiler.
+# Prints what bindgen must pass to libclang. The downloaded one has no compiler headers such as
+# stddef.h: it gets those of the C compiler.
 args() {
     [ "${LIBCLANG_PATH:-$(dir)}" != "$(cache)" ] || echo "-isystem $("${CC:-cc}" -print-file-name=include)"
 }

@@ -1,4 +1,5 @@
-//! The table of settings: name, form, default, meaning. `docs/guide/configuration.md` is made from it.
+//! The table of settings: name, form, default, meaning. `docs/guide/configuration.md` is made from
+//! it.
 //!
 //! Settings are environment variables, read once at init. An invalid value is an error that names
 //! the variable, the value found and the values expected. An invalid value never becomes the
@@ -140,8 +141,8 @@ settings! {
     /// HCAs and ports to use if `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. After the port an
     /// item may give the rail and plane of the network, which NCCL learns from v12 on.
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
-    /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate adapters
-    /// differently then number them alike. 0: the order of the verbs library.
+    /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
+    /// adapters differently then number them alike. 0: the order of the verbs library.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
     /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
@@ -156,9 +157,9 @@ settings! {
     /// [fused-devices.md](fused-devices.md#several-queue-pairs-on-a-rail).
     ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
         differs: "a message uses at most eight queue pairs; more take turns";
-    /// For networks that route each packet by itself. 1: the immediate of large messages follows in a
-    /// separate work request. 0: data and immediate are one work request. -2: 1 if all rails of the
-    /// connection are InfiniBand, else 0.
+    /// For networks that route each packet by itself. 1: the immediate of large messages follows in
+    /// a separate work request. 0: data and immediate are one work request. -2: 1 if all rails of
+    /// the connection are InfiniBand, else 0.
     adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag);
     /// Messages above this many bytes are large in that sense. -2: 8192.
     ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30));

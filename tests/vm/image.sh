@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the kernel and the base of the initramfs for the guests: vmlinuz and base.cpio.zst in the cache folder, which it
-# prints. Both come out of the distribution's packages, downloaded and unpacked, not installed. Does nothing where they
-# are there already; "rm -r" of the folder makes them anew.
+# Makes the kernel and the base of the initramfs for the guests: vmlinuz and base.cpio.zst in the
+# cache folder, which it prints. Both come out of the distribution's packages, downloaded and
+# unpacked, not installed. Does nothing if both exist; remove the folder to make them anew.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -51,8 +51,8 @@ kernel_packages() {
     return 0
 }
 
-# Downloads the packages that are missing. They go to a separate folder first, because an interrupted
-# download must not leave a part of a package in the cache.
+# Downloads the packages that are missing. They go to a separate folder first, because an
+# interrupted download must not leave a part of a package in the cache.
 download() {
     local kernel package fetch=()
     kernel=$(kernel_packages) || return 1
@@ -104,7 +104,8 @@ ln -sfn usr/lib "$tree/lib"
 cp "$root/usr/bin/busybox" "$tree/usr/bin/busybox"
 echo "driver rxe" >"$tree/etc/libibverbs.d/rxe.driver"
 
-# Copies a file to the same place in the guest, with the libraries that it needs: those of the packages, else this machine's.
+# Copies a file to the same place in the guest, with the libraries that it needs: those of the
+# packages, else this machine's.
 copy() {
     cp -L "$root/$1" "$tree/$1"
     LD_LIBRARY_PATH=$root/$libs ldd "$root/$1" | awk '$2 == "=>" {print $3 ~ /^\// ? $3 : $1}' | xargs -r cp -n -L -t "$tree/$libs"

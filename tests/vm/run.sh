@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Boots two guests with two rails between them and runs the checks there. usage: run.sh long|short|shell [CHECK…]
-# Set VM_LIMIT for another limit than 1800 seconds: only what hangs takes so long.
+# Boots two guests with two rails between them and runs the checks there.
+# usage: run.sh long|short|shell [CHECK…]
+# Set VM_LIMIT for another limit than 1800 seconds, which only a run that hangs reaches.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -20,8 +21,8 @@ library=
 
 say() { echo "vm: $*" >&2; }
 
-# No guest outlives this script. A guest is ended here, by its time limit, or by the kernel if this script
-# was killed.
+# No guest outlives this script. A guest is ended here, by its time limit, or by the kernel if this
+# script was killed.
 finish() {
     local status=$? guest
     trap - EXIT INT TERM HUP
@@ -59,7 +60,8 @@ pack() {
     rm -r "$tree"
 }
 
-# Starts guest $1 for at most $2 seconds with accelerator $3; what its first serial port is comes next.
+# Starts guest $1 for at most $2 seconds with accelerator $3. The arguments that follow define its
+# first serial port.
 guest() {
     local host=$1 seconds=$2 accel=$3 first=$4 wire options=()
     for wire in 1 2 3; do
@@ -75,8 +77,8 @@ guest() {
         -serial "$first" -serial "file:$work/out-$host" "${options[@]}"
 }
 
-# KVM where one of our guests really boots on it, which not every /dev/kvm means; else emulation. Tried once for each
-# boot of this machine.
+# KVM where one of our guests really boots on it, which not every /dev/kvm means; else emulation.
+# Tried once for each boot of this machine.
 accelerator() {
     local known=$cache/accelerator boot found=tcg,thread=multi
     boot=$(cat /proc/sys/kernel/random/boot_id)
@@ -124,7 +126,8 @@ for host in 1 2; do
     guests+=($!)
 done
 until [ -e "$work/out-1" ]; do sleep 0.1; done
-# Here and above in the background: bash obeys a signal once a command that it waits for has ended, but "wait" ends at once.
+# Here and above in the background: bash obeys a signal once a command that it waits for has ended,
+# but "wait" ends at once.
 tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | sed -u 's/\r$//; /^exit /d' &
 wait $!
 status=$(sed -n 's/^exit \([0-9]*\).*/\1/p' "$work/out-1")

@@ -176,8 +176,8 @@ fn exported(version: u32) -> Net {
     }
 }
 
-/// Devices are opened once. If their settings differ at a later init, the change has no effect and is
-/// reported.
+/// Devices are opened once. If their settings differ at a later init, the change has no effect and
+/// is reported.
 #[test]
 fn settings_of_devices_that_change_between_inits_are_reported_once() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {

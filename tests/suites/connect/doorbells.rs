@@ -159,8 +159,8 @@ fn adapters_without_inline_room_are_refused_with_strict() {
     });
 }
 
-/// The memory that a peer writes begins a cache line. Entries and records have the size of a line, so
-/// none of them crosses two lines.
+/// The memory that a peer writes begins a cache line. Entries and records have the size of a line,
+/// so none of them crosses two lines.
 #[test]
 fn what_peers_write_begins_a_cache_line() {
     isolated(here!(), &mpib("512", &[]), || {

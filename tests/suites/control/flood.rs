@@ -17,8 +17,8 @@ const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
 const STAYING: usize = 600;
 
-/// Connects stranger `n`. Every 5,000 strangers have a different source address, because one address
-/// has too few ports: a closed connection keeps its port for a while.
+/// Connects stranger `n`. Every 5,000 strangers have a different source address, because one
+/// address has too few ports: a closed connection keeps its port for a while.
 fn stranger(listener: &Listener, n: usize) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from = Ipv4Addr::new(127, 9, (n / 5000) as u8, 1);

@@ -41,7 +41,8 @@ fn traced() {
     let mut handle = [0; 128];
     let (rc, listen) = marked(0, || table.listen(ctx, 0, &mut handle));
     assert_eq!(rc, Success);
-    // Nobody answers: one address accepts connections and sends nothing, one is unreachable (RFC 5737).
+    // Nobody answers: one address accepts connections and sends nothing, one is unreachable (RFC
+    // 5737).
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addrs = ["127.0.0.1", "192.0.2.77"].map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap());
     let port = silent.local_addr().unwrap().port();

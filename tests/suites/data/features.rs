@@ -332,7 +332,8 @@ fn combination(seed: u64) -> ([u32; 8], Setup, Vec<Vec<usize>>) {
     (of, setup, (0..20).map(group).collect())
 }
 
-/// Each combination runs in a separate process, because tables before v11 have one init per process.
+/// Each combination runs in a separate process, because tables before v11 have one init per
+/// process.
 #[test]
 fn combinations_drawn_at_random() {
     let (_, mut rng) = Rng::from_env();

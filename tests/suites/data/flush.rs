@@ -246,8 +246,8 @@ fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
 }
 
-/// A peer that breaks the protocol fails the connection. The flush then returns an error and does not
-/// hang.
+/// A peer that breaks the protocol fails the connection. The flush then returns an error and does
+/// not hang.
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     isolated(here!(), &mpib("512", &[ON, SLOW]), || {

@@ -82,8 +82,8 @@ fn refused(path: &std::path::Path, why: &str) {
     let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
     let [code, _] = both_fail(table, ctx, &mut handle, listen);
     assert_eq!(told(&warnings()), 2, "{:?}", warnings());
-    // Both ends wait for the same time from nearly the same moment. The connector either reaches its
-    // limit first, or receives the refusal of the other end.
+    // Both ends wait for the same time from nearly the same moment. The connector either reaches
+    // its limit first, or receives the refusal of the other end.
     let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
     let told = warnings().iter().any(refused);
     assert_eq!(

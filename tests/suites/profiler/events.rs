@@ -267,8 +267,8 @@ fn each_communicator_has_its_own_profiler() {
                 assert_eq!(table(version).finalize(ctx), Success);
             }
         }
-        // The process has one context, and each init passes a callback. The latest one counts,
-        // because an earlier one may belong to a library that was unloaded.
+        // The process has one context, and each init passes a callback. A new connection uses the
+        // latest one, because an earlier one may belong to a library that was unloaded.
         let a = made(table(10), Some(first));
         let b = made(table(10), Some(second));
         assert_eq!([told_to(&a.1), told_to(&b.1)], [[8, 0], [0, 8]]);

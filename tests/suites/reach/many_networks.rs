@@ -66,8 +66,8 @@ fn adapters_in_another_order_meet_by_their_links() {
     });
 }
 
-/// 20 adapters on each host, with one cable each and addresses of both families: more addresses than
-/// a handle holds.
+/// 20 adapters on each host, with one cable each and addresses of both families: more addresses
+/// than a handle holds.
 #[test]
 fn twenty_adapters_meet_each_its_own() {
     on_hosts(here!(), &[], || {

@@ -268,8 +268,8 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     });
 }
 
-/// The requested device does not reach the peer, and two other devices do: connections use these two
-/// alternately.
+/// The requested device does not reach the peer, and two other devices do: connections use these
+/// two alternately.
 #[test]
 fn a_host_that_is_reached_over_two_links_uses_both() {
     on_hosts(here!(), &[], || {

@@ -1,11 +1,11 @@
 //! Network namespaces as hosts: a topology is a value, `ip` makes it, and processes run on its
 //! hosts.
 //!
-//! Nothing of it has a name outside of the test. The test's process enters new namespaces: a network
-//! namespace, which has the bridges; a mount namespace, with a /run for the names of `ip netns`, a
-//! folder for temporary files and a /dev/shm for softverbs; and a user namespace if the user is not
-//! root. Namespaces last as long as the processes in them, and these processes end with the test. No
-//! cleanup is necessary, even if the test is killed.
+//! Nothing of it has a name outside of the test. The test's process enters new namespaces: a
+//! network namespace, which has the bridges; a mount namespace, with a /run for temporary files and
+//! the names of `ip netns`, and a /dev/shm for softverbs; and a user namespace if the user is not
+//! root. Namespaces last as long as the processes in them, and these processes end with the test.
+//! No cleanup is necessary, even if the test is killed.
 
 pub mod islands;
 pub mod watch;

@@ -1,4 +1,5 @@
-//! A host of the pair: runs commands and holds conversations with them, here or on the other machine.
+//! A host of the pair: runs commands and holds conversations with them, here or on the other
+//! machine.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};

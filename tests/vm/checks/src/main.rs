@@ -1,9 +1,9 @@
 //! `vm-checks`: checks the plugin's file between two hosts, and prints one line per check.
 //!
-//! `lead` runs the list. On each host it has `worker` processes, which load the plugin's file and run
-//! the commands of their standard input. It starts the workers of the other host through `follow`,
-//! which runs there. The hosts are two machines with the kernel's RDMA stack, or two sets of softverbs
-//! devices on one machine.
+//! `lead` runs the list. On each host it has `worker` processes, which load the plugin's file and
+//! run the commands of their standard input. It starts the workers of the other host through
+//! `follow`, which runs there. The hosts are two machines with the kernel's RDMA stack, or two sets
+//! of softverbs devices on one machine.
 
 mod agent;
 mod follow;

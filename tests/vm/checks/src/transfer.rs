@@ -1,5 +1,5 @@
-//! Data over any number of comms at once, in rounds: every message filled, moved, and checked at the receiver, together
-//! with the bytes behind it and the size that `test` gives.
+//! Data over any number of comms at once, in rounds: every message filled, moved, and checked at
+//! the receiver, together with the bytes behind it and the size that `test` gives.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -105,8 +105,8 @@ impl Flow {
     pub(crate) fn new(end: End, spec: &Spec) -> Result<Self, Failure> {
         let layout = Layout { size: spec.size.max(1), slots: spec.slots() };
         let region = Region::new(layout)?;
-        // SAFETY: `end` unmaps the memory after deregMr; a flow that failed is kept until then. Slots are filled before
-        // requests are posted, and checked when theirs is done.
+        // SAFETY: `end` unmaps the memory after deregMr; a flow that failed is kept until then.
+        // Slots are filled before requests are posted, and checked when theirs is done.
         let mr = unsafe { end.reg_mr(region.addr(), layout.len()) }?;
         Ok(Self { end, region, mr, steps: Vec::new() })
     }

@@ -1,5 +1,5 @@
-//! A process that loads the plugin and runs commands, one per line. It answers each line by "ok …" or
-//! "error …".
+//! A process that loads the plugin and runs commands, one per line. It answers each line by "ok …"
+//! or "error …".
 
 use std::io::Write;
 use std::path::Path;
@@ -128,8 +128,8 @@ impl Worker {
         Ok(self.sends.len().to_string())
     }
 
-    /// `rounds` rounds of each size over all comms of the directions named. With `tell=1` a line "moving" comes
-    /// after the first round.
+    /// Runs `rounds` rounds of each size over all comms of the named directions. With `tell=1` it
+    /// prints a line "moving" after the first round.
     fn transfer(&mut self, words: &[&str]) -> Result<String, Failure> {
         let way: String = word(words, "way")?;
         let sizes: String = word(words, "sizes")?;

@@ -1,5 +1,5 @@
-//! The two worlds in which the list runs, and what differs between them: how a host's devices are named to the plugin, and
-//! what counts the bytes of a rail.
+//! The two worlds in which the list runs. They differ in the settings that name a host's devices to
+//! the plugin, and in the counters of a rail's bytes.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -50,8 +50,8 @@ impl World {
         }
     }
 
-    /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`, and
-    /// `softverbs-link` in `softverbs_link`.
+    /// Runs a shell command on a host. The variables `n` and `o` are the numbers of this host and of
+    /// the other one, from 1, and `softverbs_link` is the path of `softverbs-link`.
     pub(crate) fn sh(&self, host: usize, command: &str) -> Outcome {
         let (n, o) = (host + 1, 2 - host);
         let (link, devices) = (self.exe.with_file_name("softverbs-link"), self.devices(host, 4096));
@@ -103,8 +103,8 @@ impl World {
         format!("sout:addr=10.1.0.{n}/24+fd00:2::{n}/64;sup:addr=10.2.0.{n}/24+fd00:3::{n}/64,mtu={mtu}")
     }
 
-    /// Bytes that a host has sent on each rail since some time: of packets where a network interface counts them, of
-    /// messages where softverbs does.
+    /// Bytes that a host has sent on each rail since some time: bytes of packets if a network
+    /// interface counts them, bytes of messages if softverbs does.
     pub(crate) fn sent(&self, worker: &mut Worker) -> Outcome<[u64; 2]> {
         let text = match self.kind {
             Kind::Kernel => return self.interfaces(worker.host),

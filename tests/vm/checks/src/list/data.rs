@@ -4,7 +4,7 @@ use crate::host::Outcome;
 use crate::pair::{Load, Pair, good};
 use crate::world::{Kind, World};
 
-/// Around every boundary of the split and of the immediate; then the most that NCCL puts into one message.
+/// Sizes around every boundary of the split and of the immediate, then NCCL's largest message.
 const SMALL: &str = "0,1,7,8,63,64,127,128,129,255,256,257,511,512,513,1000,4095,4096,4097,65535,65536,65537";
 const LARGE: &str = "1048576,2097153,4194304";
 

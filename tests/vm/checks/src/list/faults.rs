@@ -7,8 +7,8 @@ use crate::pair::{Load, Pair, good};
 use crate::world::{Kind, World};
 
 const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
-/// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes seven
-/// times as long.
+/// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes
+/// seven times as long.
 const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
 /// rxe retries without end at 7, the default. For verbs this meaning of 7 applies only to receivers
 /// that are not ready.
@@ -31,8 +31,8 @@ fn link_down(world: &World, host: usize) -> Vec<Fault> {
     let right = "ip link set sup up && ip addr replace fd00:3::$n/64 dev sup nodad && \
         until ping -c 1 -W 1 10.2.0.$o >/dev/null; do :; done";
     let down = Fault { host, wrong: "ip link set sup down", right };
-    // A switch drops packets to a link that is down. The wire between the guests would hold them back
-    // instead, which would block the interface of the sender, host 1, and all its retries.
+    // A switch drops packets to a link that is down. The wire between the guests would hold them
+    // back instead, which would block the interface of the sender, host 1, and all its retries.
     if host == 0 { vec![down] } else { vec![Fault { host: 0, ..DEAD }, down] }
 }
 
@@ -101,8 +101,8 @@ pub(crate) fn loss(world: &World) -> Outcome {
     }
 }
 
-/// SUP goes down on one host before connect. The connection says so once and does without, or is refused where the
-/// user wants that.
+/// SUP goes down on one host before connect. The connection logs one warning and works without SUP,
+/// or is refused if a setting requires that.
 pub(crate) fn down_at_connect(world: &World) -> Outcome {
     let mut pair = Pair::start(world, 12, &[HALF])?;
     let strict = [HALF, ("MPIB_STRICT", "1")];
@@ -150,7 +150,8 @@ pub(crate) fn dead_at_connect(world: &World) -> Outcome {
     Ok(said)
 }
 
-/// The link of one host goes down under a transfer: first the sender's, which sees that on its own port, then the receiver's.
+/// The link of one host goes down during a transfer: first the sender's, which sees this on its port,
+/// then the receiver's.
 pub(crate) fn down_in_transfer(world: &World) -> Outcome {
     let mut told = Vec::new();
     for host in [0, 1] {

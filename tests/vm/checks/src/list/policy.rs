@@ -7,7 +7,8 @@ use crate::pair::{Load, Pair};
 use crate::world::{Kind, World};
 
 const MIB: u64 = 1 << 20;
-/// What packets add to the data at most, acknowledgements of the other direction and neighbours' chatter included.
+/// Limit of the bytes that packets add to the data, including acknowledgements of the other direction
+/// and neighbour discovery.
 const SLACK: f64 = 1.25;
 /// A rail without data has not sent more than this: handshake, CTS writes, acknowledgements.
 const IDLE: u64 = 256 << 10;
@@ -124,8 +125,8 @@ pub(crate) fn gid_choice(world: &World) -> Outcome {
     Ok(format!("types {types}; of link-local, IPv4 and IPv6 it took IPv4: {moved}"))
 }
 
-/// Rails that use IPv6 addresses: without a setting if the port has no other global address, else by
-/// GID index.
+/// Rails that use IPv6 addresses: without a setting if the port has no other global address, else
+/// by GID index.
 pub(crate) fn ipv6(world: &World) -> Outcome {
     let env: &[(&str, &str)] = match world.kind {
         Kind::Kernel => &[],
