@@ -55,7 +55,7 @@ fn serve(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Until the plugin's process ends.
+/// Answers the requests of one plugin until its process ends.
 fn answer(mut stream: UnixStream, table: &Mutex<Table>) {
     let mut input = Vec::new();
     let mut bytes = [0; 64];

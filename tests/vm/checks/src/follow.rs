@@ -9,8 +9,8 @@ use std::process::{Command, ExitCode};
 /// Where the leader finds it.
 pub(crate) const PORT: u16 = 5555;
 
-/// Returns only if it cannot listen on the port. Any host that reaches the port can run any command:
-/// for guests on isolated wires only.
+/// Returns only if it cannot listen on the port. Any host that reaches the port can run any
+/// command: for guests on isolated wires only.
 pub(crate) fn run() -> ExitCode {
     let listener = match TcpListener::bind(("0.0.0.0", PORT)) {
         Ok(listener) => listener,

@@ -10,19 +10,19 @@ use mpib::pattern;
 use mpib::region::{Layout, Region};
 use nccl_net_host::{Mr, NO_SIZES, Recv, RecvComm, Request, SendComm, Sizes};
 
-/// A round takes seconds at most; only what hangs takes so long.
+/// Limit of a round, which takes seconds at most. Only a transfer that hangs reaches it.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// What to move, the same on both ends.
+/// The messages of a transfer, the same on both ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     /// Largest message of each round.
     pub(crate) size: usize,
     /// Receives of an `irecv`. Message `i` of a group is `i` bytes shorter.
     pub(crate) group: usize,
-    /// Groups at once.
+    /// Groups in flight.
     pub(crate) depth: usize,
-    /// Number of the first message, which makes its content.
+    /// Number of the first message. A message's content is derived from its number.
     pub(crate) seed: u64,
 }
 
@@ -101,7 +101,7 @@ impl Spec {
 }
 
 impl Flow {
-    /// Memory for all that `spec` says, registered.
+    /// Allocates and registers memory for the messages of `spec`.
     pub(crate) fn new(end: End, spec: &Spec) -> Result<Self, Failure> {
         let layout = Layout { size: spec.size.max(1), slots: spec.slots() };
         let region = Region::new(layout)?;
@@ -111,7 +111,8 @@ impl Flow {
         Ok(Self { end, region, mr, steps: Vec::new() })
     }
 
-    /// Deregisters; for when no request is under way, or none will be asked for again.
+    /// Deregisters the memory. No request may be in flight, except after a failure of the comm,
+    /// when no request is tested any more.
     pub(crate) fn end(self) -> Result<(), Failure> {
         Ok(self.end.dereg_mr(self.mr)?)
     }
@@ -131,7 +132,7 @@ impl Flow {
         self.steps = std::iter::repeat_with(|| Step::Due).take(requests).collect();
     }
 
-    /// Starts what can be started, in order.
+    /// Starts requests in order, as many as the comm accepts.
     fn start(&mut self, spec: &Spec) -> Result<bool, Failure> {
         let mut moved = false;
         for turn in 0..self.steps.len() {

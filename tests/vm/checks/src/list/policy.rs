@@ -1,4 +1,4 @@
-//! Which rail carries what.
+//! Checks which rail carries which data.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use crate::pair::{Load, Pair};
 use crate::world::{Kind, World};
 
 const MIB: u64 = 1 << 20;
-/// Limit of the bytes that packets add to the data, including acknowledgements of the other direction
-/// and neighbour discovery.
+/// Greatest ratio of a rail's bytes to its data. The excess is packet headers, acknowledgements of
+/// the other direction and neighbour discovery.
 const SLACK: f64 = 1.25;
-/// A rail without data has not sent more than this: handshake, CTS writes, acknowledgements.
+/// Most bytes of a rail without data: handshake, CTS writes, acknowledgements.
 const IDLE: u64 = 256 << 10;
 
-/// Whether SUP carried `sup` of `total` bytes and SOUT the rest.
+/// Checks that SUP carried `sup` of `total` bytes and SOUT the rest.
 pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
     let expected = [total - sup, sup];
     for (rail, name) in ["SOUT", "SUP"].into_iter().enumerate() {
@@ -29,7 +29,7 @@ pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
     Ok(format!("SOUT {:.2} MiB, SUP {:.2} MiB", mib(carried[0]), mib(carried[1])))
 }
 
-/// 8 MiB with this share, in parts per 1024.
+/// Moves 8 MiB with this share, in parts per 1024.
 pub(crate) fn share(world: &World, share: u64) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[("MPIB_SUP_SHARE", &share.to_string())])?;
     let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
@@ -80,10 +80,10 @@ pub(crate) fn hints(world: &World) -> Outcome {
     let mut pair = Pair::connected(world, 12, &env)?;
     let mut said = Vec::new();
     for share in [256, 1024, 0, 512] {
-        // How many pairs of hosts have registered: ours may not have yet.
+        // The answer is the number of registered pairs of hosts: 0 until this pair has registered.
         let registered = || agent.ask(&share.to_string()).map(|pairs| pairs != "0");
         until("the connection is registered", registered)?;
-        // The hint counts once it was read: as long as the old one does, SUP carries another part.
+        // The plugin reads the hint after some time. Until then SUP carries another share.
         let mut last = Err("nothing was sent".into());
         until("the new share counts", || {
             let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(4)))?;
@@ -148,7 +148,7 @@ pub(crate) fn ipv6(world: &World) -> Outcome {
         let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
         no_warnings(&mut pair)?;
         pair.close()?;
-        // One prefix of 64 bits: one island.
+        // Both addresses have the same 64-bit prefix: one island.
         judge(carried, 8 * MIB, 8 * MIB)
     };
     ipv4("del")?;
