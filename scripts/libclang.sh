@@ -1,5 +1,6 @@
 #!/bin/sh
-# Finds a libclang that the build can use: version 14 or 15. The bindgen inside rdma-sys does not understand newer ones.
+# Finds a libclang that the build can use: version 14 or 15. The bindgen inside rdma-sys does not
+# understand newer ones.
 # usage: libclang.sh [dir|env|cache]
 #   dir    (default) prints the folder for LIBCLANG_PATH; fails where there is none
 #   env    prints shell commands that set what is needed: eval "$(scripts/libclang.sh env)"

@@ -33,7 +33,7 @@ fn exported(version: u32) -> Net {
     }
 }
 
-/// One version with a connection, a listener, a registration and a receive under way.
+/// One version with a connection, a listener, a registration and a receive in flight.
 struct Rig {
     table: &'static dyn Table,
     net: Net,
@@ -59,7 +59,7 @@ impl Rig {
         Self { table, net, ctx, listen, pair, bytes, mr, request }
     }
 
-    /// From v11 on there is a context to pass.
+    /// Returns whether the version passes a context: v11 and later do.
     fn has_context(&self) -> bool {
         self.table.version() >= 11
     }
@@ -89,7 +89,7 @@ impl Rig {
         assert!(out.is_null(), "v{} {parts:?}: {out:?}", self.table.version());
     }
 
-    /// The receive under way and a new message arrive; then everything is closed.
+    /// Completes the receive in flight and a new message, then closes everything.
     fn still_works(self) {
         let from = self.pair.send_buffer(vec![7; 50]);
         let send = self.pair.isend(from.addr(), 50, 3, from.mr);
@@ -105,7 +105,7 @@ impl Rig {
     }
 }
 
-/// A caller in error on every version's table, each with a connection that must go on.
+/// Runs a faulty caller on every version's table, with a connection that must still work.
 fn misuse(test: &str, body: fn(&Rig)) {
     isolated(test, &mpib_tests::TWO_RAILS, || {
         for table in TABLES {
@@ -387,7 +387,7 @@ fn counts_and_sizes_are_checked() {
                 });
             }
         }
-        // Sizes that the interface has room for, and the registration has not.
+        // Sizes that the interface can express, but that exceed the registration.
         let said = "bytes at";
         rig.leaves_null(&["isend", "2147483647", said, "registration of 4096 bytes"], |o| {
             net.isend(send, rig.data(), c_int::MAX as isize, 0, mr, NIL, o)
@@ -422,7 +422,7 @@ fn memory_that_cannot_be_registered_is_named() {
                 rig.refuses(rc, ncclInvalidUsage, &["regMr", name, &at, why]);
                 assert!(out.is_null());
             }
-            // Where nothing is mapped, as when it was freed.
+            // An address where nothing is mapped, like freed memory.
             let (nowhere, mut out) = (ptr::without_provenance_mut(4096), STALE);
             let rc = net.reg_mr(comm, nowhere, 4096, NCCL_PTR_HOST, &raw mut out);
             rig.refuses(rc, ncclSystemError, &["regMr", "4096 bytes at 0x1000", "EFAULT", "was it freed?"]);

@@ -49,7 +49,7 @@ fn saying(right: &[u8], n: usize) -> Vec<u8> {
     }
 }
 
-/// Messages go both ways.
+/// Checks that messages arrive in both directions.
 fn works(connector: &Channel, acceptor: &Channel) {
     for (from, to) in [(connector, acceptor), (acceptor, connector)] {
         from.send(&Message::Ready).unwrap();
@@ -67,7 +67,7 @@ fn next(listener: &Listener) -> Channel {
 fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
     isolated(here!(), &[], || {
         let listener = listen();
-        // Somebody has listened to this one.
+        // A peer that the listener has accepted. Strangers repeat its HELLO.
         let first = {
             let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
             peer.write_all(&hello_bytes(&listener)).unwrap();
@@ -82,7 +82,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         let (mut most, mut peers) = ((0, 0), Vec::new());
         for n in 0..STRANGERS {
             let mut stream = stranger(&listener, n);
-            // It may be cut off while it speaks.
+            // The listener may close the connection during the write.
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write_all(&saying(&right, n));
             staying.push_back(stream);
@@ -90,7 +90,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
                 staying.pop_front();
             }
             if n % 500 == 499 {
-                // A peer comes, behind all of them, and stays.
+                // A peer connects after all of them, and stays connected.
                 let connector = connect(&listener);
                 let acceptor = next(&listener);
                 works(&connector, &acceptor);
@@ -99,7 +99,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
                 most.1 = most.1.max(descriptors() - 2 * peers.len());
             }
         }
-        // What they may hold: 64 frames of 64 KiB that are not whole yet, and as many descriptors.
+        // Strangers may hold 64 incomplete frames of 64 KiB, and 64 descriptors.
         assert!(most.0 - before <= 64 * 64, "{before} KiB, then {}", most.0);
         assert!(most.1 <= STAYING + 64 + 32, "{} descriptors", most.1);
         works(&connector, &acceptor);
@@ -109,8 +109,8 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         }
         assert_eq!(peers.len(), STRANGERS / 500);
         assert_eq!(first.0.state(), ChannelState::Open);
-        // Of all those who were no peers none came in, the one that repeated another's HELLO
-        // included.
+        // The listener has accepted none of the strangers, including those that repeated the HELLO
+        // of a peer.
         assert!(listener.try_accept().unwrap().is_none());
     });
 }

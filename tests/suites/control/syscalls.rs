@@ -22,10 +22,10 @@ const OVER: usize = NAMES.len();
 /// at each entry of two GID tables, whose kinds are in files of /sys.
 const MOST: usize = 500;
 
-/// The thread that is traced: this is call number `kind`.
+/// Marks the beginning of call number `kind` in the traced thread.
 fn marked<T>(kind: usize, call: impl FnOnce() -> T) -> T {
     let mark = |kind: usize| {
-        // SAFETY: no such system call: nothing but ENOSYS comes of it.
+        // SAFETY: there is no such system call: the kernel returns ENOSYS and does nothing.
         unsafe { libc::syscall(MARKS + kind as i64) }
     };
     mark(kind);
@@ -34,7 +34,7 @@ fn marked<T>(kind: usize, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A connection to itself, each call marked, beside another one that never gets an answer.
+/// Makes a connection to itself, with each call marked, beside an attempt that is never answered.
 fn traced() {
     let table = newest();
     let ctx = init(table);
@@ -73,7 +73,7 @@ fn traced() {
         ends.iter().all(|end| !end.is_null()).then_some(())
     });
     unanswered(3, &mut nobody);
-    // Optional receives are done at once.
+    // Optional receives complete at once.
     let word = [0u64];
     let (rc, mr) = table.reg_mr(ends[1], word.as_ptr().addr(), 8, HOST);
     assert_eq!(rc, Success);

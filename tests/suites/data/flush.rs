@@ -41,7 +41,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
             let flush = || iflush(*table, pair.recv, &[(to.addr(), 1000, to.mr)]);
             let (none, request) = during(flush);
             assert!(none == [0, 0] && request.is_null(), "nothing has come");
-            // Too small to be cut: on SOUT.
+            // Too small for a split: all on SOUT.
             pair.message(100, 100, 1);
             let (one, request) = during(|| {
                 let request = flush();
@@ -49,7 +49,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
                 request
             });
             assert_eq!(one, [1, 0]);
-            // It is over when it is done.
+            // The request is invalid once it has completed.
             assert_eq!(table.test(request).0, InvalidArgument);
             pair.message(100_000, 100_000, 1);
             assert_eq!(during(|| pair.wait(flush())).0, [1, 1]);
@@ -90,7 +90,7 @@ fn infiniband_ports_read_back_as_well() {
     });
 }
 
-/// Done is what both rails have read.
+/// A flush completes after the reads of both rails.
 #[test]
 fn a_flush_waits_for_the_slower_rail() {
     for slow in [
@@ -143,7 +143,7 @@ fn groups_and_empty_buffers() {
         }
         // One byte is enough.
         pair.wait(iflush(table, pair.recv, &[(to.addr(), 1, to.mr)]));
-        // What cannot be meant is refused, and does no harm.
+        // Invalid arguments are refused without an effect on the connection.
         for wrong in [(to.addr(), 4097, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())] {
             for group in [&[wrong][..], &[some, wrong], &[wrong, blank]] {
                 let (none, (rc, request)) = during(|| table.iflush(pair.recv, group));
@@ -216,8 +216,7 @@ fn closing_with_flushes_under_way() {
     });
 }
 
-/// A receive from a peer, which then goes as `leave` says; the flush that follows is done all the
-/// same.
+/// Receives from a peer, which then ends as `leave` defines. A flush after that still completes.
 fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
     isolated(test, &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
@@ -297,7 +296,7 @@ fn a_flush_read_that_fails_is_reported() {
             (rc != Success).then_some(rc)
         });
         assert_eq!(code, SystemError);
-        // The adapter's own reports, which come when they come, are not the subject.
+        // The test ignores the adapter's asynchronous reports, whose time is not defined.
         let told = || -> Vec<String> {
             take_warnings().into_iter().filter(|line| !line.contains("IBV_EVENT_")).collect()
         };

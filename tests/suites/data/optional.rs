@@ -25,7 +25,8 @@ fn optional_receives_are_done_before_their_data_is_sent() {
                 let to = pair.recv_buffer(len + 64);
                 let request = optional(*table, pair.recv, &to, 0, len + 64);
                 taken(*table, request);
-                // Taken is taken: the request says so, until it is another receive's.
+                // A further test is an error with the reason, until another receive reuses the
+                // request.
                 assert_eq!(table.test(request).0, InvalidArgument, "a request that was taken");
                 assert!(take_warnings().pop().unwrap().contains("already done"));
                 let send = pair.isend(from.addr(), len, 1, from.mr);
@@ -41,8 +42,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
     });
 }
 
-/// Tables before v9 have no hint: what stands in `*request` means nothing. Nor has it any meaning
-/// for a group.
+/// Tables before v9 have no hint: the value of `*request` has no meaning there, nor for a group.
 #[test]
 fn without_the_hint_of_a_single_receive_data_is_waited_for() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -136,7 +136,7 @@ fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
         let group = |n: usize| [(to.addr() + n * len, len, 1, to.mr)];
         let (mut posted, mut sent, mut ahead) = (0, 0, 0);
         while sent < rounds {
-            // As many as there is room for.
+            // As many receives as there are slots.
             while posted < rounds {
                 let (rc, request) = table.irecv_as(pair.recv, &group(posted), OPTIONAL);
                 assert_eq!(rc, Success);
@@ -239,13 +239,13 @@ fn a_close_waits_for_outstanding_arrivals() {
             // Its comm is closed, and writes may have come until a moment ago.
             std::mem::forget(to);
             assert_eq!(table.close_send(send), Success);
-            // On a busy machine the data may be too late, or early.
+            // On a busy machine the data may arrive before the close, or after its limit.
             (rc == Success && late).then_some(())
         });
     });
 }
 
-/// Data that nobody sends does not keep close waiting for ever, whether the peer is there or not.
+/// Close does not wait forever for data that is never sent, with or without a living peer.
 #[test]
 fn a_close_ends_without_the_data() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -268,7 +268,7 @@ fn a_close_ends_without_the_data() {
             }
         }
         assert_eq!(table.finalize(ctx), Success);
-        // None of it is left to the thread that looks after receivers.
+        // No receiver remains: all queue pairs are destroyed.
         assert_eq!(softverbs::objects().unwrap().qps, 0);
     });
 }
