@@ -42,7 +42,7 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 	@export SOAK_SECONDS=$(SECONDS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
-check: check-fmt check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts
 
 .PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup

@@ -4,8 +4,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     for arg in [
         "-Wl,-soname,libnccl-net-mpib.so",
-        // NCCL unloads a plugin and loads it again, in some releases without init and with pointers that it kept:
-        // the file stays mapped, and finds its live state.
+        // NCCL unloads a plugin and loads it again, in some releases without init and with pointers
+        // that it kept: the file stays mapped, and finds its live state.
         "-Wl,-z,nodelete",
         // A missing symbol is an error of dlopen, not of a call hours later.
         "-Wl,-z,now",

@@ -1,6 +1,7 @@
-//! What a registration costs that another one serves, beside one that is made: through the newest
-//! table, over a software device, which pins no memory, so that a real adapter's cost more. `cargo
-//! bench -p nccl-net-mpib --bench registration` (`docs/guide/memory.md`).
+//! Compares the cost of a new registration with the cost of one that an existing registration
+//! serves. Uses the newest table and a software device. The software device pins no memory, so new
+//! registrations on a real adapter cost more. `cargo bench -p nccl-net-mpib --bench registration`
+//! (`docs/guide/memory.md`).
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use mpib_tests::pair::{HOST, Pair};
 use mpib_tests::set;
 use mpib_tests::table::{Ptr, newest};
 
-/// The least of so many rounds: what disturbs one only makes it longer.
+/// Rounds of a measurement. The shortest one counts, because disturbances only lengthen a round.
 const ROUNDS: usize = 200;
 /// Registrations in a round.
 const ROUND: usize = 50;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# This plugin beside NCCL's own InfiniBand transport of one release, on the same simulated rails. Writes what docs/internals/performance.md shows.
+# This plugin beside NCCL's own InfiniBand transport of one release, on the same simulated rails.
+# Writes the figures that docs/internals/performance.md shows.
 # usage: bench-peers.sh [RELEASE] [more options of mpib compare, as --plugin FILE]
 set -euo pipefail
 

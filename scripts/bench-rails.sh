@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# How much of the rails' sum the plugin reaches on simulated rails of so many GB/s, several rounds of "mpib perf" for each set of rails
-# and size, every byte checked. Needs "make build".
-#   4+2      SOUT and SUP, the share being their true proportion
-#   4+3+2+1  more than two: one device that is made of all, with their speeds in MPIB_RAIL_SPEED
+# Measures the part of the rails' total rate that the plugin reaches on simulated rails: several
+# rounds of "mpib perf" for each set of rails and each size, with every byte checked. Needs "make
+# build". A set gives the rates in GB/s:
+#   4+2      SOUT and SUP, with a share in proportion to the rates
+#   4+3+2+1  one device made of all four rails, with their speeds in MPIB_RAIL_SPEED
 #   4x4      one rail of 4 GB/s, each message on four queue pairs
 # usage: bench-rails.sh [RAILS...]   ROUNDS=5 TIME=0.5 (seconds for a size in a round) SIZES=1M,16M,64M
 set -euo pipefail

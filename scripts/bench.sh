@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the plugin itself costs: two rails of software without a rate limit, so the processor is what is measured. Then
-# how much of rails with a rate it reaches.
+# What the plugin itself costs: two rails of software without a rate limit, so the processor is what
+# is measured. Then how much of rails with a rate it reaches.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the plugin, mpib and softverbs, and puts them under build/. usage: build.sh [PROFILE]   (release or dev)
+# Builds the plugin, mpib and softverbs, and puts them under build/.
+# usage: build.sh [PROFILE]   (release or dev)
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -11,7 +12,8 @@ case $profile in
     *) out=$target/$profile ;;
 esac
 
-# Replaces a file by rename: a process keeps the old file that it has open, and no test sees half a file.
+# Replaces a file by rename: a process keeps the old file that it has open, and no test sees half a
+# file.
 put() {
     mkdir -p "$(dirname "$2")"
     cp "$1" "$2.new"

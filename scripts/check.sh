@@ -61,7 +61,8 @@ case ${1:-} in
         ;;
     doc)
         RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps --document-private-items
-        # The manual of settings has each of them, and every variable of NCCL's InfiniBand transport.
+        # The manual of settings has each of them, and every variable of NCCL's InfiniBand
+        # transport.
         cargo test --locked -q -p nccl-net-mpib --lib config::
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
@@ -78,8 +79,8 @@ case ${1:-} in
         cargo_deny check --disable-fetch advisories
         ;;
     loom)
-        # Every schedule of the statistics page and of the request pool of crate versions. The flag rebuilds everything,
-        # hence the separate target folder.
+        # Every schedule of the statistics page and of the request pool of crate versions. The flag
+        # rebuilds everything, hence the separate target folder.
         RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-versions --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
@@ -88,8 +89,8 @@ case ${1:-} in
             say "skipped: no miri (rustup +nightly component add miri)"
             exit 0
         fi
-        # The parts without verbs, sockets and C: the border's adapters, and the protocol's arithmetic.
-        # A backtrace of each caught panic would take miri minutes.
+        # The parts without verbs, sockets and C: the border's adapters, and the protocol's
+        # arithmetic. A backtrace of each caught panic would take miri minutes.
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         cargo +nightly miri test --locked -p nccl-net-versions
         cargo +nightly miri test --locked -p nccl-net-mpib --lib proto::

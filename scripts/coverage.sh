@@ -7,8 +7,8 @@
 #     #[test]
 #     fn the_limit_of_silence_is_a_setting() {
 #
-# The citations of all *.rs files of the repository make docs/internals/coverage.md. With --check the page
-# is not written: the script fails if it differs.
+# The citations of all *.rs files of the repository make docs/internals/coverage.md. With --check
+# the page is not written: the script fails if it differs.
 set -euo pipefail
 export LC_ALL=C
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Two processes on this machine, two simulated rails of 4 and 2 GB/s, every table of the plugin, every byte checked.
+# Two processes on this machine, two simulated rails of 4 and 2 GB/s, every table of the plugin,
+# every byte checked.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Counts the plugin's instructions per message and compares them with benches/instructions.toml. Needs "make build" and valgrind.
+# Counts the plugin's instructions per message and compares them with benches/instructions.toml.
+# Needs "make build" and valgrind.
 # usage: instructions.sh [--write]   (--write renews the file)
 #
-# "mpib perf-solo" moves messages between both ends of one connection, in one thread, over softverbs. callgrind counts while
-# they move, and only instructions of the plugin's own file: libibverbs, libc and the kernel do not matter. The difference
-# between two runs of different length leaves out the start.
+# "mpib perf-solo" moves messages between both ends of one connection, in one thread, over
+# softverbs. callgrind counts while they move, and only instructions of the plugin's own file:
+# libibverbs, libc and the kernel do not matter. The difference between two runs of different length
+# leaves out the start.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -25,7 +27,8 @@ trap 'rm -rf "$work"' EXIT
 export LD_LIBRARY_PATH=$PWD/build/softverbs
 export SOFTVERBS_FABRIC=instructions-$$ NCCL_IB_GID_INDEX=3
 
-# Instructions of the plugin itself in so many groups of messages. usage: count GROUPS RAILS SIZE [OPTION]
+# Prints the plugin's instructions for GROUPS groups of messages.
+# usage: count GROUPS RAILS SIZE [OPTION]
 count() {
     local groups=$1 rails=$2 size=$3
     shift 3
@@ -38,7 +41,8 @@ count() {
         --collect-atstart=no --toggle-collect="$moves" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
         --version 12 --size "$size" --depth "$depth" --groups "$groups" --output "$work/counts" "$@" >"$work/log" 2>&1 ||
         { say "a run under callgrind failed:"; tail -n 5 "$work/log" >&2; return 1; }
-    # A line of figures is the cost of its line in the object named before it. The line after "calls=" is the callee's.
+    # A line of figures is the cost of its line in the object named before it. The line after
+    # "calls=" is the callee's.
     awk '
         /^ob=/ { own = $0 ~ /\/libnccl-net-mpib\.so$/; next }
         /^calls=/ { getline; next }
@@ -46,7 +50,7 @@ count() {
         END { printf "%d\n", sum }' "$work/calls"
 }
 
-# Instructions per message. usage: per_message RAILS SIZE [OPTION]
+# Prints the instructions per message. usage: per_message RAILS SIZE [OPTION]
 per_message() {
     local from to
     from=$(count "$short" "$@") && to=$(count "$long" "$@") || return 1
@@ -73,9 +77,10 @@ done <<<"$workloads" >"$measured"
 rustc=$(rustc -vV | sed -n 's/^release: //p') target=$(rustc -vV | sed -n 's/^host: //p')
 if [ "${1:-}" = --write ]; then
     cat >"$figures" - "$measured" <<TEXT
-# The plugin's own instructions per message: both ends together, $depth messages in flight, without libibverbs and libc.
-# "make check-instructions" fails if a count grows by more than $limit %. "make check-instructions WRITE=1" renews this file.
-# Counts depend on the compiler. With another compiler than the following the check measures but does not compare.
+# The plugin's own instructions per message: both ends together, $depth messages in flight, without
+# libibverbs and libc. "make check-instructions" fails if a count grows by more than $limit %.
+# "make check-instructions WRITE=1" renews this file. Counts depend on the compiler. With another
+# compiler than the following the check measures but does not compare.
 rustc = "$rustc"
 target = "$target"
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Finds a libclang that the build can use: version 14 or 15. The bindgen inside rdma-sys does not understand newer ones.
+# Finds a libclang that the build can use: version 14 or 15. The bindgen inside rdma-sys does not
+# understand newer ones.
 # usage: libclang.sh [dir|env|cache]
 #   dir    (default) prints the folder for LIBCLANG_PATH; fails where there is none
 #   env    prints shell commands that set what is needed: eval "$(scripts/libclang.sh env)"
@@ -28,8 +29,8 @@ dir() {
     [ -e "$(cache)/libclang.so" ] && cache
 }
 
-# Prints what bindgen must pass to libclang. The downloaded one has no compiler headers such as stddef.h: it gets those of
-# the C compiler.
+# Prints what bindgen must pass to libclang. The downloaded one has no compiler headers such as
+# stddef.h: it gets those of the C compiler.
 args() {
     [ "${LIBCLANG_PATH:-$(dir)}" != "$(cache)" ] || echo "-isystem $("${CC:-cc}" -print-file-name=include)"
 }

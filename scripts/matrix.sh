@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the compatibility matrix on what "make build" left. usage: matrix.sh run|gpu|load [options of "compat-matrix run", "… gpu", "… load"]
+# Runs the compatibility matrix on the files that "make build" made.
+# usage: matrix.sh run|gpu|load [options of "compat-matrix run", "… gpu", "… load"]
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

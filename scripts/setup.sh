@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing for the named purposes: Debian packages by apt-get, and libclang by pip into the user's cache.
-# Announces each installation before it begins. With SETUP=no it installs nothing: it lists what is missing and fails.
+# Installs what is missing for the named purposes: Debian packages by apt-get, and libclang by pip
+# into the user's cache. Announces each installation before it begins. With SETUP=no it installs
+# nothing: it lists what is missing and fails.
 # usage: setup.sh [build|test|matrix|vm|instructions]...   (each includes build, the default)
 set -euo pipefail
 
@@ -40,7 +41,8 @@ needs_pip() { ! has_libclang || wanted_for matrix || wanted_for vm; }
 # One line for each missing package: its Debian name and its use.
 missing() {
     command -v "${CC:-cc}" >/dev/null || echo "gcc (C compiler)"
-    # Without a compiler all header checks fail. Installing a package that is already there does no harm.
+    # Without a compiler all header checks fail. Installing a package that is already there does no
+    # harm.
     has_header stdlib.h || echo "libc6-dev (C headers)"
     has_header infiniband/verbs.h || echo "libibverbs-dev (libibverbs and its headers)"
     has_header rdma/rdma_cma.h || echo "librdmacm-dev (rdma-sys requires it at build time)"
@@ -85,8 +87,8 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${names[@]}"
 }
 
-# Few distributions still package libclang 14 or 15. The Python registry keeps them. This needs no root and changes
-# nothing outside the cache folder.
+# Few distributions still package libclang 14 or 15. The Python registry keeps them. This needs no
+# root and changes nothing outside the cache folder.
 download_libclang() (
     cache=$("$here/libclang.sh" cache)
     say "downloading libclang 15 for the verbs bindings (22 MB, by pip) into $cache. SETUP=no prevents this."

@@ -67,8 +67,8 @@ impl Process {
         })
     }
 
-    /// Returns the instance behind the plugin's tables. A static: `devices` and `getProperties` bring
-    /// no context, and neither does `init`.
+    /// Returns the instance behind the plugin's tables. A static: `devices` and `getProperties`
+    /// bring no context, and neither does `init`.
     pub fn global() -> &'static Arc<Self> {
         static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
         GLOBAL.get_or_init(Self::new)

@@ -140,7 +140,8 @@ impl Counters {
         None
     }
 
-    /// Counts work requests posted on a rail, `parts` of which carry so many bytes of messages.
+    /// Counts work requests posted on a rail. `parts` of them carry message data, `bytes` bytes in
+    /// total.
     #[inline]
     pub fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
         self.entry.iter().for_each(|entry| entry.rail(rail).posted(work_requests, parts, bytes));

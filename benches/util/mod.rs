@@ -1,4 +1,4 @@
-//! What benchmarks of small messages share: connections of several kinds, measured in turns.
+//! Shared by the benchmarks of small messages: measures several kinds of connections alternately.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ pub(crate) const ROUNDS: usize = 500;
 /// Bytes of a message.
 pub(crate) const SIZE: usize = 8;
 
-/// A connection of a context of its own.
+/// A connection of a separate plugin context.
 pub(crate) struct Lane {
     pair: Pair,
     from: Buffer,
@@ -27,7 +27,7 @@ impl Lane {
         Self { pair, from, to }
     }
 
-    /// `n` messages, `depth` of them under way at a time.
+    /// Transfers `n` messages with `depth` of them in flight.
     pub(crate) fn run(&self, n: usize, depth: usize) {
         let mut requests: [(Ptr, Ptr); 32] = Default::default();
         for _ in 0..n / depth {
@@ -46,8 +46,9 @@ impl Lane {
     }
 }
 
-/// The least time of a message over each connection, in nanoseconds: what disturbs a round only
-/// makes it longer. `before` a connection's turn.
+/// Returns the time of a message over each connection in nanoseconds, from the shortest round,
+/// because disturbances only lengthen a round. Calls `before` with the connection's index before
+/// each of its rounds.
 pub(crate) fn measure(lanes: &[Lane], depth: usize, before: impl Fn(usize)) -> Vec<f64> {
     let mut least = vec![f64::INFINITY; lanes.len()];
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! Starts processes that load a core, and ends them. The result is an account or a failure,
-//! whatever such a process does.
+//! Starts processes that load a core, and ends them. The result is an account or a failure, even if
+//! the process crashes or hangs.
 
 use std::{
     collections::BTreeMap,

@@ -69,7 +69,8 @@ impl std::fmt::Display for Version {
 const HEAD: &str = "\
 # Results of the compatibility matrix
 
-Written by `make matrix WRITE=1`; [docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md) says what each check does. Each release is the
+`make matrix WRITE=1` writes this page. Each check is described in
+[docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md). Each release is the
 `libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs.
 
 ";

@@ -60,7 +60,7 @@ extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
 }
 
 extern "C" fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void {
-    // SAFETY: the core's own arguments; it uses handles of its own, never RTLD_NEXT.
+    // SAFETY: the core's own arguments. The core passes handles that it opened, never RTLD_NEXT.
     let address = unsafe { libc::dlsym(handle, symbol) };
     note(Seen::LookedUp { symbol: text(symbol), address: address as usize });
     address

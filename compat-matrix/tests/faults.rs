@@ -159,7 +159,7 @@ fn another_layout_is_found() {
 fn a_release_that_cannot_be_fetched_fails_the_run_unless_told() {
     let place = Place::new("NONE");
     fs::remove_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
-    // No index at all: pip fails at once, whatever network there is.
+    // Without an index pip fails at once, with or without a network.
     let run = |more: &[&str]| {
         let mut command = place.command(&[&[RELEASE, "--checks", "table"], more].concat());
         command

@@ -23,9 +23,9 @@ case $profile in
     *) archive=$target/$profile/libsoftverbs.a ;;
 esac
 
-# The version script: one node per version, each depending on the previous one. Other symbols are local.
-# "local" must be in the last node: in an earlier node it would hide the symbols that the stubs below
-# assign to later nodes.
+# The version script: one node per version, each depending on the previous one. Other symbols are
+# local. "local" must be in the last node: in an earlier node it would hide the symbols that the
+# stubs below assign to later nodes.
 awk -v extra=softverbs_counters_json '
     /^#/ || NF == 0 { next }
     { split($1, part, /@+/); name = part[1]; version = part[2] }

@@ -78,7 +78,7 @@ impl HintFile {
         }
     }
 
-    /// Returns all slots as they are now. After a fault the next read opens the file anew.
+    /// Returns the current state of all slots. After a fault the next read opens the file anew.
     pub(super) fn read(&mut self, options: &Options) -> Result<&[Snapshot; ENTRIES], Fault> {
         if let Err(fault) = self.refresh(options) {
             (self.open, self.known) = (None, false);

@@ -1,4 +1,5 @@
-//! The table of settings: name, form, default, meaning. `docs/guide/configuration.md` is made from it.
+//! The table of settings: name, form, default, meaning. `docs/guide/configuration.md` is made from
+//! it.
 //!
 //! Settings are environment variables, read once at init. An invalid value is an error that names
 //! the variable, the value found and the values expected. An invalid value never becomes the
@@ -115,7 +116,7 @@ settings! {
     /// in parts per 1024. 0 is all on SOUT, 1024 all on SUP. Unset: `MPIB_MODE` decides.
     sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
-    /// whatever the hint. 0: off.
+    /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
     /// Queue pairs per connection on SOUT. Messages use them round-robin.
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
@@ -140,8 +141,8 @@ settings! {
     /// HCAs and ports to use if `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. After the port an
     /// item may give the rail and plane of the network, which NCCL learns from v12 on.
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
-    /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate adapters
-    /// differently then number them alike. 0: the order of the verbs library.
+    /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
+    /// adapters differently then number them alike. 0: the order of the verbs library.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
     /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
@@ -156,9 +157,9 @@ settings! {
     /// [fused-devices.md](fused-devices.md#several-queue-pairs-on-a-rail).
     ib_split: bool = false, "NCCL_IB_SPLIT_DATA_ON_QPS", Flag,
         differs: "a message uses at most eight queue pairs; more take turns";
-    /// For networks that route each packet by itself. 1: the immediate of large messages follows in a
-    /// separate work request. 0: data and immediate are one work request. -2: 1 if all rails of the
-    /// connection are InfiniBand, else 0.
+    /// For networks that route each packet by itself. 1: the immediate of large messages follows in
+    /// a separate work request. 0: data and immediate are one work request. -2: 1 if all rails of
+    /// the connection are InfiniBand, else 0.
     adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag);
     /// Messages above this many bytes are large in that sense. -2: 8192.
     ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30));
@@ -229,8 +230,8 @@ settings! {
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
-    /// How long a peer's host may be silent on the control connection, in ms, before the connection
-    /// fails, whatever its rails do. Adapters give a peer up by themselves after about 35 s
+    /// How long a peer's host may be silent on the control connection, in ms. Then the connection
+    /// fails, even if its rails work. Adapters give up on a peer after about 35 s
     /// (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
     peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.

@@ -101,14 +101,14 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
-    "NCCL_IB_DATA_DIRECT" ["0"] note: "adapters are used as they are listed, never through a Data Direct function";
+    "NCCL_IB_DATA_DIRECT" ["0"] note: "the plugin uses the listed adapters, never a Data Direct function";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
     "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
     "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
-    "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed is its lanes times their speed, as ibv_query_port tells them";
+    "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed follows from the link width and speed that ibv_query_port returns";
     "NCCL_IB_RAIL_POLICY" missed: "rails keep the order in which NCCL joins them";
     "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
     "NCCL_IB_RESILIENCY_PORT_FAILOVER" ["0"] missed: "there is no failover: a rail that fails, fails its connections";
@@ -126,7 +126,7 @@ others! {
     "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
     "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
     "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";
-    "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always told";
+    "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always logged";
     "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
 }

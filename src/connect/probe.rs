@@ -1,6 +1,6 @@
 //! The probes of a handshake. A route works if a write of a full packet completes on each of its
 //! queue pairs, and a read on the queue pair for flushes. An empty write precedes them on the first
-//! queue pair: it tells a route that loses only long packets from one that loses all.
+//! queue pair: it distinguishes a route that loses only long packets from one that loses all.
 
 use crate::connect::endpoint::Endpoint;
 use crate::error::wc_status;

@@ -53,8 +53,8 @@ impl Channel {
         Ok(Self::new(link, reactor, id))
     }
 
-    /// Sends a message, or queues what the socket does not accept. An error means that the peer is
-    /// gone.
+    /// Sends a message, or queues what the socket does not accept. An error means that the
+    /// connection has ended.
     pub fn send(&self, message: &Message) -> Result<()> {
         self.link.send(message)
     }

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// ... up to this: a fault of the network may pass, such as a flood of connections at a job's
 /// start.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How long addresses are retried if every one refuses connections: the listener is gone.
+/// How long addresses are retried if every one refuses connections: the listener is closed then.
 const REFUSED_MAX: Duration = Duration::from_secs(3);
 
 /// The attempts to connect one channel.

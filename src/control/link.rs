@@ -17,15 +17,15 @@ const INBOX_MAX: usize = 64;
 /// Most bytes read under one hold of the lock.
 const READ_BATCH: usize = 64 << 10;
 
-/// Whether the peer is there, as far as is known. One atomic load.
+/// State of the connection to the peer, as far as this end knows. Read with one atomic load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChannelState {
-    /// The peer is not known to be gone. A connection that is not established yet counts as open.
+    /// No end of the connection is known. A connection that is not established yet counts as open.
     Open,
     /// The peer has sent BYE.
     ByePeer,
-    /// The peer is gone without a BYE, cannot be reached, or breaks the protocol.
+    /// The peer has ended without a BYE, cannot be reached, or breaks the protocol.
     Lost,
 }
 

@@ -41,14 +41,13 @@ impl Nic {
         &self.limits
     }
 
-    /// Returns the port as it was when it was opened.
+    /// Returns the port's state at the time when it was opened.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// Returns the port and the GIDs that a connection may use, the best first, as they are now:
-    /// tables are renumbered when a link flaps. The error is the reason why the port cannot be
-    /// used.
+    /// Queries the port and the GIDs that a connection may use now, the best first: GID tables are
+    /// renumbered when a link flaps. The error is the reason why the port cannot be used.
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
         usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
             .map_err(|trouble| trouble.to_string())

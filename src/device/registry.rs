@@ -90,7 +90,7 @@ impl Devices {
         self.list.read().as_ref()?.shown.get(dev).copied()
     }
 
-    /// Returns the IP addresses of the devices' ports, as they are now.
+    /// Returns the current IP addresses of the devices' ports.
     pub fn addrs(&self) -> Vec<IpAddr> {
         // The virtual devices have no other ports.
         let physical = |list: &List| list.shown[..list.physical].to_vec();

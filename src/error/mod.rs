@@ -46,7 +46,7 @@ pub enum Error {
     /// The caller or the user requests what this plugin, or this machine, does not do.
     #[error("{0}")]
     Usage(String),
-    /// The peer is gone, refuses, or is unreachable.
+    /// The peer has ended, refuses, or is unreachable.
     #[error("{0}")]
     Peer(String),
     /// The peer breaks the protocol.
@@ -113,8 +113,9 @@ pub struct FailedCompletion {
     pub peer: String,
     /// The queue pair is connected with itself: no peer is involved.
     pub loopback: bool,
-    /// Why this end's port cannot be used now, if so. That is then the cause, whatever the status:
-    /// a link that goes down shows as almost any status, for rdma_rxe as a malformed request.
+    /// Reason why this end's port cannot be used now; `None` if the port works. A port that does
+    /// not work is the cause regardless of the status: a link that goes down shows as almost any
+    /// status, for rdma_rxe as a malformed request.
     pub port: Option<String>,
 }
 

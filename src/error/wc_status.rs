@@ -9,7 +9,7 @@ pub enum Blame {
     Local,
     /// The peer, or memory that it advertised.
     Peer,
-    /// The network between the two, or a peer that is gone.
+    /// The network between the two ends, or a peer that has ended.
     Path,
     /// The adapter or its driver.
     Device,

@@ -25,8 +25,8 @@ pub fn terms(config: &Config, fused: bool) -> Terms {
 /// How the queue pairs of one rail share its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stripes {
-    /// Stripes of the rail. Each has queue pairs, an immediate and a bit in the mask of its own, as
-    /// if it were a rail.
+    /// Stripes of the rail. Like a rail, each stripe has separate queue pairs, a separate immediate
+    /// and a separate bit in the mask.
     pub stripes: usize,
     /// Queue pairs of each stripe. Successive messages use them round-robin.
     pub turns: usize,

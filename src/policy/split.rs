@@ -75,7 +75,7 @@ impl Policy {
     }
 
     /// Cuts one transfer of `size` bytes. An empty transfer goes on SOUT if SOUT may carry data,
-    /// whatever the share.
+    /// regardless of the share.
     pub fn split(&self, size: usize) -> Option<Split> {
         let mut split = Split::NONE;
         self.cut(size, self.share(size), &mut split).then_some(split)

@@ -49,7 +49,7 @@ pub enum CtsError {
 }
 
 impl Cts {
-    /// Returns the entry as words, each of which is stored in little-endian order.
+    /// Returns the entry as words. Each word is stored in little-endian order.
     #[inline]
     pub fn words(&self) -> [u64; CTS_WORDS] {
         let keys = |i: usize| u64::from(self.rkeys[2 * i]) | u64::from(self.rkeys[2 * i + 1]) << 32;

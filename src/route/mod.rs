@@ -2,7 +2,8 @@
 //! and why not.
 //!
 //! Both ends run [`choose`] or [`choose_roles`] on the same two lists and obtain the same routes in
-//! the same order. All texts about a choice or a refusal are here. `docs/guide/reach.md` has the rules.
+//! the same order. All texts about a choice or a refusal are here. `docs/guide/reach.md` has the
+//! rules.
 
 mod address;
 mod choice;

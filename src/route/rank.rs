@@ -7,8 +7,8 @@ use crate::proto::{RailInfo, RoutePolicy};
 
 /// Sorts routes by the policy, the best first. The criteria are the common subnet and the number of
 /// requested rails, in the order of the policy; then, unless both rails were requested, the speed;
-/// then the order of the lists. Equal routes with a rail that was not requested rotate with `rotation`,
-/// on different rails as long as there are any.
+/// then the order of the lists. Equal routes with a rail that was not requested rotate with
+/// `rotation`, on different rails as long as there are any.
 pub(super) fn sort(
     routes: &mut [Route],
     policy: RoutePolicy,
@@ -31,7 +31,8 @@ pub(super) fn sort(
     }
 }
 
-/// Orders equal routes: neighbours share no rail if possible, and the first one depends on `rotation`.
+/// Orders equal routes: neighbours share no rail if possible, and the first one depends on
+/// `rotation`.
 fn rotate(routes: &mut [Route], rotation: u32) {
     let places = |rail: fn(&Route) -> usize| {
         let mut all: Vec<usize> = routes.iter().map(rail).collect();

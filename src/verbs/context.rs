@@ -102,7 +102,8 @@ pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
     for i in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` entries.
         let device = unsafe { *list.as_ptr().add(i) };
-        // SAFETY: an entry of a live list, whose name is an array in the struct that the library NUL-terminates.
+        // SAFETY: an entry of a live list, whose name is an array in the struct that the library
+        // NUL-terminates.
         let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned();
         let context = Context::open(device, &name).map(Arc::new);
         devices.push((name, context));
@@ -115,7 +116,8 @@ pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
 impl Context {
     /// Calls `ibv_open_device`. `device` is in a list that has not been freed.
     fn open(device: *mut sys::ibv_device, name: &str) -> Result<Self> {
-        // SAFETY: an entry of a live list, whose path is an array in the struct that the library NUL-terminates.
+        // SAFETY: an entry of a live list, whose path is an array in the struct that the library
+        // NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: as above.
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;

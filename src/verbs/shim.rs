@@ -214,7 +214,8 @@ pub(super) unsafe fn query_gid(
 /// `ibv_reg_mr_iova2` (IBVERBS_1.8): the only entry that takes optional access bits.
 type RegMrIova2 = unsafe extern "C" fn(*mut sys::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut sys::ibv_mr;
 
-/// `IBV_ACCESS_RELAXED_ORDERING`, one of the optional bits: providers that do not know it ignore it.
+/// `IBV_ACCESS_RELAXED_ORDERING`, one of the optional bits: providers that do not know it ignore
+/// it.
 const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
 /// Looks up `ibv_reg_mr_iova2`.

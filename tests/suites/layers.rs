@@ -115,8 +115,8 @@ impl Source {
         self.files.iter().map(|(module, file)| (module.clone(), self.imports(module, file))).collect()
     }
 
-    /// The modules that a file refers to. A re-export is no reference: whoever imports it refers to
-    /// the module that has it.
+    /// The modules that a file refers to. A re-export is no reference: a file that imports it
+    /// refers to the module that defines the item.
     fn imports(&self, module: &Module, file: &syn::File) -> BTreeSet<Module> {
         let mut found = References::default();
         found.visit_file(file);
@@ -150,7 +150,8 @@ impl Source {
 
     /// The module that has the item of this path.
     fn owner(&self, mut path: Module) -> Option<Module> {
-        // Each round follows one re-export; no item is re-exported more often than the tree is deep.
+        // Each round follows one re-export; no item is re-exported more often than the tree is
+        // deep.
         for _ in 0..8 {
             let known = (0..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]))?;
             let Some(name) = path.get(known) else { return Some(path) };
@@ -228,7 +229,7 @@ fn paths(tree: &UseTree) -> Vec<Module> {
     }
 }
 
-/// Groups of modules of which each reaches every other.
+/// Groups of modules in which each module reaches every other one.
 fn circles(graph: &Graph) -> Vec<Vec<Module>> {
     let reach = |from: &Module| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from]);

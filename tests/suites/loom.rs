@@ -1,6 +1,6 @@
-//! The cache of registrations under every schedule of two threads: what somebody has a share in is
-//! there, once, and gone with the last. The cache's own file, with loom's locks in the place of the
-//! plugin's.
+//! The cache of registrations under every schedule of two threads: a registration with a share
+//! exists exactly once, and ends with its last share. The test compiles the file of the cache with
+//! loom's locks instead of the plugin's.
 
 #[path = "../../src/device/mr_cache/cache.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
@@ -86,7 +86,7 @@ impl Drop for Made {
     }
 }
 
-/// A share and the word of what it is of.
+/// A share of a registration, and whether the registration still exists.
 struct Share {
     held: Held<u8, Made>,
     there: Arc<AtomicBool>,
@@ -103,7 +103,7 @@ impl World {
         Self { cache: Arc::new(Cache::new()), all: Arc::new(Count::new(0)) }
     }
 
-    /// `None` where it had to be made, and `good` was not.
+    /// Returns `None` if a registration had to be made and `good` is false.
     fn get(&self, addr: usize, len: usize, good: bool) -> Option<Share> {
         let span = Span::new(addr, len, 4096).unwrap();
         let make = || if good { Ok(Made::new(&self.all)) } else { Err(()) };
@@ -123,7 +123,7 @@ impl Share {
     }
 }
 
-/// Runs `other` beside `this`, and finds nothing left.
+/// Runs `this` and `other` in two threads, then checks that no registration remains.
 fn two(this: fn(&World), other: fn(&World)) -> impl Fn() + Sync + Send + 'static {
     move || {
         let world = World::new();

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that is ending has no cells; nothing that is counted runs there.
+    // A thread that is ending has no thread-local cells, and runs no counted call.
     let _ = ARMED.try_with(|armed| {
         if armed.get() {
             COUNT.with(|count| count.set(count.get() + 1));
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One call of the plugin, counted.
+/// Counts the allocations of one call of the plugin.
 fn counted<T>(call: impl FnOnce() -> T) -> T {
     ARMED.set(true);
     let result = call();
@@ -60,7 +60,7 @@ fn counted<T>(call: impl FnOnce() -> T) -> T {
 }
 
 const MESSAGES: usize = 10_000;
-/// Messages under way at a time, so that queues fill and wrap.
+/// Messages in flight at a time: enough to fill and wrap the queues.
 const WINDOW: usize = 20;
 
 fn wait(table: &Table, request: Ptr) {

@@ -129,8 +129,8 @@ fn a_completion_ahead_is_collected_or_revoked() {
     assert!(schedules > 2, "{schedules} schedules");
 }
 
-/// A driver that frees the cell without looking whether NCCL has collected it loses the size or a collection: the
-/// models above can fail.
+/// A driver that frees the cell without looking whether NCCL has collected it loses the size or a
+/// collection: the models above can fail.
 #[test]
 fn a_driver_that_does_not_compare_fails_the_model() {
     let failed = catch_unwind(|| {

@@ -83,7 +83,7 @@ pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
     Channel::connect(control(), handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
 }
 
-/// The next message, whatever it is; the error's text where the channel ends.
+/// Returns the next message of any type, or the error's text if the channel has ended.
 fn next(channel: &Channel) -> Result<Message, String> {
     until("a message for the evil peer", || match channel.try_recv() {
         Ok(message) => message.map(Ok),

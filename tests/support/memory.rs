@@ -13,10 +13,10 @@ pub fn page() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// An address where nothing is mapped, as those of a GPU are none of the host's.
+/// An address where nothing is mapped, like GPU memory, which has no address of the host.
 pub const AT: usize = 0x7_0000_0000;
 
-/// Pages of their own, zeroed.
+/// Newly mapped pages, zeroed.
 pub struct Pages {
     start: *mut libc::c_void,
     len: usize,

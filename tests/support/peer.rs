@@ -44,12 +44,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Started by a thread that lives as long as it.
+    /// Starts a peer from a thread that lives as long as the peer.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// With variables of its own on top of this process's.
+    /// Starts a peer with the variables of this process and those of `env`.
     pub fn start_with(env: &[(&str, &str)]) -> Self {
         Self::start_as(Role::Peer, env)
     }

@@ -165,7 +165,7 @@ impl Recorder {
         events
     }
 
-    /// No event is under way, whatever its operation.
+    /// Checks that no event of any operation is in progress.
     pub fn all_over(&self, why: &'static str) {
         let mut record = self.record();
         let open: Vec<_> = record.events.iter().filter(|e| e.stops != 1).cloned().collect();

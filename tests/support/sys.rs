@@ -1,4 +1,4 @@
-//! Processes with a `/sys` of their own, whose files say which kernel modules are loaded.
+//! Processes with a private `/sys`, whose files list the loaded kernel modules.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -70,7 +70,7 @@ pub fn newest() -> &'static Version {
     &VERSIONS[VERSIONS.len() - 1]
 }
 
-/// RoCE rails r0, r1, …, each in a subnet of its own, for `SOFTVERBS_DEVICES`. `host` is the last
+/// RoCE rails r0, r1, …, each in a different subnet, for `SOFTVERBS_DEVICES`. `host` is the last
 /// byte of their addresses.
 pub fn rails(n: usize, host: u8) -> String {
     (0..n).map(|i| format!("r{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")

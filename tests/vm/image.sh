@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the kernel and the base of the initramfs for the guests: vmlinuz and base.cpio.zst in the cache folder, which it
-# prints. Both come out of the distribution's packages, downloaded and unpacked, not installed. Does nothing where they
-# are there already; "rm -r" of the folder makes them anew.
+# Makes the kernel and the base of the initramfs for the guests: vmlinuz and base.cpio.zst in the
+# cache folder, which it prints. Both come out of the distribution's packages, downloaded and
+# unpacked, not installed. Does nothing if both exist; remove the folder to make them anew.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -9,17 +9,17 @@ cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/vm
 libs=usr/lib/x86_64-linux-gnu
 packages=(busybox-static bash libtinfo6 iproute2 ibverbs-utils libibverbs1 ibverbs-providers libnl-3-200
     libnl-route-3-200 libelf1 libmnl0 libbpf1 libbsd0 libcap2 libxtables12 libdb5.3 zlib1g libmd0)
-# Loaded in the guest, with what they depend on.
+# Modules to load in the guest, with their dependencies.
 modules=(virtio_pci virtio_net 9pnet_virtio 9p crc32_pclmul crc32_generic ib_uverbs rdma_rxe sch_netem)
 programs=(usr/bin/bash usr/bin/ip usr/sbin/tc usr/bin/rdma usr/bin/ibv_devinfo usr/bin/ibv_rc_pingpong)
 
 say() { echo "vm: $*" >&2; }
 
-# What the guests are made of: when this changes, so does the image.
+# Inputs of the image. A change makes a new image.
 key=$(cat tests/vm/image.sh | sha256sum | cut -c 1-16)
 done_file=$cache/made-$key
 mkdir -p "$cache/debs"
-# One at a time: others wait for it.
+# One process at a time makes the image. Others wait.
 exec 9>"$cache/lock"
 flock 9
 if [ -f "$done_file" ]; then
@@ -43,7 +43,7 @@ kernel_packages() {
         return 1
     fi
     echo "$image"
-    # Ubuntu keeps the modules apart.
+    # Ubuntu has separate packages for the modules.
     local version=${image#linux-image-} extra
     for extra in "linux-modules-$version" "linux-modules-extra-$version"; do
         apt-cache show "$extra" >/dev/null 2>&1 && echo "$extra"
@@ -51,7 +51,8 @@ kernel_packages() {
     return 0
 }
 
-# Downloads what is not there yet. Into a folder of their own first, so that no half of a package stays.
+# Downloads the packages that are missing. They go to a separate folder first, because an
+# interrupted download must not leave a part of a package in the cache.
 download() {
     local kernel package fetch=()
     kernel=$(kernel_packages) || return 1
@@ -66,14 +67,14 @@ download() {
     say "downloading with apt-get: ${fetch[*]}. SETUP=no prevents this."
     rm -rf "$cache/new"
     mkdir "$cache/new"
-    # As this user: apt's own may not write here.
+    # apt downloads as this user, because apt's sandbox user may not write here.
     (cd "$cache/new" && apt-get -o APT::Sandbox::User= download "${fetch[@]}" >&2) || return 1
     mv "$cache"/new/*.deb "$cache/debs/"
     rmdir "$cache/new"
 }
 
 if ! download; then
-    # There are none, or they name packages that are no longer there.
+    # The lists of packages are missing, or name packages that no longer exist.
     say "fetching the lists of packages"
     as_root apt-get update >&2
     download
@@ -81,7 +82,7 @@ fi
 say "unpacking"
 for deb in "$cache"/debs/*.deb; do dpkg -x "$deb" "$cache/root"; done
 root=$cache/root
-# Where /bin, /sbin and /lib are links into /usr, packages may still have them as folders.
+# /bin, /sbin and /lib are links into /usr in the image, but packages may have them as folders.
 for dir in bin sbin lib; do
     if [ -d "$root/$dir" ] && [ ! -L "$root/$dir" ]; then
         mkdir -p "$root/usr/$dir"
@@ -103,18 +104,19 @@ ln -sfn usr/lib "$tree/lib"
 cp "$root/usr/bin/busybox" "$tree/usr/bin/busybox"
 echo "driver rxe" >"$tree/etc/libibverbs.d/rxe.driver"
 
-# Copies a file to the same place in the guest, with the libraries that it needs: those of the packages, else this machine's.
+# Copies a file to the same place in the guest, with the libraries that it needs: those of the
+# packages, else this machine's.
 copy() {
     cp -L "$root/$1" "$tree/$1"
     LD_LIBRARY_PATH=$root/$libs ldd "$root/$1" | awk '$2 == "=>" {print $3 ~ /^\// ? $3 : $1}' | xargs -r cp -n -L -t "$tree/$libs"
 }
 for program in "${programs[@]}"; do copy "$program"; done
 for provider in "$root/$libs"/libibverbs/librxe-*.so; do copy "${provider#"$root/"}"; done
-# What our own programs need beside those, and the loader.
+# Libraries that the project's programs need in addition, and the loader.
 cp -L /lib64/ld-linux-x86-64.so.2 "$tree/lib64/"
 cp -n -L -t "$tree/$libs" "/$libs"/lib{c,m,gcc_s,stdc++,dl,rt,pthread}.so.*
 
-# In the order in which they must be loaded, unpacked, numbered.
+# Unpacks the modules, and numbers them in the order of loading.
 depmod -b "$root/usr" "$version"
 number=100
 for module in "${modules[@]}"; do

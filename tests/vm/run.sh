@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Boots two guests with two rails between them and runs the checks there. usage: run.sh long|short|shell [CHECK…]
-# Set VM_LIMIT for another limit than 1800 seconds: only what hangs takes so long.
+# Boots two guests with two rails between them and runs the checks there.
+# usage: run.sh long|short|shell [CHECK…]
+# Set VM_LIMIT for another limit than 1800 seconds, which only a run that hangs reaches.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -8,23 +9,24 @@ mode=${1:?usage: $0 long|short|shell [CHECK...]}
 shift
 eval "$(scripts/libclang.sh env)"
 target=${CARGO_TARGET_DIR:-target}/release
-# In one go: what they share is built once.
+# One cargo call: shared dependencies are built once.
 cargo build --locked --release -p vm-checks -p compat-matrix
 cache=$(tests/vm/image.sh)
 logs=build/vm
 limit=${VM_LIMIT:-1800}
 work=$(mktemp -d)
 guests=()
-# NCCL's library on this machine, where the checks need it.
+# NCCL's library on this machine, if the checks need it.
 library=
 
 say() { echo "vm: $*" >&2; }
 
-# No guest outlives this script: ended here, by its own time limit, or by the kernel where this script was killed.
+# No guest outlives this script. A guest is ended here, by its time limit, or by the kernel if this
+# script was killed.
 finish() {
     local status=$? guest
     trap - EXIT INT TERM HUP
-    # Else the shell tells of each child that was killed.
+    # Prevents the shell from reporting each killed child.
     disown -a
     for guest in "${guests[@]}"; do
         while kill -KILL "$guest" 2>/dev/null; do sleep 0.1; done
@@ -39,13 +41,13 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# What this build adds to the image, and what each guest is to do.
+# The files of this build that the image lacks, and the commands of each guest.
 pack() {
     local tree=$work/tree libs=usr/lib/x86_64-linux-gnu
     mkdir -p "$tree/usr/bin" "$tree/$libs"
     install -m 755 tests/vm/init "$tree/init"
     cp build/libnccl-net-mpib.so "$tree/$libs/"
-    # Where mpib looks for it.
+    # The place where mpib searches for it.
     ln -s x86_64-linux-gnu/libnccl-net-mpib.so "$tree/usr/lib/"
     cp build/mpib "$target/vm-checks" "$tree/usr/bin/"
     if [ -n "$library" ]; then
@@ -58,7 +60,8 @@ pack() {
     rm -r "$tree"
 }
 
-# Starts guest $1 for at most $2 seconds with accelerator $3; what its first serial port is comes next.
+# Starts guest $1 for at most $2 seconds with accelerator $3. The arguments that follow define its
+# first serial port.
 guest() {
     local host=$1 seconds=$2 accel=$3 first=$4 wire options=()
     for wire in 1 2 3; do
@@ -74,8 +77,8 @@ guest() {
         -serial "$first" -serial "file:$work/out-$host" "${options[@]}"
 }
 
-# KVM where one of our guests really boots on it, which not every /dev/kvm means; else emulation. Tried once for each
-# boot of this machine.
+# KVM if a guest boots on it, which the existence of /dev/kvm does not guarantee; else emulation.
+# The result is kept until the next boot of this machine.
 accelerator() {
     local known=$cache/accelerator boot found=tcg,thread=multi
     boot=$(cat /proc/sys/kernel/random/boot_id)
@@ -107,7 +110,7 @@ fi
 options=("$@")
 [ "$mode" = long ] || options+=(--short)
 mount=:
-# Much too large for the image: the guests read it where it lies.
+# NCCL's library is too large for the image: the guests read it from the host's folder.
 if [ "$mode" = long ] && { [ $# = 0 ] || [[ " $* " = *" nccl-loader "* ]]; }; then
     if library=$("$target/compat-matrix" facts "$work/facts"); then
         mount='mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 nccl /mnt'
@@ -123,7 +126,8 @@ for host in 1 2; do
     guests+=($!)
 done
 until [ -e "$work/out-1" ]; do sleep 0.1; done
-# Here and above in the background: bash obeys a signal once a command that it waits for has ended, but "wait" ends at once.
+# The guests and this pipeline run in the background: bash handles a signal only after a foreground
+# command has ended, but a signal ends "wait" at once.
 tail --pid="${guests[0]}" -f -n +1 "$work/out-1" | sed -u 's/\r$//; /^exit /d' &
 wait $!
 status=$(sed -n 's/^exit \([0-9]*\).*/\1/p' "$work/out-1")

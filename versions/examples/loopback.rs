@@ -22,7 +22,7 @@ struct Link {
     completed: AtomicUsize,
 }
 
-/// Message `number` of its link, of which `moved` bytes are transferred, header included.
+/// Message `number` of its link. `moved` of its bytes are transferred, header included.
 #[derive(Default)]
 struct Progress {
     number: usize,

@@ -44,7 +44,7 @@
 //!    progress threads if `reg_is_global` is set.*
 //! 6. **Move data.** [`isend`](NetPlugin::isend) and [`irecv`](NetPlugin::irecv) start a request,
 //!    [`test`](NetPlugin::test) polls it until it is complete. After a receive into GPU memory,
-//!    [`iflush`](NetPlugin::iflush) starts a request of its own. Up to 32 requests per comm are in
+//!    [`iflush`](NetPlugin::iflush) starts another request. Up to 32 requests per comm are in
 //!    flight. [`set_net_attr`](NetPlugin::set_net_attr) (v11 and later, optional) announces the
 //!    traffic. *Progress thread; `set_net_attr` from the service thread too.*
 //! 7. **Close.** [`close_send`](NetPlugin::close_send) and [`close_recv`](NetPlugin::close_recv),

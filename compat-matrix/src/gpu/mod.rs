@@ -1,5 +1,5 @@
-//! Runs real collectives on a GPU: two ranks on one device, each of which sees the other as another
-//! host, through the plugin and through NCCL's sockets.
+//! Runs real collectives on a GPU, through the plugin and through NCCL's sockets. Two ranks share
+//! one device, and each rank sees the other as another host.
 
 mod cuda;
 mod rank;

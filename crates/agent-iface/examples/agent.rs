@@ -26,7 +26,7 @@ fn main() -> io::Result<()> {
     run(Path::new(HINTS_PATH), Path::new(SOCKET_PATH), share)
 }
 
-/// Creates the hint file, listens, and serves each plugin in a thread of its own.
+/// Creates the hint file, listens, and serves each plugin in a separate thread.
 pub fn run(hints: &Path, socket: &Path, share: u16) -> io::Result<()> {
     let slots = Mutex::new((HintsWriter::create(hints)?, HashMap::new()));
     let listener = UnixListener::bind(socket)?;

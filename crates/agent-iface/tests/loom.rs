@@ -1,5 +1,5 @@
-//! Model checks of the sequence lock: every schedule and every memory order, for both ways of reading.
-//! The same models with a seeded fault must fail.
+//! Model checks of the sequence lock: every schedule and every memory order, for both ways of
+//! reading. The same models with a seeded fault must fail.
 
 #![cfg(loom)]
 
@@ -135,8 +135,8 @@ fn the_model_finds_each_fault() {
     }
 }
 
-/// An entry of the statistics page that is reused by the next connection: in use `n`, both words are
-/// `n`.
+/// An entry of the statistics page that is reused by the next connection: in use `n`, both words
+/// are `n`.
 fn reuse(fault: bool) -> usize {
     explore(move || {
         let entry = Arc::new((Generation::default(), [0; 2].map(AtomicU32::new)));

@@ -1,5 +1,5 @@
-//! The statistics page as other processes see it. A process has one page, therefore the tests use it
-//! in turn.
+//! The statistics page as other processes see it. A process has one page, therefore the tests use
+//! it in turn.
 
 use std::ffi::CStr;
 use std::fs::{self, File};

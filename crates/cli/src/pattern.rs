@@ -132,7 +132,7 @@ fn origin_of(buf: &[u8], offset: usize, expected: &[u8], message: u64) -> Origin
         return Origin::NeverWritten;
     }
     let Ok(word) = buf[start..end].try_into().map(u64::from_le_bytes) else {
-        return Origin::Unknown; // too short to tell
+        return Origin::Unknown; // Fewer than 8 bytes identify no message.
     };
     let place = |number: u64| {
         let index = unmix(word).wrapping_sub(base(number)).wrapping_mul(STEP_INVERSE);

@@ -1,6 +1,7 @@
 /*
- * The logger that a plugin gets from init. It takes variable arguments, which stable Rust can pass but not receive.
- * It formats the line and passes the text on to Rust (src/logger.rs). Any thread of the plugin may call it.
+ * The logger that a plugin gets from init. It takes variable arguments, which stable Rust can pass
+ * but not receive. It formats the line and passes the text on to Rust (src/logger.rs). Any thread
+ * of the plugin may call it.
  */
 #include <stdarg.h>
 #include <stdio.h>

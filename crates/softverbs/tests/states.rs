@@ -78,7 +78,7 @@ fn no_state_can_be_skipped() {
 #[test]
 fn query_returns_the_attributes_that_were_set() {
     let (a, b) = pair(Opts { timeout: 13, retry: 5, max_rd: 3, ..Opts::default() }, Opts::default());
-    // SAFETY: a living QP and two writable structs, of which zero is a value.
+    // SAFETY: a living QP and two writable structs. All-zero bytes are a valid value of both.
     let (attr, init) = unsafe {
         let (mut attr, mut init) =
             (std::mem::zeroed::<sys::ibv_qp_attr>(), std::mem::zeroed::<sys::ibv_qp_init_attr>());

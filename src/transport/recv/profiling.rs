@@ -7,19 +7,21 @@ use crate::transport::comm::Comm;
 use crate::transport::profiler::{CommProfiler, Write};
 use crate::verbs::WRITE_WITH_IMM;
 
-/// Receives that have events of their own.
+/// Number of receives that can have events at the same time.
 pub(crate) const RECEIVES: usize = SLOTS * MAX_RECVS;
 
-/// Starts the events of receive `i` of a slot, before its CTS entry is written. The sender chooses the rails, so each rail that
-/// may carry data has an event.
+/// Starts the events of receive `i` of a slot, before its CTS entry is written. The sender chooses
+/// the rails, so each rail that may carry data has an event.
 #[inline(never)]
 pub(crate) fn start(comm: &mut Comm, slot: u8, i: usize, handle: ProfilerHandle) {
     let Comm { profiler: Some(profiler), rails: connected, .. } = comm else { return };
     for rail in rails(profiler.carriers()) {
-        // The length is known on arrival only. All receives of a rail are alike: the number is the slot's.
+        // The length is known only on arrival. All receives of a rail are alike, so the work
+        // request's id is the slot.
         let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
         if !profiler.start(operation(slot, i), handle, write, connected[rail].send_queue(slot)) {
-            // A profiler that refuses one event of an operation refuses all; most often there is no profiler.
+            // A profiler that refuses one event of an operation refuses all. Most often there is no
+            // profiler.
             break;
         }
     }

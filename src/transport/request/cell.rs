@@ -58,8 +58,9 @@ impl RequestCell {
         Self { state: AtomicU32::new(FREE), sizes: std::array::from_fn(|_| AtomicUsize::new(0)) }
     }
 
-    /// Collects a request of one message and returns its size; the request is free afterwards. Also collects a
-    /// request that is completed ahead of its data, with size 0. Returns `None` in all other states.
+    /// Collects a request of one message and returns its size; the request is free afterwards. Also
+    /// collects a request that is completed ahead of its data, with size 0. Returns `None` in all
+    /// other states.
     #[inline]
     pub(crate) fn collect_one(&self) -> Option<usize> {
         let state = self.state.load(Ordering::Acquire);
@@ -106,7 +107,8 @@ impl RequestCell {
         self.state.load(Ordering::Relaxed) == IN_FLIGHT
     }
 
-    /// Returns whether the request was completed [ahead](Self::complete_ahead) and its data has not arrived.
+    /// Returns whether the request was completed [ahead](Self::complete_ahead) and its data has not
+    /// arrived.
     #[inline]
     pub(crate) fn awaits_data(&self) -> bool {
         matches!(self.state.load(Ordering::Relaxed), COMPLETED_AHEAD | COLLECTED_AHEAD)
@@ -140,8 +142,8 @@ impl RequestCell {
         self.state.store(COMPLETED_AHEAD, Ordering::Release);
     }
 
-    /// Records the arrival of the data of a request that was completed ahead: the request becomes free if NCCL has
-    /// collected it, else it is completed with its size.
+    /// Records the arrival of the data of a request that was completed ahead: the request becomes
+    /// free if NCCL has collected it, else it is completed with its size.
     #[inline]
     pub(crate) fn data_arrived(&self, size: usize) {
         if self.state.load(Ordering::Relaxed) == COLLECTED_AHEAD || !self.complete_instead(size) {
@@ -149,19 +151,22 @@ impl RequestCell {
         }
     }
 
-    /// Replaces the completion ahead by one with the size. Returns `false` if NCCL has collected the request.
+    /// Replaces the completion ahead by one with the size. Returns `false` if NCCL has collected
+    /// the request.
     #[cold]
     fn complete_instead(&self, size: usize) -> bool {
         self.sizes[0].store(size, Ordering::Relaxed);
         self.change(COMPLETED_AHEAD, DONE_ONE)
     }
 
-    /// Takes a completion ahead back if NCCL has not collected it: the comm has failed, and the request must report that.
+    /// Takes a completion ahead back if NCCL has not collected it: the comm has failed, and the
+    /// request must report that.
     pub(crate) fn revoke(&self) {
         self.change(COMPLETED_AHEAD, IN_FLIGHT);
     }
 
-    /// Changes the state from `from` to `to`. Returns `false` if another thread has changed it first.
+    /// Changes the state from `from` to `to`. Returns `false` if another thread has changed it
+    /// first.
     #[inline]
     fn change(&self, from: u32, to: u32) -> bool {
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()

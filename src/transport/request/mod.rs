@@ -14,7 +14,8 @@ use cell::{Found, RequestCell};
 /// Requests per comm: NCCL has at most 32 operations in flight, each of up to 8 sends.
 pub(crate) const REQUESTS: usize = SLOTS;
 
-/// One entry of its comm's pool. A request does not keep its comm alive: the requests of a closed comm are invalid.
+/// One entry of its comm's pool. A request does not keep its comm alive: the requests of a closed
+/// comm are invalid.
 #[derive(Debug)]
 pub struct Request {
     cell: RequestCell,
@@ -61,8 +62,8 @@ impl Pool {
         self.get(index).cell()
     }
 
-    /// Returns the place of a free one of the [`REQUESTS`] that begin at index `start`. The search begins at place `next`,
-    /// which is then the place behind the one found.
+    /// Returns the place of a free one of the [`REQUESTS`] that begin at index `start`. The search
+    /// begins at place `next`, which is then the place behind the one found.
     #[inline]
     pub(crate) fn free(&self, start: usize, next: &mut u8) -> Option<u8> {
         let place = *next;
@@ -81,8 +82,8 @@ impl Pool {
 }
 
 impl Request {
-    /// Collects a completed request of one message and returns its size; the request is invalid afterwards. Returns
-    /// `None` if there is more to do: see [`test`](Self::test).
+    /// Collects a completed request of one message and returns its size; the request is invalid
+    /// afterwards. Returns `None` if there is more to do: see [`test`](Self::test).
     #[inline]
     pub fn finished(&self) -> Option<usize> {
         self.cell.collect_one()

@@ -45,7 +45,7 @@ pub(crate) struct Sender {
 pub(crate) struct SendState {
     pub(crate) comm: Comm,
     policy: Policy,
-    /// The immediate of larger messages travels in a work request of its own.
+    /// Size above which the immediate travels in a separate work request.
     separate_imm_above: usize,
     /// Sequence number of the group that the next send matches.
     pub(crate) seq: Sequence,

@@ -24,9 +24,9 @@ pub(crate) fn part(
     profiler.start(usize::from(index), send.profiler, write, queue);
 }
 
-/// Starts the events of a group on one rail, before its writes are posted. They end with the completion of the write that
-/// carries the immediate, whose `wr_id` this is. An empty send has no write; on the `first` rail the write with the
-/// immediate stands for it.
+/// Starts the events of a group on one rail, before its writes are posted. They end with the
+/// completion of the write that carries the immediate, whose `wr_id` this is. An empty send has no
+/// write; on the `first` rail the write with the immediate stands for it.
 pub(crate) fn group(
     profiler: &mut CommProfiler,
     group: &Group,

@@ -1,4 +1,4 @@
-//! Sends whose data and immediate travel in work requests of their own.
+//! Sends whose data and immediate travel in separate work requests.
 
 use std::sync::atomic::Ordering;
 
@@ -12,10 +12,10 @@ use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
 impl SendState {
-    /// Posts a send whose immediate travels in its own work request: grouped receives, sizes that
-    /// `size_q` cannot encode, or adaptive-routing sends. Per rail: one RDMA WRITE per part, then
-    /// one WRITE_WITH_IMM. The latter carries no data, except on the leader rail of a group whose
-    /// sizes the immediate does not contain: there it carries the completion record.
+    /// Posts a send whose immediate travels in a separate work request: grouped receives, sizes
+    /// that `size_q` cannot encode, or adaptive-routing sends. Per rail: one RDMA WRITE per part,
+    /// then one WRITE_WITH_IMM. The latter carries no data, except on the leader rail of a group
+    /// whose sizes the immediate does not contain: there it carries the completion record.
     #[inline(never)]
     pub(crate) fn post_separate_imm(&mut self, slot: u8) -> Fast<bool> {
         let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());

@@ -1,5 +1,5 @@
-//! Several inits in one process: of one table, of several, after a failed one, after changed
-//! settings.
+//! Several inits in one process: of one table, of several tables, after a failed init, and after
+//! changed settings.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::ptr::null_mut;
@@ -47,12 +47,12 @@ fn two_tables_work_side_by_side_in_one_process() {
 fn init_works_once_the_environment_is_repaired() {
     isolated(here!(), &mpib_tests::mpib("1025", &[]), || {
         for table in TABLES {
-            // A new communicator, nothing repaired yet.
+            // A new communicator, with the fault still present.
             for _ in 0..2 {
                 let (rc, ctx) = table.init();
                 assert_eq!((rc, ctx.is_null()), (InvalidUsage, true), "v{}", table.version());
                 assert_eq!(take_warnings().len(), 1);
-                // NCCL 2.28.3 to 2.29.3 do so after an init that failed.
+                // NCCL 2.28.3 to 2.29.3 call finalize after a failed init.
                 assert_eq!(table.finalize(ctx), Success);
                 assert_eq!(table.devices(), (InvalidUsage, 0));
                 assert_eq!(take_warnings().len(), 1);
@@ -95,7 +95,8 @@ unsafe extern "C" fn second_logger(
     SECOND.lock().unwrap().push(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
 }
 
-/// Two libnccl in one process, one of them unloaded later: lines go where the latest init says.
+/// Two libnccl in one process, one of them unloaded later: lines go to the logger of the latest
+/// init.
 #[test]
 fn lines_go_to_the_logger_of_the_latest_init() {
     isolated(here!(), &[], || {
@@ -142,7 +143,7 @@ fn without_a_logger_failures_are_silent_and_the_same() {
     });
 }
 
-/// Communicators of one process are made by several threads at once.
+/// Several threads make communicators of one process at the same time.
 #[test]
 fn inits_at_the_same_time_open_devices_once() {
     isolated(here!(), &mpib_tests::TWO_RAILS, || {
@@ -176,7 +177,7 @@ fn settings_of_devices_that_change_between_inits_are_reported_once() {
         let said = take_warnings();
         assert!(said[0].contains("NCCL_IB_HCA=soft1 (was soft0)"), "{said:?}");
         assert!(said[0].contains("MPIB_STRICT=1"), "{said:?}");
-        // The communicators that are there go on.
+        // The existing communicators still work.
         let pair = connect(newest(), second, 0);
         pair.message(1000, 1000, 1);
         pair.close();

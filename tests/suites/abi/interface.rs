@@ -17,7 +17,7 @@ const NIL: Ptr = null_mut();
 /// A pointer that is not NULL, to see whether it is overwritten.
 const STALE: Ptr = ptr::without_provenance_mut(0x5115);
 
-/// One version with a connection, a listener, a registration and a receive under way.
+/// One version with a connection, a listener, a registration and a receive in flight.
 struct Rig {
     table: &'static Table,
     net: Raw,
@@ -43,7 +43,7 @@ impl Rig {
         Self { table, net, ctx, listen, pair, bytes, mr, request }
     }
 
-    /// From v11 on there is a context to pass.
+    /// Returns whether the version passes a context: v11 and later do.
     fn has_context(&self) -> bool {
         self.table.version() >= 11
     }
@@ -73,7 +73,7 @@ impl Rig {
         assert!(out.is_null(), "v{} {parts:?}: {out:?}", self.table.version());
     }
 
-    /// The receive under way and a new message arrive; then everything is closed.
+    /// Completes the receive in flight and a new message, then closes everything.
     fn still_works(self) {
         let from = self.pair.send_buffer(vec![7; 50]);
         let send = self.pair.isend(from.addr(), 50, 3, from.mr);
@@ -89,7 +89,7 @@ impl Rig {
     }
 }
 
-/// A caller in error on every version's table, each with a connection that must go on.
+/// Runs a faulty caller on every version's table, with a connection that must still work.
 fn misuse(test: &str, body: fn(&Rig)) {
     isolated(test, &mpib_tests::TWO_RAILS, || {
         for table in TABLES {
@@ -239,7 +239,7 @@ fn handles_of_another_kind_are_refused_by_every_call() {
             ("mr", mr),
             ("request", rig.request),
             ("none", ptr::from_ref(&stack).cast_mut().cast()),
-            // Not aligned, so no handle, whatever lies there.
+            // An unaligned address is no handle.
             ("none", send.wrapping_byte_add(1)),
         ];
         if rig.has_context() {
@@ -375,7 +375,7 @@ fn counts_and_sizes_are_checked() {
                 });
             }
         }
-        // Sizes that the interface has room for, and the registration has not.
+        // Sizes that the interface can express, but that exceed the registration.
         let said = "bytes at";
         rig.leaves_null(&["isend", "2147483647", said, "registration of 4096 bytes"], |o| {
             net.isend(send, rig.data(), c_int::MAX as usize, 0, mr, NIL, o)
@@ -410,7 +410,7 @@ fn memory_that_cannot_be_registered_is_named() {
                 rig.refuses(rc, InvalidUsage, &["regMr", name, &at, why]);
                 assert!(out.is_null());
             }
-            // Where nothing is mapped, as when it was freed.
+            // An address where nothing is mapped, like freed memory.
             let (nowhere, mut out) = (ptr::without_provenance_mut(4096), STALE);
             let rc = net.reg_mr(comm, nowhere, 4096, NCCL_PTR_HOST, &raw mut out);
             rig.refuses(rc, SystemError, &["regMr", "4096 bytes at 0x1000", "EFAULT", "was it freed?"]);

@@ -9,7 +9,7 @@ use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 
-/// One connection in each direction: what is sent on one comes back on the other.
+/// One connection in each direction: the peer returns each message on the other one.
 struct Lane {
     there: Ptr,
     here: Ptr,
@@ -50,7 +50,7 @@ impl Lane {
         wait(table, sent);
         (self.sent, self.round) = (None, self.round + 1);
         if self.round < ROUNDS {
-            // Other bytes than the last ones, so that old data is not taken for new.
+            // Bytes that differ from those of the last round: old data cannot pass as new.
             self.from.bytes.rotate_left(1);
             self.to.bytes.fill(0);
             self.back = recv(table, self.here, &self.to, len);
@@ -134,7 +134,7 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
     });
 }
 
-/// Signals a panic to the other threads, which would wait for this one.
+/// Signals a panic to the other threads, which would otherwise wait for this thread.
 struct Told<'a>(&'a AtomicBool);
 
 impl Drop for Told<'_> {
@@ -145,7 +145,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// As NCCL at its most: 32 groups of eight, met in another order than they were asked for.
+/// NCCL's maximum: 32 groups of eight receives, whose sends have another order.
 #[test]
 fn thirty_two_groups_of_eight_are_under_way() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -162,7 +162,8 @@ fn thirty_two_groups_of_eight_are_under_way() {
                     pair.irecv(&group)
                 })
                 .collect();
-            // Each is of another size, none to all of its room, and the tags come backwards.
+            // Sizes vary from 0 to the size of the receive. Sends have the reverse order of
+            // receives.
             let size = |g: usize, i: usize| (g * 31 + i * 41 + round) % (room + 1);
             for g in 0..groups {
                 let sends: Vec<_> = (0..n)
@@ -188,7 +189,8 @@ fn thirty_two_groups_of_eight_are_under_way() {
     });
 }
 
-/// Between processes: one byte more than there is room for fails both ends, and writes nothing.
+/// Between processes: a message one byte larger than its receive fails both ends and writes
+/// nothing.
 #[test]
 fn a_message_that_is_too_large_for_the_other_process() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -197,7 +199,7 @@ fn a_message_that_is_too_large_for_the_other_process() {
         for room in [1, 127, 128, 4096, 1 << 20] {
             let mut peer = Peer::start();
             let (there, here) = (to_peer(table, ctx, &mut peer), from_peer(table, ctx, &mut peer));
-            // Exactly as much as there is room for is taken, and nothing behind it is touched.
+            // A message of exactly the size of its receive arrives, and writes nothing behind it.
             let to = Buffer::new(table, here, vec![0xEE; room + 4096]);
             let request = recv(table, here, &to, room);
             peer.must(&format!("send {room} 1"));
@@ -213,7 +215,7 @@ fn a_message_that_is_too_large_for_the_other_process() {
                 assert!(last.contains(part), "{part:?} is not in {last:?}");
             }
             assert!(to.bytes[..room] == pattern(room, 1) && to.bytes[room..].iter().all(|b| *b == 0xEE));
-            // The other comm of the two goes on.
+            // The other comm still works.
             let from = Buffer::new(table, there, pattern(1000, 2));
             peer.say("recv 1000 2");
             assert_eq!(wait(table, send(table, there, &from, 1000)), 1000);

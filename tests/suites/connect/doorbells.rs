@@ -10,7 +10,7 @@ use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::CACHE_LINE;
 use softverbs::Counters;
 
-/// What a rail was asked for, by both ends.
+/// Work that both ends posted on a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Asked {
     doorbells: u64,
@@ -23,7 +23,7 @@ fn counted() -> Vec<Counters> {
     softverbs::counters().into_iter().map(|device| device.total).collect()
 }
 
-/// A group of `n` messages of `len` bytes; what each rail was asked for.
+/// Moves a group of `n` messages of `len` bytes. Returns the work posted on each rail.
 fn group(pair: &Pair, n: usize, len: usize) -> Vec<Asked> {
     let (from, to) = (pair.send_buffer(pattern(len.max(1), 1)), pair.recv_buffer(n * len + 1));
     let before = counted();
@@ -44,7 +44,7 @@ fn group(pair: &Pair, n: usize, len: usize) -> Vec<Asked> {
     grown
 }
 
-/// On the rail that carries CTS writes `cts` is the receiver's part.
+/// Returns the expected work of both rails. Rail 0 also carries the receiver's CTS write.
 fn expect(parts: [u64; 2], imms: [u64; 2], inline: u64) -> Vec<Asked> {
     let rail = |i: usize| {
         let cts = u64::from(i == 0);
@@ -69,7 +69,7 @@ fn messages_on_one_rail_take_a_doorbell_at_each_end() {
             // A write for each, and one with the immediate and the record.
             assert_eq!(group(&pair, n, 1000), expect([n as u64, 0], [1, 0], 0), "groups of {n}");
         }
-        // A size that the immediate of two rails cannot say.
+        // A size that the immediate of two rails cannot encode.
         let large = (2 << 20) + 1;
         assert_eq!(group(&pair, 1, large), expect([1, 0], [1, 0], 1), "{large} bytes");
         pair.close();
@@ -87,7 +87,7 @@ fn messages_on_two_rails_take_a_doorbell_on_each() {
     });
 }
 
-/// Data of more than 8 KiB goes without its immediate, in one chain with it.
+/// Data of more than 8 KiB and its immediate are two work requests in one chain.
 #[test]
 fn data_and_a_separate_immediate_take_one_doorbell() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), || {
@@ -99,7 +99,7 @@ fn data_and_a_separate_immediate_take_one_doorbell() {
 
 const NO_ROOM: &str = "soft0:addr=192.168.200.1/24,inline=0;soft1:addr=192.168.201.1/24,inline=63";
 
-/// One message with these settings: how many of its CTS writes were inline, and the warnings.
+/// Moves messages with these settings. Checks the number of inline CTS writes and of warnings.
 fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
     isolated(test, &mpib("512", env), || {
         let table = newest();
@@ -124,7 +124,7 @@ fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
 //= configuration.md: NCCL_IB_USE_INLINE
 #[test]
 fn cts_writes_are_inline_as_the_settings_say() {
-    // Where the settings want that, and where they say nothing, see above.
+    // With the setting. The tests above have the default.
     with(here!(), &[("NCCL_IB_USE_INLINE", "1")], 1, 0);
 }
 
@@ -138,7 +138,7 @@ fn adapters_without_inline_room_read_cts_writes_from_memory() {
     with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM)], 0, 0);
 }
 
-/// Once, though there are two rails and two connections.
+/// The warning is logged once, although there are two rails and two connections.
 #[test]
 fn adapters_without_inline_room_are_reported_if_inline_is_configured() {
     with(here!(), &[("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1")], 0, 1);
@@ -162,8 +162,8 @@ fn adapters_without_inline_room_are_refused_with_strict() {
     });
 }
 
-/// A peer is given memory that begins a line, so that no entry or record of its own, which are a
-/// line each, lies in two.
+/// The memory that a peer writes begins a cache line. Entries and records have the size of a line,
+/// so none of them crosses two lines.
 //= protocol.md: CTS entry and record: each in its own cache line
 #[test]
 fn what_peers_write_begins_a_cache_line() {

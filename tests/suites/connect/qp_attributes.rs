@@ -13,7 +13,7 @@ use softverbs::QpAttributes;
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
 
-/// Both rails, and no class or partition of their own.
+/// Settings with both rails and without a traffic class or a partition for either rail.
 fn rails<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let quick = [
         ("MPIB_SOUT_QP", "2"),
@@ -21,7 +21,7 @@ fn rails<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         ("NCCL_IB_TIMEOUT", "12"),
         ("MPIB_PROBE_TIMEOUT_MS", "2000"),
     ];
-    // What comes later counts.
+    // Of two values of a variable, the later one counts.
     mpib("512", &[&quick, more].concat())
 }
 
@@ -83,7 +83,7 @@ fn cts_writes_have_a_class_of_their_own() {
         let (cts, rest): (Vec<QpAttributes>, Vec<QpAttributes>) =
             set.iter().copied().partition(|a| a.traffic_class == 184);
         assert!(rest.iter().all(|a| a.traffic_class == 104) && set.len() == 10, "{set:?}");
-        // One on each rail, at the receiver: it sends no data.
+        // The receiver has one on each rail, because it sends no data.
         let mut devices: Vec<_> = cts.iter().map(|a| a.device).collect();
         devices.sort_unstable();
         assert_eq!(devices, ["soft0", "soft1"]);
@@ -139,7 +139,7 @@ fn a_partition_is_found_by_its_number_wherever_it_stands() {
             ("-1", "0", [0, 0]),
             ("-1", "1", [1, 1]),
             ("0x8007", "0", [2, 1]),
-            // The number goes before the place.
+            // The P_Key's value has precedence over its index.
             ("7", "1", [2, 1]),
             ("0xffff", "1", [0, 0]),
         ] {
@@ -150,7 +150,7 @@ fn a_partition_is_found_by_its_number_wherever_it_stands() {
     });
 }
 
-/// The code of connect, which must fail as accept must, and the warnings of both ends.
+/// Checks that connect and accept fail. Returns the code of connect and the warnings of both ends.
 fn refused() -> (Code, Vec<String>) {
     let ctx = init(newest());
     let mut handle = [0; 128];
@@ -200,7 +200,7 @@ fn a_queue_pair_that_times_out_is_retried() {
         }
         pair.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
-        // One more than is tried again.
+        // One failure more than there are retries.
         softverbs::fail_modify_qp_of("soft0", RTR, libc::ETIMEDOUT, 6, Duration::ZERO);
         mpib_tests::set("MPIB_STRICT", Some("1"));
         let (_, lines) = refused();
@@ -240,7 +240,7 @@ fn a_queue_pair_that_fails_otherwise_is_retried_if_configured() {
     });
 }
 
-/// Options of soft0, of soft1, the setting, and what holds between them.
+/// Options of soft0, of soft1, the setting, and the expected options of the connection.
 const ECE: [(&str, &str, &str, Option<u32>); 5] = [
     (",ece=0x7", ",ece=0x15", "1", Some(5)),
     (",ece=0x7", ",ece=0x8", "1", Some(0)),
@@ -303,8 +303,8 @@ fn connect_to(from: i32, to: i32) -> Pair {
     pair
 }
 
-/// Two ports on wires of their own, in one subnet: no packet arrives. Whichever limit comes first
-/// tells itself.
+/// Two ports are in one subnet but on different wires: no packet arrives. The error names the limit
+/// that was reached first.
 //= configuration.md: MPIB_PROBE_TIMEOUT_MS
 #[test]
 fn a_probe_waits_as_long_as_the_settings_say() {

@@ -34,7 +34,7 @@ impl Two {
         for (host, n) in [("a", "1"), ("b", "2")] {
             cable.extend(eth(n).into_iter().map(|addr| (host, "eth0", &*addr.leak())));
         }
-        // What one of them alone is on.
+        // Networks of one host alone.
         cable.push(("a", "eth0", "10.7.0.1/24"));
         cable.push(("b", "eth0", "10.8.0.2/24"));
         let oob = vec![("a", "oob", "192.168.9.1/24"), ("b", "oob", "192.168.9.2/24")];
@@ -47,14 +47,13 @@ impl Two {
         Self { _hosts: hosts, a, b }
     }
 
-    /// The tables from now on, as lists of addresses; `-` is an empty place.
+    /// Replaces the tables by lists of addresses; `-` is an empty entry.
     fn tables(&mut self, a: &str, b: &str) {
         self.a.must(&format!("addrs soft0 {a}"));
         self.b.must(&format!("addrs soft0 {b}"));
     }
 
-    /// A connection from a to b, data over it, and both ends' log lines say which addresses it goes
-    /// by.
+    /// Connects a to b and moves data. The log lines of both ends must name the addresses in use.
     fn connected_by(&mut self, ours: &str, theirs: &str) {
         let handle = self.b.ask("listen");
         self.connect(&handle, ours, theirs);
@@ -81,7 +80,7 @@ impl Two {
         }
     }
 
-    /// A connection that is refused; one line at both ends has all of these parts.
+    /// Checks that a connection is refused, and that one line at each end has all `parts`.
     fn refused(&mut self, handle: &str, parts: &[&str]) {
         self.b.say("accept-fails");
         assert_eq!(self.a.code(&format!("connect-fails {handle}")), InvalidUsage);
@@ -115,7 +114,7 @@ fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
             // The shared network is not the first one, on one end or on both.
             ("10.0.0.1/24 10.0.1.1/24", "10.0.1.2/24", "10.0.1.1", "10.0.1.2"),
             ("10.7.0.1/24 10.0.1.1/24", "10.8.0.2/24 10.0.1.2/24", "10.0.1.1", "10.0.1.2"),
-            // IPv4 leads nowhere common, IPv6 does.
+            // The ports have a common IPv6 network and no common IPv4 network.
             ("10.7.0.1/24 2001:db8::1/64", "10.8.0.2/24 2001:db8::2/64", "2001:db8::1", "2001:db8::2"),
         ] {
             two.tables(a, b);
@@ -132,7 +131,7 @@ fn every_connection_goes_by_the_table_of_its_time() {
         let mut two = Two::up();
         two.tables("10.0.0.1/24", "10.0.0.2/24");
         two.connected_by("10.0.0.1", "10.0.0.2");
-        // As after a link flap: another place, and another address where it was.
+        // As after a link flap: the address has another index, and its old index another address.
         two.tables("2001:db8::1/64 - 10.0.0.1/24", "10.8.0.2/24 10.0.0.2/24");
         two.connected_by("10.0.0.1", "10.0.0.2");
         two.tables("- - - 10.0.1.1/24", "10.0.1.2/24");
@@ -241,7 +240,7 @@ fn a_family_is_kept_to() {
 //= reach.md: address family, range and RoCE version restrict the choice
 #[test]
 fn a_range_is_kept_to() {
-    // One that has an address of each port.
+    // A range that contains an address of each port.
     settings(here!(), &[("NCCL_IB_ADDR_RANGE", "10.0.1.0/14")], ["10.0.0.1 v2", "10.2.0.1 v2"]);
 }
 
@@ -330,7 +329,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
             }
             vars.iter().for_each(|(name, _)| set(name, None::<&str>));
         }
-        // An index that is good in form and empty.
+        // A valid index whose entry is empty.
         set(index, Some("soft0:3,soft1:9"));
         let ctx = init(newest());
         assert_eq!(newest().devices(), (Success, 1));
@@ -343,7 +342,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
     });
 }
 
-/// The index is of the table: what stands there now is used.
+/// The index is an index of the table: its current entry is used.
 //= reach.md: each connection reads the GID tables anew
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
@@ -365,14 +364,14 @@ fn an_explicit_index_means_what_stands_there_now() {
     });
 }
 
-/// Places of soft0's addresses, behind the link-local one.
+/// Sets soft0's addresses, in the order of the table behind the link-local one.
 fn places(addrs: &[Option<[u8; 4]>]) {
     let addrs: Vec<_> = addrs.iter().map(|a| a.map(|ip| (IpAddr::from(ip), 24))).collect();
     softverbs::set_addrs("soft0", &addrs).unwrap();
 }
 
-/// A connection from a peer that waits with its WIRING until `meanwhile` is over: the plugin has
-/// told its addresses by then, and has not yet used them. What was warned of.
+/// Accepts a connection from a peer that calls `meanwhile` before it sends its WIRING. At that time
+/// the plugin has advertised its addresses and has not used them yet. `check` gets the warnings.
 fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
     isolated(test, &mpib("512", &[]), || {
         let ctx = init(newest());

@@ -26,15 +26,15 @@ fn a_listener_without_descriptors_warns_once_and_recovers() {
         setrlimit(Resource::RLIMIT_NOFILE, 128, hard).unwrap();
         let listener = listen();
 
-        // All descriptors but one, which goes to the peer's own end.
+        // Takes all descriptors but one, which the peer's end uses.
         let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         files.pop();
         let mut peer = stranger(&listener);
         peer.write_all(&hello_bytes(&listener)).unwrap();
         until("the warning", || (WARNINGS.load(Ordering::Relaxed) == 1).then_some(()));
 
-        // It waits in the backlog, and gets in as soon as there is room; nothing new comes to tell
-        // of it.
+        // The peer waits in the backlog, and is accepted as soon as a descriptor is free. No new
+        // connection has to wake the listener.
         drop(files);
         let channel = until("the peer", || listener.try_accept().unwrap());
         assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));

@@ -17,8 +17,8 @@ const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
 const STAYING: usize = 600;
 
-/// From a network of its own each 5,000: a port that was left is not free at once, and these are
-/// more than one address has.
+/// Connects stranger `n`. Every 5,000 strangers have a different source address, because one
+/// address has too few ports: a closed connection keeps its port for a while.
 fn stranger(listener: &Listener, n: usize) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from = Ipv4Addr::new(127, 9, (n / 5000) as u8, 1);
@@ -27,29 +27,29 @@ fn stranger(listener: &Listener, n: usize) -> TcpStream {
     socket.into()
 }
 
-/// What the `n`-th stranger says.
+/// Bytes that the `n`-th stranger sends.
 fn saying(right: &[u8], n: usize) -> Vec<u8> {
     let mut hello = right.to_vec();
     match n % 8 {
         0 => Vec::new(),
         1 => b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-        // A HELLO that never ends: one of these is there as long as nobody takes its place.
+        // A HELLO that never ends. The connection is open until another one takes its place.
         2 => hello[..1 + n / 8 % (hello.len() - 1)].to_vec(),
         3 => {
             hello[HELLO_PREFIX_BYTES - 1] ^= 1;
             hello
         }
-        // The HELLO of a connector that was here before.
+        // The HELLO of a connector that connected before.
         4 => hello,
-        // A frame longer than any, with the right beginning.
+        // A frame above the limit of length, with a valid beginning.
         5 => [&(1u32 << 20).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
-        // The longest that may be, which does not come to its end.
+        // A frame of the greatest length, which is never complete.
         6 => [&(64u32 << 10).to_le_bytes()[..], &hello[4..], &[0; 60_000]].concat(),
         _ => vec![0xFF; 1 << (n % 13)],
     }
 }
 
-/// Messages go both ways.
+/// Checks that messages arrive in both directions.
 fn works(connector: &Channel, acceptor: &Channel) {
     for (from, to) in [(connector, acceptor), (acceptor, connector)] {
         from.send(&Message::Ready).unwrap();
@@ -68,7 +68,7 @@ fn next(listener: &Listener) -> Channel {
 fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
     isolated(here!(), &[], || {
         let listener = listen();
-        // Somebody has listened to this one.
+        // A peer that the listener has accepted. Strangers repeat its HELLO.
         let first = {
             let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
             peer.write_all(&hello_bytes(&listener)).unwrap();
@@ -83,7 +83,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         let (mut most, mut peers) = ((0, 0), Vec::new());
         for n in 0..STRANGERS {
             let mut stream = stranger(&listener, n);
-            // It may be cut off while it speaks.
+            // The listener may close the connection during the write.
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write_all(&saying(&right, n));
             staying.push_back(stream);
@@ -91,7 +91,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
                 staying.pop_front();
             }
             if n % 500 == 499 {
-                // A peer comes, behind all of them, and stays.
+                // A peer connects after all of them, and stays connected.
                 let connector = connect(&listener);
                 let acceptor = next(&listener);
                 works(&connector, &acceptor);
@@ -100,7 +100,7 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
                 most.1 = most.1.max(descriptors() - 2 * peers.len());
             }
         }
-        // What they may hold: 64 frames of 64 KiB that are not whole yet, and as many descriptors.
+        // Strangers may hold 64 incomplete frames of 64 KiB, and 64 descriptors.
         assert!(most.0 - before <= 64 * 64, "{before} KiB, then {}", most.0);
         assert!(most.1 <= STAYING + 64 + 32, "{} descriptors", most.1);
         works(&connector, &acceptor);
@@ -110,8 +110,8 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         }
         assert_eq!(peers.len(), STRANGERS / 500);
         assert_eq!(first.0.state(), ChannelState::Open);
-        // Of all those who were no peers none came in, the one that repeated another's HELLO
-        // included.
+        // The listener has accepted none of the strangers, including those that repeated the HELLO
+        // of a peer.
         assert!(listener.try_accept().unwrap().is_none());
     });
 }

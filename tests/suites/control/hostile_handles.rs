@@ -1,4 +1,4 @@
-//! Handles that lead nowhere: `connect` fails in time, and the log says what was tried.
+//! Handles without a listener: `connect` fails in time, and the log names the attempts.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_OFFSET};
 
-/// Of a network that does not exist, by RFC 5737.
+/// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";
 
 fn with_deadline(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
@@ -114,7 +114,7 @@ fn random_bytes_are_refused_by_every_version() {
             for seed in 0..500 {
                 let mut handle: [u8; 128] = pattern(128, seed).try_into().unwrap();
                 if seed % 2 == 0 {
-                    // Near enough to be read on: magic and version are right.
+                    // Magic and version are right, so the rest is decoded.
                     handle[..6].copy_from_slice(b"MPIB\x01\0");
                 }
                 handle[STATE_OFFSET..].fill(0);
@@ -134,7 +134,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             handle[STATE_OFFSET..].copy_from_slice(&state.to_le_bytes());
             handle
         };
-        // One attempt is under way, and stays so.
+        // One attempt is in progress during all of this.
         let mut begun = good;
         assert_eq!(table.connect(ctx, 0, &mut begun).0, Success);
         let ours = u64::from_le_bytes(begun[STATE_OFFSET..].try_into().unwrap());
@@ -149,7 +149,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             assert_eq!(lines.len(), before + 1);
             assert!(lines[before].contains(&format!("connection attempt {state}")), "{}", lines[before]);
         }
-        // The right number in a handle that leads elsewhere.
+        // The right number in a handle with another address.
         let mut elsewhere = to(&["127.0.0.1"], 9);
         elsewhere[STATE_OFFSET..].copy_from_slice(&begun[STATE_OFFSET..]);
         assert_eq!(table.connect(ctx, 0, &mut elsewhere).0, InvalidArgument);
@@ -165,7 +165,7 @@ fn a_forged_state_of_the_connector_is_refused() {
             }
             (!ends.0.is_null() && !ends.1.is_null()).then_some(())
         });
-        // It is over: its number is nobody's.
+        // The attempt has ended: its number is not valid any more.
         assert_eq!(table.connect(ctx, 0, &mut attempt(ours)).0, InvalidArgument);
         assert_eq!((table.close_send(ends.0), table.close_recv(ends.1)), (Success, Success));
         assert_eq!(table.close_listen(listen), Success);
@@ -226,7 +226,7 @@ fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
         let waiting = format!("{addr}: no connection yet");
         let deadline = "no answer within 400 ms (MPIB_CONNECT_TIMEOUT_MS)";
         refused(table, ctx, to(&["127.0.0.1"], addr.port()), RemoteError, &[deadline, &waiting]);
-        // Beside it another address that nobody has: both are named.
+        // With a second address, which no host has: the error names both.
         let nowhere = format!("{NOWHERE}:{}: ", addr.port());
         refused(
             table,
@@ -235,7 +235,7 @@ fn addresses_that_nothing_answers_at_fail_by_the_deadline() {
             RemoteError,
             &[deadline, &waiting, &nowhere],
         );
-        // One that connects, and is no plugin.
+        // A listener that accepts and is no plugin.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = silent.local_addr().unwrap().port();
         let connected = format!("127.0.0.1:{port}: connected, no answer");
@@ -260,7 +260,7 @@ fn bound() -> TcpListener {
     }
 }
 
-/// As where a flood of connections, or a neighbour that is not known yet, spoils the first try.
+/// The first attempt fails, as in a flood of connections or before the neighbour is resolved.
 //= reach.md: an address that fails is retried; a refused connection fails soon
 #[test]
 fn a_port_that_refuses_at_first_is_tried_again() {
@@ -293,7 +293,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
     });
 }
 
-/// The port belongs to another listener of the plugin by now: it does not know the nonce.
+/// Another listener of the plugin has the port now: it refuses the nonce.
 #[test]
 fn another_listener_at_the_same_port_does_not_answer() {
     with_deadline(here!(), |table, ctx| {

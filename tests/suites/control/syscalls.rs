@@ -22,10 +22,10 @@ const OVER: usize = NAMES.len();
 /// at each entry of two GID tables, whose kinds are in files of /sys.
 const MOST: usize = 500;
 
-/// The thread that is traced: this is call number `kind`.
+/// Marks the beginning of call number `kind` in the traced thread.
 fn marked<T>(kind: usize, call: impl FnOnce() -> T) -> T {
     let mark = |kind: usize| {
-        // SAFETY: no such system call: nothing but ENOSYS comes of it.
+        // SAFETY: there is no such system call: the kernel returns ENOSYS and does nothing.
         unsafe { libc::syscall(MARKS + kind as i64) }
     };
     mark(kind);
@@ -34,14 +34,15 @@ fn marked<T>(kind: usize, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A connection to itself, each call marked, beside another one that never gets an answer.
+/// Makes a connection to itself, with each call marked, beside an attempt that is never answered.
 fn traced() {
     let table = newest();
     let ctx = init(table);
     let mut handle = [0; 128];
     let (rc, listen) = marked(0, || table.listen(ctx, 0, &mut handle));
     assert_eq!(rc, Success);
-    // Nobody: one address takes connections and says nothing, one leads nowhere (RFC 5737).
+    // Nobody answers: one address accepts connections and sends nothing, one is unreachable (RFC
+    // 5737).
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addrs = ["127.0.0.1", "192.0.2.77"].map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap());
     let port = silent.local_addr().unwrap().port();
@@ -50,12 +51,12 @@ fn traced() {
         assert_eq!(marked(kind, || table.connect(ctx, 0, handle)), (Success, Ptr::default()));
     };
     unanswered(1, &mut nobody);
-    // Both stay as they are however long this goes on.
+    // Neither call makes progress, no matter how often it is repeated.
     for _ in 0..100 {
         unanswered(3, &mut nobody);
         assert_eq!(marked(5, || table.accept(listen)), (Success, Ptr::default()));
     }
-    // Nor is a change of a queue pair that is to be tried again (to RTR) waited for.
+    // Changes to RTR fail and are retried: no call waits for a retry.
     softverbs::fail_modify_qp(2, libc::ETIMEDOUT, 3);
     let (mut kind, mut ends) = (1, [Ptr::default(); 2]);
     until("both ends", || {
@@ -72,7 +73,7 @@ fn traced() {
         ends.iter().all(|end| !end.is_null()).then_some(())
     });
     unanswered(3, &mut nobody);
-    // Optional receives are done at once.
+    // Optional receives complete at once.
     let word = [0u64];
     let (rc, mr) = table.reg_mr(ends[1], word.as_ptr().addr(), 8, HOST);
     assert_eq!(rc, Success);
@@ -187,7 +188,7 @@ fn waits_on_socket(child: i32, (nr, args): (i64, [u64; 6]), local: &BTreeSet<u64
 /// Why a system call may wait for something that another process or the network does, or a clock;
 /// `None` if it cannot.
 fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
-    // Poll and its like look and return where their limit is 0.
+    // poll and similar calls return at once if their timeout is 0.
     let zero = |at: usize| args[at] as i32 == 0;
     match *nr {
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_rt_sigtimedwait => Some("it sleeps"),
@@ -207,8 +208,8 @@ fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
     }
 }
 
-/// A futex tells a lock that another thread holds for a moment, or that threads are woken: never a
-/// wait for a peer, as long as the count is small.
+/// A futex call is a lock that another thread holds for a moment, or wakes threads. As long as the
+/// calls are few, none of them is a wait for a peer.
 //= reach.md: listen, connect and accept make no blocking system call
 #[test]
 fn listen_connect_and_accept_wait_for_nothing() {

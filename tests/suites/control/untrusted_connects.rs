@@ -1,5 +1,5 @@
-//! Strangers at a listener's port, all at once, none of which disconnects: the real peer connects
-//! and moves data.
+//! Strangers connect to a listener's port at the same time, and none of them disconnects. The real
+//! peer still connects and moves data.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -41,11 +41,11 @@ fn fails(table: &Table, listen: Ptr, what: &str) -> Code {
     })
 }
 
-/// A stranger that says `bytes` and stays.
+/// A stranger that sends `bytes` and does not disconnect.
 fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     let port = Handle::decode(handle).unwrap().port();
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    // It may be cut off while it speaks.
+    // The listener may close the connection during the write.
     let _ = stream.write_all(bytes);
     stream
 }
@@ -85,7 +85,7 @@ fn strangers_keep_nobody_out() {
         let all = |sayings: &[&[u8]]| -> Vec<TcpStream> {
             sayings.iter().map(|bytes| stranger(&handle, bytes)).collect()
         };
-        // Those who may still become peers wait beside the real one.
+        // Strangers that may still become peers wait beside the real one.
         let mut waiting = all(&[b"", b"\0", &whole[..whole.len() / 2], &whole[..whole.len() - 1]]);
         waiting.extend((0..40).map(|_| stranger(&handle, b"")));
         let wrong = all(&[
@@ -95,7 +95,7 @@ fn strangers_keep_nobody_out() {
             &[0; 64],
             &[0xFF; 64],
             &(1u32 << 31).to_le_bytes(),
-            // Longer than any frame, with the right beginning.
+            // A frame above the limit of length, with a valid beginning.
             &[&100_000u32.to_le_bytes(), &whole[4..]].concat(),
             &wrong_nonce,
             // Its first frame is another message.
@@ -107,16 +107,16 @@ fn strangers_keep_nobody_out() {
         the_real_peer_gets_in(table, listen, &handle);
         the_real_peer_gets_in(table, listen, &handle);
         none_yet(table, listen);
-        // They cause no line in the log, and get no reason.
+        // These strangers cause no line in the log, and get no reason.
         assert!(warnings().is_empty(), "{:?}", warnings());
         wrong.into_iter().for_each(is_dropped);
         drop(waiting);
     });
 }
 
-/// Those who know the nonce and then break the protocol fail their own handshake, each with one
-/// line. accept says so, since NCCL makes one connector for each listener, and goes on when it is
-/// called again.
+/// Connectors that know the nonce and then break the protocol fail only their handshakes, with one
+/// line each. accept returns the error, since NCCL makes one connector for each listener, and works
+/// again at the next call.
 //= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn misled_connectors_fail_alone() {
@@ -124,7 +124,7 @@ fn misled_connectors_fail_alone() {
         let with = |token, tail: &[u8]| [right_hello(&handle, token, |_| ()), tail.to_vec()].concat();
         let frame = |message: Message| message.encode().unwrap();
         let mut too_many = right_hello(&handle, 20, |h| h.rails.clear());
-        // The count of the rails stands before that of those.
+        // The last byte is the number of unusable rails, and the byte before it that of usable rails.
         let mut too_many_rails = too_many.clone();
         *too_many.last_mut().unwrap() = 255;
         let at = too_many_rails.len() - 2;
@@ -219,13 +219,13 @@ fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
         let last = warnings().pop().unwrap();
         assert!(last.contains("accept: ") && last.contains("waited for WIRING"), "{last}");
         assert_eq!(warnings().len(), 2, "{:?}", warnings());
-        // A connector that comes later is served all the same.
+        // A later connector still works.
         the_real_peer_gets_in(table, listen, &handle);
         drop(second);
     });
 }
 
-/// Queue pairs that are not there, or another's.
+/// Queue pairs that do not exist, or belong to another connection.
 #[test]
 fn wrong_queue_pairs_fail_alone() {
     with_listener(here!(), &mpib_tests::SHORT, |table, listen, handle| {

@@ -18,12 +18,12 @@ const RAILS: [usize; 5] = [1, 2, 3, 4, 8];
 /// A connection's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Setup {
-    /// Of the table.
+    /// Version of the table.
     version: u32,
     rails: usize,
     qps: usize,
     split: bool,
-    /// Bytes above which data and immediate go apart.
+    /// Bytes above which data and immediate are separate work requests.
     apart_above: Option<usize>,
     flush: bool,
     ece: bool,
@@ -32,13 +32,13 @@ struct Setup {
     timeout: u8,
     receives: (u32, u32),
     cts_interval: u32,
-    /// Single CTS entries go in the work request itself.
+    /// Single CTS entries are inline in the work request.
     inline: bool,
-    /// Single receives are called optional.
+    /// Single receives have the hint that their completion is optional.
     optional: bool,
 }
 
-/// Nothing set, but for adaptive routing, whose default goes by the link layer.
+/// The defaults, except for adaptive routing, whose default depends on the link layer.
 const PLAIN: Setup = Setup {
     version: 12,
     rails: 1,
@@ -57,7 +57,7 @@ const PLAIN: Setup = Setup {
 };
 
 impl Setup {
-    /// Any, with fair chances for each.
+    /// Draws a random value for each setting.
     fn draw(rng: &mut Rng) -> Self {
         let maybe = |rng: &mut Rng, n: usize| (rng.below(2) == 1).then_some(n);
         Self {
@@ -78,7 +78,7 @@ impl Setup {
         }
     }
 
-    /// For `init` and the devices that come after it.
+    /// Sets the variables, for the next `init` and the devices that are made after it.
     fn put(&self) {
         let number = |name, value: Option<usize>| set(name, value.map(|n| n.to_string()));
         number("NCCL_IB_QPS_PER_CONNECTION", Some(self.qps));
@@ -113,7 +113,7 @@ impl Setup {
     }
 }
 
-/// What a rail did.
+/// Work that a rail has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Did {
     bytes: u64,
@@ -122,7 +122,7 @@ struct Did {
     /// Writes with an immediate.
     signals: u64,
     doorbells: u64,
-    /// Work requests that carry their bytes in themselves.
+    /// Work requests with inline data.
     inlines: u64,
     reads: u64,
 }
@@ -144,7 +144,7 @@ fn during(f: impl FnOnce()) -> [Did; 8] {
     })
 }
 
-/// What each rail has to do for a group of sends of these lengths.
+/// Returns the expected work of each rail for a group of sends of these lengths.
 fn by_the_rule(setup: &Setup, speeds: &[u32], lens: &[usize]) -> [Did; 8] {
     let mut all = [Did::default(); 8];
     let per_rail = setup.stripes();
@@ -166,7 +166,7 @@ fn by_the_rule(setup: &Setup, speeds: &[u32], lens: &[usize]) -> [Did; 8] {
         rail.doorbells += 1;
     }
     all[active[0] / per_rail].bytes += if record { 64 } else { 0 };
-    // The CTS entries, in one write.
+    // One write carries all CTS entries.
     all[0].bytes += 64 * lens.len() as u64;
     all[0].writes += 1;
     all[0].doorbells += 1;
@@ -332,7 +332,8 @@ fn combination(seed: u64) -> ([u32; 8], Setup, Vec<Vec<usize>>) {
     (of, setup, (0..20).map(group).collect())
 }
 
-/// Each in a process of its own: tables before v11 have one init for all.
+/// Each combination runs in a separate process, because tables before v11 have one init per
+/// process.
 #[test]
 fn combinations_drawn_at_random() {
     let (_, mut rng) = Rng::from_env();

@@ -1,5 +1,5 @@
-//! Flushes of host memory: none by default; with MPIB_FLUSH=1 one read on each rail that has
-//! carried data, whatever the peer does.
+//! Flushes of host memory. By default there are none. With MPIB_FLUSH=1 a flush is one read on each
+//! rail that has carried data, even after the peer has ended.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
@@ -44,7 +44,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
             let flush = || iflush(table, pair.recv, &[(to.addr(), 1000, to.mr)]);
             let (none, request) = during(flush);
             assert!(none == [0, 0] && request.is_null(), "nothing has come");
-            // Too small to be cut: on SOUT.
+            // Too small for a split: all on SOUT.
             pair.message(100, 100, 1);
             let (one, request) = during(|| {
                 let request = flush();
@@ -52,7 +52,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
                 request
             });
             assert_eq!(one, [1, 0]);
-            // It is over when it is done.
+            // The request is invalid once it has completed.
             assert_eq!(table.test(request).0, InvalidArgument);
             pair.message(100_000, 100_000, 1);
             assert_eq!(during(|| pair.wait(flush())).0, [1, 1]);
@@ -95,7 +95,7 @@ fn infiniband_ports_read_back_as_well() {
     });
 }
 
-/// Done is what both rails have read.
+/// A flush completes after the reads of both rails.
 //= mpib.md: a flush reads once on each rail that has carried data
 #[test]
 fn a_flush_waits_for_the_slower_rail() {
@@ -150,7 +150,7 @@ fn groups_and_empty_buffers() {
         }
         // One byte is enough.
         pair.wait(iflush(table, pair.recv, &[(to.addr(), 1, to.mr)]));
-        // What cannot be meant is refused, and does no harm.
+        // Invalid arguments are refused without an effect on the connection.
         for wrong in [(to.addr(), 4097, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())] {
             for group in [&[wrong][..], &[some, wrong], &[wrong, blank]] {
                 let (none, (rc, request)) = during(|| table.iflush(pair.recv, group));
@@ -225,8 +225,7 @@ fn closing_with_flushes_under_way() {
     });
 }
 
-/// A receive from a peer, which then goes as `leave` says; the flush that follows is done all the
-/// same.
+/// Receives from a peer, which then ends as `leave` defines. A flush after that still completes.
 fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
     isolated(test, &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
@@ -257,8 +256,8 @@ fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
 }
 
-/// A peer that breaks the protocol fails the connection, and with it the flush, which is told and
-/// does not hang.
+/// A peer that breaks the protocol fails the connection. The flush then returns an error and does
+/// not hang.
 //= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
@@ -271,11 +270,11 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         let evil = evil.join().unwrap();
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
-        // Empty, which is on SOUT; the first receive is in slot 1.
+        // The message is empty and therefore on SOUT. The first receive has slot 1.
         let layout = nccl_net_mpib::proto::ImmLayout::new(2).unwrap();
         evil.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
-        // It lies there until somebody looks.
+        // The completion is in the queue until the plugin polls.
         evil.signal(0, layout.encode(200, 1, layout.size(0)));
         let flush = iflush(table, comm, &[(to.addr(), 1000, to.mr)]);
         assert!(!flush.is_null());
@@ -292,7 +291,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     });
 }
 
-/// As when GPU memory is freed too early: the read fails, and so does the connection, in words.
+/// The read fails, as if GPU memory was freed too soon. The connection fails and logs the reason.
 //= mpib.md: a flush that fails is one error that names rail and reason
 #[test]
 fn a_flush_read_that_fails_is_reported() {
@@ -310,7 +309,7 @@ fn a_flush_read_that_fails_is_reported() {
             (rc != Success).then_some(rc)
         });
         assert_eq!(code, SystemError);
-        // The adapter's own reports, which come when they come, are not the subject.
+        // The test ignores the adapter's asynchronous reports, whose time is not defined.
         let told = || -> Vec<String> {
             take_warnings().into_iter().filter(|line| !line.contains("IBV_EVENT_")).collect()
         };

@@ -62,21 +62,21 @@ fn nothing_is_flushed_if_disabled() {
     });
 }
 
-/// Reads are of the group's GPU memory, where it has any.
+/// A flush reads the group's GPU memory if the group has any.
 //= mpib.md: groups, empty buffers, and mixed memory are flushed
 #[test]
 fn gpu_memory_of_a_group_goes_before_the_hosts() {
     with_sys(here!(), &[PEERMEM], &mpib("512", &[("MPIB_FLUSH", "1")]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
-        // Pages of their own, so that one of them can be taken away.
+        // Separate registrations: one can be revoked without the other.
         let (host, gpu) = (pair.recv_buffer(1 << 18), pair.recv_buffer(1 << 18));
         let (rc, gpu_mr) = table.reg_mr(pair.recv, gpu.addr() + (1 << 17), 100, CUDA);
         assert_eq!(rc, Success);
         let (host_part, gpu_part) =
             ((host.addr() + (1 << 17), 100, host.mr), (gpu.addr() + (1 << 17), 100, gpu_mr));
         pair.wait(iflush(table, pair.recv, &[host_part]));
-        // A read of the host's would fail.
+        // After this a read of the host memory would fail.
         assert_eq!(softverbs::mr_access_at(host.addr() + (1 << 17)).len(), 2);
         softverbs::revoke_mrs_at(host.addr() + (1 << 17));
         assert!(softverbs::mr_access_at(host.addr() + (1 << 17)).is_empty());

@@ -42,8 +42,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
     });
 }
 
-/// Tables before v9 have no hint: what stands in `*request` means nothing. Nor has it any meaning
-/// for a group.
+/// Tables before v9 have no hint: the value of `*request` has no meaning there, nor for a group.
 //= receives.md: receives without the hint, and groups, wait for their data
 #[test]
 fn without_the_hint_of_a_single_receive_data_is_waited_for() {
@@ -140,7 +139,7 @@ fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
         let group = |n: usize| [(to.addr() + n * len, len, 1, to.mr)];
         let (mut posted, mut sent, mut ahead) = (0, 0, 0);
         while sent < rounds {
-            // As many as there is room for.
+            // As many receives as there are slots.
             while posted < rounds {
                 let (rc, request) = table.irecv_as(pair.recv, &group(posted), OPTIONAL);
                 assert_eq!(rc, Success);
@@ -187,8 +186,8 @@ fn slots_wait_for_the_receives_of_small_queues() {
     come_round(here!(), "512", &[("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")], 2);
 }
 
-/// What is in flight is what is owed; messages and bytes count when they are here, seen by whoever
-/// looks.
+/// Optional receives are in flight until their data has arrived. Messages and bytes count from then
+/// on, even without a call at the receiver.
 //= receives.md: an optional receive counts as in flight until its data is seen
 #[test]
 fn outstanding_data_is_in_flight_until_it_is_polled() {
@@ -204,7 +203,7 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
         for len in [1000, 0, 10] {
             pair.wait(pair.isend(from.addr(), len, 1, from.mr));
         }
-        // No call at the receiver: the thread that looks after it takes them.
+        // Without a call at the receiver, the thread `mpib-events` polls the arrivals.
         until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
         let now = shown();
         assert_eq!((now.requests, now.messages, now.bytes, now.errors), (3, 3, 1010, 0));
@@ -215,8 +214,8 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
     });
 }
 
-/// A receiver that closes with data on the way lets it come, so that the sender's write is good.
-/// One rail is so slow that its part is not there when the close begins.
+/// A receiver that closes while data is in flight waits for the data, and the sender's write
+/// succeeds. One rail is so slow that its part has not arrived when the close begins.
 //= receives.md: closeRecv waits for outstanding immediates, with a limit
 #[test]
 fn a_close_waits_for_outstanding_arrivals() {
@@ -248,13 +247,13 @@ fn a_close_waits_for_outstanding_arrivals() {
             // Its comm is closed, and writes may have come until a moment ago.
             std::mem::forget(to);
             assert_eq!(table.close_send(send), Success);
-            // On a busy machine the data may be too late, or early.
+            // On a busy machine the data may arrive before the close, or after its limit.
             (rc == Success && late).then_some(())
         });
     });
 }
 
-/// Data that nobody sends does not keep close waiting for ever, whether the peer is there or not.
+/// Close does not wait forever for data that is never sent, with or without a living peer.
 //= receives.md: closeRecv waits for outstanding immediates, with a limit
 #[test]
 fn a_close_ends_without_the_data() {
@@ -278,7 +277,7 @@ fn a_close_ends_without_the_data() {
             }
         }
         assert_eq!(table.finalize(ctx), Success);
-        // None of it is left to the thread that looks after receivers.
+        // No receiver remains: all queue pairs are destroyed.
         assert_eq!(softverbs::objects().unwrap().qps, 0);
     });
 }

@@ -22,14 +22,14 @@ const SRQ_ERR: u32 = 14;
 const CLIENT_REREGISTER: u32 = 17;
 const GID_CHANGE: u32 = 18;
 
-/// How often each kind was counted, by its code.
+/// Returns how often each kind of event was counted.
 fn counted() -> [u64; 6] {
     let pages = pages_of(std::process::id()).unwrap();
     pages[0].summary().events
 }
 
-/// Waits until so many events were counted, each of which is told after that, and gives all lines
-/// of the log.
+/// Waits until `events` events are counted and logged, and returns all lines of the log. The plugin
+/// logs an event after it has counted the event.
 fn log(events: u64) -> Vec<String> {
     until("the events", || (counted().iter().sum::<u64>() >= events).then_some(()));
     until("their lines", || {
@@ -39,7 +39,7 @@ fn log(events: u64) -> Vec<String> {
     })
 }
 
-/// Queue pairs that were made since the last call.
+/// Returns the queue pairs that were made since the last call.
 fn made(known: &mut Vec<u32>) -> Vec<u32> {
     let all: Vec<u32> = softverbs::qp_attributes().iter().map(|qp| qp.qpn).collect();
     let new = all.iter().copied().filter(|qpn| !known.contains(qpn)).collect();
@@ -47,8 +47,7 @@ fn made(known: &mut Vec<u32>) -> Vec<u32> {
     new
 }
 
-/// Calls both ends until an event has failed one, and the other knows that its peer gave
-/// up.
+/// Calls both ends until an event has failed one end, and the other end has learned of the failure.
 fn ended(pair: &Pair) {
     let to = pair.recv_buffer(100);
     let mut codes = [Success; 2];

@@ -60,7 +60,7 @@ fn a_listener_that_dies_before_it_answers() {
         let mut peer = Peer::start();
         let answer = peer.ask("listen");
         let mut handle = handle_of(&answer);
-        // Its port takes connections and nobody is there to read from them.
+        // The port accepts connections, but no process reads from them.
         peer.process().stop();
         let (rc, comm) = table.connect(ctx, 0, &mut handle);
         assert_eq!((rc, comm.is_null()), (Success, true));
@@ -96,7 +96,7 @@ fn a_connector_that_dies_in_the_handshake() {
         });
         assert_eq!(answer, "ok");
         peer.kill();
-        // Nobody else would come: NCCL makes one connector for each listener.
+        // No other connector would come: NCCL makes one for each listener.
         let code = until("the handshake to fail", || {
             let (rc, comm) = table.accept(listen);
             assert!(comm.is_null());
@@ -104,7 +104,7 @@ fn a_connector_that_dies_in_the_handshake() {
         });
         assert_eq!(code, RemoteError);
         warned(&peer, &["accept", "did its process end?", "WIRING"]);
-        // The listener is as good as before.
+        // The listener still works.
         let mut second = Peer::start();
         second.say(&format!("connect {}", word(&handle)));
         let comm = accepted(table, listen);
@@ -153,7 +153,7 @@ fn a_sender_killed_while_it_sends() {
                 assert_eq!(wait(table, request), len);
             }
             assert!(to.bytes[..len] == pattern(len, 1));
-            // These will be met while it dies, or never.
+            // The peer matches these while it dies, or never.
             let requests: Vec<_> = (0..16).map(|_| recv(table, comm, &to, len)).collect();
             peer.kill();
             let failed = until("the death to be known", || {
@@ -201,7 +201,7 @@ fn a_receiver_killed_while_it_receives() {
             });
             assert_eq!(code, RemoteError);
             warned_of_death(&peer);
-            // What was under way fails, too.
+            // Requests in flight fail, too.
             for request in under_way {
                 assert_eq!(failure(table, request), RemoteError);
             }
@@ -301,7 +301,7 @@ fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
         std::thread::scope(|scope| {
             let stops = scope.spawn(|| {
                 let mut stops = 0;
-                // Not before it has stood still a few times, so that the data has met that.
+                // At least five stops: some of them must happen while data is in flight.
                 while !over.load(Ordering::Relaxed) || stops < 5 {
                     process.stop();
                     process.go_on();
@@ -329,7 +329,7 @@ fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
     });
 }
 
-/// A connector waits for a process that stands still, and goes on with it.
+/// A connector waits for a stopped process, and continues once the process does.
 #[test]
 fn a_listener_that_is_stopped_in_the_handshake_goes_on() {
     with_short_retries(here!(), |table, ctx| {

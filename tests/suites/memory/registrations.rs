@@ -41,8 +41,8 @@ fn message(
     assert!(memory.read(to, len) == data, "{len} bytes differ");
 }
 
-/// Every table: what is there already is shared, on both ends of each comm, and goes with the last
-/// who has it.
+/// Every table: both ends of each comm share an existing registration, which ends with its last
+/// user.
 //= memory.md: comms share a registration until the last one deregisters
 #[test]
 fn comms_share_a_registration_until_the_last_lets_go() {
@@ -75,7 +75,7 @@ fn comms_share_a_registration_until_the_last_lets_go() {
     });
 }
 
-/// A comm that is closed takes no registration with it: NCCL may deregister on another.
+/// Closing a comm ends no registration: NCCL may deregister on another comm.
 //= memory.md: comms share a registration until the last one deregisters
 #[test]
 fn a_registration_outlives_its_comm() {
@@ -122,7 +122,7 @@ fn a_striped_rail_registers_once() {
     });
 }
 
-/// One rail, so that each step is one registration or none.
+/// One rail: each step then makes one registration or none.
 const ONE_RAIL: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16");
 
 //= memory.md: parts reuse a registration; overlaps and neighbours do not
@@ -142,7 +142,7 @@ fn parts_are_found_and_overlaps_and_neighbours_are_not() {
             (at + 3 * PAGE, PAGE, 0),
             // The very same pages.
             (at + 2 * PAGE, 4 * PAGE + page(), 0),
-            // Over one of its ends, or beside it in the same page.
+            // Memory that overlaps one end of it, or is beside it in the same page.
             (whole.0 - 1, 2, 1),
             (whole.0 + whole.1 - 1, 2, 1),
             (at + 2 * PAGE, 100, 1),
@@ -170,7 +170,7 @@ fn parts_are_found_and_overlaps_and_neighbours_are_not() {
     });
 }
 
-/// What NCCL named is what may be used, however much of it is registered.
+/// A request may use only the memory that NCCL named, even if more is registered.
 //= memory.md: transfers are bounded by the registered bytes; whole pages are registered
 #[test]
 fn the_named_buffer_bounds_a_transfer() {
@@ -202,7 +202,8 @@ fn the_named_buffer_bounds_a_transfer() {
     });
 }
 
-/// Who is served for having the same pages may use all of them: that is what is registered.
+/// A registration that an existing one serves may use all of its pages, because those are
+/// registered.
 //= memory.md: transfers are bounded by the registered bytes; whole pages are registered
 #[test]
 fn whole_pages_are_registered() {
@@ -229,7 +230,7 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
         let (memory, base) = (Pages::new(8 * PAGE), mrs());
         let at = memory.addr() + 10;
         let others = reg(table, pair.recv, memory.addr() + 4 * PAGE, PAGE);
-        // Of the first rail, and of the second when the first is done.
+        // The first rail's registration fails, then the second rail's after the first succeeded.
         for rail in ["soft0", "soft1"] {
             for comm in pair.comms() {
                 softverbs::fail_registration(rail, libc::ENOMEM, 1);
@@ -245,7 +246,7 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
         for (addr, len) in [(usize::MAX, 1), (usize::MAX - 5, 100), (at, usize::MAX), (usize::MAX - 10, 1)] {
             assert_eq!(table.reg_mr(pair.send, addr, len, HOST).0, InvalidArgument, "{len} at {addr:#x}");
         }
-        // Where nothing is mapped, the last page too.
+        // Addresses where nothing is mapped, including the last page.
         let (rc, _) = table.reg_mr(pair.send, memory.addr() + 7 * PAGE, usize::MAX >> 20, HOST);
         assert_eq!((rc, mrs()), (SystemError, base + 2));
         take_warnings();
@@ -393,8 +394,8 @@ fn one_thread_registers_while_another_moves_data() {
     });
 }
 
-/// Several comms, a thread each, and one buffer: they begin together, so that they ask for it at
-/// the same time.
+/// Several comms, with one thread each, register one buffer. The threads begin together, to request
+/// the registration at the same time.
 //= memory.md: registration and data path run in different threads
 #[test]
 fn threads_of_several_comms_share_one_registration() {
@@ -415,7 +416,7 @@ fn threads_of_several_comms_share_one_registration() {
                         let whole = 2 * THREADS * PAGE;
                         let [a, b] = pair.comms().map(|comm| reg(table, comm, memory.addr(), whole));
                         together.wait();
-                        // The first thread has made it, the others have waited.
+                        // The first thread has made the registration, and the others have waited.
                         assert_eq!(
                             (softverbs::registrations_made() - before, mrs()),
                             (2, base + 2),
@@ -435,7 +436,8 @@ fn threads_of_several_comms_share_one_registration() {
     });
 }
 
-/// Deregistering is done when the call is back: what was freed and mapped again is another memory.
+/// Deregistration is complete when the call returns: memory mapped later at the address is new
+/// memory.
 //= memory.md: memory that was freed and mapped again is registered again
 #[test]
 fn memory_that_was_given_back_is_registered_anew() {

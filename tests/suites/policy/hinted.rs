@@ -77,7 +77,7 @@ fn strictly(test: &str, body: impl FnOnce(&Place)) {
     });
 }
 
-/// Neither end gets a comm, and both name what is at `path`, why, and what to do.
+/// Checks that neither end gets a comm, and that both name `path`, the reason and the remedy.
 fn refused(path: &std::path::Path, why: &str) {
     let (table, ctx) = (newest(), init(newest()));
     let mut handle = [0; 128];
@@ -85,8 +85,8 @@ fn refused(path: &std::path::Path, why: &str) {
     let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
     let [code, _] = both_fail(table, ctx, &mut handle, listen);
     assert_eq!(told(&warnings()), 2, "{:?}", warnings());
-    // Both ends wait as long, from nearly the same moment: the connector finds it by itself, or is
-    // told by the other end.
+    // Both ends wait for the same time from nearly the same moment. The connector either reaches
+    // its limit first, or receives the refusal of the other end.
     let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
     let told = warnings().iter().any(refused);
     assert_eq!(

@@ -154,7 +154,7 @@ fn every_variable_refuses_malformed_values() {
         let variables = manual();
         assert!(variables.len() >= 19, "{variables:?}");
         for (i, (variable, form)) in variables.into_iter().enumerate() {
-            // One table after another, so that each variable meets old and new ones.
+            // The tables take turns: each variable is tried with old and new ones.
             let table = |n: usize| TABLES[(i + n) % TABLES.len()];
             for (n, text) in misfits(variable, form).iter().enumerate() {
                 refused(table(n), variable, text.as_ref(), form);
@@ -166,7 +166,7 @@ fn every_variable_refuses_malformed_values() {
                 refused(table(1), variable, blank.as_ref(), form);
             }
         }
-        // Nothing of it stays.
+        // No refused value has a lasting effect.
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
     });
 }

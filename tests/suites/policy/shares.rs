@@ -187,7 +187,7 @@ fn every_group_between_islands_is_cut_by_the_hints_of_its_time() {
     hinted(here!(), INTER, every_group);
 }
 
-/// Stops the thread that changes hints, whatever happens.
+/// Stops the thread that changes hints, even if the test panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -68,7 +68,7 @@ pub(crate) struct Rig {
     pub(crate) pair: Pair,
     pub(crate) from: Buffer,
     pub(crate) to: Buffer,
-    /// What memory looks like that nothing was written to.
+    /// Content of memory before anything is written to it.
     blank: Vec<u8>,
     turn: usize,
 }
@@ -82,7 +82,7 @@ impl Rig {
         Self { pair, from, to, blank, turn: 0 }
     }
 
-    /// Where the data of the next send begins: each has bytes of its own.
+    /// Where the data of the next send begins: every send has different bytes.
     pub(crate) fn source(&mut self) -> usize {
         self.turn += 1;
         self.turn * 4099 % 65_536

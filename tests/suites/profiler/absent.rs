@@ -7,7 +7,7 @@ use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{newest, set_profiler};
 use mpib_tests::{here, isolated, mpib};
 
-/// One message, by operations of their own; how many events were begun for its two ends.
+/// Transfers one message by new operations. Returns how many events were begun for its two ends.
 fn message(pair: &Pair, seed: u64) -> [usize; 2] {
     let (from, to) = (pair.send_buffer(vec![seed as u8; 100]), pair.recv_buffer(100));
     let received = FIRST.handles()[0];

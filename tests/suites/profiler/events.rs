@@ -27,7 +27,7 @@ const GROUPS: &[&[usize]] = &[
 fn all_of(rig: &mut Rig, rails: &Rails) {
     ALONE.iter().for_each(|len| judge(rig, rails, &[*len]));
     GROUPS.iter().for_each(|lens| judge(rig, rails, lens));
-    // Each lane's turn comes, and each request's.
+    // Enough messages to use every queue pair and every request.
     (0..300).for_each(|_| judge(rig, rails, &[1000]));
 }
 
@@ -258,7 +258,7 @@ fn each_communicator_has_its_own_profiler() {
             let b = made(table(version), Some(second));
             let c = made(table(version), None);
             assert_eq!([&a, &b, &c].map(|(_, pair)| told_to(pair)), [[8, 0], [0, 8], [0, 0]]);
-            // What a context connects later is its own, too.
+            // Events of a later connection of the context go to the same callback.
             let again = connect(table(version), a.0, 0);
             assert_eq!(told_to(&again), [8, 0]);
             again.close();
@@ -267,8 +267,8 @@ fn each_communicator_has_its_own_profiler() {
                 assert_eq!(table(version).finalize(ctx), Success);
             }
         }
-        // One context for the process, and a callback with each init: the one before may be of a
-        // library that is gone.
+        // The process has one context, and each init passes a callback. A new connection uses the
+        // latest one, because an earlier one may belong to a library that was unloaded.
         let a = made(table(10), Some(first));
         let b = made(table(10), Some(second));
         assert_eq!([told_to(&a.1), told_to(&b.1)], [[8, 0], [0, 8]]);

@@ -102,7 +102,7 @@ fn messages_alternate_between_plain_queue_pairs() {
     });
 }
 
-/// Each rail has its part by its speed, whatever it is cut into.
+/// Each rail gets its part by its speed, however many stripes the rail has.
 //= fused-devices.md: several rails are striped by their speeds
 #[test]
 fn several_rails_are_striped_by_their_speeds() {
@@ -265,7 +265,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
         let (ctx, dev) = newest_device(2);
         softverbs::set_link("r0", false).unwrap();
         let mut rig = Rig::new(table(12), ctx, dev, MIB);
-        // One for each end; the adapter's event has a line of its own.
+        // One line for each end, beside the line of the adapter's event.
         let lines = take_warnings();
         let lost = lines.iter().filter(|l| l.contains("r0:1") && l.contains("goes on with r1:1 alone"));
         assert_eq!(lost.count(), 2, "{lines:?}");

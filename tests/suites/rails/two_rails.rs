@@ -74,7 +74,7 @@ fn sup_part(size: usize, share: usize) -> usize {
 
 fn fast_path(share: usize) {
     let pair = Pair::new(newest());
-    // Fewer than 128 messages, so that no CTS write asks for a completion.
+    // Fewer than 128 messages: no CTS write requests a completion.
     for size in [0, 1, 255, 256, 4096, 100_000, 1 << 20, 4 << 20] {
         let sup = sup_part(size, share);
         let counted = during(|| pair.message(size, size, 3));
@@ -177,8 +177,8 @@ fn a_cts_write_asks_for_a_completion_now_and_then() {
     isolated(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
         let pair = Pair::new(newest());
         let counted = during(|| (0..160).for_each(|i| pair.message(512, 512, i)));
-        // All data is on SUP, so that SOUT's completions are those of CTS writes; the last may not
-        // be polled yet.
+        // All data is on SUP: SOUT's completions are those of CTS writes. The last completion may
+        // not be polled yet.
         assert!((9..=10).contains(&counted[0].send_cqes), "{counted:?}");
         assert_eq!((counted[0].writes, counted[1].signals), (160, 160));
         pair.close();

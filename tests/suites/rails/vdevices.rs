@@ -27,7 +27,7 @@ fn a_device_has_the_sum_of_its_members_and_their_names() {
         let first = table(12).properties(0).1.unwrap();
         for version in VERSIONS {
             for n in 1..=version.most {
-                // Each version others, so that each makes its own.
+                // Other members for each version: each version makes a new device.
                 let devs: Vec<c_int> = (0..n as c_int).map(|i| (i + version.number as c_int) % 8).collect();
                 let before = count();
                 let dev = version.fuse(&devs);

@@ -80,7 +80,7 @@ fn hosts_with_connections_of_both_classes_keep_them_apart() {
 /// One agent for each host.
 struct Agents {
     agents: Vec<Agent>,
-    /// Their folders, which are there as long as they are.
+    /// The agents' folders, which exist as long as the agents run.
     _places: Vec<Place>,
 }
 
@@ -175,8 +175,8 @@ fn short_probes() -> Env {
     mpib_tests::SHORT.map(|(name, value)| (name, value.to_owned())).into()
 }
 
-/// Where nothing relays SUP, an advanced connection to the other island is on SOUT alone, whatever
-/// its hint.
+/// If SUP does not reach the other island, an advanced connection to it uses SOUT alone, regardless
+/// of its hint.
 //= mpib.md: advanced: hints do not use a SUP that does not reach the peer
 #[test]
 fn hints_do_not_bring_sup_to_the_other_island() {

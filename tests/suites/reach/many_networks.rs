@@ -51,8 +51,8 @@ fn adapters_in_another_order_meet_by_their_links() {
             net.goes_asked(("a", &ours, &by, asked), ("b", &theirs, &at, 2 - asked));
             net.goes_asked(("b", &theirs, &at, 2 - asked), ("a", &ours, &by, asked));
         }
-        // Devices of one number, of which all but the middle ones are not on one cable: a rail of
-        // those that were asked for meets its fellow.
+        // The requested devices have the same number on both hosts, and only the middle two are on
+        // one cable. At least one of the requested rails is used, with the rail on its cable.
         for dev in 0..3 {
             quiet(&net.connect(("a", dev), ("b", dev)));
             let [sent, received] = net.message("a", "b", 5000);
@@ -68,7 +68,7 @@ fn adapters_in_another_order_meet_by_their_links() {
     });
 }
 
-/// 20 adapters on each host, each with a cable of its own, and addresses of both families: more
+/// 20 adapters on each host, with one cable each and addresses of both families: more addresses
 /// than a handle holds.
 //= reach.md: fabric: 20 adapters
 #[test]

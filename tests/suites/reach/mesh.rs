@@ -20,7 +20,7 @@ fn triangle() -> Topology {
     }
 }
 
-/// Whatever device NCCL asks for, each pair of hosts uses the one cable between them.
+/// Each pair of hosts uses the one cable between them, for every device that NCCL requests.
 //= reach.md: three hosts joined by cables connect without settings
 #[test]
 fn in_a_triangle_every_pair_uses_its_own_link() {

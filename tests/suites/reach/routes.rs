@@ -274,8 +274,8 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
     });
 }
 
-/// The device that was asked for leads elsewhere, two others to the peer: connections take turns
-/// over these.
+/// The requested device does not reach the peer, and two other devices do: connections use these
+/// two alternately.
 //= reach.md: two links to one host are both used
 #[test]
 fn a_host_that_is_reached_over_two_links_uses_both() {
@@ -296,7 +296,7 @@ fn a_host_that_is_reached_over_two_links_uses_both() {
         for link in [1, 2, 1, 2] {
             joined(&mut a, &mut b, (0, 0), (link, link));
         }
-        // What was asked for and reaches the peer is used by itself.
+        // A requested device that reaches the peer is used alone.
         for _ in 0..2 {
             joined(&mut a, &mut b, (1, 1), (1, 1));
         }

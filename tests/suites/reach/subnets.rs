@@ -17,7 +17,7 @@ fn with(test: &str, networks: Vec<Ends>, body: impl FnOnce(Reach)) {
     });
 }
 
-/// Two adapters of each host on one switch, each with a subnet of its own.
+/// Two adapters of each host are on one switch, in two different subnets.
 //= reach.md: fabric: two subnets on one link
 #[test]
 fn two_subnets_on_one_link_are_kept_apart() {
@@ -31,14 +31,14 @@ fn two_subnets_on_one_link_are_kept_apart() {
         for (from, to) in [("a", "b"), ("b", "a")] {
             let (one, other) = if from == "a" { (".1", ".2") } else { (".2", ".1") };
             let addr = |subnet: &str, host: &str| format!("10.0.{subnet}{host}");
-            // NCCL asks for both rails of one subnet, whose numbers differ on the two hosts.
+            // NCCL requests the two rails of one subnet, whose numbers differ on the two hosts.
             for (ask, asked) in [(0, 1), (1, 0)] {
                 let subnet = if (from == "a") == (ask == 0) { "0" } else { "1" };
                 let (ours, theirs) = (format!("mlx5_{ask}"), format!("mlx5_{asked}"));
                 let (by, at) = (addr(subnet, one), addr(subnet, other));
                 net.goes_asked((from, &ours, &by, ask), (to, &theirs, &at, asked));
             }
-            // It asks for two of different subnets: one of them meets its fellow.
+            // NCCL requests two rails of different subnets: one of them is joined to its match.
             for dev in [0, 1] {
                 quiet(&net.connect((from, dev), (to, dev)));
                 let [sent, received] = net.message(from, to, 5000);

@@ -257,8 +257,8 @@ impl Reach {
     }
 }
 
-/// One warning has all of these parts. A long one is in several lines, each of which begins and
-/// ends with the mark of that.
+/// Checks that the warnings contain all `parts`. A long warning has several lines, joined by marks
+/// at their ends and beginnings.
 pub(crate) fn has_all(warnings: &[String], parts: &[&str]) {
     let all = warnings.join(" ").replace(" … NET/MPIB : … ", " ");
     for part in parts {

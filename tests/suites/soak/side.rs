@@ -28,14 +28,14 @@ pub(crate) struct Done {
 pub(crate) struct Side {
     table: &'static Table,
     ctx: Ptr,
-    /// Kept open, so that the thread of the control connections stays.
+    /// Kept open to keep the thread of the control connections.
     listen: Ptr,
     /// What is sent, and what must come: the same in both processes.
     data: Vec<u8>,
     /// Where the receiving connections of this process receive.
     arenas: Vec<Vec<u8>>,
     blank: Vec<u8>,
-    /// 0 or 1: who sends on which connections.
+    /// Number of this process, 0 or 1. It decides who sends on which connections.
     number: usize,
     pub(crate) done: Done,
 }

@@ -15,14 +15,14 @@ use mpib_tests::{TWO_RAILS, here, holdings, isolated_with, set};
 
 use super::side::{CONNECTIONS, Side};
 
-/// Where nothing else is said.
+/// Duration unless the environment sets another.
 const SECONDS: u64 = 60;
-/// Before anything is compared: pools, caches and the allocator's arenas find their size.
+/// Time before the first comparison: pools, caches and the allocator's arenas grow to their size.
 const WARM_UP: u64 = 3;
-/// Of mappings: the allocator's own come and go.
+/// Bound of the growth of mappings: the allocator adds and removes some.
 const MAPPINGS_BOUND: u64 = 32;
-/// Of resident memory, in KiB: in all, and for each connection, of which counters and timers
-/// remember some.
+/// Bounds of the growth of resident memory in KiB: in total, and for each connection, because
+/// counters and timers keep some state of connections.
 const MEMORY_BOUND: u64 = 4 << 10;
 const MEMORY_EACH: u64 = 2;
 

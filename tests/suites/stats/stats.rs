@@ -94,7 +94,7 @@ fn counters_are_those_of_what_was_sent_and_of_what_the_devices_did() {
                 bytes += *size as u64;
                 on[0] += (size - sup) as u64;
                 on[1] += sup as u64;
-                // An empty message is a write of its own only where it is alone.
+                // An empty message has a separate write only if it is alone.
                 parts[0] += u64::from(size - sup > 0 || n == 1);
                 parts[1] += u64::from(sup > 0);
             }
@@ -327,7 +327,7 @@ fn a_closed_connection_gives_its_entry_to_the_next() {
             before = Some(ends);
             pair.close();
             assert_eq!(reader.here().connections.len(), 0);
-            // The page is the process's: it stays, whatever NCCL finalises.
+            // The page belongs to the process: it exists even after `finalize`.
             assert_eq!(table.finalize(init(table)), Success);
         }
         assert_eq!(table.finalize(ctx), Success);
@@ -362,7 +362,7 @@ fn connections_beyond_the_last_entry_work_and_are_counted() {
     });
 }
 
-/// Two threads, each with a comm of its own, and a reader beside them all the time.
+/// Two threads, with one pair of comms each, and a reader that reads all the time.
 #[test]
 fn counters_of_two_threads_only_ever_rise_and_end_exact() {
     const MESSAGES: u64 = 3000;

@@ -1,11 +1,11 @@
 //! Network namespaces as hosts: a topology is a value, `ip` makes it, and processes run on its
 //! hosts.
 //!
-//! Nothing of it has a name outside of the test. The test's own process is put into fresh
-//! namespaces: of networks, in which the bridges are, of mounts, with a /run for the names of `ip
-//! netns` and temporary files and a /dev/shm for softverbs, and of users where the user is not
-//! root. They last as long as the processes in them, and those end with the test. So nothing is
-//! left to be cleaned, whatever ends the test.
+//! Nothing of it has a name outside of the test. The test's process enters new namespaces: a
+//! network namespace, which has the bridges; a mount namespace, with a /run for temporary files and
+//! the names of `ip netns`, and a /dev/shm for softverbs; and a user namespace if the user is not
+//! root. Namespaces last as long as the processes in them, and these processes end with the test.
+//! No cleanup is necessary, even if the test is killed.
 
 pub mod islands;
 pub mod watch;

@@ -91,7 +91,7 @@ impl Hint {
         }
     }
 
-    /// Encodes the entry as it is in the file.
+    /// Encodes the entry in the file's layout.
     pub const fn encode(&self) -> [u8; ENTRY_SIZE] {
         let (b, q) = (self.sup_bw.to_le_bytes(), self.seq.to_le_bytes());
         let (s, d) = (self.src.octets(), self.dst.octets());

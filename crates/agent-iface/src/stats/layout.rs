@@ -193,7 +193,7 @@ impl Entry {
 }
 
 impl RailEntry {
-    /// Counts posted work requests, `parts` of which carry message data of `bytes` bytes in total.
+    /// Counts posted work requests. `parts` of them carry message data, `bytes` bytes in total.
     #[inline]
     pub fn posted(&self, work_requests: usize, parts: usize, bytes: usize) {
         add(&self.posted, work_requests as u64);

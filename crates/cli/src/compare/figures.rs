@@ -164,7 +164,8 @@ fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Compares ratios with the goal to the second decimal, as they are shown.
+/// Returns whether the figures reach the goal, or `None` without a goal. Ratios and their goal are
+/// rounded to the two decimals that the output shows.
 fn reached(goal: Goal, ours: f64, ratios: &[f64]) -> Option<bool> {
     let hundredths = |value: f64| (value * 100.0).round();
     match goal {

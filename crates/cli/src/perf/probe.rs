@@ -19,7 +19,8 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Moves checked data briefly; returns 10^9 bytes per second. Returns whatever the plugin does.
+    /// Moves checked data for a short time and returns the rate in 10^9 bytes per second. A plugin
+    /// that crashes or makes no progress gives an error.
     pub(crate) fn run(self, peer: OwnedFd) -> Result<f64, Failure> {
         let plan = Plan {
             sizes: vec![1 << 20],

@@ -46,7 +46,7 @@ impl Comms {
     }
 }
 
-/// Receives results as they are made.
+/// Receives each result as soon as the session has it.
 pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;

@@ -66,8 +66,8 @@ pub struct DeviceSpec {
     /// Largest path MTU of the network behind the port in bytes, as for `mtu`. Longer packets are
     /// dropped. `None` means `mtu`.
     pub path_mtu: Option<u32>,
-    /// The cable or switch of the port. Ports on different wires cannot reach each other, whatever
-    /// their addresses are.
+    /// The cable or switch of the port. Ports on different wires cannot reach each other, even if
+    /// their addresses are in one subnet.
     pub wire: u32,
     /// P_Key table of the port, 1 to 16 entries.
     pub pkeys: Vec<u16>,

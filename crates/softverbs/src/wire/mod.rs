@@ -2,8 +2,8 @@
 //!
 //! The requester executes both halves, its own and the responder's: `exec` drives a work request,
 //! `respond` acts on the responder's segment, `copy` and `bounce` move the bytes, `link` models
-//! rate and latency, `reach` finds the responder, `access` checks keys, and `mover` continues large transfers after the
-//! post.
+//! rate and latency, `reach` finds the responder, `access` checks keys, and `mover` continues large
+//! transfers after the post.
 
 pub(crate) mod access;
 pub(crate) mod bounce;

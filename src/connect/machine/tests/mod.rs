@@ -17,7 +17,7 @@ fn is_established(run: &Run, role: Role) -> bool {
     matches!(run.nodes.local(role).end, Some(Ok(())))
 }
 
-/// Properties of honest pairs, whatever fails.
+/// Checks the properties of honest pairs, which hold under every fault.
 fn agrees(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
     let Ends { connector, acceptor } = &run.nodes;
     for role in Role::ALL {
@@ -153,8 +153,8 @@ proptest! {
         prop_assert!(!text.contains("not tried"), "{text}");
     }
 
-    /// Whatever a liar sends, an honest end comes to an end, and its driver is never given lists
-    /// that do not fit.
+    /// An honest end finishes against every liar, and its driver never receives lists of wrong
+    /// lengths.
     #[test]
     fn a_liar_harms_nobody_but_itself(scenario in lying()) {
         let run = run(&scenario);

@@ -1,9 +1,9 @@
 //! Two machines, a simulated network and a simulated clock.
 //!
 //! The network keeps the order of messages, as TCP does. It delays them, and it can lose the
-//! connection: then both ends learn of it, and what is still on the way does not arrive. Local work
-//! takes a while and may fail. An end is polled at multiples of its own interval, as NCCL polls
-//! `connect` and `accept`. All choices come from the [`Scenario`].
+//! connection: then both ends learn of the loss, and messages in flight do not arrive. Local work
+//! takes a while and may fail. Each end is polled at a fixed interval, as NCCL polls `connect` and
+//! `accept`; the two intervals may differ. All choices come from the [`Scenario`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -364,7 +364,7 @@ fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
     Wiring { routes: stripes.iter().map(route).collect(), memory }
 }
 
-/// The driver indexes by what WIRING says, so that its lists have to fit.
+/// Asserts that the lists of WIRING have the expected lengths: the driver indexes into them.
 fn fits(role: Role, stripes: &[(Route, usize)], found: &Wiring) {
     let expected = wiring(role.other(), stripes);
     let shape = |w: &Wiring| -> Vec<_> {

@@ -1,4 +1,5 @@
-//! A small agent: gives every pair of hosts the slot of its turn, and every slot the share that it is told.
+//! A small agent. Each new pair of hosts gets the next slot, and every slot gets the share that the
+//! agent reads from its input.
 
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -15,8 +16,8 @@ struct Table {
     share: u16,
 }
 
-/// Answers registrations in `folder/agent.sock`, with hints in `folder/hints`. Its input gives the share, a line each time;
-/// it ends with its input.
+/// Answers registrations in `folder/agent.sock`, with hints in `folder/hints`. Each line of the
+/// standard input is a new share. The agent ends with its input.
 pub(crate) fn run(folder: &Path) -> ExitCode {
     match serve(folder) {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,7 +55,7 @@ fn serve(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Until the plugin's process ends.
+/// Answers the requests of one plugin until its process ends.
 fn answer(mut stream: UnixStream, table: &Mutex<Table>) {
     let mut input = Vec::new();
     let mut bytes = [0; 64];

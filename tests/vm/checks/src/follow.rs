@@ -1,4 +1,5 @@
-//! The other host's hands: each connection brings one line, which a shell runs with the connection as its input and output.
+//! Runs commands on the other host: each connection sends one line, which a shell runs with the
+//! connection as its input and output.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +9,8 @@ use std::process::{Command, ExitCode};
 /// Where the leader finds it.
 pub(crate) const PORT: u16 = 5555;
 
-/// Never returns unless the port cannot be had. Anybody who reaches it can run anything: for guests on their own wires.
+/// Returns only if it cannot listen on the port. Any host that reaches the port can run any
+/// command: for guests on isolated wires only.
 pub(crate) fn run() -> ExitCode {
     let listener = match TcpListener::bind(("0.0.0.0", PORT)) {
         Ok(listener) => listener,

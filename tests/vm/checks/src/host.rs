@@ -1,4 +1,5 @@
-//! A host of the pair: runs commands and holds conversations with them, here or on the other machine.
+//! A host of the pair: runs commands and holds conversations with them, here or on the other
+//! machine.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -8,24 +9,24 @@ use std::time::{Duration, Instant};
 
 use crate::follow::PORT;
 
-/// What a check gives: a detail for its line, or why it failed.
+/// Result of a check: a detail for its line, or the reason of its failure.
 pub(crate) type Outcome<T = String> = Result<T, String>;
 
-/// Far more than anything takes; only what hangs waits for it.
+/// Limit of a wait. Only a command that hangs reaches it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// Where commands run.
+/// Host on which commands run.
 #[derive(Debug, Clone)]
 pub(crate) enum Host {
     Here,
-    /// Where `follow` listens.
+    /// Address at which `follow` listens.
     There(Ipv4Addr),
 }
 
-/// A command under way.
+/// A running command.
 #[derive(Debug)]
 pub(crate) struct Talk {
-    /// For messages.
+    /// Name of the command in error texts.
     name: String,
     to: Option<Pipe>,
     lines: Receiver<String>,
@@ -46,7 +47,7 @@ impl Host {
         let listen = |from: Box<dyn std::io::Read + Send>| {
             std::thread::spawn(move || {
                 for line in BufReader::new(from).lines().map_while(Result::ok) {
-                    // Nobody may listen any more.
+                    // The receiver may be dropped already.
                     let _ = tell.send(line);
                 }
             });
@@ -69,7 +70,7 @@ impl Host {
         Ok(Talk { name: name.to_owned(), to: Some(to), lines, child })
     }
 
-    /// Runs a shell command to its end; what it printed, or an error where it failed.
+    /// Runs a shell command and returns its output, or an error if it failed.
     pub(crate) fn sh(&self, command: &str) -> Outcome {
         let mut talk = self.start("sh", &format!("{{ {command}; }} 2>&1; echo \"status $?\""))?;
         talk.hang_up();
@@ -85,7 +86,7 @@ impl Host {
     }
 }
 
-/// The other host may be a little behind.
+/// Connects to `follow`, with retries: the other host may boot more slowly.
 fn reach(address: Ipv4Addr) -> std::io::Result<TcpStream> {
     let start = Instant::now();
     loop {
@@ -107,7 +108,7 @@ impl Talk {
         wrote.map_err(|e| format!("{}: {e}", self.name))
     }
 
-    /// The next line that it says.
+    /// Returns the next line that the command prints.
     pub(crate) fn line(&self) -> Outcome {
         self.lines.recv_timeout(LIMIT).map_err(|e| match e {
             RecvTimeoutError::Timeout => format!("{} says nothing for {LIMIT:?}", self.name),
@@ -115,7 +116,7 @@ impl Talk {
         })
     }
 
-    /// Its answer: what came behind "ok", or the sentence behind "error" as an error.
+    /// Returns the command's answer: the text behind "ok", or as an error the text behind "error".
     pub(crate) fn answer(&self) -> Outcome {
         let line = self.line()?;
         match line.split_once(' ').unwrap_or((&line, "")) {
@@ -130,10 +131,10 @@ impl Talk {
         self.answer().map_err(|e| format!("{line:.40}: {e}"))
     }
 
-    /// Its input ends.
+    /// Ends the command's input.
     fn hang_up(&mut self) {
         if let Some(Pipe::Socket(socket)) = self.to.take() {
-            // Only our half: what it says still comes.
+            // Shuts down this direction only. The command's output still arrives.
             let _ = socket.shutdown(Shutdown::Write);
         }
     }
@@ -142,7 +143,7 @@ impl Talk {
 impl Drop for Talk {
     fn drop(&mut self) {
         self.hang_up();
-        // A worker ends with its input; whoever does not is ended.
+        // A worker ends with its input. A worker that does not end is killed.
         if let Some(child) = &mut self.child {
             while self.lines.recv_timeout(LIMIT).is_ok() {}
             let _ = child.kill();

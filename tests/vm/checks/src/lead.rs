@@ -1,4 +1,4 @@
-//! Runs the list and says what became of each check.
+//! Runs the list and prints the result of each check.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub(crate) struct Args {
     /// The world of the checks.
     #[arg(long, value_enum, default_value = "kernel")]
     world: Kind,
-    /// Where the other host's `follow` listens; without it both hosts are this machine.
+    /// Address of the other host's `follow`. Without it both hosts are this machine.
     #[arg(long)]
     other: Option<Ipv4Addr>,
     /// The plugin's file.
@@ -22,17 +22,17 @@ pub(crate) struct Args {
     /// NCCL's libnccl.so.2 on both hosts.
     #[arg(long, requires = "nccl_facts")]
     nccl: Option<PathBuf>,
-    /// What "compat-matrix facts" wrote of it, on both hosts.
+    /// Output of "compat-matrix facts" for that library, on both hosts.
     #[arg(long, requires = "nccl")]
     nccl_facts: Option<PathBuf>,
-    /// Only the most telling checks.
+    /// Only the most important checks.
     #[arg(long)]
     short: bool,
     /// Only these checks.
     names: Vec<String>,
 }
 
-/// As much as a line has room for; all of it is in the console's log.
+/// Cuts a text to the room in a line. The console's log has all of it.
 fn cut(detail: &str) -> String {
     const ROOM: usize = 200;
     let mut text: String = detail.chars().take(ROOM).collect();
@@ -42,7 +42,7 @@ fn cut(detail: &str) -> String {
     text
 }
 
-/// One line per check; 0 when all are good and none was left out.
+/// Prints one line per check. The exit code is 0 if all checks ran and succeeded.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let start = Instant::now();
     for name in &args.names {

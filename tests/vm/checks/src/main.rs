@@ -1,8 +1,9 @@
-//! `vm-checks`: the plugin's file between two hosts, each check with a line of its own.
+//! `vm-checks`: checks the plugin's file between two hosts, and prints one line per check.
 //!
-//! `lead` runs the list. On each host it has `worker` processes, which load the plugin's file and do as they are told over
-//! their standard input; it starts those of the other host through `follow`, which runs there. The hosts are two
-//! machines with the kernel's RDMA stack, or two processes' worth of softverbs devices on one machine.
+//! `lead` runs the list. On each host it has `worker` processes, which load the plugin's file and
+//! run the commands of their standard input. It starts the workers of the other host through
+//! `follow`, which runs there. The hosts are two machines with the kernel's RDMA stack, or two sets
+//! of softverbs devices on one machine.
 
 mod agent;
 mod follow;
@@ -28,11 +29,11 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Runs the list and ends with 0 when every check is good.
+    /// Runs the list. The exit code is 0 if every check succeeds.
     Lead(lead::Args),
     /// Runs commands for a leader on another host, for ever.
     Follow,
-    /// Loads the plugin and does what it is told.
+    /// Loads the plugin and runs the commands of its standard input.
     Worker {
         #[arg(long)]
         plugin: PathBuf,

@@ -3,14 +3,14 @@
 use crate::host::{Outcome, Talk};
 use crate::world::{Worker, World};
 
-/// Host 1's worker and host 2's.
+/// The workers of host 1 and host 2.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) a: Worker,
     pub(crate) b: Worker,
 }
 
-/// What moves: see [`crate::transfer::Spec`].
+/// The data of a transfer: see [`crate::transfer::Spec`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load<'a> {
     pub(crate) sizes: &'a str,
@@ -31,10 +31,10 @@ impl Load<'_> {
     }
 }
 
-/// What both ends of one step said: the connecting or sending one, then the other.
+/// Answers of both ends to one step: first the connecting or sending end, then the other.
 pub(crate) type Both = (Outcome, Outcome);
 
-/// Both must be good.
+/// Returns the first end's answer if both ends succeeded, else the errors.
 pub(crate) fn good(both: Both) -> Outcome {
     match both {
         (Ok(a), Ok(_)) => Ok(a),
@@ -43,7 +43,7 @@ pub(crate) fn good(both: Both) -> Outcome {
     }
 }
 
-/// `n` connections from one worker to another; what connect and accept gave.
+/// Makes `n` connections from one worker to another, and returns the answers of both.
 pub(crate) fn connect(from: &mut Talk, to: &mut Talk, n: usize) -> Outcome<Both> {
     let handles = to.ask(&format!("listen n={n}"))?;
     to.say("accept")?;
@@ -52,43 +52,43 @@ pub(crate) fn connect(from: &mut Talk, to: &mut Talk, n: usize) -> Outcome<Both>
 }
 
 impl Pair {
-    /// The same settings on both.
+    /// Starts both workers with the same settings.
     pub(crate) fn start(world: &World, abi: u32, env: &[(&str, &str)]) -> Outcome<Self> {
         Ok(Self { a: world.worker(0, abi, env)?, b: world.worker(1, abi, env)? })
     }
 
-    /// With a connection from host 1 to host 2.
+    /// Starts both workers and connects host 1 to host 2.
     pub(crate) fn connected(world: &World, abi: u32, env: &[(&str, &str)]) -> Outcome<Self> {
         let mut pair = Self::start(world, abi, env)?;
         good(pair.connect()?)?;
         Ok(pair)
     }
 
-    /// From host 1 to host 2.
+    /// Connects host 1 to host 2.
     pub(crate) fn connect(&mut self) -> Outcome<Both> {
         connect(&mut self.a.talk, &mut self.b.talk, 1)
     }
 
-    /// From host 2 to host 1.
+    /// Connects host 2 to host 1.
     pub(crate) fn connect_back(&mut self) -> Outcome<Both> {
         connect(&mut self.b.talk, &mut self.a.talk, 1)
     }
 
-    /// From host 1 to host 2, over every connection.
+    /// Sends from host 1 to host 2, over every connection.
     pub(crate) fn send(&mut self, load: Load<'_>) -> Outcome {
         self.a.talk.say(&load.command("send"))?;
         self.b.talk.say(&load.command("recv"))?;
         good((self.a.talk.answer(), self.b.talk.answer()))
     }
 
-    /// Both ways at once, over every connection.
+    /// Sends in both directions at the same time, over every connection.
     pub(crate) fn exchange(&mut self, load: Load<'_>) -> Outcome {
         self.a.talk.say(&load.command("both"))?;
         self.b.talk.say(&load.command("both"))?;
         good((self.a.talk.answer(), self.b.talk.answer()))
     }
 
-    /// A transfer that does not end by itself, under way from host 1 to host 2.
+    /// Starts a transfer from host 1 to host 2 that does not end by itself.
     pub(crate) fn stream(&mut self) -> Outcome<()> {
         let load = Load { sizes: "262144", group: 1, depth: 4, rounds: 1_000_000 };
         self.b.talk.say(&load.command("recv"))?;
@@ -99,7 +99,7 @@ impl Pair {
         }
     }
 
-    /// Bytes that host 1 sends on each rail while `f` runs.
+    /// Returns the bytes that host 1 sends on each rail while `f` runs.
     pub(crate) fn carried(
         &mut self,
         world: &World,
@@ -111,7 +111,7 @@ impl Pair {
         Ok([0, 1].map(|rail| after[rail] - before[rail]))
     }
 
-    /// Closes everything and sees that both workers end well.
+    /// Closes all comms of both workers.
     pub(crate) fn close(mut self) -> Outcome<()> {
         self.a.talk.ask("close")?;
         self.b.talk.ask("close")?;

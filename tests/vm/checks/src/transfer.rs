@@ -1,5 +1,5 @@
-//! Data over any number of comms at once, in rounds: every message filled, moved, and checked at the receiver, together
-//! with the bytes behind it and the size that `test` gives.
+//! Data over any number of comms at once, in rounds: every message filled, moved, and checked at
+//! the receiver, together with the bytes behind it and the size that `test` gives.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -10,19 +10,19 @@ use mpib::pattern;
 use mpib::region::{Layout, Region};
 use nccl_net_host::{Mr, NO_SIZES, Recv, RecvComm, Request, SendComm, Sizes};
 
-/// A round takes seconds at most; only what hangs takes so long.
+/// Limit of a round, which takes seconds at most. Only a transfer that hangs reaches it.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// What to move, the same on both ends.
+/// The messages of a transfer, the same on both ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     /// Largest message of each round.
     pub(crate) size: usize,
     /// Receives of an `irecv`. Message `i` of a group is `i` bytes shorter.
     pub(crate) group: usize,
-    /// Groups at once.
+    /// Groups in flight.
     pub(crate) depth: usize,
-    /// Number of the first message, which makes its content.
+    /// Number of the first message. A message's content is derived from its number.
     pub(crate) seed: u64,
 }
 
@@ -94,24 +94,25 @@ impl Spec {
         turn / self.group * self.group + (turn + self.seed as usize) % self.group
     }
 
-    /// Content of a slot, told apart by comm too.
+    /// Content of a slot, which differs between comms too.
     fn message(&self, flow: usize, slot: usize) -> u64 {
         (flow as u64) << 40 | (self.seed + slot as u64)
     }
 }
 
 impl Flow {
-    /// Memory for all that `spec` says, registered.
+    /// Allocates and registers memory for the messages of `spec`.
     pub(crate) fn new(end: End, spec: &Spec) -> Result<Self, Failure> {
         let layout = Layout { size: spec.size.max(1), slots: spec.slots() };
         let region = Region::new(layout)?;
-        // SAFETY: `end` unmaps the memory after deregMr; a flow that failed is kept until then. Slots are filled before
-        // requests are posted, and checked when theirs is done.
+        // SAFETY: `end` unmaps the memory after deregMr; a flow that failed is kept until then.
+        // Slots are filled before requests are posted, and checked when theirs is done.
         let mr = unsafe { end.reg_mr(region.addr(), layout.len()) }?;
         Ok(Self { end, region, mr, steps: Vec::new() })
     }
 
-    /// Deregisters; for when no request is under way, or none will be asked for again.
+    /// Deregisters the memory. No request may be in flight, except after a failure of the comm,
+    /// when no request is tested any more.
     pub(crate) fn end(self) -> Result<(), Failure> {
         Ok(self.end.dereg_mr(self.mr)?)
     }
@@ -131,7 +132,7 @@ impl Flow {
         self.steps = std::iter::repeat_with(|| Step::Due).take(requests).collect();
     }
 
-    /// Starts what can be started, in order.
+    /// Starts requests in order, as many as the comm accepts.
     fn start(&mut self, spec: &Spec) -> Result<bool, Failure> {
         let mut moved = false;
         for turn in 0..self.steps.len() {
@@ -206,7 +207,7 @@ fn judge_size(end: &str, expected: usize, given: c_int) -> Result<(), Failure> {
     Err(Failure::new(Kind::Data, format!("test gives {given} bytes at the {end}, expected {expected}")))
 }
 
-/// One round over all of `flows`, whose number among those of their end tells them apart.
+/// Runs one round over all of `flows`. The number identifies a flow among those of its end.
 pub(crate) fn round(flows: &mut [(usize, Flow)], spec: &Spec) -> Result<(), Failure> {
     for (number, flow) in flows.iter_mut() {
         flow.prepare(*number, spec);

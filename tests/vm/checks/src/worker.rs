@@ -1,4 +1,5 @@
-//! A process with the plugin in it, told what to do a line at a time. Each line is answered by "ok …" or "error …".
+//! A process that loads the plugin and runs commands, one per line. It answers each line by "ok …"
+//! or "error …".
 
 use std::io::Write;
 use std::path::Path;
@@ -23,11 +24,11 @@ struct Worker {
     listening: Vec<Listener>,
     sends: Vec<Rc<SendComm>>,
     recvs: Vec<Rc<RecvComm>>,
-    /// Memory of transfers that failed, which is in use until its comm is closed.
+    /// Flows of failed transfers. Their memory stays registered until their comms are closed.
     failed: Vec<Flow>,
 }
 
-/// Loads the plugin, says "ok PID", and obeys until its input ends.
+/// Loads the plugin, prints "ok PID", and runs commands until its input ends.
 pub(crate) fn run(plugin: &Path, abi: u32) -> ExitCode {
     logger::install(|line| {
         eprintln!("{} [{}] {}", std::process::id(), line.level, line.text);
@@ -53,7 +54,7 @@ pub(crate) fn run(plugin: &Path, abi: u32) -> ExitCode {
 }
 
 fn tell(line: &str) {
-    // One line each; whether somebody reads it shows at the next one.
+    // One line per message. A write error means that nobody reads: the input ends then too.
     let _ = writeln!(std::io::stdout(), "{}", line.replace('\n', " / "));
 }
 
@@ -81,7 +82,7 @@ impl Worker {
         let words: Vec<&str> = line.split(' ').collect();
         match words[0] {
             "device" => Ok(format!("{:?}", self.net.properties(0)?)),
-            // As many listeners as told; their handles.
+            // Makes `n` listeners, and returns their handles.
             "listen" => (0..word(&words, "n")?).map(|_| self.listen()).collect(),
             "accept" => self.accept(),
             "connect" => self.connect(words[1]),
@@ -91,7 +92,7 @@ impl Worker {
                 let mut lines = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
                 Ok(std::mem::take(&mut *lines).join(" | "))
             }
-            // What softverbs counts, in bytes by rail.
+            // Bytes that softverbs has counted on each rail.
             "counters" => {
                 let counters = mpib::rails::read().unwrap_or_default();
                 Ok(counters.iter().map(|(rail, bytes)| format!("{rail}={bytes} ")).collect())
@@ -107,7 +108,7 @@ impl Worker {
         Ok(handle)
     }
 
-    /// One connection on each listener, which are closed.
+    /// Accepts one connection on each listener, then closes the listeners.
     fn accept(&mut self) -> Result<String, Failure> {
         let waiting = std::mem::take(&mut self.listening);
         let comms = all("accept", waiting.len(), |i| waiting[i].accept())?;
@@ -116,7 +117,7 @@ impl Worker {
         Ok(self.recvs.len().to_string())
     }
 
-    /// To each of these handles, all at once.
+    /// Connects to all handles at the same time.
     fn connect(&mut self, handles: &str) -> Result<String, Failure> {
         let digits = handles.as_bytes().chunks_exact(2 * HANDLE_BYTES);
         let byte = |pair: &[u8]| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or_default();
@@ -127,8 +128,8 @@ impl Worker {
         Ok(self.sends.len().to_string())
     }
 
-    /// `rounds` rounds of each size over all comms of the directions named. With `tell=1` a line "moving" comes
-    /// after the first round.
+    /// Runs `rounds` rounds of each size over all comms of the named directions. With `tell=1` it
+    /// prints a line "moving" after the first round.
     fn transfer(&mut self, words: &[&str]) -> Result<String, Failure> {
         let way: String = word(words, "way")?;
         let sizes: String = word(words, "sizes")?;
@@ -165,7 +166,7 @@ impl Worker {
 
     fn close(&mut self) -> Result<String, Failure> {
         self.failed.drain(..).try_for_each(Flow::end)?;
-        // Nobody but a flow shares a comm, and no flow is left.
+        // Only flows share a comm, and all flows have ended.
         self.sends.drain(..).filter_map(Rc::into_inner).try_for_each(SendComm::close)?;
         self.recvs.drain(..).filter_map(Rc::into_inner).try_for_each(RecvComm::close)?;
         self.listening.drain(..).try_for_each(Listener::close)?;
@@ -173,7 +174,7 @@ impl Worker {
     }
 }
 
-/// Polls until each of `n` has its comm.
+/// Polls `n` attempts until each of them has its comm.
 fn all<T>(
     what: &str,
     n: usize,

@@ -1,19 +1,19 @@
-//! The two worlds in which the list runs, and what differs between them: how a host's devices are named to the plugin, and
-//! what counts the bytes of a rail.
+//! The two worlds in which the list runs. They differ in the settings that name a host's devices to
+//! the plugin, and in the counters of a rail's bytes.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use crate::host::{Host, Outcome, Talk};
 
-/// Both rails, by the names that devices and network interfaces have.
+/// Names of both rails' devices and network interfaces.
 pub(crate) const RAILS: [&str; 2] = ["sout", "sup"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
     /// Two machines with the kernel's RDMA stack over network interfaces.
     Kernel,
-    /// softverbs devices of this machine, as of two hosts.
+    /// softverbs devices of this machine, which represent two hosts.
     Softverbs,
 }
 
@@ -23,16 +23,16 @@ pub(crate) struct World {
     hosts: [Host; 2],
     plugin: PathBuf,
     exe: PathBuf,
-    /// NCCL's library on each host, and what compat-matrix knows of it.
+    /// Paths of NCCL's library and of its facts from compat-matrix, on each host.
     pub(crate) nccl: Option<(PathBuf, PathBuf)>,
 }
 
-/// A process with the plugin in it.
+/// A process that has loaded the plugin.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) talk: Talk,
     pub(crate) pid: String,
-    /// 0 or 1.
+    /// Index of the host, 0 or 1.
     pub(crate) host: usize,
 }
 
@@ -42,7 +42,7 @@ impl World {
         Ok(Self { kind, hosts: [Host::Here, other.map_or(Host::Here, Host::There)], plugin, exe, nccl: None })
     }
 
-    /// Where the other host is reached over the control network.
+    /// Returns the other host's address on the control network.
     pub(crate) fn other(&self) -> Ipv4Addr {
         match self.hosts[1] {
             Host::Here => Ipv4Addr::LOCALHOST,
@@ -50,8 +50,8 @@ impl World {
         }
     }
 
-    /// A shell command on a host, with the numbers of this host and the other one, from 1, in `n` and `o`, and
-    /// `softverbs-link` in `softverbs_link`.
+    /// Runs a shell command on a host. The variables `n` and `o` are the numbers of this host and
+    /// of the other one, from 1, and `softverbs_link` is the path of `softverbs-link`.
     pub(crate) fn sh(&self, host: usize, command: &str) -> Outcome {
         let (n, o) = (host + 1, 2 - host);
         let (link, devices) = (self.exe.with_file_name("softverbs-link"), self.devices(host, 4096));
@@ -60,26 +60,27 @@ impl World {
         self.hosts[host].sh(&format!("{set}; {command}")).map_err(|e| format!("host{}: {e}", host + 1))
     }
 
-    /// This program on a host.
+    /// Starts this program on a host.
     pub(crate) fn start(&self, host: usize, name: &str, env: &[(&str, &str)], args: &str) -> Outcome<Talk> {
         let command = format!("exec {} '{}' {args}", self.env(host, env), self.exe.display());
         self.hosts[host].start(&format!("{name} of host{}", host + 1), &command)
     }
 
-    /// compat-matrix on a host, to its end; what it printed.
+    /// Runs compat-matrix on a host and returns its output.
     pub(crate) fn compat_matrix(&self, host: usize, env: &[(&str, &str)], args: &str) -> Outcome {
         let program = self.exe.with_file_name("compat-matrix");
         self.sh(host, &format!("{} '{}' {args}", self.env(host, env), program.display()))
     }
 
-    /// The command that sets what every worker has, and `env`.
+    /// Returns the command that sets the variables of every worker and those of `env`.
     fn env(&self, host: usize, env: &[(&str, &str)]) -> String {
         let base = self.base(host);
         let all = base.iter().map(|(name, value)| (*name, value.as_str())).chain(env.iter().copied());
         all.fold(String::from("env"), |command, (name, value)| command + &format!(" '{name}={value}'"))
     }
 
-    /// A worker with a table of this version; `env` goes before what every worker has.
+    /// Starts a worker with the table of version `abi`. `env` overrides the variables of every
+    /// worker.
     pub(crate) fn worker(&self, host: usize, abi: u32, env: &[(&str, &str)]) -> Outcome<Worker> {
         let args = format!("worker --plugin '{}' --abi {abi}", self.plugin.display());
         let talk = self.start(host, &format!("the v{abi} worker"), env, &args)?;
@@ -90,21 +91,21 @@ impl World {
     fn base(&self, host: usize) -> Vec<(&'static str, String)> {
         let mut env = vec![("MPIB_HCA_SOUT", RAILS[0].into()), ("MPIB_HCA_SUP", RAILS[1].into())];
         match self.kind {
-            // The rails' own interfaces go down in some checks.
+            // Some checks take the rails' interfaces down.
             Kind::Kernel => env.push(("MPIB_OOB_IF", "=ctl".into())),
             Kind::Softverbs => env.push(("SOFTVERBS_DEVICES", self.devices(host, 4096))),
         }
         env
     }
 
-    /// A host's softverbs devices, like the guests' own. The MTU is that of SUP.
+    /// Returns a host's softverbs devices, like the devices of a guest. `mtu` is that of SUP.
     pub(crate) fn devices(&self, host: usize, mtu: usize) -> String {
         let n = host + 1;
         format!("sout:addr=10.1.0.{n}/24+fd00:2::{n}/64;sup:addr=10.2.0.{n}/24+fd00:3::{n}/64,mtu={mtu}")
     }
 
-    /// Bytes that a host has sent on each rail since some time: of packets where a network interface counts them, of
-    /// messages where softverbs does.
+    /// Bytes that a host has sent on each rail since some time: bytes of packets if a network
+    /// interface counts them, bytes of messages if softverbs does.
     pub(crate) fn sent(&self, worker: &mut Worker) -> Outcome<[u64; 2]> {
         let text = match self.kind {
             Kind::Kernel => return self.interfaces(worker.host),

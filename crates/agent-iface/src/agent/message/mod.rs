@@ -25,7 +25,7 @@ const REGISTER: u8 = 1;
 const DEREGISTER: u8 = 2;
 const RESPONSE: u8 = 128;
 
-/// Why bytes are not a message, whatever bytes follow.
+/// Reason why bytes are not a message. Bytes that follow cannot change this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Another protocol.

@@ -46,7 +46,8 @@ fn the_bytes_are_those_of_the_interface() {
     assert_eq!(bytes[..len], *b"RIPM\x0c\x00\x80\x00\x02\0\0\0");
 }
 
-/// Returns what a decoder must return for `bytes`, if it accepts messages of these types and lengths.
+/// Returns what a decoder must return for `bytes`, if it accepts messages of these types and
+/// lengths.
 fn expected(bytes: &[u8], kinds: &[(u8, u16)]) -> Result<Option<usize>, Malformed> {
     let magic = bytes.get(..4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
     match magic {
@@ -92,8 +93,8 @@ proptest! {
         }
     }
 
-    /// Valid messages of both directions, with one byte changed and truncated at any position, for both
-    /// decoders.
+    /// Valid messages of both directions, with one byte changed and truncated at any position, for
+    /// both decoders.
     #[test]
     fn exactly_the_interface_is_accepted(
         good in prop_oneof![requests().prop_map(|r| r.encode()), responses().prop_map(|r| r.encode())],

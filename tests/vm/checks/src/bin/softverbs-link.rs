@@ -1,6 +1,8 @@
-//! `softverbs-link NAME up|down`: the link of a device of softverbs, which has no `ip link`, for every process of the fabric.
+//! `softverbs-link NAME up|down`: sets the link of a softverbs device, which has no `ip link`, for
+//! every process of the fabric.
 //!
-//! A program of its own: one that has softverbs linked in exports libibverbs' symbols, and a plugin that it loads would take those.
+//! This is a separate program because a program with softverbs linked in exports libibverbs'
+//! symbols, and a plugin that it loads would use those.
 
 use std::process::ExitCode;
 

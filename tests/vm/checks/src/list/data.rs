@@ -1,16 +1,16 @@
-//! What arrives.
+//! Checks of the data that arrives.
 
 use crate::host::Outcome;
 use crate::pair::{Load, Pair, good};
 use crate::world::{Kind, World};
 
-/// Around every boundary of the split and of the immediate; then the most that NCCL puts into one message.
+/// Sizes around every boundary of the split and of the immediate, then NCCL's largest message.
 const SMALL: &str = "0,1,7,8,63,64,127,128,129,255,256,257,511,512,513,1000,4095,4096,4097,65535,65536,65537";
 const LARGE: &str = "1048576,2097153,4194304";
 
 const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
 
-/// Whose libibverbs the plugin has found: the judge must be the one that is named.
+/// The plugin has loaded the libibverbs of this world: rdma-core's, or that of softverbs.
 pub(crate) fn library(world: &World) -> Outcome {
     let worker = world.worker(0, 12, &[])?;
     let maps = world
@@ -30,7 +30,7 @@ pub(crate) fn library(world: &World) -> Outcome {
     }
 }
 
-/// Every size through one version's table.
+/// Moves every size through the table of one version.
 pub(crate) fn table(world: &World, abi: u32) -> Outcome {
     let mut pair = Pair::connected(world, abi, &[HALF])?;
     pair.send(Load { sizes: SMALL, group: 1, depth: 4, rounds: 2 })?;
@@ -41,7 +41,7 @@ pub(crate) fn table(world: &World, abi: u32) -> Outcome {
     Ok("0 B to 4 MiB, groups of 1 and 8".into())
 }
 
-/// Two connections, one each way, driven at once on both ends.
+/// Two connections, one in each direction, move data at the same time.
 pub(crate) fn both_directions(world: &World) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[HALF])?;
     good(pair.connect_back()?)?;
@@ -50,10 +50,10 @@ pub(crate) fn both_directions(world: &World) -> Outcome {
     Ok(format!("{moved} bytes at each end"))
 }
 
-/// The kernel's driver is asked for relaxed ordering with each of NCCL's buffers, on both rails.
+/// Registrations of NCCL's buffers request relaxed ordering of the kernel's driver, on both rails.
 pub(crate) fn relaxed_ordering(world: &World) -> Outcome {
     const TRACING: &str = "/sys/kernel/tracing";
-    // The fifth argument of rxe_reg_user_mr is the access that was asked for.
+    // The fifth argument of rxe_reg_user_mr is the requested access.
     let sh = |command: &str| world.sh(0, &format!("cd {TRACING} && {command}"));
     sh(
         "echo 'p:reg rxe_reg_user_mr length=%dx:u64 access=%r8:x32' >kprobe_events && echo >trace && echo 1 >events/kprobes/reg/enable",
@@ -64,7 +64,7 @@ pub(crate) fn relaxed_ordering(world: &World) -> Outcome {
     let trace = sh("cat trace && echo 0 >events/kprobes/reg/enable && echo >kprobe_events")?;
     // IBV_ACCESS_RELAXED_ORDERING, with remote read, remote write and local write.
     let asked = |line: &&str| line.contains("access=0x100007");
-    // The region of that message, and no other, has 190 pages.
+    // Only the region of that message has 190 pages.
     let ours: Vec<_> = trace.lines().filter(|line| line.contains("length=778240 ")).collect();
     match ours.iter().filter(|line| asked(line)).count() {
         2 if ours.len() == 2 => Ok("the driver saw access 0x100007, twice for one buffer".into()),

@@ -1,4 +1,4 @@
-//! What goes wrong on the way.
+//! Checks with faults of links, wires and processes.
 
 use std::time::Instant;
 
@@ -7,30 +7,32 @@ use crate::pair::{Load, Pair, good};
 use crate::world::{Kind, World};
 
 const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
-/// 4.096 µs times 2 to the power of 16 is 0.27 s: what a lost packet costs; a dead wire costs seven times as much.
+/// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes
+/// seven times as long.
 const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
-/// rxe takes 7, the default, for "without end", which verbs means of receivers that are not ready only.
+/// rxe retries without end at 7, the default. For verbs this meaning of 7 applies only to receivers
+/// that are not ready.
 const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
 
-/// Something wrong with SUP on one host: what makes it so, and what puts it right.
+/// A fault of SUP on one host: the command that causes it, and the command that repairs it.
 struct Fault {
     host: usize,
     wrong: &'static str,
     right: &'static str,
 }
 
-/// The link of one host.
+/// Returns the faults that take down the link of one host.
 fn link_down(world: &World, host: usize) -> Vec<Fault> {
     if world.kind == Kind::Softverbs {
         let (wrong, right) = ("\"$softverbs_link\" sup down", "\"$softverbs_link\" sup up");
         return vec![Fault { host, wrong, right }];
     }
-    // The IPv6 address goes with the link, and the neighbour must be found anew.
+    // The interface loses its IPv6 address with the link, and must resolve the neighbour again.
     let right = "ip link set sup up && ip addr replace fd00:3::$n/64 dev sup nodad && \
         until ping -c 1 -W 1 10.2.0.$o >/dev/null; do :; done";
     let down = Fault { host, wrong: "ip link set sup down", right };
-    // A switch drops what is for a link that is down. The wire between our guests would hold it back, and with it the
-    // interface of host 1, which sends, and all its retries.
+    // A switch drops packets to a link that is down. The wire between the guests would hold them
+    // back instead, which would block the interface of the sender, host 1, and all its retries.
     if host == 0 { vec![down] } else { vec![Fault { host: 0, ..DEAD }, down] }
 }
 
@@ -42,12 +44,12 @@ const fn netem(wrong: &'static str) -> Fault {
     Fault { host: 0, wrong, right: "tc qdisc replace dev sup root pfifo limit 10000" }
 }
 
-/// The same on both hosts.
+/// Returns the fault for both hosts.
 fn both(fault: Fault) -> Vec<Fault> {
     vec![Fault { host: 0, ..fault }, Fault { host: 1, ..fault }]
 }
 
-/// Runs `f` with things wrong, and puts them right whatever became of it.
+/// Causes the faults, runs `f`, and repairs the faults even if `f` failed.
 fn with<T>(world: &World, faults: &[Fault], f: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let wrong = faults.iter().try_for_each(|fault| world.sh(fault.host, fault.wrong).map(drop));
     let outcome = wrong.and_then(|()| f());
@@ -55,7 +57,7 @@ fn with<T>(world: &World, faults: &[Fault], f: impl FnOnce() -> Outcome<T>) -> O
     outcome
 }
 
-/// SUP's interface has an MTU of 1500 on so many hosts, SOUT's rail is at 4096.
+/// SUP's interface has an MTU of 1500 on `ends` hosts. SOUT's rail has 4096.
 pub(crate) fn mtu(world: &World, ends: usize) -> Outcome {
     let sizes = Load { sizes: "1,1023,1024,1025,4096,100000,1048576", group: 1, depth: 2, rounds: 1 };
     if world.kind == Kind::Softverbs {
@@ -99,8 +101,8 @@ pub(crate) fn loss(world: &World) -> Outcome {
     }
 }
 
-/// SUP goes down on one host before connect. The connection says so once and does without, or is refused where the
-/// user wants that.
+/// SUP goes down on one host before connect. The connection logs one warning and works without SUP,
+/// or is refused if a setting requires that.
 pub(crate) fn down_at_connect(world: &World) -> Outcome {
     let mut pair = Pair::start(world, 12, &[HALF])?;
     let strict = [HALF, ("MPIB_STRICT", "1")];
@@ -111,7 +113,7 @@ pub(crate) fn down_at_connect(world: &World) -> Outcome {
         pair.send(Load::mebibytes(4))?;
         let said = [pair.a.talk.ask("warnings")?, pair.b.talk.ask("warnings")?];
         for (said, end) in said.iter().zip(["host1", "host2"]) {
-            // The acceptor's port is meant, on both ends.
+            // Both ends name the acceptor's port.
             let named = said.contains("sup:1: the port is not active");
             let named = named && said.contains("goes on with SOUT alone");
             // The adapter's own event may have a line, too.
@@ -132,7 +134,7 @@ pub(crate) fn down_at_connect(world: &World) -> Outcome {
     Ok(said)
 }
 
-/// SUP is up and carries nothing: its probe fails.
+/// SUP's link is up but drops all packets: its probe fails.
 pub(crate) fn dead_at_connect(world: &World) -> Outcome {
     let mut pair = Pair::start(world, 12, &[HALF, SOON, SOME])?;
     let said = with(world, &both(DEAD), || {
@@ -148,7 +150,8 @@ pub(crate) fn dead_at_connect(world: &World) -> Outcome {
     Ok(said)
 }
 
-/// The link of one host goes down under a transfer: first the sender's, which sees that on its own port, then the receiver's.
+/// The link of one host goes down during a transfer: first the sender's, which sees this on its
+/// port, then the receiver's.
 pub(crate) fn down_in_transfer(world: &World) -> Outcome {
     let mut told = Vec::new();
     for host in [0, 1] {
@@ -165,7 +168,7 @@ pub(crate) fn down_in_transfer(world: &World) -> Outcome {
     Ok(told.join("; "))
 }
 
-/// SUP's wire carries nothing any more under a transfer.
+/// SUP's wire drops all packets during a transfer.
 pub(crate) fn dead_in_transfer(world: &World) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
     pair.stream()?;
@@ -191,12 +194,12 @@ fn fails(pair: &mut Pair) -> Outcome {
     }
 }
 
-/// The plugin's own words.
+/// Returns the plugin's last warning within a worker's answer.
 fn cause(said: &str) -> &str {
     said.split_once("its last warning: ").map_or(said, |(_, warning)| warning)
 }
 
-/// One end's process is killed under a transfer; the other end is told.
+/// One end's process is killed during a transfer; the other end gets an error.
 pub(crate) fn killed(world: &World, host: usize) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
     pair.stream()?;

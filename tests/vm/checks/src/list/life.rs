@@ -1,14 +1,14 @@
-//! Connections that come and go.
+//! Checks that open and close many connections.
 
 use crate::host::Outcome;
 use crate::pair::{Load, Pair, connect, good};
 use crate::world::{Kind, RAILS, World};
 
 const CYCLES: usize = 1000;
-/// At once: a connection takes its time, most of it waiting.
+/// Connections that are made at the same time, because each one mostly waits.
 const BATCH: usize = 20;
 
-/// 1,000 connections made, used for one message each, and closed. Nothing is left of them.
+/// Makes 1,000 connections, sends one message on each, and closes them. No resource remains.
 pub(crate) fn cycles(world: &World) -> Outcome {
     let env = [("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "1"), ("MPIB_SUP_QP", "1")];
     let mut pair = Pair::start(world, 12, &env)?;

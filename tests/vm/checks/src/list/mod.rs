@@ -9,21 +9,21 @@ mod policy;
 use crate::host::Outcome;
 use crate::world::World;
 
-/// Which worlds a check has a meaning in.
+/// Worlds in which a check can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     Both,
-    /// It does something to a network interface or looks into the kernel.
+    /// Only with the kernel: the check changes a network interface or reads the kernel's state.
     Kernel,
 }
 
 pub(crate) struct Check {
     pub(crate) name: &'static str,
-    /// Part of the short form.
+    /// Whether `--short` includes the check.
     pub(crate) short: bool,
     pub(crate) place: Where,
     pub(crate) run: fn(&World) -> Outcome,
-    /// What it needs and this run lacks.
+    /// Returns the requirement of the check that this run does not meet, if any.
     pub(crate) lacks: fn(&World) -> Option<&'static str>,
 }
 
@@ -41,7 +41,7 @@ impl Check {
     }
 }
 
-/// Cheap ones first.
+/// All checks, the cheap ones first.
 pub(crate) const LIST: &[Check] = &[
     check("library", data::library).telling(),
     check("table-v6", |w| data::table(w, 6)),

@@ -7,20 +7,20 @@ use super::policy::judge;
 use crate::host::{LIMIT, Outcome};
 use crate::world::World;
 
-/// Beside `follow`'s.
+/// Port of this check, next to that of `follow`.
 const PORT: u16 = 5556;
 
 pub(super) fn lacks(world: &World) -> Option<&'static str> {
     world.nccl.is_none().then_some("NCCL's library is not there; what fetched it has said why")
 }
 
-/// NCCL's loader takes its newest table on both hosts, and through it data moves between them.
+/// NCCL's loader uses its newest table on both hosts, and data moves through this table.
 pub(super) fn loader(world: &World) -> Outcome {
     let (library, facts) = world.nccl.as_ref().ok_or("no library")?;
     let (library, facts, seconds) = (library.display(), facts.display(), LIMIT.as_secs() / 2 - 5);
     let address = SocketAddrV4::new(world.other(), PORT);
     let args = format!("--library '{library}' --facts '{facts}' --deadline {seconds} {address}");
-    // The console has what NCCL says.
+    // NCCL logs to the console.
     let env = [
         ("NCCL_NET_PLUGIN", "mpib"),
         ("NCCL_DEBUG", "INFO"),

@@ -1,4 +1,4 @@
-//! Which rail carries what.
+//! Checks which rail carries which data.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,13 @@ use crate::pair::{Load, Pair};
 use crate::world::{Kind, World};
 
 const MIB: u64 = 1 << 20;
-/// What packets add to the data at most, acknowledgements of the other direction and neighbours' chatter included.
+/// Greatest ratio of a rail's bytes to its data. The excess is packet headers, acknowledgements of
+/// the other direction and neighbour discovery.
 const SLACK: f64 = 1.25;
-/// A rail without data has not sent more than this: handshake, CTS writes, acknowledgements.
+/// Most bytes of a rail without data: handshake, CTS writes, acknowledgements.
 const IDLE: u64 = 256 << 10;
 
-/// Whether SUP carried `sup` of `total` bytes and SOUT the rest.
+/// Checks that SUP carried `sup` of `total` bytes and SOUT the rest.
 pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
     let expected = [total - sup, sup];
     for (rail, name) in ["SOUT", "SUP"].into_iter().enumerate() {
@@ -28,7 +29,7 @@ pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
     Ok(format!("SOUT {:.2} MiB, SUP {:.2} MiB", mib(carried[0]), mib(carried[1])))
 }
 
-/// 8 MiB with this share, in parts per 1024.
+/// Moves 8 MiB with this share, in parts per 1024.
 pub(crate) fn share(world: &World, share: u64) -> Outcome {
     let mut pair = Pair::connected(world, 12, &[("MPIB_SUP_SHARE", &share.to_string())])?;
     let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
@@ -45,7 +46,7 @@ pub(crate) fn within_an_island(world: &World) -> Outcome {
 }
 
 pub(crate) fn between_islands(world: &World) -> Outcome {
-    // Each host is an island of its own.
+    // Each host is a separate island.
     let mut pair = Pair::connected(world, 12, &[("MPIB_ISLAND_PREFIX_LEN", "32")])?;
     if world.kind == Kind::Kernel {
         let made = [world.queue_pairs(0, "sout")?, world.queue_pairs(0, "sup")?];
@@ -79,10 +80,10 @@ pub(crate) fn hints(world: &World) -> Outcome {
     let mut pair = Pair::connected(world, 12, &env)?;
     let mut said = Vec::new();
     for share in [256, 1024, 0, 512] {
-        // How many pairs of hosts have registered: ours may not have yet.
+        // The answer is the number of registered pairs of hosts: 0 until this pair has registered.
         let registered = || agent.ask(&share.to_string()).map(|pairs| pairs != "0");
         until("the connection is registered", registered)?;
-        // The hint counts once it was read: as long as the old one does, SUP carries another part.
+        // The plugin reads the hint after some time. Until then SUP carries another share.
         let mut last = Err("nothing was sent".into());
         until("the new share counts", || {
             let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(4)))?;
@@ -96,7 +97,7 @@ pub(crate) fn hints(world: &World) -> Outcome {
     Ok(said.join("; "))
 }
 
-/// Tries until it is so.
+/// Repeats `so` until it returns true, up to a limit of time.
 fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -108,8 +109,8 @@ fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     Err(format!("never: {what}"))
 }
 
-/// The port's first GID is a link-local one, the next is IPv4, the last IPv6: IPv4 is taken without being told. Only so are
-/// the hosts in one island, and the data goes on SUP.
+/// The port's first GID is link-local, the next is IPv4, the last IPv6: the plugin chooses IPv4
+/// without a setting. Only with IPv4 are the hosts in one island, where data goes on SUP.
 pub(crate) fn gid_choice(world: &World) -> Outcome {
     let gids = world.sh(0, "cat /sys/class/infiniband/sout/ports/1/gids/[0-3]")?;
     let gids: Vec<&str> = gids.lines().collect();
@@ -124,7 +125,8 @@ pub(crate) fn gid_choice(world: &World) -> Outcome {
     Ok(format!("types {types}; of link-local, IPv4 and IPv6 it took IPv4: {moved}"))
 }
 
-/// Rails whose only global addresses are IPv6: without being told where the port has no other, else by index.
+/// Rails that use IPv6 addresses: without a setting if the port has no other global address, else
+/// by GID index.
 pub(crate) fn ipv6(world: &World) -> Outcome {
     let env: &[(&str, &str)] = match world.kind {
         Kind::Kernel => &[],
@@ -146,7 +148,7 @@ pub(crate) fn ipv6(world: &World) -> Outcome {
         let carried = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
         no_warnings(&mut pair)?;
         pair.close()?;
-        // One prefix of 64 bits: one island.
+        // Both addresses have the same 64-bit prefix: one island.
         judge(carried, 8 * MIB, 8 * MIB)
     };
     ipv4("del")?;
