@@ -41,7 +41,9 @@ fn wrong_arguments_reach_the_plugin_and_its_code_comes_back() {
     assert_eq!(raw.test(null_mut(), null_mut(), null_mut()), Code::InvalidArgument);
     assert_eq!(raw.dereg_mr(null_mut(), null_mut()), Code::InvalidArgument);
     assert_eq!(raw.close_send(null_mut()), Code::InvalidArgument);
-    assert_eq!(raw.properties(0), (Code::InvalidUsage, None));
+    let mut devices = 0;
+    assert_eq!(raw.devices(&raw mut devices), Code::InvalidUsage);
+    assert_eq!(raw.properties(0), (Code::InternalError, None), "a panic in the plugin");
 }
 
 #[test]
