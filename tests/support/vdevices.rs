@@ -8,7 +8,7 @@ use crate::code::{Code, Success, known};
 use crate::pair::{Buffer, Pair, connect, init, pattern};
 use crate::table::{Ptr, Table, table};
 
-/// What newer versions say of a device besides.
+/// What only newer versions report of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Made {
     /// `vProps`

@@ -45,69 +45,52 @@ fn allocations(f: impl FnOnce()) -> usize {
 }
 
 /// Connects, then counts over `isend`, `irecv`, `iflush` and `test` of one table.
-macro_rules! count {
-    ($($version:ident: $number:literal, $size:ty, ($($phandle:expr)?), ($($phandles:expr)?);)+) => {$(
-        #[test]
-        fn $version() {
-            let net = Net::of::<Least>($number);
-            let (mut ctx, mut send, mut listener, mut recv, mut mr) = (STALE, STALE, STALE, STALE, STALE);
-            let mut handle = [0u8; 128];
-            let place = handle.as_mut_ptr().cast();
-            assert_eq!(net.init(&raw mut ctx, 0, None, None, None), ncclSuccess);
-            assert_eq!(net.connect(ctx, 0, None, place, &raw mut send, ptr::null_mut()), ncclSuccess);
-            assert_eq!(net.listen(ctx, 0, place, &raw mut listener), ncclSuccess);
-            assert_eq!(net.accept(listener, &raw mut recv, ptr::null_mut()), ncclSuccess);
-            assert_eq!(net.reg_mr(send, DATA, 64, abi::NCCL_PTR_HOST, &raw mut mr), ncclSuccess);
+fn count(version: u32) {
+    let net = Net::of::<Least>(version);
+    let (mut ctx, mut send, mut listener, mut recv, mut mr) = (STALE, STALE, STALE, STALE, STALE);
+    let (mut handle, nil) = ([0u8; 128], ptr::null_mut());
+    let place = handle.as_mut_ptr().cast();
+    assert_eq!(net.init(&raw mut ctx, 0, None, None, None), ncclSuccess);
+    assert_eq!(net.connect(ctx, 0, None, place, &raw mut send, ptr::null_mut()), ncclSuccess);
+    assert_eq!(net.listen(ctx, 0, place, &raw mut listener), ncclSuccess);
+    assert_eq!(net.accept(listener, &raw mut recv, ptr::null_mut()), ncclSuccess);
+    assert_eq!(net.reg_mr(send, DATA, 64, abi::NCCL_PTR_HOST, &raw mut mr), ncclSuccess);
 
-            let table = nccl_net_versions::$version::table::<Least>();
-            let (isend, irecv) = (table.isend.expect("never NULL"), table.irecv.expect("never NULL"));
-            let (iflush, test) = (table.iflush.expect("never NULL"), table.test.expect("never NULL"));
-            let (mut data, mut tags, mut mrs) = ([DATA; 8], [0; 8], [mr; 8]);
-            let (mut lengths, mut flushed) = ([64 as $size; 8], [64 as c_int; 8]);
-            let (mut a, mut b, mut c, mut done) = (STALE, STALE, STALE, 0);
-            let n = allocations(|| {
-                // SAFETY: live handles, arrays of eight, results in local variables.
-                unsafe {
-                    for _ in 0..100 {
-                        assert_eq!(isend(send, DATA, 64, 1, mr, $($phandle,)? &raw mut a), ncclSuccess);
-                        assert_eq!(
-                            irecv(
-                                recv, 8, data.as_mut_ptr(), lengths.as_mut_ptr(), tags.as_mut_ptr(),
-                                mrs.as_mut_ptr(), $($phandles,)? &raw mut b,
-                            ),
-                            ncclSuccess
-                        );
-                        let flushed = flushed.as_mut_ptr();
-                        assert_eq!(
-                            iflush(recv, 8, data.as_mut_ptr(), flushed, mrs.as_mut_ptr(), &raw mut c),
-                            ncclSuccess
-                        );
-                        for request in [a, b, c] {
-                            assert_eq!(test(request, &raw mut done, flushed), ncclSuccess);
-                            assert_eq!(done, 1);
-                        }
-                    }
-                }
-            });
-            assert_eq!(n, 0);
-            assert_eq!(net.dereg_mr(send, mr), ncclSuccess);
-            assert_eq!(net.close_send(send), ncclSuccess);
-            assert_eq!(net.close_recv(recv), ncclSuccess);
-            assert_eq!(net.close_listen(listener), ncclSuccess);
-            assert_eq!(net.finalize(ctx), ncclSuccess);
+    let (mut data, mut tags, mut mrs, mut sizes) = ([DATA; 8], [0; 8], [mr; 8], [64 as c_int; 8]);
+    let (data, tags, mrs) = (data.as_mut_ptr(), tags.as_mut_ptr(), mrs.as_mut_ptr());
+    let sizes = sizes.as_mut_ptr();
+    let (mut a, mut b, mut c, mut done) = (STALE, STALE, STALE, 0);
+    let n = allocations(|| {
+        for _ in 0..100 {
+            assert_eq!(net.isend(send, DATA, 64, 1, mr, nil, &raw mut a), ncclSuccess);
+            let lengths = Some(&[64; 8][..]);
+            let rc = net.irecv(recv, 8, data, lengths, tags, mrs, ptr::null_mut(), &raw mut b);
+            assert_eq!(rc, ncclSuccess);
+            assert_eq!(net.iflush(recv, 8, data, sizes, mrs, &raw mut c), ncclSuccess);
+            for request in [a, b, c] {
+                assert_eq!(net.test(request, &raw mut done, sizes), ncclSuccess);
+                assert_eq!(done, 1);
+            }
+        }
+    });
+    assert_eq!(n, 0);
+    assert_eq!(net.dereg_mr(send, mr), ncclSuccess);
+    assert_eq!(net.close_send(send), ncclSuccess);
+    assert_eq!(net.close_recv(recv), ncclSuccess);
+    assert_eq!(net.close_listen(listener), ncclSuccess);
+    assert_eq!(net.finalize(ctx), ncclSuccess);
+}
+
+macro_rules! versions {
+    ($($name:ident: $version:literal),+) => {$(
+        #[test]
+        fn $name() {
+            count($version);
         }
     )+};
 }
 
-count! {
-    v6: 6, c_int, (), ();
-    v7: 7, c_int, (), ();
-    v8: 8, c_int, (), ();
-    v9: 9, usize, (), ();
-    v10: 10, usize, (ptr::null_mut()), (ptr::null_mut());
-    v11: 11, usize, (ptr::null_mut()), (ptr::null_mut());
-    v12: 12, usize, (ptr::null_mut()), (ptr::null_mut());
-}
+versions! { v6: 6, v7: 7, v8: 8, v9: 9, v10: 10, v11: 11, v12: 12 }
 
 #[test]
 fn a_request_pool_allocates_only_when_it_is_created() {

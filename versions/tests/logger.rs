@@ -106,10 +106,10 @@ fn lines_reach_a_c_logger_and_are_never_a_format() {
     let nil = ptr::null_mut();
     let mut request = nil;
     // Before init there is no logger.
-    assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
+    assert_eq!(net.isend(nil, nil, usize::MAX, 0, nil, nil, &raw mut request), ncclInvalidArgument);
     assert_eq!(lines(), []);
     assert_eq!(net.init(nil.cast(), 0, None, nccl, None), ncclSuccess);
-    assert_eq!(net.isend(nil, nil, -1, 0, nil, nil, &raw mut request), ncclInvalidArgument);
+    assert_eq!(net.isend(nil, nil, usize::MAX, 0, nil, nil, &raw mut request), ncclInvalidArgument);
     assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : isend: sendComm is NULL")]);
     // The plugin logs its own failures, through `warn` if it likes.
     let mut n = 0;
@@ -118,7 +118,7 @@ fn lines_reach_a_c_logger_and_are_never_a_format() {
     nccl_net_versions::warn::<Least>("devices", &"100% of none");
     assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : devices: 100% of none")]);
     // A panic is by default one WARN too.
-    assert_eq!(net.get_properties(0, false), ncclInternalError);
+    assert_eq!(net.properties(0).0, ncclInternalError);
     let text = "NET/Least : getProperties: internal error: a panic was caught";
     assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, text)]);
 }

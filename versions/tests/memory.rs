@@ -45,18 +45,18 @@ every_version! {
     fn sizes_are_widened_and_negative_ones_refused(rig) {
         let send = rig.send(rig.init());
         let mut mhandle = STALE;
-        let large = if rig.version < 8 { c_int::MAX as isize } else { 1 << 40 };
+        let large = if rig.version < 8 { c_int::MAX as usize } else { 1 << 40 };
         assert_eq!(rig.net.reg_mr(send, DATA, large, NCCL_PTR_HOST, &raw mut mhandle), ncclSuccess);
         let call = rig.record.calls().pop().unwrap_or_default();
         assert!(call.contains(&format!(" len={large} ")), "{call}");
         assert_eq!(rig.net.dereg_mr(send, mhandle), ncclSuccess);
         if rig.version < 8 {
-            for size in [-1, c_int::MIN as isize] {
+            for size in [-1, c_int::MIN] {
                 mhandle = STALE;
-                let rc = rig.net.reg_mr(send, DATA, size, NCCL_PTR_HOST, &raw mut mhandle);
+                let rc = rig.net.reg_mr(send, DATA, size as usize, NCCL_PTR_HOST, &raw mut mhandle);
                 assert_eq!(rc, ncclInvalidArgument);
                 assert!(mhandle.is_null());
-                let refusal = Refusal::Negative { what: "size", value: size as c_int };
+                let refusal = Refusal::Negative { what: "size", value: size };
                 assert_eq!(rig.record.refusal(), Some(("regMr", refusal)));
             }
         }

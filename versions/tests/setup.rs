@@ -3,7 +3,7 @@
 #[macro_use]
 mod common;
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
@@ -100,8 +100,7 @@ every_version! {
 
 every_version! {
     fn the_name_is_the_plugins(rig) {
-        // SAFETY: a table's name is a string that lives as long as the program.
-        assert_eq!(unsafe { CStr::from_ptr(rig.net.name()) }, c"Fake");
+        assert_eq!(rig.net.table().name().as_deref(), Some("Fake"));
     }
 }
 
@@ -194,13 +193,11 @@ fn attributes_arrive_whole() {
     };
     let mut attr =
         v11::NetAttr { sendCommAttr: side(10), recvCommAttr: side(20), op: 0x7FFF, algo: u32::MAX, proto: 5 };
-    let set11 = nccl_net_versions::v11::table::<Fake<5>>().setNetAttr.expect("in v11");
-    let set12 = nccl_net_versions::v12::table::<Fake<5>>().setNetAttr.expect("in v12");
     let rig = Rig::<5>::new(12);
     let ctx = rig.init();
-    for set in [set11, set12] {
-        // SAFETY: a live context and local attributes.
-        assert_eq!(unsafe { set(ctx, &raw mut attr) }, ncclSuccess);
+    for version in [11, 12] {
+        let net = Net::of::<Fake<5>>(version);
+        assert_eq!(net.set_net_attr(ctx, &raw mut attr), ncclSuccess);
         let call = rig.record.calls().last().cloned().unwrap_or_default();
         assert!(call.starts_with("set_net_attr ctx=1 "), "{call}");
         for part in [
@@ -210,24 +207,22 @@ fn attributes_arrive_whole() {
         ] {
             assert!(call.contains(part), "{part} in {call}");
         }
-        // SAFETY: NULL is refused.
-        assert_eq!(unsafe { set(ctx, ptr::null_mut()) }, ncclInvalidArgument);
-        // SAFETY: NULL is refused.
-        assert_eq!(unsafe { set(ptr::null_mut(), &raw mut attr) }, ncclInvalidArgument);
+        assert_eq!(net.set_net_attr(ctx, ptr::null_mut()), ncclInvalidArgument);
+        assert_eq!(net.set_net_attr(ptr::null_mut(), &raw mut attr), ncclInvalidArgument);
     }
     assert_eq!(rig.net.finalize(ctx), ncclSuccess);
 }
 
 /// Merges devices through the slot of one version, which has room for `max`.
 macro_rules! vdevices {
-    ($($test:ident: $version:ident, $id:literal, $max:literal;)+) => {$(
+    ($($test:ident: $number:literal, $version:ident, $id:literal, $max:literal;)+) => {$(
         #[test]
         fn $test() {
-            let make = nccl_net_versions::$version::table::<Fake<$id>>().makeVDevice.expect("offered by Fake");
+            let net = Net::of::<Fake<$id>>($number);
+            let make = |d: *mut c_int, props: *mut $version::VDeviceProps| net.make_vdevice(d, props.cast());
             let mut props = $version::VDeviceProps { ndevs: $max, devs: core::array::from_fn(|i| i as c_int) };
             let mut d: c_int = -9;
-            // SAFETY: both are local variables.
-            assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
+            assert_eq!(make(&raw mut d, &raw mut props), ncclSuccess);
             assert_eq!(d, 2);
             let all: Vec<c_int> = (0..$max).collect();
             assert_eq!(record($id).calls(), [format!("make_vdevice {all:?}")]);
@@ -235,29 +230,25 @@ macro_rules! vdevices {
                 props.ndevs = ndevs;
                 props.devs[0] = dev;
                 d = 5;
-                // SAFETY: both are local variables.
-                assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclInvalidArgument, "{ndevs}");
+                assert_eq!(make(&raw mut d, &raw mut props), ncclInvalidArgument, "{ndevs}");
                 assert_eq!(d, -1);
             }
             props = $version::VDeviceProps { ndevs: 1, ..props };
             props.devs[0] = 1;
             // NCCL 2.24 to 2.26 do this for every physical device.
-            // SAFETY: both are local variables.
-            assert_eq!(unsafe { make(&raw mut d, &raw mut props) }, ncclSuccess);
-            // SAFETY: NULL is refused.
-            assert_eq!(unsafe { make(ptr::null_mut(), &raw mut props) }, ncclInvalidArgument);
-            // SAFETY: NULL is refused.
-            assert_eq!(unsafe { make(&raw mut d, ptr::null_mut()) }, ncclInvalidArgument);
+            assert_eq!(make(&raw mut d, &raw mut props), ncclSuccess);
+            assert_eq!(make(ptr::null_mut(), &raw mut props), ncclInvalidArgument);
+            assert_eq!(make(&raw mut d, ptr::null_mut()), ncclInvalidArgument);
             assert_eq!(record($id).calls().len(), 2);
         }
     )+};
 }
 
 vdevices! {
-    v9_joins_up_to_four: v9, 20, 4;
-    v10_joins_up_to_four: v10, 21, 4;
-    v11_joins_up_to_four: v11, 22, 4;
-    v12_joins_up_to_eight: v12, 23, 8;
+    v9_joins_up_to_four: 9, v9, 20, 4;
+    v10_joins_up_to_four: 10, v10, 21, 4;
+    v11_joins_up_to_four: 11, v11, 22, 4;
+    v12_joins_up_to_eight: 12, v12, 23, 8;
 }
 
 #[test]

@@ -3,45 +3,30 @@
 #[path = "../../../versions/tests/common/fake.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, reason = "the fake of nccl-net-versions' own tests")]
 mod fake;
+#[path = "../../../versions/tests/common/net.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "the tests of nccl-net-versions use the rest")]
+mod net;
 
 use std::{ffi::c_int, time::Duration};
 
 use fake::{Act, Fake, Record, lock, record};
-use nccl_net_host::{Call, Code, Error, Net, NetTable, Recv, RecvComm, SendComm, Settings, Table, abi};
+use nccl_net_host::{Call, Code, Error, Net, Recv, RecvComm, SendComm, Settings, Table, abi};
 use nccl_net_versions::Failure;
 
 const LIMIT: Duration = Duration::from_secs(10);
-
-/// Makes a static table of the fake `ID`.
-fn table<const ID: u32>(version: u32) -> Table {
-    fn leaked<N: NetTable>(table: N) -> Table {
-        // SAFETY: nccl-net-versions makes tables that do what the headers ask of them.
-        unsafe { Table::from_static(Box::leak(Box::new(table))) }
-    }
-    match version {
-        6 => leaked(nccl_net_versions::v6::table::<Fake<ID>>()),
-        7 => leaked(nccl_net_versions::v7::table::<Fake<ID>>()),
-        8 => leaked(nccl_net_versions::v8::table::<Fake<ID>>()),
-        9 => leaked(nccl_net_versions::v9::table::<Fake<ID>>()),
-        10 => leaked(nccl_net_versions::v10::table::<Fake<ID>>()),
-        11 => leaked(nccl_net_versions::v11::table::<Fake<ID>>()),
-        12 => leaked(nccl_net_versions::v12::table::<Fake<ID>>()),
-        other => panic!("no version {other}"),
-    }
-}
 
 /// Runs `test` with every version's table of a fake that no other test uses.
 macro_rules! every_version {
     (|$version:ident, $table:ident, $record:ident| $body:block) => {{
         fn body($version: u32, $table: Table, $record: &'static Record) $body
         const LINE: u32 = line!() * 100;
-        body(6, table::<{ LINE + 6 }>(6), record(LINE + 6));
-        body(7, table::<{ LINE + 7 }>(7), record(LINE + 7));
-        body(8, table::<{ LINE + 8 }>(8), record(LINE + 8));
-        body(9, table::<{ LINE + 9 }>(9), record(LINE + 9));
-        body(10, table::<{ LINE + 10 }>(10), record(LINE + 10));
-        body(11, table::<{ LINE + 11 }>(11), record(LINE + 11));
-        body(12, table::<{ LINE + 12 }>(12), record(LINE + 12));
+        body(6, net::table::<Fake<{ LINE + 6 }>>(6), record(LINE + 6));
+        body(7, net::table::<Fake<{ LINE + 7 }>>(7), record(LINE + 7));
+        body(8, net::table::<Fake<{ LINE + 8 }>>(8), record(LINE + 8));
+        body(9, net::table::<Fake<{ LINE + 9 }>>(9), record(LINE + 9));
+        body(10, net::table::<Fake<{ LINE + 10 }>>(10), record(LINE + 10));
+        body(11, net::table::<Fake<{ LINE + 11 }>>(11), record(LINE + 11));
+        body(12, net::table::<Fake<{ LINE + 12 }>>(12), record(LINE + 12));
     }};
 }
 

@@ -1,62 +1,51 @@
-//! One interface to the seven tables, with the arguments of the newest one.
+//! The tables of an implementation, called by `nccl_net_host`.
 
-use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::ffi::c_int;
+use std::ops::Deref;
 use std::ptr;
 
-use nccl_net_versions::abi::{self, ncclResult_t, ncclSuccess};
-use nccl_net_versions::{NetPlugin, v6, v7, v8, v9, v10, v11, v12};
+use nccl_net_host::{Code, Raw, Table};
+use nccl_net_versions::NetPlugin;
+use nccl_net_versions::abi::{ncclDebugLogger_t, ncclProfilerCallback_t, v7, v10, v11};
 
-pub type Ptr = *mut c_void;
+pub use nccl_net_host::Ptr;
+
+/// Returns an implementation's table of a version.
+pub fn table<P: NetPlugin>(version: u32) -> Table {
+    macro_rules! table {
+        ($module:ident) => {
+            // SAFETY: the adapters do what the headers ask of a plugin.
+            unsafe { Table::from_static(const { &nccl_net_versions::$module::table::<P>() }) }
+        };
+    }
+    match version {
+        6 => table!(v6),
+        7 => table!(v7),
+        8 => table!(v8),
+        9 => table!(v9),
+        10 => table!(v10),
+        11 => table!(v11),
+        12 => table!(v12),
+        other => panic!("no version {other}"),
+    }
+}
 
 /// One version's table.
 #[derive(Debug, Clone, Copy)]
-pub enum Net {
-    V6(abi::v6::Net),
-    V7(abi::v7::Net),
-    V8(abi::v8::Net),
-    V9(abi::v9::Net),
-    V10(abi::v10::Net),
-    V11(abi::v11::Net),
-    V12(abi::v12::Net),
-}
-use Net::*;
+pub struct Net(Raw);
 
-/// Expands one expression for every version.
-macro_rules! any {
-    ($net:expr, $t:ident => $value:expr) => {
-        match $net {
-            V6($t) => $value,
-            V7($t) => $value,
-            V8($t) => $value,
-            V9($t) => $value,
-            V10($t) => $value,
-            V11($t) => $value,
-            V12($t) => $value,
-        }
-    };
-}
+impl Deref for Net {
+    type Target = Raw;
 
-/// `slot(arguments)` of a table.
-macro_rules! call {
-    ($t:ident.$slot:ident($($arg:expr),*)) => {
-        // SAFETY: the tests pass valid arguments, or arguments that the adapters promise to refuse.
-        unsafe { ($t.$slot.expect("never NULL"))($($arg),*) }
-    };
+    fn deref(&self) -> &Raw {
+        &self.0
+    }
 }
 
 impl Net {
     pub fn of<P: NetPlugin>(version: u32) -> Self {
-        match version {
-            6 => V6(v6::table::<P>()),
-            7 => V7(v7::table::<P>()),
-            8 => V8(v8::table::<P>()),
-            9 => V9(v9::table::<P>()),
-            10 => V10(v10::table::<P>()),
-            11 => V11(v11::table::<P>()),
-            12 => V12(v12::table::<P>()),
-            other => panic!("no version {other}"),
-        }
+        // SAFETY: the tests pass valid arguments, or arguments that the adapters promise to refuse.
+        Self(unsafe { table::<P>(version).raw() })
     }
 
     /// `class` is the traffic class of the settings; `None` passes NULL for the settings.
@@ -65,62 +54,12 @@ impl Net {
         ctx: *mut Ptr,
         comm_id: u64,
         class: Option<c_int>,
-        log: abi::ncclDebugLogger_t,
-        prof: abi::ncclProfilerCallback_t,
-    ) -> ncclResult_t {
-        let mut config = class.map(|class| abi::v11::CommConfig { trafficClass: class });
+        log: ncclDebugLogger_t,
+        prof: ncclProfilerCallback_t,
+    ) -> Code {
+        let mut config = class.map(|class| v11::CommConfig { trafficClass: class });
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        match self {
-            V6(t) => call!(t.init(log)),
-            V7(t) => call!(t.init(log)),
-            V8(t) => call!(t.init(log)),
-            V9(t) => call!(t.init(log)),
-            V10(t) => call!(t.init(log, prof)),
-            V11(t) => call!(t.init(ctx, comm_id, config, log, prof)),
-            V12(t) => call!(t.init(ctx, comm_id, config, log, prof)),
-        }
-    }
-
-    pub fn devices(&self, n: *mut c_int) -> ncclResult_t {
-        any!(self, t => call!(t.devices(n)))
-    }
-
-    /// Reads the properties into a local variable, or into NULL, and drops them.
-    pub fn get_properties(&self, dev: c_int, into_null: bool) -> ncclResult_t {
-        any!(self, t => {
-            let mut props = MaybeUninit::uninit();
-            call!(t.getProperties(dev, if into_null { ptr::null_mut() } else { props.as_mut_ptr() }))
-        })
-    }
-
-    /// Returns `None` if the version has no `setNetAttr`.
-    pub fn set_net_attr(&self, ctx: Ptr, attr: *mut abi::v11::NetAttr) -> Option<ncclResult_t> {
-        match self {
-            V11(t) => Some(call!(t.setNetAttr(ctx, attr))),
-            V12(t) => Some(call!(t.setNetAttr(ctx, attr))),
-            _ => None,
-        }
-    }
-
-    /// Returns success without a call if the version has no `finalize`.
-    pub fn finalize(&self, ctx: Ptr) -> ncclResult_t {
-        match self {
-            V11(t) => call!(t.finalize(ctx)),
-            V12(t) => call!(t.finalize(ctx)),
-            _ => ncclSuccess,
-        }
-    }
-
-    pub fn listen(&self, ctx: Ptr, dev: c_int, handle: Ptr, comm: *mut Ptr) -> ncclResult_t {
-        match self {
-            V6(t) => call!(t.listen(dev, handle, comm)),
-            V7(t) => call!(t.listen(dev, handle, comm)),
-            V8(t) => call!(t.listen(dev, handle, comm)),
-            V9(t) => call!(t.listen(dev, handle, comm)),
-            V10(t) => call!(t.listen(dev, handle, comm)),
-            V11(t) => call!(t.listen(ctx, dev, handle, comm)),
-            V12(t) => call!(t.listen(ctx, dev, handle, comm)),
-        }
+        self.0.init(ctx, comm_id, config, log, prof)
     }
 
     /// `class` is that of [`Net::init`], for v10.
@@ -131,154 +70,16 @@ impl Net {
         class: Option<c_int>,
         handle: Ptr,
         comm: *mut Ptr,
-        dev_comm: *mut *mut abi::v7::DeviceHandle,
-    ) -> ncclResult_t {
-        let mut config = class.map(|class| abi::v10::CommConfig { trafficClass: class });
+        device: *mut *mut v7::DeviceHandle,
+    ) -> Code {
+        let mut config = class.map(|class| v10::CommConfig { trafficClass: class });
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        match self {
-            V6(t) => call!(t.connect(dev, handle, comm)),
-            V7(t) => call!(t.connect(dev, handle, comm, dev_comm)),
-            V8(t) => call!(t.connect(dev, handle, comm, dev_comm)),
-            V9(t) => call!(t.connect(dev, handle, comm, dev_comm)),
-            V10(t) => call!(t.connect(dev, config, handle, comm, dev_comm)),
-            V11(t) => call!(t.connect(ctx, dev, handle, comm, dev_comm)),
-            V12(t) => call!(t.connect(ctx, dev, handle, comm, dev_comm)),
-        }
+        self.0.connect(ctx, dev, config, handle, comm, device)
     }
 
-    pub fn accept(
-        &self,
-        listener: Ptr,
-        comm: *mut Ptr,
-        dev_comm: *mut *mut abi::v7::DeviceHandle,
-    ) -> ncclResult_t {
-        match self {
-            V6(t) => call!(t.accept(listener, comm)),
-            V7(t) => call!(t.accept(listener, comm, dev_comm)),
-            V8(t) => call!(t.accept(listener, comm, dev_comm)),
-            V9(t) => call!(t.accept(listener, comm, dev_comm)),
-            V10(t) => call!(t.accept(listener, comm, dev_comm)),
-            V11(t) => call!(t.accept(listener, comm, dev_comm)),
-            V12(t) => call!(t.accept(listener, comm, dev_comm)),
-        }
-    }
-
-    /// Truncates `size` to the width of the version's argument, as a C caller does.
-    pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: isize, mem: c_int, mhandle: *mut Ptr) -> ncclResult_t {
-        match self {
-            V6(t) => call!(t.regMr(comm, data, size as c_int, mem, mhandle)),
-            V7(t) => call!(t.regMr(comm, data, size as c_int, mem, mhandle)),
-            V8(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
-            V9(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
-            V10(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
-            V11(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
-            V12(t) => call!(t.regMr(comm, data, size as usize, mem, mhandle)),
-        }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    pub fn reg_mr_dma_buf(
-        &self,
-        comm: Ptr,
-        data: Ptr,
-        size: usize,
-        mem: c_int,
-        offset: u64,
-        fd: c_int,
-        mhandle: *mut Ptr,
-    ) -> ncclResult_t {
-        any!(self, t => call!(t.regMrDmaBuf(comm, data, size, mem, offset, fd, mhandle)))
-    }
-
-    pub fn dereg_mr(&self, comm: Ptr, mhandle: Ptr) -> ncclResult_t {
-        any!(self, t => call!(t.deregMr(comm, mhandle)))
-    }
-
-    /// Truncates `size` like [`Net::reg_mr`].
-    #[allow(clippy::too_many_arguments)]
-    pub fn isend(
-        &self,
-        comm: Ptr,
-        data: Ptr,
-        size: isize,
-        tag: c_int,
-        mhandle: Ptr,
-        phandle: Ptr,
-        request: *mut Ptr,
-    ) -> ncclResult_t {
-        match self {
-            V6(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
-            V7(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
-            V8(t) => call!(t.isend(comm, data, size as c_int, tag, mhandle, request)),
-            V9(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, request)),
-            V10(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
-            V11(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
-            V12(t) => call!(t.isend(comm, data, size as usize, tag, mhandle, phandle, request)),
-        }
-    }
-
-    /// Truncates `sizes` like [`Net::reg_mr`]; `None` passes NULL.
-    #[allow(clippy::too_many_arguments)]
-    pub fn irecv(
-        &self,
-        comm: Ptr,
-        n: c_int,
-        data: *mut Ptr,
-        sizes: Option<&[isize]>,
-        tags: *mut c_int,
-        mhandles: *mut Ptr,
-        phandles: *mut Ptr,
-        request: *mut Ptr,
-    ) -> ncclResult_t {
-        let mut ints: Option<Vec<c_int>> = sizes.map(|s| s.iter().map(|&s| s as c_int).collect());
-        let mut words: Option<Vec<usize>> = sizes.map(|s| s.iter().map(|&s| s as usize).collect());
-        let ints = ints.as_mut().map_or(ptr::null_mut(), |s| s.as_mut_ptr());
-        let words = words.as_mut().map_or(ptr::null_mut(), |s| s.as_mut_ptr());
-        match self {
-            V6(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
-            V7(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
-            V8(t) => call!(t.irecv(comm, n, data, ints, tags, mhandles, request)),
-            V9(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, request)),
-            V10(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
-            V11(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
-            V12(t) => call!(t.irecv(comm, n, data, words, tags, mhandles, phandles, request)),
-        }
-    }
-
-    pub fn iflush(
-        &self,
-        comm: Ptr,
-        n: c_int,
-        data: *mut Ptr,
-        sizes: *mut c_int,
-        mhandles: *mut Ptr,
-        request: *mut Ptr,
-    ) -> ncclResult_t {
-        any!(self, t => call!(t.iflush(comm, n, data, sizes, mhandles, request)))
-    }
-
-    pub fn test(&self, request: Ptr, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
-        any!(self, t => call!(t.test(request, done, sizes)))
-    }
-
-    pub fn close_send(&self, comm: Ptr) -> ncclResult_t {
-        any!(self, t => call!(t.closeSend(comm)))
-    }
-
-    pub fn close_recv(&self, comm: Ptr) -> ncclResult_t {
-        any!(self, t => call!(t.closeRecv(comm)))
-    }
-
-    pub fn close_listen(&self, comm: Ptr) -> ncclResult_t {
-        any!(self, t => call!(t.closeListen(comm)))
-    }
-
-    pub fn has_reg_mr_dma_buf(&self) -> bool {
-        any!(self, t => t.regMrDmaBuf.is_some())
-    }
-
-    pub fn name(&self) -> *const std::ffi::c_char {
-        any!(self, t => t.name)
+    /// Calls `finalize`. Versions before v11 have none and succeed.
+    pub fn finalize(&self, ctx: Ptr) -> Code {
+        if self.table().version() < 11 { Code::Success } else { self.0.finalize(ctx) }
     }
 }
 
