@@ -171,7 +171,7 @@ impl Table {
         let (data, tags, mrs) = (data.as_mut_ptr(), tags.as_mut_ptr(), mrs.as_mut_ptr());
         let (n, operations) = (buffers.len() as c_int, profiler_handles());
         out(|request| {
-            // SAFETY: `out` gives the address of its own variable.
+            // SAFETY: `out` passes the address of a local variable.
             unsafe { *request = p(hint) };
             self.0.irecv(comm, n, data, Some(&sizes), tags, mrs, operations, request)
         })

@@ -162,8 +162,8 @@ fn inits_at_the_same_time_open_devices_once() {
     });
 }
 
-/// Devices are opened once: what a later environment says of them cannot come true, and that is
-/// told.
+/// Devices are opened once. If their settings differ at a later init, the change has no effect and
+/// is reported.
 #[test]
 fn settings_of_devices_that_change_between_inits_are_reported_once() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {

@@ -31,7 +31,7 @@ impl Lane {
         Self { there, here, from, to, back, sent: None, round: 0 }
     }
 
-    /// One step, whatever can be done now.
+    /// Does the next step that is possible now.
     fn advance(&mut self, table: &Table) {
         let len = self.from.bytes.len();
         let Some(sent) = self.sent else {

@@ -57,7 +57,7 @@ fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
 
 /// Nothing is outstanding when the peer exits, and nothing polls for it. A receive after that is
 /// not done: its test says why.
-//= receives.md: a receive posted after the peer is gone fails in test
+//= receives.md: a receive posted after the death of the peer fails in test
 #[test]
 fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -472,7 +472,7 @@ fn no_page_if_disabled() {
     });
 }
 
-/// Lowers the limit on the size of files, so that a page cannot be made.
+/// Lowers the limit on the size of files: no page can be made.
 fn no_room_for_a_page(table: &Table) {
     set("MPIB_STATS", Some("0"));
     // The devices' own files are made before.
