@@ -137,7 +137,7 @@ impl Handshake {
                 Ok(()) | Err(_) => {}
             },
             Action::Await(Some(step)) => channel.expect(step),
-            Action::Await(None) => channel.settled(),
+            Action::Await(None) => channel.expect_nothing(),
             Action::Warn(text) => tracing::warn!(target: "net", "{text}"),
             Action::Report(report) => self.work.log_first(&report, &self.device, channel),
             action => return self.work.perform(action, channel),

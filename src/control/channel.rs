@@ -76,7 +76,7 @@ impl Channel {
     }
 
     /// Ends the last step: no message is due any more.
-    pub fn settled(&self) {
+    pub fn expect_nothing(&self) {
         self.link.expect(None);
     }
 

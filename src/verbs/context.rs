@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 use super::event::AsyncEvent;
 use super::port::{Gid, Port};
-use super::{gone, non_null, shim, zero};
+use super::{log_failure, non_null, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -238,7 +238,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; every child holds an `Arc` to the context.
-        gone("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
+        log_failure("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }
 }
 

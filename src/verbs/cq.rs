@@ -8,7 +8,7 @@ use rdma_sys as sys;
 
 use crate::error::{Error, Fast, Result};
 
-use super::{Context, gone, non_null};
+use super::{Context, log_failure, non_null};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -160,6 +160,6 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; QPs hold an `Arc` to the CQ.
-        gone("ibv_destroy_cq", self.context.name(), unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
+        log_failure("ibv_destroy_cq", self.context.name(), unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
     }
 }

@@ -10,7 +10,7 @@ use rdma_sys as sys;
 
 use crate::error::{Error, Result};
 
-use super::{Context, gone, non_null, shim};
+use super::{Context, log_failure, non_null, shim};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Pd {
             Ok(raw) => {
                 // SAFETY: just made, and not shared.
                 let rc = unsafe { sys::ibv_dereg_mr(raw.as_ptr()) };
-                gone("ibv_dereg_mr", self.context.name(), rc);
+                log_failure("ibv_dereg_mr", self.context.name(), rc);
                 Ok(())
             }
             Err(e) => match e.raw_os_error() {
@@ -66,7 +66,7 @@ impl Pd {
 impl Drop for Pd {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; MRs, SRQs and QPs hold an `Arc` to the PD.
-        gone("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
+        log_failure("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
     }
 }
 
@@ -165,7 +165,7 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: no other owner is left.
-        gone("ibv_dereg_mr", self.pd.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
+        log_failure("ibv_dereg_mr", self.pd.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
     }
 }
 
@@ -218,7 +218,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping from `new`, which nothing borrows any more.
         let rc = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-        gone("munmap", "control memory", if rc == 0 { 0 } else { -1 });
+        log_failure("munmap", "control memory", if rc == 0 { 0 } else { -1 });
     }
 }
 

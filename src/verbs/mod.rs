@@ -55,7 +55,7 @@ fn failed(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Error {
 }
 
 /// Drops cannot return errors, so they log them.
-fn gone(call: &'static str, on: &str, rc: c_int) {
+fn log_failure(call: &'static str, on: &str, rc: c_int) {
     if let Err(e) = zero(call, rc, || format!("while releasing it on {on}")) {
         tracing::warn!(target: "net", "{e}");
     }

@@ -10,7 +10,7 @@ use sys::ibv_qp_attr_mask as bits;
 use crate::error::{Error, Fast, Result};
 use crate::proto::Ece;
 
-use super::{Chain, Cq, Pd, Srq, failed, gone, non_null, shim, zero};
+use super::{Chain, Cq, Pd, Srq, failed, log_failure, non_null, shim, zero};
 
 /// A queue pair that is not connected yet.
 #[derive(Debug)]
@@ -120,7 +120,9 @@ unsafe impl Sync for Raw {}
 impl Drop for Raw {
     fn drop(&mut self) {
         // SAFETY: no other owner is left. After this call no device accesses memory for it.
-        gone("ibv_destroy_qp", self.cq.context().name(), unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) });
+        log_failure("ibv_destroy_qp", self.cq.context().name(), unsafe {
+            sys::ibv_destroy_qp(self.qp.as_ptr())
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 
 use crate::error::Result;
 
-use super::{Pd, gone, non_null, zero};
+use super::{Pd, log_failure, non_null, zero};
 
 /// A shared receive queue, and a chain of blank receives to fill it.
 pub struct Srq {
@@ -86,7 +86,9 @@ impl Srq {
 impl Drop for Srq {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; QPs hold an `Arc` to the SRQ.
-        gone("ibv_destroy_srq", self.pd.context().name(), unsafe { sys::ibv_destroy_srq(self.raw.as_ptr()) });
+        log_failure("ibv_destroy_srq", self.pd.context().name(), unsafe {
+            sys::ibv_destroy_srq(self.raw.as_ptr())
+        });
         // SAFETY: leaked by `new`, and freed once.
         drop(unsafe { Box::from_raw(self.blanks.as_ptr()) });
     }

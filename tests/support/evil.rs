@@ -199,7 +199,7 @@ impl Evil {
                 other => return Err(format!("{other:?}")),
             }
         }
-        channel.settled();
+        channel.expect_nothing();
         Ok(Self { channel, rails, region, peer: theirs.memory })
     }
 

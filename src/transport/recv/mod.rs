@@ -174,8 +174,8 @@ impl Receiver {
 
     /// Runs one pass of housekeeping for optional receives. Returns `None` if a call holds the
     /// state.
-    pub(crate) fn look_after(&self) -> Option<Fast<()>> {
-        self.state.try_with(|state| state.look_after().inspect_err(|_| state.revoke()))
+    pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
+        self.state.try_with(|state| state.poll_idle().inspect_err(|_| state.revoke()))
     }
 }
 
@@ -202,7 +202,7 @@ fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
 /// fails the connection.
 impl Job for Receiver {
     fn run(&self) -> Result<()> {
-        self.look_after().unwrap_or(Ok(())).map_err(|e| *e)
+        self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
     }
 }
 

@@ -44,7 +44,7 @@ impl RecvState {
     }
 
     /// Polls if nothing has changed since the last pass.
-    pub(crate) fn look_after(&mut self) -> Fast<()> {
+    pub(crate) fn poll_idle(&mut self) -> Fast<()> {
         let seen = Some((self.cts.next(), self.outstanding));
         let idle = std::mem::replace(&mut self.idle_mark, seen) == seen;
         if !idle || !self.awaits_data() || self.comm.has_failed() {
