@@ -1,7 +1,7 @@
 //! A process for each test, since settings and devices belong to the process, and second processes
 //! for its peers and agents.
 //!
-//! Each of them is the test binary, run again with `TEST --exact`. [`TEST`] names the test, and
+//! Each of them is the test binary, run again with `TEST --exact`. `TEST_CHILD` names the test, and
 //! [`Role`] is what the process does in it: the body of [`isolated`] or another part.
 
 use std::ffi::OsStr;
