@@ -142,7 +142,7 @@ fn a_host_without_an_adapter_is_unusable() {
 #[test]
 fn dmabuf_is_told_for_each_port() {
     let found = doctor("sout:addr=10.9.0.1/24,dmabuf=on;sup:addr=10.9.1.1/24", &[]);
-    found.says("dmabuf", "ok", &["DMA-BUFs are registered on sout:1, where"]);
+    found.says("dmabuf", "ok", &["DMA-BUFs are registered on sout:1 if the GPU"]);
     found.says("dmabuf", "note", &["not registered on sup:1", "EOPNOTSUPP"]);
     let found = doctor(TWO, &[]);
     found.says("dmabuf", "note", &["not registered on sout:1, sup:1", "EOPNOTSUPP"]);
