@@ -73,7 +73,7 @@ impl RequestCell {
         Some(size)
     }
 
-    /// Returns whether the request is completed. [`size`](Self::size) then has the sizes, and
+    /// Returns whether the request is completed. [`sizes`](Self::sizes) then has the sizes, and
     /// [`free`](Self::free) collects it.
     pub(crate) fn completed(&self) -> Found {
         match self.state.load(Ordering::Acquire) {
@@ -85,10 +85,10 @@ impl RequestCell {
         }
     }
 
-    /// Returns the size in bytes of one message of a completed request.
+    /// Yields the size in bytes of each message of a completed request.
     #[inline]
-    pub(crate) fn size(&self, message: usize) -> usize {
-        self.sizes[message].load(Ordering::Relaxed)
+    pub(crate) fn sizes(&self, count: usize) -> impl Iterator<Item = usize> {
+        self.sizes.iter().take(count).map(|size| size.load(Ordering::Relaxed))
     }
 
     /// Makes the request available for the next operation.

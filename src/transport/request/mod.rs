@@ -94,7 +94,8 @@ impl Request {
     /// # Errors
     /// The comm has failed or is closed, or the request was collected before.
     pub fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
-        if self.collect(sizes)? {
+        // `finished` has found it so; the usual case goes straight to the queues.
+        if !self.cell.is_in_flight() && self.collect(sizes)? {
             return Ok(true);
         }
         self.owner.upgrade().ok_or_else(closed)?.progress(self.index)?;
@@ -108,8 +109,8 @@ impl Request {
             Found::Stale => return Err(self.stale()),
             Found::Done(count) => count,
         };
-        for message in 0..count {
-            sizes.set(message, self.cell.size(message)).map_err(|_| too_large(self.index))?;
+        for (message, size) in self.cell.sizes(count).enumerate() {
+            sizes.set(message, size).map_err(|_| too_large(self.index))?;
         }
         self.cell.free();
         Ok(true)
