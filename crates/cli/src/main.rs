@@ -4,6 +4,7 @@ mod abi;
 mod compare;
 mod doctor;
 mod perf;
+mod process;
 mod stats;
 
 use std::process::ExitCode;

@@ -1,25 +1,20 @@
 //! `mpib compare` between this plugin and a copy of it, on softverbs, with the files of "make
 //! build".
 
+mod built;
+
 use std::{
     fs,
-    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
+use built::{artifact, softverbs};
 use serde_json::Value;
-
-/// Returns a file of "make build".
-fn artifact(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
-    assert!(path.exists(), "{}: not there; run \"make build\" first (make test does)", path.display());
-    path
-}
 
 fn compare(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     command.args(["compare", "--ours"]).arg(artifact("libnccl-net-mpib.so"));
-    command.arg("--softverbs").arg(artifact("softverbs")).args(args).stdin(Stdio::null());
+    command.arg("--softverbs").arg(softverbs()).args(args).stdin(Stdio::null());
     // A setting of the shell must not reach the plugins.
     command
         .env("MPIB_SOUT_QP", "nonsense")

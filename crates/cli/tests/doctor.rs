@@ -1,6 +1,7 @@
 //! `mpib doctor` as an operator starts it, with the plugin of "make build", on simulated hosts.
 //! Every fault is named, and the exit code gives its severity.
 
+mod built;
 mod doctor_util;
 
 use std::{
@@ -10,7 +11,8 @@ use std::{
     process::Command,
 };
 
-use doctor_util::{Doctor, TWO, artifact, doctor, fabric, mpib};
+use built::artifact;
+use doctor_util::{Doctor, TWO, doctor, fabric, mpib};
 use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];

@@ -1,5 +1,6 @@
 //! `mpib doctor --listen` on one simulated host and `mpib doctor HOST` on another.
 
+mod built;
 mod doctor_util;
 
 use std::{
@@ -9,7 +10,8 @@ use std::{
     thread,
 };
 
-use doctor_util::{Doctor, artifact, fabric, mpib};
+use built::artifact;
+use doctor_util::{Doctor, fabric, mpib};
 use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];

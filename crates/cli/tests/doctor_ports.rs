@@ -3,6 +3,7 @@
 
 extern crate softverbs as _;
 
+mod built;
 mod doctor_util;
 
 use std::{
@@ -10,7 +11,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use doctor_util::{Doctor, TWO, artifact, fabric, mpib};
+use built::artifact;
+use doctor_util::{Doctor, TWO, fabric, mpib};
 
 /// Set in the process that changes the fabric: `down DEVICE`, or `bare DEVICE` for a device without
 /// an address.

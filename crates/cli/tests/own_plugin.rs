@@ -1,21 +1,16 @@
 //! This project's plugin and softverbs of "make build", driven by `mpib perf` between real
 //! processes: every table, every byte, and the bytes of each rail.
 
+mod built;
+
 use std::{
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use built::{artifact, mpib};
 use serde_json::Value;
-
-/// Returns a file of "make build".
-fn artifact(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
-    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
-    path
-}
 
 /// Returns a new fabric for each test.
 fn fabric() -> String {
@@ -25,22 +20,10 @@ fn fabric() -> String {
 
 /// Prepares `mpib perf` on a host of this fabric whose addresses end with `host`.
 fn perf(fabric: &str, host: u8, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    let devices = format!("sout:addr=10.9.0.{host}/24;sup:addr=10.9.1.{host}/24");
+    let mut command = mpib(fabric, &devices);
     command.args(["perf", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
-    let library = artifact("softverbs/libibverbs.so.1");
-    command
-        .env("LD_LIBRARY_PATH", library.parent().expect("the file is in a folder"))
-        .env("SOFTVERBS_FABRIC", fabric)
-        .env("SOFTVERBS_DEVICES", format!("sout:addr=10.9.0.{host}/24;sup:addr=10.9.1.{host}/24"))
-        .env("MPIB_HCA_SOUT", "sout")
-        .env("MPIB_HCA_SUP", "sup")
-        .stdin(Stdio::null());
+    command.env("MPIB_HCA_SOUT", "sout").env("MPIB_HCA_SUP", "sup");
     command
 }
 

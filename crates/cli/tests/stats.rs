@@ -1,5 +1,7 @@
 //! `mpib stats` with real processes: `mpib perf` with the plugin of "make build", and others.
 
+mod built;
+
 use std::{
     ffi::CString,
     fs,
@@ -8,12 +10,12 @@ use std::{
         fd::{FromRawFd, OwnedFd},
         unix::{fs::PermissionsExt, process::CommandExt},
     },
-    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use built::{artifact, mpib};
 use serde_json::Value;
 
 /// Only a failing test waits this long.
@@ -28,13 +30,6 @@ fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
         assert!(start.elapsed() < LIMIT, "{what}: nothing within {LIMIT:?}");
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// Returns a file of "make build".
-fn artifact(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
-    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
-    path
 }
 
 /// A child that ends with the test.
@@ -71,24 +66,14 @@ fn document(pid: u32) -> Option<Value> {
 
 /// Starts an endless `mpib perf` on rails whose rates are three to one.
 fn perf(fabric: &str) -> Ended {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    let fabric = format!("stats-test-{}-{fabric}", std::process::id());
+    let mut command = mpib(&fabric, "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24");
     command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
     command.arg(artifact("libnccl-net-mpib.so"));
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
-    let library = artifact("softverbs/libibverbs.so.1");
     command
-        .env("LD_LIBRARY_PATH", library.parent().expect("the file is in a folder"))
-        .env("SOFTVERBS_FABRIC", format!("stats-test-{}-{fabric}", std::process::id()))
-        .env("SOFTVERBS_DEVICES", "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24")
         .env("MPIB_HCA_SOUT", "sout")
         .env("MPIB_HCA_SUP", "sup")
         .env("MPIB_SUP_SHARE", "256")
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     Ended(command.spawn().unwrap())

@@ -284,7 +284,7 @@ impl Work<'_> {
             status => {
                 let last: Vec<_> = said.lines().filter(|l| !l.is_empty()).collect();
                 let last = last[last.len().saturating_sub(3)..].join("\n");
-                let text = format!("{place}: a run {}: {last}", crate::perf::ending(status));
+                let text = format!("{place}: a run {}: {last}", crate::process::ending(status));
                 Err(Failure::new(Kind::Call, text))
             }
         }

@@ -2,7 +2,6 @@
 
 use std::{
     env, fs, io,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -14,8 +13,10 @@ use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report, Routes};
 use serde::de::DeserializeOwned;
 
 use super::worker::{COMMAND, Findings};
-use crate::failure::{Context, Failure};
-use crate::perf::ending;
+use crate::{
+    failure::{Context, Failure},
+    process::{ending, ends_with_us},
+};
 
 /// How long to read the process's output after its end.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -149,23 +150,4 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failur
         }
         thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Makes the kernel kill the child when this process ends.
-fn ends_with_us(command: &mut Command) {
-    let parent = std::process::id();
-    // SAFETY: between fork and exec only prctl and getppid run, which are async-signal-safe;
-    // nothing is allocated.
-    unsafe {
-        command.pre_exec(move || {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // The parent may have died before the signal was requested.
-            if libc::getppid().cast_unsigned() != parent {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
-            }
-            Ok(())
-        })
-    };
 }

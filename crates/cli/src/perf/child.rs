@@ -4,7 +4,7 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::{CommandExt, ExitStatusExt},
+        unix::process::CommandExt,
     },
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::Sender,
@@ -16,7 +16,10 @@ use super::{
     control::Channel,
     worker::{COMMAND, Event, Job},
 };
-use crate::failure::{Context, Failure};
+use crate::{
+    failure::{Context, Failure},
+    process,
+};
 use nccl_net_host::{Call, Watch};
 
 /// A worker process. Dropping it kills the process.
@@ -91,7 +94,6 @@ fn spawn(
     watch: &OwnedFd,
 ) -> io::Result<Child> {
     let fds = [control.as_raw_fd(), peer.as_raw_fd(), watch.as_raw_fd()];
-    let parent = std::process::id();
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(COMMAND);
     for (name, value) in env {
@@ -105,8 +107,8 @@ fn spawn(
     }
     // A plugin's own output must not mix with the table or the JSON.
     command.stdin(Stdio::null()).stdout(io::stderr());
-    // SAFETY: between fork and exec only async-signal-safe functions run: fcntl, prctl, getppid.
-    // Nothing is allocated; the error values hold numbers.
+    // SAFETY: between fork and exec only fcntl runs, which is async-signal-safe. Nothing is
+    // allocated; the error values hold numbers.
     unsafe {
         command.pre_exec(move || {
             for fd in fds {
@@ -114,34 +116,9 @@ fn spawn(
                     return Err(io::Error::last_os_error());
                 }
             }
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // The parent may have died before the signal was requested.
-            if libc::getppid().cast_unsigned() != parent {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
-            }
             Ok(())
         })
     };
+    process::ends_with_us(&mut command);
     command.spawn()
-}
-
-/// Describes how a process ended.
-pub(crate) fn ending(status: ExitStatus) -> String {
-    let Some(signal) = status.signal() else {
-        return format!("exited with status {}", status.code().unwrap_or(-1));
-    };
-    let name = match signal {
-        libc::SIGABRT => " (SIGABRT: abort or a failed assertion)",
-        libc::SIGBUS => " (SIGBUS: a mapped file or memory was cut off)",
-        libc::SIGFPE => " (SIGFPE: a division by zero)",
-        libc::SIGILL => " (SIGILL: an instruction this processor does not have)",
-        libc::SIGKILL => " (SIGKILL: by hand, or for lack of memory; see dmesg)",
-        libc::SIGSEGV => " (SIGSEGV: a bad memory access)",
-        libc::SIGTERM => " (SIGTERM)",
-        _ => "",
-    };
-    let core = if status.core_dumped() { ", core dumped" } else { "" };
-    format!("died of signal {signal}{name}{core}")
 }

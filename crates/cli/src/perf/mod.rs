@@ -31,7 +31,6 @@ use std::{
 
 use args::Plan;
 pub(crate) use args::{PerfArgs, one_abi, seconds};
-pub(crate) use child::ending;
 pub(crate) use control::Channel;
 use link::Role;
 pub(crate) use probe::Probe;

@@ -7,13 +7,16 @@ use std::{
 
 use super::{
     args::Plan,
-    child::{Worker, ending},
+    child::Worker,
     link::Role,
     report::{AbiReport, SizeResult},
     ui::Ui,
     worker::{Event, Job},
 };
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    process::ending,
+};
 use nccl_net_host::Call;
 
 const TICK: Duration = Duration::from_millis(50);

@@ -3,20 +3,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::{
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use crate::built::{self, artifact, softverbs};
 use serde_json::Value;
-
-/// Returns a file of "make build".
-pub fn artifact(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
-    let path = path.canonicalize().unwrap_or(path);
-    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
-    path
-}
 
 /// Returns a new fabric for each test.
 pub fn fabric() -> String {
@@ -30,22 +22,10 @@ pub const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
 /// Prepares `mpib` with these devices and no other settings, the plugin where NCCL would find it,
 /// and NCCL_NET set to it.
 pub fn mpib(fabric: &str, devices: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
-    let (verbs, plugin) = (artifact("softverbs/libibverbs.so.1"), artifact("libnccl-net-mpib.so"));
-    let folders = [&verbs, &plugin].map(|path| path.parent().unwrap().to_str().unwrap());
-    command
-        .env("LD_LIBRARY_PATH", folders.join(":"))
-        .env("SOFTVERBS_FABRIC", fabric)
-        .env("SOFTVERBS_DEVICES", devices)
-        .env("NCCL_NET_PLUGIN", "mpib")
-        .env("NCCL_NET", "MPIB")
-        .stdin(Stdio::null());
+    let mut command = built::mpib(fabric, devices);
+    let (verbs, plugin) = (softverbs(), artifact("libnccl-net-mpib.so"));
+    let folders = [&verbs, plugin.parent().unwrap()].map(|folder| folder.to_str().unwrap());
+    command.env("LD_LIBRARY_PATH", folders.join(":")).env("NCCL_NET_PLUGIN", "mpib").env("NCCL_NET", "MPIB");
     command
 }
 

@@ -1,0 +1,38 @@
+//! The files of "make build", and `mpib` with them and no setting of the shell.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// Returns a file of "make build".
+pub fn artifact(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
+    let path = path.canonicalize().unwrap_or(path);
+    assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
+    path
+}
+
+/// Returns the folder of softverbs' libibverbs, for LD_LIBRARY_PATH.
+pub fn softverbs() -> PathBuf {
+    artifact("softverbs/libibverbs.so.1").parent().expect("the file is in a folder").to_owned()
+}
+
+/// Prepares `mpib` with these devices and no other settings. Its stdin is empty.
+pub fn mpib(fabric: &str, devices: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    command
+        .env("LD_LIBRARY_PATH", softverbs())
+        .env("SOFTVERBS_FABRIC", fabric)
+        .env("SOFTVERBS_DEVICES", devices)
+        .stdin(Stdio::null());
+    command
+}
