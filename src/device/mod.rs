@@ -13,6 +13,7 @@ mod mr_cache;
 mod net_device;
 mod nic;
 mod pci;
+mod receive_queues;
 mod registration;
 mod registry;
 mod selection;
