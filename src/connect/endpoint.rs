@@ -149,25 +149,20 @@ fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
 }
 
 /// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
-/// each. The peer need not know.
+/// each. The peer need not know which.
 fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Result<Receives> {
     let adapter = nic.pd().context().name();
-    let once = settings.process.warned.once(Subject::Receives(adapter.to_owned()));
-    if let Err(why) = nic.has_srq() {
-        let depth = depths.receives;
-        if once {
-            tracing::info!(
-                target: "net",
-                "{adapter} has no shared receive queues ({why}): each queue pair gets a receive queue of {depth} entries"
-            );
+    if settings.process.warned.once(Subject::Receives(adapter.to_owned())) {
+        let entries = depths.srq.max(depths.receives);
+        tracing::info!(target: "net", "{} ({entries} entries)", nic.receive_queues());
+    }
+    match depths.srq {
+        0 => Ok(Receives::own(n, depths.receives)),
+        depth => {
+            let low = settings.config.srq_low.min(depth / 2);
+            Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, low))
         }
-        return Ok(Receives::own(n, depth));
     }
-    let depth = depths.srq;
-    if once {
-        tracing::info!(target: "net", "{adapter}: the queue pairs of a rail share a receive queue of {depth} entries");
-    }
-    Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, settings.config.srq_low.min(depth / 2)))
 }
 
 impl LocalRoute {

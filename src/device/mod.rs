@@ -19,7 +19,7 @@ mod registry;
 mod selection;
 mod survey;
 
-pub use capabilities::{dmabuf, findings};
+pub use capabilities::{Answer, dmabuf, findings, receive_queues};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
 pub use net_device::Device;

@@ -15,6 +15,21 @@ impl Nic {
         let found = self.srq.get_or_init(|| probe(&self.limits, || Srq::new(&self.pd, 1)));
         found.as_ref().copied().map_err(String::as_str)
     }
+
+    /// Describes the receive queues of the adapter.
+    pub fn receive_queues(&self) -> String {
+        describe_queues(self.pd.context().name(), self.has_srq().err())
+    }
+}
+
+/// Describes the receive queues of adapters, with the reason if they have no shared ones.
+pub(super) fn describe_queues(adapters: &str, lacks: Option<&str>) -> String {
+    match lacks {
+        None => format!("shared receive queues on {adapters}: the queue pairs of a rail receive from one"),
+        Some(why) => format!(
+            "no shared receive queues on {adapters} ({why}): each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect"
+        ),
+    }
 }
 
 /// Some drivers report a limit although their library has no calls for SRQs. Any other failure is

@@ -82,11 +82,12 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
         }
         let lines = choices();
         let [a, b, c] = &lines[..] else { panic!("{lines:?}") };
-        assert!(a.contains("a: the queue pairs of a rail share a receive queue of 300 entries"), "{a}");
-        let own = "each queue pair gets a receive queue of 172 entries";
+        let shared = "shared receive queues on a: the queue pairs of a rail receive from one (300 entries)";
+        assert!(a.contains(shared), "{a}");
+        let own = "each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect (172 entries)";
         for (line, why) in [
-            (b, "b has no shared receive queues (max_srq of ibv_devinfo -v is 0): "),
-            (c, "c has no shared receive queues (ibv_create_srq: Operation not supported (os error 95)): "),
+            (b, "no shared receive queues on b (max_srq of ibv_devinfo -v is 0): "),
+            (c, "no shared receive queues on c (ibv_create_srq: Operation not supported (os error 95)): "),
         ] {
             assert!(line.contains(why) && line.contains(own), "{line}");
         }
