@@ -1,7 +1,7 @@
 //! Receives in a shared receive queue, and in a queue of each queue pair where the adapter has no
 //! shared ones. Most tests of this suite run in both forms; these are about the difference.
 
-use mpib_tests::code::{RemoteError, Success};
+use mpib_tests::code::{Code, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
@@ -126,6 +126,42 @@ fn every_slot_finds_a_receive_on_any_number_of_queue_pairs() {
     }
 }
 
+/// A receiver, and a peer that does what it likes.
+fn receiver() -> (Ptr, Evil) {
+    let (table, ctx) = (newest(), init(newest()));
+    let mut handle = [0; 128];
+    let (_, listen) = table.listen(ctx, 0, &mut handle);
+    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+    let comm = accepted(table, listen);
+    assert_eq!(table.close_listen(listen), Success);
+    (comm, evil.join().unwrap())
+}
+
+/// Tests a receive until it fails with this code; the last warning.
+fn failure(request: Ptr, expected: Code) -> String {
+    let code = until("a failure", || Some(newest().test(request).0).filter(|rc| *rc != Success));
+    assert_eq!(code, expected);
+    warnings().pop().unwrap()
+}
+
+/// The peer tries to read, and the queue pair fails. Without shared queues its receives are
+/// flushed, which does not hide the cause.
+//= receives.md: flushed receives do not hide the cause of a failure
+#[test]
+fn a_failed_queue_pair_is_reported_with_its_cause() {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
+        let (comm, evil) = receiver();
+        let to = Buffer::new(newest(), comm, vec![0; 1000]);
+        let request = recv(newest(), comm, &to, 1000);
+        // IBV_WC_REM_INV_REQ_ERR
+        assert_eq!(evil.read(1), 9);
+        let said = failure(request, SystemError);
+        assert!(said.contains("IBV_EVENT_QP_") && !said.contains("WR_FLUSH_ERR"), "{said}");
+        to.dereg();
+        assert_eq!(newest().close_recv(comm), Success);
+    });
+}
+
 /// An immediate on another queue pair than its slot's uses up a receive there. With a shared queue
 /// that is as good as any.
 //= protocol.md: an immediate arrives on its slot's queue pair
@@ -134,25 +170,18 @@ fn an_immediate_on_the_wrong_queue_pair_is_an_error_without_shared_queues() {
     let without =
         ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16,without=srq");
     isolated(here!(), &[&TWO_RAILS[..], &[without]].concat(), || {
-        let (table, ctx) = (newest(), init(newest()));
-        let mut handle = [0; 128];
-        let (_, listen) = table.listen(ctx, 0, &mut handle);
-        let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-        let comm = accepted(table, listen);
-        let evil = evil.join().unwrap();
-        let to = Buffer::new(table, comm, vec![0; 1000]);
+        let (comm, evil) = receiver();
+        let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let layout = ImmLayout::new(2).unwrap();
         // The first receive has slot 1, and SOUT two queue pairs.
-        let request: Ptr = recv(table, comm, &to, 1000);
+        let request = recv(newest(), comm, &to, 1000);
         evil.signal_on(0, 1, layout.encode(1, 1, layout.size(9)));
-        assert_eq!(wait(table, request), 9);
-        let request: Ptr = recv(table, comm, &to, 1000);
+        assert_eq!(wait(newest(), request), 9);
+        let request = recv(newest(), comm, &to, 1000);
         evil.signal_on(0, 1, layout.encode(2, 1, layout.size(9)));
-        let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
-        assert_eq!(code, RemoteError);
-        let said = warnings().pop().unwrap();
+        let said = failure(request, RemoteError);
         assert!(said.contains("data for slot 2 arrived on a queue pair that does not carry it"), "{said}");
         to.dereg();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
+        assert_eq!(newest().close_recv(comm), Success);
     });
 }
