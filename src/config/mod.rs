@@ -243,9 +243,11 @@ settings! {
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
-    /// Low mark of posted receives on a rail, at which they are refilled.
+    /// Low mark of posted receives on a rail, at which they are refilled. Without effect on adapters
+    /// without shared receive queues.
     srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
-    /// Number of receives on a rail after a refill.
+    /// Number of receives on a rail after a refill. Without effect on adapters without shared
+    /// receive queues.
     srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
     /// Every n-th CTS write requests a completion.
     cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);

@@ -13,8 +13,9 @@ use crate::proto::{
 };
 use crate::route::Route;
 use crate::transport::comm::RemoteMemory;
-use crate::transport::rail::{Names, Rail, Receives};
+use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
+use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
@@ -147,6 +148,23 @@ fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     Ok(())
 }
 
+/// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
+/// each. The peer need not know which.
+fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Result<Receives> {
+    let adapter = nic.pd().context().name();
+    if settings.process.warned.once(Subject::Receives(adapter.to_owned())) {
+        let entries = depths.srq.max(depths.receives);
+        tracing::info!(target: "net", "{} ({entries} entries)", nic.receive_queues());
+    }
+    match depths.srq {
+        0 => Ok(Receives::own(n, depths.receives)),
+        depth => {
+            let low = settings.config.srq_low.min(depth / 2);
+            Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, low))
+        }
+    }
+}
+
 impl LocalRoute {
     fn new(
         role: Role,
@@ -162,17 +180,14 @@ impl LocalRoute {
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
             Role::Connector => None,
-            Role::Acceptor => {
-                let low = settings.config.srq_low.min(depths.srq / 2) as usize;
-                Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
-            }
+            Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
         };
         let qp = |queue| {
             // Only CTS writes are inline.
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
-            let options = QpOptions { send_depth: depths.send(queue), inline };
-            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
+            let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
+            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().and_then(Receives::srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
             }
@@ -181,7 +196,7 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let options = QpOptions { send_depth: depths.flush, inline: 0 };
+        let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
         Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
     }
@@ -282,13 +297,15 @@ impl LocalRoute {
         let agreed = if requested { self.ece(with.settings)? } else { None };
         let queue =
             |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
-        let send_queues = self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
+        let send_queues: Box<[_]> =
+            self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();
             Ok(SendQueue::new(qp.ready()?, own))
         });
         let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        let (mut receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        receives.iter_mut().try_for_each(|receives| receives.fill(&send_queues))?;
         let speeds = (local.port.speed, peer.speed_mbps);
         let rail = Rail {
             send_queues,

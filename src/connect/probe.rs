@@ -7,7 +7,7 @@ use crate::error::wc_status;
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::transport::rail::Rail;
-use crate::transport::recv;
+use crate::transport::recv::{self, receives};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Batch, Chain, Local, Region, Remote};
@@ -143,6 +143,9 @@ fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {
+        if receives::is_flushed(completion) {
+            continue;
+        }
         if completion.status() != 0 {
             return Err(rail.failed(i, completion));
         }

@@ -23,6 +23,8 @@ pub struct Nic {
     pub(super) registrations: Registrations,
     /// Whether it registers DMA-BUFs, or why not, once that was tried.
     pub(super) dmabuf: OnceLock<Result<(), String>>,
+    /// Whether it has SRQs, or why not, once that was tried.
+    pub(super) srq: OnceLock<Result<(), String>>,
 }
 
 impl Nic {

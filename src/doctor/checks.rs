@@ -6,7 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding, without_effect};
-use crate::device::{Device, Gpu, Survey, dmabuf, findings};
+use crate::device::{Answer, Device, Gpu, Survey, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -24,7 +24,9 @@ pub(super) fn all(
     checks.extend(report.ports.iter().flat_map(addresses));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
-    checks.extend(memory(config, survey));
+    let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
+    checks.extend(answers("receives", &receive_queues(&devices)));
+    checks.extend(memory(config, &devices));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks
 }
@@ -131,18 +133,22 @@ fn control_addresses(control: Result<&[Addr], &String>) -> Check {
     }
 }
 
-fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
-    let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
+/// Makes a check of each answer: ports or adapters with the same one share a line.
+fn answers(id: &str, answers: &[Answer]) -> Vec<Check> {
+    let check = |answer: &Answer| {
+        let level = if answer.lacks.is_none() { Good } else { Note };
+        Check::new(id, level, answer.text())
+    };
+    answers.iter().map(check).collect()
+}
+
+fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let gpu = if Gpu::here().is_direct() { Good } else { Note };
     let features = [("gpu", gpu), ("ordering", Good), ("flush", Good)].into_iter();
-    let features = features.zip(findings(config, &devices));
+    let features = features.zip(findings(config, devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
-    // Ports with the same answer share one line.
-    checks.extend(dmabuf(&devices).iter().map(|answer| {
-        let level = if answer.lacks.is_none() { Good } else { Note };
-        Check::new("dmabuf", level, answer.text())
-    }));
+    checks.extend(answers("dmabuf", &dmabuf(devices)));
     checks
 }
 

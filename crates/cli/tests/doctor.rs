@@ -151,6 +151,24 @@ fn dmabuf_is_told_for_each_port() {
     assert_eq!(found.checks("dmabuf", "ok"), []);
 }
 
+/// Groups adapters by their receive queues: equal ones share a line.
+//= doctor.md: the receive queues of each adapter are reported
+#[test]
+fn receive_queues_are_told_for_each_adapter() {
+    let found = doctor("sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24,without=srq", &[]);
+    found.says(
+        "receives",
+        "ok",
+        &["shared receive queues on sout: the queue pairs of a rail receive from one"],
+    );
+    let own = ["no shared receive queues on sup (max_srq of ibv_devinfo -v is 0)", "receives from its own"];
+    found.says("receives", "note", &own);
+    assert!(found.checks("ports", "warn").is_empty(), "sup can be used");
+    let found = doctor(TWO, &[]);
+    found.says("receives", "ok", &["shared receive queues on sout, sup"]);
+    assert_eq!(found.checks("receives", "note"), []);
+}
+
 //= doctor.md: every bad setting is named with a remedy
 #[test]
 fn every_bad_setting_is_named_with_what_to_do() {

@@ -4,6 +4,7 @@ pub(crate) mod cts_writer;
 pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
+pub(crate) mod receives;
 mod slot;
 
 use std::sync::{Arc, Weak};
@@ -232,9 +233,11 @@ impl Progress for RecvState {
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         match completion.kind() {
             Kind::Arrived(word) => {
-                self.comm.rails[rail].arrived();
                 self.comm.stats.arrived(rail);
-                self.arrived(rail, word)
+                match self.comm.rails[rail].arrived(completion, word as u8) {
+                    true => self.arrived(rail, word),
+                    false => Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8))),
+                }
             }
             Kind::Sent => self.sent(rail, completion.wr_id()),
             Kind::Other(_) => Err(unknown(completion)),
@@ -279,22 +282,18 @@ impl RecvState {
         Ok(request.cell().is_free() && self.ready())
     }
 
-    /// Returns whether a CTS write fits, and each rail has a receive for every outstanding slot and
+    /// Returns whether a CTS write fits, and each rail has receives for every outstanding slot and
     /// one more.
     #[inline]
     fn ready(&self) -> bool {
-        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
+        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.suffice(self.outstanding));
         self.cts.has_room(&self.comm) && self.comm.rails.iter().all(enough)
     }
 
     /// Keeps receives posted for every outstanding slot and one more.
     #[inline]
     fn refill(&mut self) -> Fast<()> {
-        let needed = self.outstanding + 1;
-        for receives in self.comm.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
-            receives.refill(needed)?;
-        }
-        Ok(())
+        self.comm.rails.iter_mut().try_for_each(|rail| rail.refill(self.outstanding))
     }
 
     /// Handles the completion of one of this end's work requests.

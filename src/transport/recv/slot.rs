@@ -22,6 +22,8 @@ pub(crate) enum ArrivalError {
     Word,
     #[error("data arrived for slot {0}, where no receive waits")]
     Idle(u8),
+    #[error("data for slot {0} arrived on a queue pair that does not carry it")]
+    Queue(u8),
     #[error("slot {0}: rails carry different sizes, {1:?} and {2:?}")]
     Sizes(u8, SizeQ, SizeQ),
     #[error("slot {0}: a group of {1} receives got one size")]

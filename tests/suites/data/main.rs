@@ -8,5 +8,6 @@ mod optional;
 mod optional_loss;
 mod optional_mixture;
 mod optional_util;
+mod receive_queues;
 mod separate_immediate;
 mod transfer;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{check, parse};
 use crate::error::Error;
-use crate::limits::MAX_INLINE;
+use crate::limits::{MAX_INLINE, MAX_QP_WR};
 
 /// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub enum Capability {
     LinkLayer,
     /// Shared receive queues. Without them `max_srq` is 0 and `ibv_create_srq` fails.
     Srq,
+    /// The calls for shared receive queues. Without them `ibv_create_srq` fails although `max_srq` is
+    /// not 0, as with a kernel driver that is newer than its library.
+    SrqCalls,
     /// A valid MTU. A port without it reports an `active_mtu` of 0.
     ActiveMtu,
 }
@@ -84,6 +87,8 @@ pub struct DeviceSpec {
     pub without: Vec<Capability>,
     /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
     pub max_inline_data: u32,
+    /// Most work requests in one queue of a queue pair, 1 to 16384.
+    pub max_qp_wr: u32,
 }
 
 impl DeviceSpec {
@@ -106,6 +111,7 @@ impl DeviceSpec {
             sysfs: None,
             without: Vec::new(),
             max_inline_data: MAX_INLINE,
+            max_qp_wr: MAX_QP_WR,
         }
     }
 

@@ -52,11 +52,17 @@ fn a_port_has_the_pkeys_that_are_listed() {
 #[test]
 fn a_device_may_lack_what_others_have() {
     assert_eq!(good("a:addr=10.0.0.1/24")[0].without, []);
-    let all = [Capability::IbTransport, Capability::LinkLayer, Capability::Srq, Capability::ActiveMtu];
-    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+mtu")[0].without, all);
+    let all = [
+        Capability::IbTransport,
+        Capability::LinkLayer,
+        Capability::Srq,
+        Capability::SrqCalls,
+        Capability::ActiveMtu,
+    ];
+    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+srq_calls+mtu")[0].without, all);
     for bad in ["", "rc", "srq+"] {
         let line = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
-        assert!(line.contains("expected transport, link, srq or mtu"), "{line}");
+        assert!(line.contains("expected transport, link, srq, srq_calls or mtu"), "{line}");
     }
 }
 
@@ -124,6 +130,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,dmabuf=1", "dmabuf=1: expected on or off"),
     ("a:addr=10.0.0.1/24,link=eth", "link=eth: expected roce or ib"),
     ("a:addr=10.0.0.1/24,colour=red", "colour=red: expected one of the keys"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=x", "max_qp_wr=x: expected a number from 1 to 16384"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=0", "max_qp_wr=0: expected 1 to 16384"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=16385", "max_qp_wr=16385: expected 1 to 16384"),
     ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),
     ("a:addr=10.0.0.1/24,lid=5", "found a LID, which only link=ib has"),
     ("a:link=ib,addr=10.0.0.1/24", "found an address, which only link=roce has"),

@@ -118,7 +118,7 @@ fn attributes(device: &Device) -> PortAttr {
         match capability {
             Capability::LinkLayer => attr.link_layer = 0,
             Capability::ActiveMtu => attr.active_mtu = 0,
-            Capability::IbTransport | Capability::Srq => {}
+            Capability::IbTransport | Capability::Srq | Capability::SrqCalls => {}
         }
     }
     let mut full: PortAttr = [0; size_of::<PortAttr>()];
