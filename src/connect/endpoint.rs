@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::proto::{
     CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
-use crate::route::Route;
+use crate::route::{Route, dlid};
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail, Receives};
 use crate::transport::recv::cts_writer;
@@ -204,7 +204,8 @@ impl LocalRoute {
         let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
         let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
-        let routed = roce || gid.raw[..8] != peer_gid[..8];
+        // A port that requires GRHs drops packets without one, wherever they come from.
+        let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
         // Verbs identify a GID by its index, which may have changed since HELLO.
         let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
         self.gid_index = Some(gid_index);
@@ -222,8 +223,8 @@ impl LocalRoute {
             gid_index,
             pkey_index,
             mtu: path_mtu(local, peer),
-            lid: if roce { 0 } else { peer.lid },
-            gid: routed.then_some(peer_gid),
+            lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
+            gid: grh.then_some(peer_gid),
             service_level: settings.service_level().unwrap_or(requested.0),
             traffic_class: settings.traffic_class().unwrap_or(requested.1),
             qpn: remote.qpn,
@@ -248,7 +249,7 @@ impl LocalRoute {
         let path = Path {
             mtu: local.port.mtu,
             lid: if roce { 0 } else { local.port.lid },
-            gid: roce.then_some(gid.raw),
+            gid: (roce || local.port.grh_required).then_some(gid.raw),
             access: Access::Read,
             ..path(own.psn, &own)
         };
