@@ -20,6 +20,8 @@ pub enum Subject {
     NotInline,
     /// Queue pairs are set up without ECE.
     NoEce,
+    /// A port does not reach itself, so it cannot flush.
+    NoLoopback(String),
     /// A device's connections with a host use a rail that NCCL did not request.
     Substituted(String, Option<IpAddr>),
 }

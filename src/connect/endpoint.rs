@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::connect::local_rails::LocalRail;
+use crate::connect::loopback::{keep_without_flush, known_failure};
 use crate::connect::machine::WRITTEN_BYTES;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
@@ -72,6 +73,8 @@ pub(crate) struct LocalRoute {
     receives: Option<Receives>,
     /// Connected to itself: a read over it flushes what the adapter has written.
     flush: Option<Qp<Fresh>>,
+    /// Why there is none although the connection flushes.
+    no_flush: Option<String>,
     cq: Arc<Cq>,
     /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
@@ -181,9 +184,11 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
+        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
         let options = QpOptions { send_depth: depths.flush, inline: 0 };
-        let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
+        let flushes = depths.flush > 0 && no_flush.is_none();
+        let flush = flushes.then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }
 
     /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
@@ -256,6 +261,19 @@ impl LocalRoute {
         qp.advance(&path, timing)
     }
 
+    /// Goes on without flushes after `e` if the queue pairs for data are connected: then only the
+    /// adapter's way to itself has failed. Otherwise returns `e`.
+    pub(crate) fn give_up_flush(&mut self, with: &BringupContext<'_>, e: Error) -> Result<()> {
+        let connected = self.qps.iter().all(|(qp, _)| qp.is_connected());
+        if !connected || self.flush.take().is_none() {
+            return Err(e);
+        }
+        let why = e.to_string();
+        keep_without_flush(with.settings, &with.local(&self.route).nic, &why)?;
+        self.no_flush = Some(why);
+        Ok(())
+    }
+
     /// Returns the number of state changes that have succeeded.
     pub(crate) fn changes(&self) -> u32 {
         self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
@@ -294,6 +312,7 @@ impl LocalRoute {
         let rail = Rail {
             send_queues,
             flush: flush.transpose()?,
+            no_flush: self.no_flush,
             receives,
             cq,
             nic,

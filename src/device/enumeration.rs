@@ -59,6 +59,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 wanted: Wanted::new(config, context.name(), port.number),
                 registrations: Registrations::new(),
                 dmabuf: OnceLock::new(),
+                no_loopback: OnceLock::new(),
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());

@@ -187,6 +187,11 @@ impl Qp<Fresh> {
         self.reached as u32
     }
 
+    /// Returns whether the queue pair is in RTS.
+    pub fn is_connected(&self) -> bool {
+        self.reached == Reached::Rts
+    }
+
     /// Returns the queue pair as one that can post.
     ///
     /// # Errors

@@ -192,6 +192,9 @@ impl Qp {
         if mask & STATE != 0 {
             injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
         }
+        if mask & DEST_QPN != 0 && attr.dest_qp_num == self.qpn {
+            injected::loopback(&self.context.device.spec.name)?;
+        }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
         if mask & STATE != 0 && attr.qp_state == SQD && shared.state.load(Acquire) == RTS {
