@@ -21,7 +21,7 @@ pub(super) struct Best {
 /// is no pair.
 pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
     if a.link_layer == LinkLayer::InfiniBand {
-        return infiniband::best(a, b);
+        return infiniband::best(a, b).map(|(at, one_subnet)| Best { at, one_subnet });
     }
     let mut found = None;
     for (i, ours) in a.addrs.iter().enumerate() {

@@ -1,23 +1,22 @@
 //! How two InfiniBand ports are addressed. A LID is valid in its own subnet only. A router forwards
 //! packets from one subnet to another if their DLID is the FLID of the destination.
 
-use super::address::Best;
 use crate::proto::{Ends, RailAddr, RailInfo, Subnet, flid};
 
-/// Returns the addresses by which two InfiniBand rails can be joined: the first of each list in one
-/// subnet, those with FLIDs otherwise. The order of the rails does not matter. The error is the
-/// reason why they cannot be joined.
-pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
+/// Returns the addresses by which two InfiniBand rails can be joined, as indices into their lists,
+/// and whether the rails are in one subnet. Then it is the first of each list, otherwise those with
+/// FLIDs. The order of the rails does not matter. The error is the reason why they cannot be joined.
+pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<(Ends<usize>, bool), String> {
     let first = |rail: &RailInfo| rail.addrs.first().map(|addr| Subnet::of(addr.gid));
     let (Some(ours), Some(theirs)) = (first(a), first(b)) else {
         return Err(format!("{} or {} has no GID", a.name, b.name));
     };
     if ours.is(theirs) {
-        return Ok(Best { at: Ends { connector: 0, acceptor: 0 }, one_subnet: true });
+        return Ok((Ends { connector: 0, acceptor: 0 }, true));
     }
     let routable = |rail: &RailInfo| rail.addrs.iter().position(|addr: &RailAddr| flid(addr.gid).is_some());
     match (routable(a), routable(b)) {
-        (Some(connector), Some(acceptor)) => Ok(Best { at: Ends { connector, acceptor }, one_subnet: false }),
+        (Some(connector), Some(acceptor)) => Ok((Ends { connector, acceptor }, false)),
         (ours_at, theirs_at) => {
             let lacking = [(ours_at, a), (theirs_at, b)].into_iter().filter(|(at, _)| at.is_none());
             let lacking: Vec<_> = lacking.map(|(_, rail)| rail.name.as_str()).collect();
@@ -59,8 +58,8 @@ mod tests {
     /// The entries that both use, and whether they are in one subnet. The order of the rails does
     /// not matter.
     fn joined(a: &RailInfo, b: &RailInfo) -> Result<(usize, usize, bool), String> {
-        let back = best(b, a).map(|best| (best.at.acceptor, best.at.connector, best.one_subnet));
-        let there = best(a, b).map(|best| (best.at.connector, best.at.acceptor, best.one_subnet));
+        let back = best(b, a).map(|(at, one_subnet)| (at.acceptor, at.connector, one_subnet));
+        let there = best(a, b).map(|(at, one_subnet)| (at.connector, at.acceptor, one_subnet));
         assert_eq!(there.as_ref().ok(), back.as_ref().ok());
         there
     }

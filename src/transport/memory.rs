@@ -68,7 +68,7 @@ impl Registrar {
         }
     }
 
-    /// Like [`check`](Self::check) for a flush, of which only the first byte of `part` is read.
+    /// Like [`check`](Self::check) for a flush, which reads only the first byte of `part`.
     /// NCCL leaves receives out of a group's list of buffers, and not out of its list of sizes: the
     /// size may belong to another buffer.
     #[inline]

@@ -310,8 +310,9 @@ impl RecvState {
 
     #[cold]
     fn check_carriers(&self, flushes: &Flushes, buffers: &[(Buffer, Option<&Mr>)]) -> Result<()> {
-        let filled = buffers.iter().filter(|(buffer, _)| buffer.len > 0);
-        for (buffer, _) in filled {
+        // Also those that seem empty: a size may belong to another buffer of the group.
+        let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
+        for (buffer, _) in registered {
             let slot = self.cts.latest_into(&self.comm, buffer.addr).map(Sequence::slot);
             let carriers = slot.map(|slot| self.slots[usize::from(slot)].carriers());
             flushes.check(&self.comm.rails, carriers)?;

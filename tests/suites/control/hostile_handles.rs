@@ -70,7 +70,7 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
             ([0; 128], "all zeroes"),
             (with(0, b'X'), "not an MPIB handle"),
             (with(4, 9), "protocol version 9, this plugin speaks 7"),
-            (with(5, 1), "protocol version 262"),
+            (with(5, 1), "protocol version 263"),
             (
                 {
                     let mut h = with(6, 0);

@@ -1,6 +1,5 @@
 //! Adapters that do not reach themselves: connections over them work, and flushes do not. The
-//! sender is another process, since such an adapter does not reach another queue pair of its own
-//! either.
+//! sender is another process, since such an adapter does not reach its other queue pairs either.
 
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{assert_last_warning, take_warning, take_warnings, warnings};
@@ -14,9 +13,10 @@ use super::flush_util::{during, iflush};
 const CUDA: i32 = 2;
 /// The sender's adapters.
 const SENDER: [(&str, &str); 1] = [("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.2/16;soft1:addr=10.2.0.2/16")];
-/// The receiver's, of which neither, or only the first, reaches itself.
+/// The receiver's: neither of them reaches itself.
 const NEITHER: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,loopback=off;soft1:addr=10.2.0.1/16,loopback=off");
+/// The receiver's: only the first reaches itself.
 const FIRST: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16,loopback=off");
 const BOTH: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16");
@@ -139,7 +139,7 @@ fn only_data_of_the_rail_that_cannot_flush_is_not_flushed() {
         let group = [(end.to.addr() + LEN, SMALL, end.gpu)];
         assert_eq!(end.table.iflush(end.comm, &group).0, InvalidUsage);
         take_warning(&["over rail 1 (soft1:1), which cannot flush"]);
-        // 256 later receives elsewhere.
+        // 256 later receives into other memory.
         let other = Buffer::new(end.table, end.comm, vec![0; SMALL]);
         for _ in 0..256 {
             let request = recv(end.table, end.comm, &other, SMALL);
