@@ -169,6 +169,10 @@ settings! {
     /// ports that are not in a list use index 0.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
         differs: "also a list; -1 chooses per connection, not once";
+    /// Index of the entry in the GID table of an InfiniBand port that carries its FLID, by which
+    /// routers reach the port from other subnets. See [reach.md](reach.md#infiniband).
+    flid_gid_index: u8 = 1, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", Whole::<u8>::new(0, 255),
+        differs: "a peer in another subnet without an FLID is refused; net_ib uses its LID";
     /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses of this family only. Unset: of both.
     addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL,
         differs: "unset is both, not AF_INET";

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::connect::local_rails::LocalRail;
+use crate::connect::loopback::{keep_without_flush, known_failure};
 use crate::connect::machine::WRITTEN_BYTES;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::proto::{
     CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
-use crate::route::Route;
+use crate::route::{Route, dlid};
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
@@ -73,6 +74,8 @@ pub(crate) struct LocalRoute {
     receives: Option<Receives>,
     /// Connected to itself: a read over it flushes what the adapter has written.
     flush: Option<Qp<Fresh>>,
+    /// Why there is none although the connection flushes.
+    no_flush: Option<String>,
     cq: Arc<Cq>,
     /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
@@ -196,9 +199,11 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
+        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
-        let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
+        let flushes = depths.flush > 0 && no_flush.is_none();
+        let flush = flushes.then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }
 
     /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
@@ -219,7 +224,8 @@ impl LocalRoute {
         let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
         let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
-        let routed = roce || gid.raw[..8] != peer_gid[..8];
+        // A port that requires GRHs drops packets without one, wherever they come from.
+        let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
         // Verbs identify a GID by its index, which may have changed since HELLO.
         let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
         self.gid_index = Some(gid_index);
@@ -237,8 +243,8 @@ impl LocalRoute {
             gid_index,
             pkey_index,
             mtu: path_mtu(local, peer),
-            lid: if roce { 0 } else { peer.lid },
-            gid: routed.then_some(peer_gid),
+            lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
+            gid: grh.then_some(peer_gid),
             service_level: settings.service_level().unwrap_or(requested.0),
             traffic_class: settings.traffic_class().unwrap_or(requested.1),
             qpn: remote.qpn,
@@ -263,11 +269,24 @@ impl LocalRoute {
         let path = Path {
             mtu: local.port.mtu,
             lid: if roce { 0 } else { local.port.lid },
-            gid: roce.then_some(gid.raw),
+            gid: (roce || local.port.grh_required).then_some(gid.raw),
             access: Access::Read,
             ..path(own.psn, &own)
         };
         qp.advance(&path, timing)
+    }
+
+    /// Goes on without flushes after `e` if the queue pairs for data are connected: then only the
+    /// adapter's way to itself has failed. Otherwise returns `e`.
+    pub(crate) fn give_up_flush(&mut self, with: &BringupContext<'_>, e: Error) -> Result<()> {
+        let connected = self.qps.iter().all(|(qp, _)| qp.is_connected());
+        if !connected || self.flush.take().is_none() {
+            return Err(e);
+        }
+        let why = e.to_string();
+        keep_without_flush(with.settings, &with.local(&self.route).nic, &why)?;
+        self.no_flush = Some(why);
+        Ok(())
     }
 
     /// Returns the number of state changes that have succeeded.
@@ -310,6 +329,7 @@ impl LocalRoute {
         let rail = Rail {
             send_queues,
             flush: flush.transpose()?,
+            no_flush: self.no_flush,
             receives,
             cq,
             nic,

@@ -60,6 +60,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 registrations: Registrations::new(),
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
+                no_loopback: OnceLock::new(),
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());

@@ -22,6 +22,7 @@ pub(super) fn all(
     let mut checks = settings(config, bad);
     checks.extend(devices(config, bad, survey));
     checks.extend(report.ports.iter().flat_map(addresses));
+    checks.extend(report.ports.iter().flat_map(infiniband));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
@@ -110,6 +111,29 @@ fn addresses(port: &Port) -> Option<Check> {
     Some(Check::new("addresses", Note, text).remedy(
         "in a container with the adapter and without its interface, use the host's network (--network host)",
     ))
+}
+
+/// Describes how packets from and to an InfiniBand port are addressed.
+fn infiniband(port: &Port) -> Option<Check> {
+    let state = port.state.as_ref().filter(|_| port.usable && port.device.is_some())?;
+    let ib = state.infiniband.as_ref()?;
+    let subnet = ib.subnet.as_deref().unwrap_or("?");
+    let lids = match ib.lmc {
+        0 => format!("LID {}", state.lid),
+        lmc => {
+            let last = u32::from(state.lid) + (1 << lmc) - 1;
+            format!("LIDs {} to {last} (LMC {lmc}), of which connections use the first", state.lid)
+        }
+    };
+    let flid = match ib.flid {
+        Some(flid) => format!("routers reach it from other subnets by its FLID {flid}"),
+        None => "without an FLID, so no port of another subnet is joined to it".into(),
+    };
+    let grh =
+        if ib.grh_required { "; it requires a GRH, which all packets from and to it carry" } else { "" };
+    let text =
+        format!("{}:{} is in InfiniBand subnet {subnet} with {lids}; {flid}{grh}", port.hca, port.port);
+    Some(Check::new("subnet", Good, text))
 }
 
 fn rails(config: &Config, report: &Report) -> Option<Check> {

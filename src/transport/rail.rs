@@ -21,6 +21,8 @@ pub(crate) struct Rail {
     pub(crate) send_queues: Box<[SendQueue]>,
     /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
+    /// Why there is none, if the receiver flushes and the adapter does not reach itself.
+    pub(crate) no_flush: Option<String>,
     pub(crate) receives: Option<Receives>,
     /// Shared by all queue pairs of the rail, for both directions.
     pub(crate) cq: Arc<Cq>,
@@ -77,6 +79,11 @@ impl Rail {
         }
     }
 
+    /// Returns whether the queue pair with this number is the one for flushes.
+    pub(crate) fn is_loopback(&self, qpn: u32) -> bool {
+        self.flush.as_ref().is_some_and(|queue| queue.number() == qpn)
+    }
+
     /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
     /// immediate arrived on the wrong queue pair.
     #[inline]
@@ -99,7 +106,7 @@ impl Rail {
     /// Describes a failed completion in full.
     #[cold]
     pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
-        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
+        let loopback = self.is_loopback(completion.qpn());
         let (remote_gid, peer) = match loopback {
             true => (self.names.local_gid, "this adapter (loopback)"),
             false => (self.names.remote_gid, self.names.peer.as_str()),

@@ -51,9 +51,9 @@ pub struct Path {
     pub pkey_index: u16,
     /// The smaller `enum ibv_mtu` of both ends.
     pub mtu: u8,
-    /// The peer's LID (InfiniBand).
+    /// The DLID (InfiniBand): the base LID of the peer in one subnet, its FLID behind a router.
     pub lid: u16,
-    /// The peer's GID if packets carry a GRH: always on RoCE.
+    /// The peer's GID if packets carry a GRH. RoCE packets always do.
     pub gid: Option<[u8; 16]>,
     /// Service level.
     pub service_level: u8,
@@ -191,6 +191,11 @@ impl Qp<Fresh> {
     /// Returns the number of completed state changes.
     pub fn changes(&self) -> u32 {
         self.reached as u32
+    }
+
+    /// Returns whether the queue pair is in RTS.
+    pub fn is_connected(&self) -> bool {
+        self.reached == Reached::Rts
     }
 
     /// Returns the queue pair as one that can post.

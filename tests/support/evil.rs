@@ -70,6 +70,7 @@ pub fn hello() -> Hello {
             speed_mbps: port.speed,
             role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
             requested: true,
+            grh_required: port.grh_required,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();

@@ -66,7 +66,8 @@ pub(crate) struct RecvState {
     /// Next sequence number and outstanding slots at the last pass of housekeeping: see
     /// [`optional`].
     pub(crate) idle_mark: Option<(Sequence, usize)>,
-    /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`.
+    /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
+    /// flush.
     flushes: Option<Flushes>,
 }
 
@@ -134,7 +135,7 @@ impl RecvComm {
     /// done, as for host memory.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
-            self.0.memory.check(*mr, *buffer)?;
+            self.0.memory.check_start(*mr, *buffer)?;
         }
         if self.0.pool.len() == SLOTS {
             return Ok(None);
@@ -142,8 +143,9 @@ impl RecvComm {
         let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
         self.0.with(|state| {
+            state.comm.check_usable()?;
+            state.check_flushable(buffers)?;
             let RecvState { comm, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
-            comm.check_usable()?;
             let Some(index) = flushes.begin(pool)? else { return Ok(None) };
             let posted = flushes.post(comm, index, target);
             comm.fail_on_error(posted)?;
@@ -294,6 +296,27 @@ impl RecvState {
     #[inline]
     fn refill(&mut self) -> Fast<()> {
         self.comm.rails.iter_mut().try_for_each(|rail| rail.refill(self.outstanding))
+    }
+
+    /// Returns an error if data in one of `buffers` has come over a rail that cannot flush.
+    #[inline]
+    fn check_flushable(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<()> {
+        match &self.flushes {
+            Some(flushes) if flushes.may_lack() => Ok(self.check_carriers(flushes, buffers)?),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_carriers(&self, flushes: &Flushes, buffers: &[(Buffer, Option<&Mr>)]) -> Result<()> {
+        // Also those that seem empty: a size may belong to another buffer of the group.
+        let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
+        for (buffer, _) in registered {
+            let slot = self.cts.latest_into(&self.comm, buffer.addr).map(Sequence::slot);
+            let carriers = slot.map(|slot| self.slots[usize::from(slot)].carriers());
+            flushes.check(&self.comm.rails, carriers)?;
+        }
+        Ok(())
     }
 
     /// Handles the completion of one of this end's work requests.

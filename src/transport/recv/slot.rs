@@ -58,6 +58,11 @@ impl Slot {
         &self.rooms[..usize::from(self.count)]
     }
 
+    /// Returns the rails that have carried data of the group.
+    pub(crate) fn carriers(&self) -> u8 {
+        self.arrivals.seen()
+    }
+
     /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the
     /// size once the immediates of all rails have arrived.
     #[inline]

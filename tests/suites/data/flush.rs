@@ -151,7 +151,9 @@ fn groups_and_empty_buffers() {
         // One byte is enough.
         pair.wait(iflush(table, pair.recv, &[(to.addr(), 1, to.mr)]));
         // Invalid arguments are refused without an effect on the connection.
-        for wrong in [(to.addr(), 4097, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())] {
+        for wrong in
+            [(to.addr() + 4096, 10, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())]
+        {
             for group in [&[wrong][..], &[some, wrong], &[wrong, blank]] {
                 let (none, (rc, request)) = during(|| table.iflush(pair.recv, group));
                 assert_eq!((none, rc, request.is_null()), ([0, 0], InvalidArgument, true));
@@ -161,6 +163,34 @@ fn groups_and_empty_buffers() {
         pair.message(1000, 1000, 1);
         to.dereg();
         from.dereg();
+        pair.close();
+    });
+}
+
+/// NCCL leaves receives out of a group's buffers, and not out of its sizes: a size may be that of
+/// another buffer.
+//= mpib.md: a flush needs no size
+#[test]
+fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
+        let (table, pair) = (newest(), Pair::new(newest()));
+        pair.message(100_000, 100_000, 1);
+        let (to, other) = (pair.recv_buffer(4096), pair.recv_buffer(64));
+        let last = to.addr() + 4095;
+        for group in [
+            &[(to.addr(), 1 << 30, to.mr)][..],
+            &[(last, 4096, to.mr)],
+            &[(last, usize::MAX >> 33, to.mr)],
+            &[(other.addr(), 4096, other.mr), (to.addr(), 64, to.mr)],
+            &[(to.addr(), 0, to.mr), (other.addr(), 1 << 20, other.mr)],
+        ] {
+            let (counts, _) = during(|| pair.wait(iflush(table, pair.recv, group)));
+            assert_eq!(counts, [1, 1]);
+        }
+        pair.message(1000, 1000, 1);
+        assert_eq!(take_warnings(), Vec::<String>::new());
+        to.dereg();
+        other.dereg();
         pair.close();
     });
 }

@@ -3,6 +3,7 @@
 mod features;
 mod flush;
 mod flush_gpu;
+mod flush_loopback;
 mod flush_util;
 mod optional;
 mod optional_loss;
