@@ -133,11 +133,12 @@ impl Policy {
         split: &mut Split,
     ) -> bool {
         match (share, &self.source) {
-            // Below the alignment no second rail has a part. There is a share only if both rails
-            // may carry data.
-            (Some(sup), _) if size < SPLIT_ALIGN => split.whole(size, usize::from(sup >= SHARE_ONE)),
-            (Some(sup), _) if size < self.split_min => split.whole(size, self.whole_by_share(size, sup)),
-            (Some(sup), _) => return split.cut(size, &[SHARE_ONE.saturating_sub(sup), sup], self.available),
+            // Below the alignment no second rail has a part.
+            (Some(sup), _) if size < self.split_min && size >= SPLIT_ALIGN => {
+                split.whole(size, self.whole_by_share(size, sup));
+            }
+            // There is a share only if both rails may carry data.
+            (Some(sup), _) => split.cut_by_share(size, sup),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
                 if size >= self.split_min || self.available & self.available.wrapping_sub(1) == 0 {
                     return split.cut(size, weights, self.available);

@@ -97,6 +97,19 @@ impl Split {
         true
     }
 
+    /// Divides a transfer between two rails that are both available, as
+    /// [`by_share`](Self::by_share) does, in place.
+    #[inline]
+    pub const fn cut_by_share(&mut self, size: usize, share: u16) {
+        let one = SHARE_ONE as usize;
+        let exact = size / one * share as usize + size % one * share as usize / one;
+        let sup = if share >= SHARE_ONE { size } else { exact - exact % SPLIT_ALIGN };
+        self.mask = (sup < size || size == 0) as u8 | ((sup > 0) as u8) << 1;
+        self.size = size;
+        self.bytes[0] = size - sup;
+        self.bytes[1] = sup;
+    }
+
     /// Puts a whole transfer on one rail, below [`MAX_RAILS`].
     #[inline]
     pub const fn whole(&mut self, size: usize, rail: usize) {
@@ -245,6 +258,13 @@ mod tests {
         #[test]
         fn the_share_is_parts_per_1024(size in prop_oneof![0usize..5000, 0usize..1 << 40], share in 0u16..=1100) {
             let split = Split::by_share(size, share, 3).unwrap();
+            let mut in_place = Split::by_weights(7, &[1; 8], 0xff).unwrap();
+            in_place.cut_by_share(size, share);
+            // An empty transfer has no share.
+            if size > 0 {
+                prop_assert_eq!(in_place.mask(), split.mask());
+            }
+            prop_assert!((0..9).all(|rail| in_place.bytes(rail) == split.bytes(rail)));
             let sup = if share >= 1024 { size } else { ((size as u64 * u64::from(share)) >> 10) as usize & !127 };
             prop_assert_eq!((split.bytes(0), split.bytes(1)), (size - sup, sup));
         }

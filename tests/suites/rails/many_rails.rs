@@ -315,3 +315,37 @@ fn devices_that_share_rails_do_not_disturb_each_other() {
         assert_eq!(table(12).finalize(ctx), Success);
     });
 }
+
+/// With the default of `MPIB_SPLIT_MIN` a message below 64 KiB takes the rail with the least in
+/// flight for its speed: of 16 at once, twice as many on the rail of twice the speed.
+//= fused-devices.md: small messages go whole on the rail with the least in flight
+#[test]
+fn small_messages_in_flight_are_spread_over_the_rails() {
+    let (devices, speed) = (rails(8, 1), speeds(&[200_000, 100_000, 100_000]));
+    isolated(here!(), &[("SOFTVERBS_DEVICES", &devices), ("MPIB_RAIL_SPEED", &speed)], || {
+        const SIZE: usize = 4096;
+        const AT_ONCE: usize = 16;
+        let (ctx, dev) = newest_device(3);
+        let pair = connect(table(12), ctx, dev);
+        let (from, to) = (pair.send_buffer(pattern(SIZE * AT_ONCE, 3)), pair.recv_buffer(SIZE * AT_ONCE));
+        let receives: Vec<_> =
+            (0..AT_ONCE).map(|i| pair.irecv(&[(to.addr() + i * SIZE, SIZE, 1, to.mr)])).collect();
+        let before = carried(8);
+        let sends: Vec<_> =
+            (0..AT_ONCE).map(|i| pair.isend(from.addr() + i * SIZE, SIZE, 1, from.mr)).collect();
+        let signals = |i: usize| carried(8)[i].signals - before[i].signals;
+        assert_eq!([0, 1, 2].map(signals), [8, 4, 4]);
+        for request in sends.into_iter().chain(receives) {
+            assert_eq!(pair.wait(request)[0] as usize, SIZE);
+        }
+        assert!(to.bytes == from.bytes);
+        // One at a time: always the fastest rail.
+        for i in 0..4 {
+            assert_eq!(during(|| pair.message(SIZE, SIZE, i))[0].signals, 1, "message {i}");
+        }
+        from.dereg();
+        to.dereg();
+        pair.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
