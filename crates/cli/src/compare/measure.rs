@@ -253,6 +253,10 @@ impl Work<'_> {
             *sum = (all, calls.between(&plugin, "/libibverbs.so.1"), counts.messages);
         }
         let [(all, verbs, messages), (more, more_verbs, more_messages)] = sums;
+        if more <= all {
+            let function = run.workload.function();
+            return Err(unread(&format!("callgrind counted nothing: {function} is not in this program")));
+        }
         let each = |few: u64, many: u64| (many as f64 - few as f64) / (more_messages - messages) as f64;
         let with_verbs = each(all, more);
         Ok(Instructions { plugin: with_verbs - each(verbs, more_verbs), with_verbs })
