@@ -156,7 +156,7 @@ fn queue_pairs_without_a_peer_here_are_named_and_nothing_changes() {
     assert_eq!(b.recv(1, 0, 0), 0);
     assert_eq!([a.poll_send(), b.poll_recv()].map(|wc| wc.status), [0, 0]);
 
-    // A queue pair that is not connected yet stays as it is, and works later.
+    // A queue pair that is not connected yet is not changed, and works later.
     let later = [End::new(Opts::default()), End::new(Opts::default())];
     complete_at_once().unwrap();
     later[0].connect(&later[1].address());

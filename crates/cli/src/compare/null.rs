@@ -8,7 +8,7 @@ use super::{
 use crate::failure::Failure;
 use crate::perf::solo::Workload;
 
-/// Repetitions of a run in one process, of which the fastest counts.
+/// Repetitions of a run in one process. The fastest one counts.
 const REPEAT: u32 = 15;
 
 /// The runs. In each repetition they take some milliseconds.
