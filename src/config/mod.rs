@@ -118,6 +118,11 @@ settings! {
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
     /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
+    /// that may carry data. 0: messages of at least 128 bytes are split. See
+    /// [mpib.md](mpib.md#small-messages) and
+    /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
+    split_min: u32 = 64 << 10, "MPIB_SPLIT_MIN", Whole::<u32>::new(0, 1 << 30);
     /// Queue pairs per connection on SOUT. Messages use them round-robin.
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs per connection on SUP.

@@ -19,6 +19,7 @@ mod run;
 mod session;
 mod sizes;
 pub(crate) mod solo;
+mod thin;
 mod ui;
 pub(crate) mod worker;
 
