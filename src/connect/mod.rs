@@ -4,12 +4,14 @@ mod bringup;
 mod endpoint;
 mod formed;
 mod handshake;
+mod known_failures;
 mod local_rails;
 mod local_work;
 mod machine;
 mod probe;
 mod queue_depths;
 mod registration;
+mod substitutes;
 #[cfg(test)]
 mod tests;
 
