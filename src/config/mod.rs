@@ -129,11 +129,11 @@ settings! {
     sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect.
     strict: bool = false, "MPIB_STRICT", Flag;
-    /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP.
-    /// `prefer-subnet`: those on a common subnet first. `subnet`: only those. `any`: those that
-    /// NCCL requested first. `strict`: only those. Must be equal on both ends. See
-    /// [reach.md](reach.md).
-    route: RoutePolicy = RoutePolicy::PreferSubnet, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
+    /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP. `any`:
+    /// those that NCCL requested first, others if these do not reach each other. `strict`: only
+    /// those that NCCL requested. `prefer-subnet`: those on a common subnet first. `subnet`: only
+    /// those. Must be equal on both ends. See [reach.md](reach.md).
+    route: RoutePolicy = RoutePolicy::Any, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
     /// Network interfaces whose addresses a listener advertises for control connections. Overrides
     /// `NCCL_SOCKET_IFNAME`.
     oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;

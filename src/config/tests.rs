@@ -36,7 +36,7 @@ fn every_variable_is_read() {
         ("MPIB_SOUT_QP", "32"),
         ("MPIB_SUP_QP", "1"),
         ("MPIB_STRICT", "1"),
-        ("MPIB_ROUTE", "any"),
+        ("MPIB_ROUTE", "strict"),
         ("MPIB_OOB_IF", "=eth0"),
         ("NCCL_SOCKET_IFNAME", "^lo"),
         ("NCCL_SOCKET_FAMILY", "AF_INET6"),

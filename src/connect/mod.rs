@@ -4,6 +4,7 @@ mod bringup;
 mod endpoint;
 mod formed;
 mod handshake;
+mod known_failures;
 mod local_rails;
 mod local_work;
 mod loopback;
@@ -11,6 +12,7 @@ mod machine;
 mod probe;
 mod queue_depths;
 mod registration;
+mod substitutes;
 #[cfg(test)]
 mod tests;
 

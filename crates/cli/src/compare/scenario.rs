@@ -69,6 +69,8 @@ impl Scenario {
             // RoCEv2 over IPv4. Otherwise NCCL's own transport would read sysfs, which softverbs
             // does not simulate.
             ("NCCL_IB_GID_INDEX", "3".into()),
+            // Its devices have no PCI address, and are merged only on request.
+            ("NCCL_NET_FORCE_MERGE", "rail0,rail1".into()),
         ];
         if self.rates.len() == 2 {
             out.push(("MPIB_HCA_SOUT", "rail0".into()));
