@@ -12,7 +12,7 @@ use nccl_net_versions::{
 use parking_lot::RwLock;
 
 use crate::async_events::EventThread;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
 use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
@@ -87,7 +87,7 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
-    let mut findings = config::without_effect(std::env::vars_os());
+    let mut findings = config.findings(std::env::vars_os());
     findings.extend(device::findings(&config, &process.devices.all()));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;

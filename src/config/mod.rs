@@ -18,9 +18,10 @@ pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
-    WholeOrUnset,
+    WholeOrLargest, WholeOrUnset,
 };
-pub use unsupported::{Finding, without_effect};
+use unsupported::without_effect;
+pub use unsupported::{Finding, nearest};
 
 use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
 
@@ -36,11 +37,13 @@ macro_rules! settings {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Config {
             $($(#[doc = $doc])+ pub $field: $ty,)*
+            /// Settings that are out of bounds, each with the value that is used in its place.
+            pub substituted: Vec<(BadSetting, String)>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* }
+                Self { $($field: $default,)* substituted: Vec::new() }
             }
         }
 
@@ -60,9 +63,18 @@ macro_rules! settings {
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
                         Ok(value) => config.$field = value,
-                        Err(e) => bad.push(e),
+                        Err(e) => match form::substitute(&$form, &text) {
+                            Some((value, used)) => {
+                                config.$field = value;
+                                config.substituted.push((e, used));
+                            }
+                            None => bad.push(e),
+                        },
                     }
                 })*
+                if config.strict {
+                    bad.extend(config.substituted.drain(..).map(|(e, _)| e));
+                }
                 if bad.is_empty() {
                     bad = config.contradictions();
                 }
@@ -180,10 +192,11 @@ settings! {
     roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
         differs: "unset is both, not 2";
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
-    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31),
-        differs: "0 (no timeout) is refused";
+    timeout: u8 = 20, "NCCL_IB_TIMEOUT", WholeOrLargest::<u8>::new(1, 31),
+        differs: "31, with a warning, for 0 (no timeout) and above 31";
     /// Retransmissions of an unacknowledged packet.
-    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", WholeOrLargest::<u8>::new(0, 7),
+        differs: "7, with a warning, for more than 7";
     /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1.
     pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
     /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. -1:
@@ -281,6 +294,16 @@ impl Config {
     /// With `MPIB_STRICT=1`: the same text.
     pub fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
+    }
+
+    /// Describes the settings in `env` that do not have the effect that a user expects: those out
+    /// of bounds, for which another value is used, and those without effect.
+    pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+        let substituted = |(bad, used): &(BadSetting, String)| Finding {
+            degraded: true,
+            text: format!("{bad}; {used} is used"),
+        };
+        self.substituted.iter().map(substituted).chain(without_effect(env)).collect()
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.

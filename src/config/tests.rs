@@ -141,8 +141,8 @@ fn bounds_are_exact() {
         ("NCCL_IB_AR_THRESHOLD", "-1", "1073741825"),
         ("NCCL_IB_GID_INDEX", "-2", "256"),
         ("NCCL_IB_ROCE_VERSION_NUM", "0", "3"),
-        ("NCCL_IB_TIMEOUT", "0", "32"),
-        ("NCCL_IB_RETRY_CNT", "-1", "8"),
+        ("NCCL_IB_TIMEOUT", "-1", "32s"),
+        ("NCCL_IB_RETRY_CNT", "-1", "8x"),
         ("NCCL_IB_PKEY", "-1", "65536"),
         ("NCCL_IB_SL", "-2", "16"),
         ("NCCL_IB_TC", "-2", "256"),
@@ -167,6 +167,32 @@ fn bounds_are_exact() {
             assert_eq!(bad(&[(variable, text)])[0].variable, variable, "{text}");
         }
     }
+}
+
+/// Launch scripts have such values, with which NCCL's own transport runs.
+//= configuration.md: NCCL_IB_RETRY_CNT
+//= configuration.md: NCCL_IB_TIMEOUT
+#[test]
+fn retries_and_timeouts_out_of_bounds_are_cut_with_a_warning() {
+    for (variable, text, used, bounds) in [
+        ("NCCL_IB_RETRY_CNT", "8", 7, "0 to 7"),
+        ("NCCL_IB_RETRY_CNT", "15", 7, "0 to 7"),
+        ("NCCL_IB_RETRY_CNT", "300", 7, "0 to 7"),
+        ("NCCL_IB_TIMEOUT", "0", 31, "1 to 31"),
+        ("NCCL_IB_TIMEOUT", " 0x20", 31, "1 to 31"),
+    ] {
+        let config = read(&[(variable, text)]).unwrap();
+        assert_eq!(if used == 7 { config.retry_cnt } else { config.timeout }, used, "{variable}={text}");
+        let found = config.findings(std::iter::empty());
+        let expected =
+            format!("{variable}={text:?}: expected a whole number from {bounds}, or unset; {used} is used");
+        assert_eq!(found, [Finding { degraded: true, text: expected }]);
+        let strict = bad(&[(variable, text), ("MPIB_STRICT", "1")]);
+        assert_eq!((strict.len(), strict[0].variable), (1, variable));
+        assert!(strict[0].expected.ends_with(&format!("{bounds}, or unset")), "{}", strict[0]);
+    }
+    let within = read(&[("NCCL_IB_RETRY_CNT", "7"), ("NCCL_IB_TIMEOUT", "31")]).unwrap();
+    assert_eq!(within.findings(std::iter::empty()), []);
 }
 
 #[test]

@@ -132,7 +132,7 @@ others! {
 }
 
 /// Describes the variables of `env` that have no effect.
-pub fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+pub(super) fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
     let mut found: Vec<_> = env
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter(|(name, value)| {
@@ -155,7 +155,7 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
         let text = format!(
             "{name_shown}={} has no effect: {whose}; the nearest name is {}",
             shown(value),
-            nearest(name)
+            nearest(name, Config::VARIABLES).unwrap_or_default()
         );
         return Some(Finding { degraded: true, text });
     };
@@ -168,10 +168,9 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
     })
 }
 
-/// Returns the setting that an unknown name most likely means.
-fn nearest(name: &str) -> &'static str {
-    let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
-    Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
+/// Returns the one of `known` that an unknown name most likely means.
+pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, name)).copied()
 }
 
 /// Makes the second table in `docs/guide/configuration.md`.

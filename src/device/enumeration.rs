@@ -35,6 +35,9 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
     }
     let plans = selection::plan(config, &seen.found)?;
     let left_out = selection::left_out(config, &seen.found);
+    if let Some(unknown) = left_out.unknown_text() {
+        degraded(config, unknown)?;
+    }
     if let Some(lost) = left_out.lost_text() {
         degraded(config, lost)?;
     }

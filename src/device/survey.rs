@@ -40,6 +40,8 @@ pub struct Survey {
     pub lost: Option<String>,
     /// One sentence on idle ports that nobody misses.
     pub idle: Option<String>,
+    /// One sentence on names in `NCCL_IB_HCA` that select no port. A failure with `MPIB_STRICT=1`.
+    pub unknown: Option<String>,
 }
 
 /// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
@@ -71,5 +73,6 @@ pub fn survey(config: &Config) -> Result<Survey> {
         devices: selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen)),
         lost: left_out.lost_text(),
         idle: left_out.idle_text(),
+        unknown: left_out.unknown_text(),
     })
 }
