@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::housekeeping::Housekeeping;
+use crate::policy::Followers;
 use crate::stats::Stats;
 use crate::verbs::{About, AsyncEvent, Context};
 
@@ -41,6 +42,8 @@ struct EventState {
     comms: Mutex<Vec<Weak<CommWatch>>>,
     /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
     end_comms: AtomicBool,
+    /// Weights that follow the speeds of ports.
+    followers: Followers,
     stats: Arc<Stats>,
     housekeeping: Arc<Housekeeping>,
 }
@@ -80,7 +83,8 @@ pub struct Queues {
 impl AsyncEvents {
     pub(crate) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Self {
         let (comms, end_comms) = (Mutex::default(), AtomicBool::new(true));
-        let state = EventState { comms, end_comms, stats, housekeeping };
+        let followers = Followers::default();
+        let state = EventState { comms, end_comms, followers, stats, housekeeping };
         Self { running: Mutex::default(), state: Arc::new(state) }
     }
 
@@ -103,6 +107,11 @@ impl AsyncEvents {
         let thread = Arc::new(thread);
         *running = Arc::downgrade(&thread);
         Ok(thread)
+    }
+
+    /// Returns the connections whose weights the events of ports renew.
+    pub fn followers(&self) -> &Followers {
+        &self.state.followers
     }
 
     /// Begins to watch the queues of a comm, until the result is dropped.
@@ -201,6 +210,10 @@ impl EventState {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let verb = if ends { "ends" } else { "concerns" };
             text += &format!("; it {verb} {}{more}", names.join(", "));
+        }
+        let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };
+        for (port, mbps) in changed {
+            text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
         if event.is_fatal() || event.is_link_down() {
             tracing::warn!(target: "net", "{text}");

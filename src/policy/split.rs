@@ -1,9 +1,10 @@
 //! The sender's policy: how each transfer is cut.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::{Plan, SplitMode};
-use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split};
+use super::{Plan, SplitMode, Weights};
+use crate::proto::{RailRole, SHARE_ONE, SPLIT_ALIGN, Split};
 use crate::route::Class;
 
 /// The newest hint for a connection.
@@ -19,8 +20,8 @@ pub enum Source {
     Fixed(u16),
     /// The agent's share for SUP, which may change between transfers.
     Hint(Box<dyn HintSource>),
-    /// A weight for each rail instead of a share: see [`weights`].
-    Weights([u16; MAX_RAILS]),
+    /// A weight for each rail instead of a share.
+    Weights(Arc<Weights>),
 }
 
 impl Source {
@@ -29,27 +30,12 @@ impl Source {
     /// of each rail in Mb/s.
     pub fn new(split: SplitMode, hints: Option<Box<dyn HintSource>>, speeds: &[(u32, u32)]) -> Self {
         match (split, hints) {
-            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(weights(speeds)),
+            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(Arc::new(Weights::new(speeds))),
             (SplitMode::Fixed(share), _) => Self::Fixed(share),
             (SplitMode::Hinted, Some(hints)) => Self::Hint(hints),
             (SplitMode::BySpeed | SplitMode::Isolated | SplitMode::Hinted, _) => Self::Fixed(0),
         }
     }
-}
-
-/// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
-/// counts. A speed of 0 is unknown, and then all rails weigh the same.
-pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
-    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
-    let known = speeds.iter().all(|pair| slower(pair) > 0);
-    let largest = speeds.iter().map(slower).max().unwrap_or(0);
-    // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
-    let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
-    let mut weights = [0; MAX_RAILS];
-    for (place, pair) in weights.iter_mut().zip(speeds) {
-        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
-    }
-    weights
 }
 
 /// The policy of a connection. Rail 0 is SOUT if the rails are SOUT and SUP.
@@ -71,6 +57,14 @@ impl Policy {
             source,
             threshold: if counts { usize::try_from(threshold).unwrap_or(usize::MAX) } else { 0 },
             available: plan.carriers(roles),
+        }
+    }
+
+    /// Returns the weights by which it cuts, if it does.
+    pub fn weights(&self) -> Option<&Arc<Weights>> {
+        match &self.source {
+            Source::Weights(weights) => Some(weights),
+            Source::Fixed(_) | Source::Hint(_) => None,
         }
     }
 
@@ -104,7 +98,7 @@ impl Policy {
         match (share, &self.source) {
             (Some(sup), _) => split.cut(size, &[SHARE_ONE.saturating_sub(sup), sup], self.available),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
-                split.cut(size, weights, self.available)
+                split.cut(size, &weights.now(), self.available)
             }
             // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {

@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0006;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0007;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes per bounce copy.
@@ -310,6 +310,8 @@ pub(crate) struct LinkSlot {
     /// Total nanoseconds for which each direction was busy.
     pub(crate) tx_busy: AtomicU64,
     pub(crate) rx_busy: AtomicU64,
+    /// Bytes per second of each direction; 0 while the configured rate of each process is in effect.
+    pub(crate) rate: AtomicU64,
     /// 1 while the link is down.
     pub(crate) down: AtomicU32,
     /// Entries of `gids`; 0 while the configured table is in effect.

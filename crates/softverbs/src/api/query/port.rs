@@ -96,7 +96,7 @@ fn attributes(device: &Device) -> PortAttr {
     attr.max_msg_sz = u32::try_from(limits::MAX_MSG).unwrap_or(u32::MAX);
     attr.max_vl_num = 1;
     attr.lid = device.lid;
-    let (speed, width) = speed_and_width(device.spec.rate);
+    let (speed, width) = speed_and_width(port::rate(device));
     // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
     attr.active_width = width;
