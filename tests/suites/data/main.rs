@@ -4,6 +4,7 @@ mod features;
 mod flush;
 mod flush_gpu;
 mod flush_util;
+mod largest_write;
 mod optional;
 mod optional_loss;
 mod optional_mixture;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{DeviceSpec, LinkLayer, MAX_ADDRS, gid};
 use crate::error::Error;
-use crate::limits::{MAX_DEVICES, MAX_INLINE};
+use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_MSG};
 
 /// Size of `ibdev_path` without its NUL.
 const MAX_PATH: usize = 255;
@@ -54,6 +54,9 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     }
     if device.max_inline_data > MAX_INLINE {
         return Err(format!("inline={}: expected at most {MAX_INLINE}", device.max_inline_data));
+    }
+    if !(1..=MAX_MSG).contains(&device.max_msg) {
+        return Err(format!("max_msg={}: expected 1 to {MAX_MSG}", device.max_msg));
     }
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());

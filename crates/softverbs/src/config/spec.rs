@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{check, parse};
 use crate::error::Error;
-use crate::limits::MAX_INLINE;
+use crate::limits::{MAX_INLINE, MAX_MSG};
 
 /// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +84,8 @@ pub struct DeviceSpec {
     pub without: Vec<Capability>,
     /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
     pub max_inline_data: u32,
+    /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
+    pub max_msg: u32,
 }
 
 impl DeviceSpec {
@@ -106,6 +108,7 @@ impl DeviceSpec {
             sysfs: None,
             without: Vec::new(),
             max_inline_data: MAX_INLINE,
+            max_msg: MAX_MSG,
         }
     }
 
