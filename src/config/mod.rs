@@ -8,6 +8,7 @@
 mod address;
 mod filter;
 mod form;
+mod retries;
 mod unsupported;
 
 use std::ffi::{OsStr, OsString};
@@ -20,6 +21,7 @@ use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
     WholeOrLargest, WholeOrUnset,
 };
+pub use retries::RetryTime;
 use unsupported::without_effect;
 pub use unsupported::{Finding, nearest};
 
@@ -191,7 +193,8 @@ settings! {
     /// have it, else 1.
     roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
         differs: "unset is both, not 2";
-    /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
+    /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power. Adapters may wait up to
+    /// four times as long, see [reach.md](reach.md#how-long-adapters-try).
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", WholeOrLargest::<u8>::new(1, 31),
         differs: "31, with a warning, for 0 (no timeout) and above 31";
     /// Retransmissions of an unacknowledged packet.
@@ -244,9 +247,9 @@ settings! {
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// How long a peer's host may be silent on the control connection, in ms. Then the connection
-    /// fails, even if its rails work. Adapters give up on a peer after about 35 s
-    /// (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
-    peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
+    /// fails, even if its rails work. The default is longer than adapters may take to give up on a
+    /// peer, see [reach.md](reach.md#how-long-adapters-try).
+    peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
@@ -303,7 +306,8 @@ impl Config {
             degraded: true,
             text: format!("{bad}; {used} is used"),
         };
-        self.substituted.iter().map(substituted).chain(without_effect(env)).collect()
+        let substituted = self.substituted.iter().map(substituted);
+        substituted.chain(without_effect(env)).chain(self.short_silence()).collect()
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.

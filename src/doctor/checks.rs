@@ -24,6 +24,7 @@ pub(super) fn all(
     checks.extend(report.ports.iter().flat_map(addresses));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
+    checks.push(Check::new("retries", Good, config.retry_text()));
     checks.extend(memory(config, survey));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks
