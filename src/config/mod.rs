@@ -8,6 +8,7 @@
 mod address;
 mod filter;
 mod form;
+mod profile;
 mod retries;
 mod unsupported;
 
@@ -307,7 +308,7 @@ impl Config {
             text: format!("{bad}; {used} is used"),
         };
         let substituted = self.substituted.iter().map(substituted);
-        substituted.chain(without_effect(env)).chain(self.short_silence()).collect()
+        substituted.chain(without_effect(env)).chain(self.idle()).chain(self.short_silence()).collect()
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.

@@ -1,5 +1,5 @@
-//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport that this
-//! plugin does not read, and unknown names. They are logged.
+//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport and of the
+//! NCCL mesh plugin that this plugin does not read, and unknown names. They are logged.
 
 use std::ffi::OsString;
 
@@ -129,6 +129,8 @@ others! {
     "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always logged";
     "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
+    "NCCL_MESH_DEBUG" note: "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET show what this plugin does";
+    "NCCL_MESH_GID_INDEX" missed: "NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs";
 }
 
 /// Describes the variables of `env` that have no effect.
@@ -136,7 +138,8 @@ pub(super) fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) ->
     let mut found: Vec<_> = env
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter(|(name, value)| {
-            name.starts_with("MPIB_") || name.starts_with("NCCL_IB_") && !value.is_empty()
+            let of_nccl = name.starts_with("NCCL_IB_") || OTHERS.iter().any(|o| o.variable == name.as_str());
+            name.starts_with("MPIB_") || of_nccl && !value.is_empty()
         })
         .filter(|(name, _)| !Config::VARIABLES.contains(&name.as_str()))
         .collect();

@@ -54,7 +54,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
         let mut rails = Vec::with_capacity(plan.rails.len());
         for &i in &plan.rails {
             let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
-            rails.push(Arc::new(Nic {
+            let nic = Arc::new(Nic {
                 name: format!("{}:{}", context.name(), port.number),
                 pd: Arc::new(Pd::new(context)?),
                 limits: *limits,
@@ -62,7 +62,9 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 wanted: Wanted::new(config, context.name(), port.number),
                 registrations: Registrations::new(),
                 dmabuf: OnceLock::new(),
-            }));
+            });
+            nic.check_pkey_index(config)?;
+            rails.push(nic);
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());
         let address = pci_path.as_deref().and_then(pci::Address::of);
