@@ -94,7 +94,7 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.contexts())?;
-    if process.set_latest(Arc::clone(&config)) {
+    if process.set_latest(Arc::clone(&config), args.version) {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
@@ -128,15 +128,15 @@ pub(crate) fn describe(device: &Device) -> String {
 fn properties(process: &Process, dev: usize) -> Result<Properties> {
     let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
-    let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let shown = device.shown().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
     // A message may go on any one rail alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
     Ok(Properties {
         name: device.name,
-        pci_path: device.pci_path,
-        guid: first.limits().guid,
+        pci_path: device.pci_path(process.table()),
+        guid: shown.limits().guid,
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
         // be registered on the others.
@@ -206,6 +206,7 @@ impl NetPlugin for Plugin {
     }
 
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
+        Process::global().set_table(args.version);
         // Only these tables bring a callback, and handles for its events.
         if args.version >= 10 {
             let mut settings = ctx.settings.write();

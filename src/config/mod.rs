@@ -159,6 +159,10 @@ settings! {
     /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
     /// adapters differently then number them alike. 0: the order of the verbs library.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
+    /// 1: a virtual function shows NCCL the PCI path of its physical one, whose link it shares. 0:
+    /// its own. See [fused-devices.md](fused-devices.md#properties-that-nccl-sees).
+    merge_vfs: bool = true, "NCCL_IB_MERGE_VFS", Flag,
+        differs: "the kernel's link physfn names the physical function; net_ib takes all devices of a bus for one card";
     /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
     /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the

@@ -105,7 +105,6 @@ others! {
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow the speeds of this end's ports";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
-    "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed follows from the link width and speed that ibv_query_port returns";

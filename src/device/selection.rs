@@ -176,6 +176,7 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
             Some(&u8::from(then.device_pci_order)),
             Some(&u8::from(now.device_pci_order)),
         ),
+        row("NCCL_IB_MERGE_VFS", Some(&u8::from(then.merge_vfs)), Some(&u8::from(now.merge_vfs))),
         row("MPIB_RAIL_SPEED", then.rail_speed.as_ref(), now.rail_speed.as_ref()),
         row("NCCL_IB_GID_INDEX", Some(&then.gid_index), Some(&now.gid_index)),
         row("NCCL_IB_ADDR_FAMILY", then.addr_family.as_ref(), now.addr_family.as_ref()),

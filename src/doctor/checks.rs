@@ -78,6 +78,7 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
     };
     checks.extend(survey.unknown.iter().map(|text| degraded(config, "ports", text)));
     checks.extend(survey.lost.iter().map(|text| degraded(config, "ports", text)));
+    checks.extend(survey.apart.iter().map(|text| Check::new("devices", Warn, text)));
     checks.extend(survey.idle.iter().map(|text| Check::new("ports", Note, text)));
     checks
 }

@@ -4,9 +4,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
-use mpib_tests::code::{InvalidUsage, RemoteError, Success, SystemError};
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{LOG, take_warning, take_warnings};
-use mpib_tests::pair::{connect, init, until};
+use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::workspace;
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib, set};
