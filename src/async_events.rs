@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
+use crate::policy::Followers;
 use crate::stats::Stats;
 use crate::verbs::{About, AsyncEvent, Context};
 
@@ -42,6 +43,8 @@ struct EventState {
     comms: Mutex<Vec<Weak<CommWatch>>>,
     /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
     end_comms: AtomicBool,
+    /// Weights that follow the speeds of ports.
+    followers: Followers,
     stats: Arc<Stats>,
     housekeeping: Arc<Housekeeping>,
     failed_routes: Arc<FailedRoutes>,
@@ -86,7 +89,8 @@ impl AsyncEvents {
         failed_routes: Arc<FailedRoutes>,
     ) -> Self {
         let (comms, end_comms) = (Mutex::default(), AtomicBool::new(true));
-        let state = EventState { comms, end_comms, stats, housekeeping, failed_routes };
+        let followers = Followers::default();
+        let state = EventState { comms, end_comms, followers, stats, housekeeping, failed_routes };
         Self { running: Mutex::default(), state: Arc::new(state) }
     }
 
@@ -109,6 +113,11 @@ impl AsyncEvents {
         let thread = Arc::new(thread);
         *running = Arc::downgrade(&thread);
         Ok(thread)
+    }
+
+    /// Returns the connections whose weights the events of ports renew.
+    pub fn followers(&self) -> &Followers {
+        &self.state.followers
     }
 
     /// Begins to watch the queues of a comm, until the result is dropped.
@@ -210,6 +219,10 @@ impl EventState {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let verb = if ends { "ends" } else { "concerns" };
             text += &format!("; it {verb} {}{more}", names.join(", "));
+        }
+        let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };
+        for (port, mbps) in changed {
+            text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
         if event.is_fatal() || event.is_link_down() {
             tracing::warn!(target: "net", "{text}");

@@ -12,7 +12,7 @@ use nccl_net_versions::{
 use parking_lot::RwLock;
 
 use crate::async_events::EventThread;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
 use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
@@ -87,14 +87,14 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
-    let mut findings = config::without_effect(std::env::vars_os());
+    let mut findings = config.findings(std::env::vars_os());
     findings.extend(device::findings(&config, &process.devices.all()));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.contexts())?;
-    if process.set_latest(Arc::clone(&config)) {
+    if process.set_latest(Arc::clone(&config), args.version) {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
@@ -128,15 +128,15 @@ pub(crate) fn describe(device: &Device) -> String {
 fn properties(process: &Process, dev: usize) -> Result<Properties> {
     let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
-    let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let shown = device.shown().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
     // A message may go on any one rail alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
     Ok(Properties {
         name: device.name,
-        pci_path: device.pci_path,
-        guid: first.limits().guid,
+        pci_path: device.pci_path(process.table()),
+        guid: shown.limits().guid,
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
         // be registered on the others.
@@ -229,6 +229,7 @@ impl NetPlugin for Plugin {
     }
 
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
+        Process::global().set_table(args.version);
         // Only these tables bring a callback, and handles for its events.
         if args.version >= 10 {
             let mut settings = ctx.settings.write();

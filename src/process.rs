@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::net::IpAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -49,6 +49,8 @@ pub struct Process {
     pub profiler_seen: Arc<AtomicBool>,
     /// The settings of the latest init.
     latest: RwLock<Option<Arc<Config>>>,
+    /// The version of the table whose init was the latest.
+    table: AtomicU32,
 }
 
 impl Process {
@@ -72,6 +74,7 @@ impl Process {
             begun: ConnectionCounts::default(),
             profiler_seen: Arc::default(),
             latest: RwLock::default(),
+            table: AtomicU32::new(0),
         })
     }
 
@@ -87,8 +90,20 @@ impl Process {
         self.latest.read().clone()
     }
 
-    /// Stores the settings of an init. Returns `true` for the first one.
-    pub(crate) fn set_latest(&self, config: Arc<Config>) -> bool {
+    /// Returns the version of the table whose init was the latest; 0 before the first one.
+    pub fn table(&self) -> u32 {
+        self.table.load(Ordering::Relaxed)
+    }
+
+    /// Stores the version of the table whose init is the latest.
+    pub(crate) fn set_table(&self, version: u32) {
+        self.table.store(version, Ordering::Relaxed);
+    }
+
+    /// Stores the settings of an init by the table with this version. Returns `true` for the first
+    /// one.
+    pub(crate) fn set_latest(&self, config: Arc<Config>, table: u32) -> bool {
+        self.set_table(table);
         self.latest.write().replace(config).is_none()
     }
 }

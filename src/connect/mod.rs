@@ -86,6 +86,9 @@ impl PendingConnects {
         let hints = flow.map(|flow| Box::new(flow) as Box<dyn HintSource>);
         let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
         let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
+        if let Some(weights) = policy.weights() {
+            settings.process.events.followers().add(weights, comm.nics(), speeds);
+        }
         Ok(Some(SendComm::new(comm, policy, settings)))
     }
 

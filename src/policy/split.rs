@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 
-use super::{Plan, SplitMode};
+use super::{Plan, SplitMode, Weights};
 use crate::config::Config;
 use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
 use crate::route::Class;
@@ -21,8 +22,8 @@ pub enum Source {
     Fixed(u16),
     /// The agent's share for SUP, which may change between transfers.
     Hint(Box<dyn HintSource>),
-    /// A weight for each rail instead of a share: see [`weights`].
-    Weights([u16; MAX_RAILS]),
+    /// A weight for each rail instead of a share.
+    Weights(Arc<Weights>),
 }
 
 impl Source {
@@ -31,27 +32,12 @@ impl Source {
     /// of each rail in Mb/s.
     pub fn new(split: SplitMode, hints: Option<Box<dyn HintSource>>, speeds: &[(u32, u32)]) -> Self {
         match (split, hints) {
-            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(weights(speeds)),
+            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(Arc::new(Weights::new(speeds))),
             (SplitMode::Fixed(share), _) => Self::Fixed(share),
             (SplitMode::Hinted, Some(hints)) => Self::Hint(hints),
             (SplitMode::BySpeed | SplitMode::Isolated | SplitMode::Hinted, _) => Self::Fixed(0),
         }
     }
-}
-
-/// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
-/// counts. A speed of 0 is unknown, and then all rails weigh the same.
-pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
-    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
-    let known = speeds.iter().all(|pair| slower(pair) > 0);
-    let largest = speeds.iter().map(slower).max().unwrap_or(0);
-    // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
-    let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
-    let mut weights = [0; MAX_RAILS];
-    for (place, pair) in weights.iter_mut().zip(speeds) {
-        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
-    }
-    weights
 }
 
 /// The sizes below which a transfer is not split.
@@ -99,6 +85,14 @@ impl Policy {
         }
     }
 
+    /// Returns the weights by which it cuts, if it does.
+    pub fn weights(&self) -> Option<&Arc<Weights>> {
+        match &self.source {
+            Source::Weights(weights) => Some(weights),
+            Source::Fixed(_) | Source::Hint(_) => None,
+        }
+    }
+
     /// Cuts one transfer of `size` bytes while no rail has work requests in flight. An empty
     /// transfer goes on SOUT if SOUT may carry data, regardless of the share.
     pub fn split(&self, size: usize) -> Option<Split> {
@@ -140,10 +134,11 @@ impl Policy {
             // There is a share only if both rails may carry data.
             (Some(sup), _) => split.cut_by_share(size, sup),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
+                let weights = weights.now();
                 if size >= self.split_min || self.available & self.available.wrapping_sub(1) == 0 {
-                    return split.cut(size, weights, self.available);
+                    return split.cut(size, &weights, self.available);
                 }
-                split.whole(size, self.least_busy(weights, in_flight));
+                split.whole(size, self.least_busy(&weights, in_flight));
             }
             // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {

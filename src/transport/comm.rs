@@ -180,10 +180,15 @@ impl Comm {
         }
     }
 
-    /// Returns the largest message in bytes that fits through any single rail: a policy may send
-    /// all of it on one.
-    pub(crate) fn max_message(&self) -> usize {
-        self.rails.iter().map(|r| r.nic.port().max_message as usize).min().unwrap_or(0)
+    /// Returns the size in bytes of the largest message that is one write on any rail: a policy may
+    /// send all of it on one.
+    pub(crate) fn largest_write(&self) -> usize {
+        self.rails.iter().map(Rail::largest_write).min().unwrap_or(0)
+    }
+
+    /// Returns the size in bytes of the largest message.
+    pub(crate) fn longest_send(&self) -> usize {
+        self.rails.iter().map(Rail::longest_send).min().unwrap_or(0)
     }
 }
 

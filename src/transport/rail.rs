@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast};
-use crate::proto::{GidKind, RailRole, qp_of_slot};
+use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN, qp_of_slot};
 use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::SendQueue;
@@ -59,6 +59,18 @@ impl Rail {
     /// Returns the work requests in flight on all queue pairs for data.
     pub(crate) fn in_flight(&self) -> u32 {
         self.send_queues.iter().map(SendQueue::in_flight).sum()
+    }
+
+    /// Returns the largest write of the rail's adapter in bytes, a multiple of [`SPLIT_ALIGN`].
+    pub(crate) fn largest_write(&self) -> usize {
+        (self.nic.port().max_message as usize / SPLIT_ALIGN * SPLIT_ALIGN).max(SPLIT_ALIGN)
+    }
+
+    /// Returns the largest send in bytes: eight such sends, one for each receive of a group, fit
+    /// into the send queue with the write that carries the immediate.
+    pub(crate) fn longest_send(&self) -> usize {
+        let depth = self.send_queues.iter().map(SendQueue::send_depth).min().unwrap_or(0) as usize;
+        self.largest_write().saturating_mul(depth.saturating_sub(1) / MAX_RECVS)
     }
 
     /// Names HCA, port and both addresses, for the log.

@@ -82,6 +82,18 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Posts the chain and empties it if it has no room for another work request. None of its work
+    /// requests is signalled.
+    #[inline]
+    pub(crate) fn post_if_full(&mut self, chain: &mut Chain) -> Fast<()> {
+        if !chain.is_full() {
+            return Ok(());
+        }
+        self.post(chain, false)?;
+        chain.clear();
+        Ok(())
+    }
+
     #[cold]
     fn full(&self, chain: &mut Chain) -> Box<Error> {
         let (n, room) = (chain.len(), self.room());

@@ -121,7 +121,8 @@ pub trait NetPlugin: Sized + 'static {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Self::Mr, Failure>;
-    /// `deregMr`, on any comm of the device. Drops the registration by default.
+    /// `deregMr`, on any comm of the device, unless the registration is NULL. Drops the registration
+    /// by default.
     fn dereg_mr(mr: Self::Mr) -> Result<(), Failure> {
         drop(mr);
         Ok(())

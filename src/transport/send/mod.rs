@@ -36,7 +36,8 @@ pub struct SendComm(Arc<Sender>);
 pub(crate) struct Sender {
     pool: Pool,
     memory: Registrar,
-    max_message: usize,
+    /// Size of the largest message in bytes.
+    longest: usize,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -45,7 +46,8 @@ pub(crate) struct Sender {
 pub(crate) struct SendState {
     pub(crate) comm: Comm,
     policy: Policy,
-    /// Size above which the immediate travels in a separate work request.
+    /// Size above which the immediate travels in a separate work request: the setting's, or that of
+    /// the largest single write.
     separate_imm_above: usize,
     /// Sequence number of the group that the next send matches.
     pub(crate) seq: Sequence,
@@ -64,11 +66,11 @@ impl SendComm {
         comm.start_profiling(settings, REQUESTS);
         Self(Arc::new_cyclic(|me: &Weak<Sender>| {
             let pool = Pool::new(me, REQUESTS);
-            let separate_imm_above = comm.separate_imm_above(config);
+            let separate_imm_above = comm.separate_imm_above(config).min(comm.largest_write());
             Sender {
                 pool: pool.clone(),
                 memory: Registrar::new(comm.nics(), config),
-                max_message: comm.max_message(),
+                longest: comm.longest_send(),
                 state: StateLock::new(SendState {
                     comm,
                     policy,
@@ -100,7 +102,7 @@ impl SendComm {
     ) -> Fast<Option<&Tagged<Request>>> {
         let inner = &*self.0;
         inner.memory.check(mr, buffer)?;
-        if buffer.len > inner.max_message {
+        if buffer.len > inner.longest {
             return Err(inner.too_long(buffer.len));
         }
         inner.state.with(|state| {
@@ -132,8 +134,8 @@ impl SendComm {
 impl Sender {
     #[cold]
     fn too_long(&self, len: usize) -> Box<Error> {
-        let largest = self.max_message;
-        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {largest}")).into()
+        let longest = self.longest;
+        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {longest}")).into()
     }
 }
 
