@@ -19,7 +19,7 @@ use crate::verbs::{Blanks, Completion, Srq};
 /// The receives of a rail, and how many of them are posted.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    // Signed: a faulty device that completes more than was posted must not wrap them.
+    // Counts are signed: one that a faulty device takes below zero does not wrap.
     /// Receives in the SRQ, or in that queue pair's queue that has the fewest.
     posted: isize,
     /// The queues are refilled when `posted` is at most this.
@@ -34,6 +34,7 @@ pub(crate) struct Receives {
 }
 
 /// Where the receives are posted.
+// With a `Vec`, one comparison finds the first case of an `Option<Receives>`.
 #[derive(Debug)]
 enum Queues {
     Shared(Arc<Srq>),
@@ -96,7 +97,7 @@ impl Receives {
                 let index = qp_of_slot(slot, posted.len());
                 posted[index] -= 1;
                 self.posted = self.posted.min(posted[index]);
-                qps[index].number() == completion.qpn()
+                qps.get(index).is_some_and(|qp| qp.number() == completion.qpn())
             }
         }
     }
