@@ -18,7 +18,7 @@ mod registry;
 mod selection;
 mod survey;
 
-pub use capabilities::{dmabuf, findings};
+pub use capabilities::{data_direct, dmabuf, findings};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
 pub use net_device::{Device, PciPaths};

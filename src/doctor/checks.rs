@@ -6,7 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding};
-use crate::device::{Device, Gpu, Survey, dmabuf, findings};
+use crate::device::{Device, Gpu, Survey, data_direct, dmabuf, findings};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -140,6 +140,8 @@ fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
     let features = features.zip(findings(config, &devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
+    let unused = data_direct(config, &devices);
+    checks.extend(unused.iter().map(|found| feature(config, "datadirect", found, Note)));
     // Ports with the same answer share one line.
     checks.extend(dmabuf(&devices).iter().map(|answer| {
         let level = if answer.lacks.is_none() { Good } else { Note };
