@@ -25,4 +25,6 @@ put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
 put "$out/mpib" build/mpib
 # NCCL looks for this name without NCCL_NET_PLUGIN.
 ln -sfn libnccl-net-mpib.so build/libnccl-net.so
+# RCCL looks for this name with NCCL_NET_PLUGIN=mpib.
+ln -sfn libnccl-net-mpib.so build/librccl-net-mpib.so
 crates/softverbs/build-libibverbs.sh build/softverbs "$profile"

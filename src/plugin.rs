@@ -88,7 +88,9 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
     let mut findings = config.findings(std::env::vars_os());
-    findings.extend(device::findings(&config, &process.devices.all()));
+    let devices = process.devices.all();
+    findings.extend(device::findings(&config, &devices));
+    findings.extend(device::data_direct(&config, &devices));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;
     }

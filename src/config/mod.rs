@@ -269,6 +269,10 @@ settings! {
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
     /// verbs library supports it. Adapters without support ignore it.
     relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
+    /// What is logged of an adapter's Data Direct interface, which this plugin does not use. 0: one
+    /// line at INFO. 1, 2: a warning.
+    data_direct: u8 = 1, "NCCL_IB_DATA_DIRECT", Whole::<u8>::new(0, 2),
+        differs: "the interface is never used";
     /// Makes received data visible to the GPU by a read on each rail in iflush. Unset: for GPU
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).

@@ -101,7 +101,6 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
-    "NCCL_IB_DATA_DIRECT" ["0"] note: "the plugin uses the listed adapters, never a Data Direct function";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow the speeds of this end's ports";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";

@@ -19,7 +19,7 @@ mod registry;
 mod selection;
 mod survey;
 
-pub use capabilities::{Answer, dmabuf, findings, receive_queues};
+pub use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
 pub use net_device::{Device, PciPaths};

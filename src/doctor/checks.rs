@@ -6,7 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding};
-use crate::device::{Answer, Device, Gpu, Survey, dmabuf, findings, receive_queues};
+use crate::device::{Answer, Device, Gpu, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -174,6 +174,8 @@ fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let features = features.zip(findings(config, devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
+    let unused = data_direct(config, devices);
+    checks.extend(unused.iter().map(|found| feature(config, "datadirect", found, Note)));
     checks.extend(answers("dmabuf", &dmabuf(devices)));
     checks
 }

@@ -10,6 +10,7 @@ mod context;
 mod cq;
 mod event;
 mod memory;
+mod mlx5dv;
 mod port;
 mod qp;
 mod shim;
