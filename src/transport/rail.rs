@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast, Result};
-use crate::proto::{GidKind, RailRole, qp_of_slot};
+use crate::proto::{GidKind, RailRole};
 use crate::route::gid_addr;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq, Srq};
 
@@ -17,7 +17,7 @@ use crate::verbs::{Completion, Cq, Srq};
 #[derive(Debug)]
 pub(crate) struct Rail {
     // The queue pairs are dropped before the memory that they write.
-    pub(crate) send_queues: Box<[SendQueue]>,
+    pub(crate) send_queues: SendQueues,
     /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
     pub(crate) receives: Option<Receives>,
@@ -52,13 +52,13 @@ impl Rail {
     /// Returns the send queue of a slot's queue pair.
     #[inline]
     pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
-        &self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot(slot)
     }
 
     /// Like [`send_queue`](Self::send_queue).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
-        &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot_mut(slot)
     }
 
     /// Names HCA, port and both addresses, for the log.
@@ -164,6 +164,11 @@ impl Receives {
         self.srq.post(depth - self.posted)?;
         self.posted = depth;
         Ok(())
+    }
+
+    /// Returns the number of receives at which [`refill`](Self::refill) acts.
+    pub(crate) fn low(&self) -> usize {
+        self.low
     }
 
     /// Returns the number of receives that the peer may consume.
