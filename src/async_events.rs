@@ -65,6 +65,8 @@ pub struct CommWatch {
     rails: Vec<Queues>,
     /// Why an event ended the comm, and when the event came.
     ended: OnceLock<(String, Instant)>,
+    /// An event has ended the comm, or the comm has failed: calls look closer.
+    marked: AtomicBool,
 }
 
 /// What a comm uses on one rail.
@@ -122,9 +124,13 @@ impl AsyncEvents {
 
     /// Begins to watch the queues of a comm, until the result is dropped.
     pub fn watch(&self, name: String, rails: Vec<Queues>) -> Arc<CommWatch> {
-        let watch = Arc::new(CommWatch { name, rails, ended: OnceLock::new() });
+        let watch =
+            Arc::new(CommWatch { name, rails, ended: OnceLock::new(), marked: AtomicBool::new(false) });
         let mut comms = self.state.comms.lock();
-        comms.retain(|comm| comm.strong_count() > 0);
+        if comms.len() == comms.capacity() {
+            // Before the list would grow, not for each comm: that would be quadratic.
+            comms.retain(|comm| comm.strong_count() > 0);
+        }
         comms.push(Arc::downgrade(&watch));
         watch
     }
@@ -212,6 +218,7 @@ impl EventState {
             // The first event stays.
             let why = format!("{} is over, since an adapter reported: {text}", comm.name);
             let _ = comm.ended.set((why, Instant::now()));
+            comm.mark();
         }
         if !concerned.is_empty() {
             let names: Vec<_> = concerned.iter().take(NAMED).map(|c| c.name.as_str()).collect();
@@ -241,10 +248,16 @@ impl EventState {
 }
 
 impl CommWatch {
-    /// Whether an event has ended the comm, or will when its grace period is over: one load.
+    /// Returns whether an event has ended the comm, or will when its grace period is over, or the
+    /// comm has failed: one load.
     #[inline]
     pub fn is_marked(&self) -> bool {
-        self.ended.get().is_some()
+        self.marked.load(Ordering::Acquire)
+    }
+
+    /// Marks the comm, for good.
+    pub fn mark(&self) {
+        self.marked.store(true, Ordering::Release);
     }
 
     /// Returns why an event ended the comm, once the grace period is over.

@@ -34,6 +34,7 @@ pub mod process;
 pub mod proto;
 #[forbid(unsafe_code)]
 pub mod route;
+mod state_lock;
 #[forbid(unsafe_code)]
 pub mod stats;
 mod sync;

@@ -51,6 +51,13 @@ fn reported(call: &'static str, e: &Error) -> Failure {
     e.report(call)
 }
 
+/// Reports a call in a forked child.
+#[cold]
+#[inline(never)]
+fn in_child(call: &'static str) -> Failure {
+    fork_guard::check().err().map_or(Failure::Internal, |e| reported(call, &e))
+}
+
 /// Like [`logged`], for a call that must do nothing in a forked child.
 #[inline]
 fn here<T, E: Borrow<Error> + From<Error>>(
@@ -327,6 +334,11 @@ impl NetPlugin for Plugin {
     }
 
     #[inline(always)]
+    fn may_send(comm: &SendComm) -> bool {
+        fork_guard::is_child() || comm.may_send()
+    }
+
+    #[inline(always)]
     fn isend<'a>(
         comm: &'a SendComm,
         buffer: Buffer,
@@ -334,8 +346,8 @@ impl NetPlugin for Plugin {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        if let Err(e) = fork_guard::check() {
-            return Err(reported("isend", &e));
+        if fork_guard::is_child() {
+            return Err(in_child("isend"));
         }
         logged("isend", comm.send(buffer, tag, mr, profiler))
     }
@@ -346,8 +358,8 @@ impl NetPlugin for Plugin {
         buffers: &[RecvBuffer<'_, Self>],
         optional_completion: bool,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        if let Err(e) = fork_guard::check() {
-            return Err(reported("irecv", &e));
+        if fork_guard::is_child() {
+            return Err(in_child("irecv"));
         }
         logged(
             "irecv",
@@ -366,13 +378,16 @@ impl NetPlugin for Plugin {
     }
 
     #[inline(always)]
+    fn collect(request: &Request) -> Option<c_int> {
+        if fork_guard::is_child() { None } else { request.collect_one() }
+    }
+
+    #[inline(always)]
     fn test(request: &Request, sizes: &mut Sizes) -> Result<bool, Failure> {
-        if fork_guard::check().is_ok()
-            && let Some(size) = request.finished()
-        {
-            return sizes.set(0, size).map(|()| true);
+        if fork_guard::is_child() {
+            return Err(in_child("test"));
         }
-        here("test", || request.test(sizes))
+        logged("test", request.test(sizes))
     }
 
     fn close_send(comm: SendComm) -> Result<(), Failure> {

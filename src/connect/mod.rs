@@ -30,8 +30,7 @@ use crate::error::{Error, Result};
 use crate::policy::{HintSource, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::transport::Settings;
-use crate::transport::recv::RecvComm;
-use crate::transport::send::SendComm;
+use crate::transport::{RecvComm, SendComm};
 
 /// A connection attempt between two calls of `connect`.
 #[derive(Debug)]

@@ -71,6 +71,17 @@ pub struct Policy {
     due: Cell<i64>,
 }
 
+/// Transfers that always go whole on one rail: those with at least one byte and fewer than `below`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whole {
+    /// The first size that is not among them.
+    pub below: usize,
+    /// Their rail.
+    pub rail: usize,
+    /// What [`Policy::share`] returns for each of them.
+    pub share: Option<u16>,
+}
+
 impl Policy {
     /// Makes the policy of a connection whose rails have these roles, in order.
     pub fn new(plan: Plan, source: Source, limits: Limits, roles: &[RailRole]) -> Self {
@@ -114,6 +125,23 @@ impl Policy {
             Source::Weights(_) => return None,
         };
         Some(share.min(SHARE_ONE))
+    }
+
+    /// Returns the transfers that always go whole on the same rail, if there are any. The data path
+    /// decides nothing for them.
+    pub fn whole(&self) -> Option<Whole> {
+        let first = usize::try_from(self.available.trailing_zeros()).ok().filter(|_| self.available != 0)?;
+        let below = match &self.source {
+            _ if self.available.count_ones() == 1 => usize::MAX,
+            Source::Weights(_) | Source::Fixed(_) => SPLIT_ALIGN,
+            Source::Hint(_) => self.threshold.saturating_add(1),
+        };
+        let share = self.share(1);
+        let rail = match share {
+            Some(SHARE_ONE..) => 1,
+            _ => first,
+        };
+        (below > 1).then_some(Whole { below, rail, share })
     }
 
     /// Cuts a transfer in place, with the result of [`share`](Self::share). `in_flight` returns the

@@ -14,6 +14,9 @@ pub struct ImmLayout {
     all: u32,
     /// Bits below `size_q`.
     low_bits: u32,
+    /// The bits that a message on one rail, with a size in the small unit, has in common with all
+    /// such messages: mask and unit.
+    fixed: u32,
 }
 
 /// A message size in an immediate: exact, or a reference to the completion record.
@@ -49,7 +52,8 @@ impl ImmLayout {
             return None;
         }
         let rails = rails as u32;
-        Some(Self { all: (1 << rails) - 1, low_bits: 8 + if rails <= 2 { 2 } else { rails } })
+        let low_bits = 8 + if rails <= 2 { 2 } else { rails };
+        Some(Self { all: (1 << rails) - 1, low_bits, fixed: ((1 << low_bits) - (1 << 8)) | (1 << 31) })
     }
 
     /// Returns the mask of all rails of the connection.
@@ -100,6 +104,25 @@ impl ImmLayout {
             None => self.sentinel(),
         };
         slot as u32 | (mask as u32 & self.all) << 8 | size_q << self.low_bits
+    }
+
+    /// Returns the largest size below which every size is exact.
+    pub const fn exact_below(self) -> usize {
+        1 << self.count_bits()
+    }
+
+    /// Like [`encode`](Self::encode), for a size below [`exact_below`](Self::exact_below).
+    #[inline]
+    pub const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
+        slot as u32 | (mask as u32) << 8 | bytes << self.low_bits
+    }
+
+    /// Decodes the immediate of a message that is whole on `rail`: its slot, and its size in the
+    /// small unit. `None` for all others.
+    #[inline(always)]
+    pub const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
+        let size = word.wrapping_shr(self.low_bits) as usize;
+        if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
     }
 
     /// Decodes an immediate. `None` for words that [`Self::encode`] never returns: an empty mask, a

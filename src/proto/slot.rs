@@ -24,8 +24,9 @@ impl Sequence {
     /// The first receive of a comm.
     pub const FIRST: Self = Self(1);
 
-    #[cfg(test)]
-    pub(super) const fn from_number(number: u64) -> Self {
+    /// Returns the receive with this number, at least 1.
+    #[inline]
+    pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast};
-use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN, qp_of_slot};
+use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq};
 
@@ -18,7 +18,7 @@ use crate::verbs::{Completion, Cq};
 #[derive(Debug)]
 pub(crate) struct Rail {
     // The queue pairs are dropped before the memory that they write.
-    pub(crate) send_queues: Box<[SendQueue]>,
+    pub(crate) send_queues: SendQueues,
     /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
     /// Why there is none, if the receiver flushes and the adapter does not reach itself.
@@ -47,13 +47,13 @@ impl Rail {
     /// Returns the send queue of a slot's queue pair.
     #[inline]
     pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
-        &self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot(slot)
     }
 
     /// Like [`send_queue`](Self::send_queue).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
-        &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot_mut(slot)
     }
 
     /// Returns the work requests in flight on all queue pairs for data.

@@ -128,6 +128,13 @@ pub trait NetPlugin: Sized + 'static {
         Ok(())
     }
 
+    /// Returns whether `isend` would find a receive. If not, the call ends before its other
+    /// arguments are checked, and `isend` is not called. A plugin that cannot know returns `true`,
+    /// the default. Must not panic.
+    #[inline(always)]
+    fn may_send(_: &Self::Send) -> bool {
+        true
+    }
     /// `isend`: starts a send, or returns `None` to be called again.
     fn isend<'a>(
         comm: &'a Self::Send,
@@ -151,6 +158,13 @@ pub trait NetPlugin: Sized + 'static {
         _: &[(Buffer, Option<&Self::Mr>)],
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure> {
         Ok(None)
+    }
+    /// The short way of `test`: returns the size of a completed request of one message, which is
+    /// free from then on. `None`, the default, if there is more to do: then `test` is called. Must
+    /// not panic.
+    #[inline(always)]
+    fn collect(_: &Self::Request) -> Option<c_int> {
+        None
     }
     /// `test`: returns `true` once the request is complete, after it has set its sizes. The request
     /// is free from then on, and NCCL does not use it again.

@@ -79,9 +79,17 @@ impl Receives {
     }
 
     /// Returns whether one more slot may be used while so many are outstanding.
-    #[inline]
-    pub(crate) fn suffice(&self, outstanding: usize) -> bool {
+    fn suffice(&self, outstanding: usize) -> bool {
         self.posted > outstanding as isize || self.posted >= self.slots
+    }
+
+    /// Returns how many more slots may be used, while so many are outstanding, before the receives
+    /// must be checked again. Then it is time to refill, if one may be used at all.
+    pub(crate) fn credit(&self, outstanding: usize) -> usize {
+        // A slot consumes at most one receive, so the difference does not shrink by arrivals.
+        let spare = self.posted - outstanding as isize;
+        let beyond_low = usize::try_from(spare - self.low).unwrap_or(0);
+        beyond_low.max(usize::from(self.suffice(outstanding)))
     }
 
     /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the

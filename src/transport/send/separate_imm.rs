@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Fast, Result};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, Record, SizeQ, rails};
-use crate::transport::comm::{Comm, Progress};
+use crate::transport::comm::Comm;
+use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::group::{Group, chain_full};
 use crate::transport::send::profiling;
@@ -35,7 +36,8 @@ impl SendState {
         if size == SizeQ::RECORD {
             self.stage_record(&group)?;
         }
-        self.groups[usize::from(slot)].mark_posted(mask, &mut self.seq);
+        self.groups[usize::from(slot)].mark_posted(mask);
+        self.seq = self.seq.next();
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {

@@ -1,0 +1,157 @@
+//! How `test` makes progress: it polls the queues that its request waits for, and handles what has
+//! completed.
+
+use crate::error::Fast;
+use crate::transport::comm::Comm;
+use crate::verbs::{Batch, Completion};
+
+/// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
+/// however many completions there are.
+const BATCHES: usize = 32;
+
+/// CQs that one call polls at most. A request that waits for more polls them in rotation.
+const POLLED_QUEUES: usize = 2;
+
+/// The state of one end, as `test` drives it.
+pub(crate) trait Progress {
+    /// Identifies a request.
+    type Request: Copy;
+
+    /// Returns the part that both ends have.
+    fn comm(&mut self) -> &mut Comm;
+
+    /// Names what the peer still has to do for a request; `None` for a request without the peer.
+    fn outstanding(request: Self::Request) -> Option<&'static str>;
+
+    /// Returns whether a request is in flight.
+    fn pending(&self, request: Self::Request) -> bool;
+
+    /// Returns the mask of the rails whose completions a request waits for.
+    fn awaited(&self, request: Self::Request) -> u8;
+
+    /// Handles one successful completion of a rail.
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
+
+    /// Polls every CQ.
+    fn poll(&mut self) -> Fast<()> {
+        for queue in 0..self.comm().queues.len() {
+            self.poll_queue(queue)?;
+        }
+        Ok(())
+    }
+
+    /// Polls a CQ. Returns whether anything has completed.
+    #[inline(never)]
+    fn poll_queue(&mut self, queue: usize) -> Fast<bool> {
+        let mut batch = Batch::new();
+        let any = self.comm().queues.poll(queue, &mut batch)?;
+        if any {
+            self.handle(queue, &mut batch)?;
+        }
+        Ok(any)
+    }
+
+    /// Handles a batch of completions, and further ones if it was full.
+    #[inline(always)]
+    fn handle(&mut self, queue: usize, batch: &mut Batch) -> Fast<()> {
+        match self.comm().queues.only_rail(queue) {
+            Some(rail) => self.handle_on(queue, batch, |_, _| rail),
+            None => self.handle_on(queue, batch, |comm, completion| comm.queues.rail(queue, completion)),
+        }
+    }
+
+    /// Like [`handle`](Self::handle). `rail` returns the rail of a completion.
+    #[inline(always)]
+    fn handle_on(
+        &mut self,
+        queue: usize,
+        batch: &mut Batch,
+        rail: impl Fn(&Comm, &Completion) -> usize,
+    ) -> Fast<()> {
+        for left in (0..BATCHES).rev() {
+            for completion in batch.iter() {
+                let rail = rail(self.comm(), completion);
+                if completion.status() != 0 {
+                    self.comm().failed_completion(rail, completion)?;
+                    continue;
+                }
+                self.completed(rail, completion)?;
+            }
+            if left == 0 || !batch.is_full() || !self.comm().queues.poll(queue, batch)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls the CQs that a request waits for, as far as one call may. Returns whether anything has
+    /// completed.
+    fn poll_awaited(&mut self, request: Self::Request) -> Fast<bool> {
+        let (mut any, mut polled) = (false, 0);
+        let (awaited, queues) = (self.awaited(request), self.comm().queues.len());
+        let begin = self.comm().queues.begin();
+        for queue in (begin..queues).chain(0..begin) {
+            if !self.comm().queues.serves(queue, awaited) {
+                continue;
+            }
+            let found = self.poll_queue(queue)?;
+            any |= found;
+            polled += 1;
+            // A queue that had something is likely to have more at the next call.
+            let next = if found { queue } else { (queue + 1) % queues };
+            self.comm().queues.begin_with(next);
+            if polled == POLLED_QUEUES {
+                break;
+            }
+        }
+        Ok(any)
+    }
+}
+
+/// Makes progress for a request that is not completed.
+#[inline(always)]
+pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
+    let comm = state.comm();
+    let (false, Some(only)) = (comm.is_marked(), comm.queues.only()) else {
+        return progress_unusual(state, request);
+    };
+    let mut batch = Batch::new();
+    match only.poll(&mut batch) {
+        // Most polls end here.
+        Ok(false) => comm.found_nothing(S::outstanding(request)),
+        Ok(true) => state.handle(0, &mut batch).map_err(|e| state.comm().fail(e)),
+        Err(e) => Err(comm.fail(e)),
+    }
+}
+
+/// Like [`progress`], for a comm with several CQs, or one that needs a closer look.
+#[inline(never)]
+fn progress_unusual<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
+    if state.comm().is_marked() {
+        return progress_marked(state, request);
+    }
+    match state.poll_awaited(request) {
+        Ok(true) => Ok(()),
+        Ok(false) => state.comm().found_nothing(S::outstanding(request)),
+        Err(e) => Err(state.comm().fail(e)),
+    }
+}
+
+/// Like [`progress`], for a comm that has failed or that an event may have ended.
+#[cold]
+#[inline(never)]
+fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
+    state.comm().not_failed()?;
+    let polled = state.poll();
+    state.comm().fail_on_error(polled)?;
+    if !state.pending(request) {
+        return Ok(());
+    }
+    // A failed completion names the cause; the event that comes with it does not. So the completion
+    // is checked first.
+    state.comm().check_usable()?;
+    match S::outstanding(request) {
+        Some(outstanding) => state.comm().check_peer(outstanding),
+        None => Ok(()),
+    }
+}
