@@ -24,6 +24,7 @@ mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;
 pub mod log;
+mod nccl;
 #[forbid(unsafe_code)]
 pub mod plugin;
 #[forbid(unsafe_code)]

@@ -18,7 +18,7 @@ use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, log, policy};
+use crate::{fork_guard, log, nccl, policy};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -144,7 +144,7 @@ fn properties(process: &Process, dev: usize) -> Result<Properties> {
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
     Ok(Properties {
         name: device.name,
-        pci_path: device.pci_path(process.table()),
+        pci_path: device.pci_path(process.expects_cards()),
         guid: shown.limits().guid,
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
@@ -231,6 +231,9 @@ impl NetPlugin for Plugin {
 
     fn logger(logger: Logger) {
         log::install(logger);
+        if let Some(release) = logger.address().and_then(nccl::release) {
+            Process::global().set_release(release);
+        }
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {

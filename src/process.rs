@@ -51,6 +51,8 @@ pub struct Process {
     latest: RwLock<Option<Arc<Config>>>,
     /// The version of the table whose init was the latest.
     table: AtomicU32,
+    /// The release of NCCL, as `ncclGetVersion` reports it; 0 if it is not known.
+    release: AtomicU32,
 }
 
 impl Process {
@@ -75,6 +77,7 @@ impl Process {
             profiler_seen: Arc::default(),
             latest: RwLock::default(),
             table: AtomicU32::new(0),
+            release: AtomicU32::new(0),
         })
     }
 
@@ -90,9 +93,21 @@ impl Process {
         self.latest.read().clone()
     }
 
-    /// Returns the version of the table whose init was the latest; 0 before the first one.
-    pub fn table(&self) -> u32 {
-        self.table.load(Ordering::Relaxed)
+    /// Returns whether this NCCL expects ports of one card to have one PCI path, as its own
+    /// transport has it. NCCL 2.24 to 2.26, by tables v9 and v10, compare all but the last digit of
+    /// the paths to find ports of one card, and use no device made of ports with one path.
+    pub fn expects_cards(&self) -> bool {
+        const FIRST_OF_V10: u32 = 22700;
+        match self.table.load(Ordering::Relaxed) {
+            9 => false,
+            10 => self.release.load(Ordering::Relaxed) >= FIRST_OF_V10,
+            _ => true,
+        }
+    }
+
+    /// Stores the release of NCCL.
+    pub(crate) fn set_release(&self, release: u32) {
+        self.release.store(release, Ordering::Relaxed);
     }
 
     /// Stores the version of the table whose init is the latest.

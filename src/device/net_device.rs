@@ -41,11 +41,9 @@ pub struct PciPaths {
 }
 
 impl Device {
-    /// Returns the PCI path that NCCL sees by the table with this version. It is that of the card,
-    /// as in NCCL's own transport, except in v9 and v10: NCCL 2.24 to 2.26 tell ports of one card by
-    /// the last digit of their paths, and use no device that is made of ports with one path.
-    pub fn pci_path(&self, table: u32) -> Option<&'static CStr> {
-        self.pci.map(|paths| if matches!(table, 9 | 10) { paths.own } else { paths.card })
+    /// Returns the PCI path that NCCL sees: that of the card, or the port's own.
+    pub fn pci_path(&self, of_card: bool) -> Option<&'static CStr> {
+        self.pci.map(|paths| if of_card { paths.card } else { paths.own })
     }
 
     /// Whether its first rail is a PCI device.

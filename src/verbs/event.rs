@@ -102,8 +102,8 @@ impl AsyncEvent {
         self.kind == 9
     }
 
-    /// Returns whether the speed of a port may have changed: by an event of its own, or since a link
-    /// came up, which may have trained to another width.
+    /// Returns whether the speed of a port may have changed: an adapter reports that, or a link came up,
+    /// which may have trained to another width.
     pub fn is_speed(&self) -> bool {
         self.kind == DEVICE_SPEED_CHANGE || self.is_link_up()
     }
