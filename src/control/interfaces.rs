@@ -24,7 +24,7 @@ pub struct Interface {
     pub addr: Addr,
 }
 
-/// Returns the addresses of all interfaces that are up and running, loopback included.
+/// Reads the addresses of all interfaces that are up and running, loopback included.
 pub fn interfaces() -> Result<Vec<Interface>> {
     let all = getifaddrs().map_err(|e| Error::io("getifaddrs", e.into()))?;
     let wanted = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
@@ -151,10 +151,13 @@ fn nothing(interfaces: &[Interface], options: &Options<'_>) -> Error {
     }
 }
 
-/// A handle's addresses as a connector tries them, in groups, each at once: those of networks that
-/// this host is in, the others, loopback.
-pub(super) fn in_groups(handle: &Handle, local: &[Addr]) -> Vec<Vec<SocketAddr>> {
-    let near = |ip: IpAddr| local.iter().any(|a| a.same_subnet(ip));
+/// A handle's addresses as a connector tries them, in groups: those of networks that this host is
+/// in, the others, loopback.
+pub(super) fn in_groups(
+    handle: &Handle,
+    local: impl Iterator<Item = Addr> + Clone,
+) -> Vec<Vec<SocketAddr>> {
+    let near = |ip: IpAddr| local.clone().any(|a| a.same_subnet(ip));
     let mut groups = vec![Vec::new(); 3];
     for ip in handle.addrs().iter().map(Addr::ip) {
         let group = if ip.is_loopback() { 2 } else { usize::from(!near(ip)) };
@@ -328,8 +331,8 @@ mod tests {
             .map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap())
             .collect();
         let handle = Handle::new([0; 16], 7, &addrs).unwrap();
-        let local: Vec<Addr> = host().iter().map(|i| i.addr).collect();
-        let groups: Vec<Vec<String>> = in_groups(&handle, &local)
+        let local = host();
+        let groups: Vec<Vec<String>> = in_groups(&handle, local.iter().map(|i| i.addr))
             .iter()
             .map(|group| group.iter().map(ToString::to_string).collect())
             .collect();

@@ -1,6 +1,6 @@
 //! This host as its peers see it: its name, its usable ports and the networks of their addresses.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use nix::net::if_::if_indextoname;
 
@@ -83,5 +83,7 @@ pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
 
 /// Returns the host's name for HELLOs and logs.
 pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
+    static NAME: OnceLock<String> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/hostname");
+    NAME.get_or_init(|| read().map_or_else(|_| "?".into(), |n| n.trim().to_owned())).clone()
 }
