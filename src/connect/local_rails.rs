@@ -41,7 +41,7 @@ pub(crate) fn prepare(
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
     let (mut usable, mut unusable) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
-        match nic.now() {
+        match nic.known() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(process),
             Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
             Err(why) if unusable.len() < MAX_OFFERS => {

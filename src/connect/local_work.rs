@@ -102,6 +102,10 @@ impl LocalWork {
             }
             Stage::Probe(probe) => {
                 let results = probe.results();
+                // What the HELLO had may be out of date.
+                if results.iter().any(Result::is_err) {
+                    self.rails.iter().for_each(|rail| rail.nic.forget());
+                }
                 (Stage::Joined(probe.endpoint), Outcome::Probed(results))
             }
             Stage::Hint(formed) => (Stage::Formed(formed), Outcome::Hinted),

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use super::options::Options;
@@ -20,6 +20,8 @@ const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "
 pub struct Interface {
     /// As `ip link` shows it.
     pub name: String,
+    /// Its index in the network namespace; 0 if it has just been removed.
+    pub index: u32,
     /// Address and prefix length.
     pub addr: Addr,
 }
@@ -39,7 +41,8 @@ pub fn interfaces() -> Result<Vec<Interface>> {
                 None if ip.is_ipv4() => 32,
                 None => 128,
             };
-            Some(Interface { name: i.interface_name, addr: Addr::new(ip, prefix as u8)? })
+            let index = if_nametoindex(i.interface_name.as_str()).unwrap_or(0);
+            Some(Interface { name: i.interface_name, index, addr: Addr::new(ip, prefix as u8)? })
         })
         .collect())
 }
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
 
     fn interface(name: &str, ip: &str, prefix: u8) -> Interface {
-        Interface { name: name.into(), addr: Addr::new(ip.parse().unwrap(), prefix).unwrap() }
+        Interface { name: name.into(), index: 0, addr: Addr::new(ip.parse().unwrap(), prefix).unwrap() }
     }
 
     fn host() -> Vec<Interface> {

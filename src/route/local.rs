@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use nix::net::if_::if_indextoname;
-
 use crate::control::Interface;
 use crate::device::Nic;
 use crate::error::{Error, Result};
@@ -75,9 +73,8 @@ pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) 
 /// interface, else of any interface with this address. Returns 0 if no interface has the address,
 /// as in a container that has the adapter but not its interface.
 pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
-    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = with_address().find(|i| Some(&i.name) == name.as_ref());
+    let own = with_address().find(|i| i.index == gid.interface && i.index != 0);
     own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
 }
 
