@@ -156,10 +156,7 @@ fn nothing(interfaces: &[Interface], options: &Options<'_>) -> Error {
 
 /// A handle's addresses as a connector tries them, in groups: those of networks that this host is
 /// in, the others, loopback.
-pub(super) fn in_groups(
-    handle: &Handle,
-    local: impl Iterator<Item = Addr> + Clone,
-) -> Vec<Vec<SocketAddr>> {
+pub(super) fn in_groups(handle: &Handle, local: impl Iterator<Item = Addr> + Clone) -> Vec<Vec<SocketAddr>> {
     let near = |ip: IpAddr| local.clone().any(|a| a.same_subnet(ip));
     let mut groups = vec![Vec::new(); 3];
     for ip in handle.addrs().iter().map(Addr::ip) {

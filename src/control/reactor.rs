@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::interface_watch::Interfaces;
 use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
 use super::sockets::{HANDSHAKES, Sockets, WAKER};
-use super::interface_watch::Interfaces;
 use crate::error::{Error, Result};
 use crate::warned::Warned;
 
@@ -64,8 +64,9 @@ impl Control {
         let kept = running.shared.upgrade().filter(|shared| shared.keep());
         let shared = match kept {
             Some(shared) => shared,
-            None => Shared::start()
-                .map_err(|e| Error::io("starting the thread of the control connections", e))?,
+            None => {
+                Shared::start().map_err(|e| Error::io("starting the thread of the control connections", e))?
+            }
         };
         let reactor = Arc::new(Reactor { shared: Arc::clone(&shared) });
         *running = Running { users: Arc::downgrade(&reactor), shared: Arc::downgrade(&shared) };
