@@ -194,7 +194,8 @@ impl Session<'_> {
             patience.idle(self.link, || {
                 let count = |waits: usize, call: &str| match waits {
                     0 => String::new(),
-                    n => format!("; {n} calls of {call} have returned no comm"),
+                    1 => format!("; {call} has returned no comm"),
+                    n => format!("; {call} has returned no comm for {n} connections"),
                 };
                 let c = count(all.iter().filter(|one| one.handle.is_some()).count(), "connect");
                 let a = count(all.iter().filter(|one| one.listener.is_some()).count(), "accept");
