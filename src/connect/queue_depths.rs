@@ -8,6 +8,8 @@ use crate::transport::recv::flush::FLUSHES;
 
 /// Work requests of 256 groups: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
+/// Receives that a rail may need: a slot takes one. Twice as many are refilled in batches.
+const SRQ_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes for 256 groups.
 const CTS_DEPTH: u32 = SLOTS as u32;
 /// One read for each flush.
@@ -44,7 +46,8 @@ impl Depths {
                 Self { srq: 0, first: each, others: each, flush: 0 }
             }
             Role::Acceptor => {
-                let srq = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let high = settings.config.srq_high.min(SRQ_DEPTH);
+                let srq = high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
                 let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
                 Self { srq, first, others: 1, flush }
