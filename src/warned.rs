@@ -20,6 +20,10 @@ pub enum Subject {
     NotInline,
     /// Queue pairs are set up without ECE.
     NoEce,
+    /// How connections receive on the adapter of this name.
+    Receives(String),
+    /// A port does not reach itself, so it cannot flush.
+    NoLoopback(String),
     /// A device's connections with a host use a rail that NCCL did not request.
     Substituted(String, Option<IpAddr>),
 }

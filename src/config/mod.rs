@@ -169,6 +169,10 @@ settings! {
     /// ports that are not in a list use index 0.
     gid_index: GidIndex = GidIndex::Auto, "NCCL_IB_GID_INDEX", Text::<GidIndex>::NEW,
         differs: "also a list; -1 chooses per connection, not once";
+    /// Index of the entry in the GID table of an InfiniBand port that carries its FLID, by which
+    /// routers reach the port from other subnets. See [reach.md](reach.md#infiniband).
+    flid_gid_index: u8 = 1, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", Whole::<u8>::new(0, 255),
+        differs: "a peer in another subnet without an FLID is refused; net_ib uses its LID";
     /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses of this family only. Unset: of both.
     addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL,
         differs: "unset is both, not AF_INET";
@@ -243,9 +247,11 @@ settings! {
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
-    /// Low mark of posted receives on a rail, at which they are refilled.
+    /// Low mark of posted receives on a rail, at which they are refilled. Without effect on adapters
+    /// without shared receive queues.
     srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
-    /// Number of receives on a rail after a refill.
+    /// Number of receives on a rail after a refill. Without effect on adapters without shared
+    /// receive queues.
     srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
     /// Every n-th CTS write requests a completion.
     cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);

@@ -48,6 +48,7 @@ fn every_variable_is_read() {
         ("NCCL_IB_ADAPTIVE_ROUTING", "1"),
         ("NCCL_IB_AR_THRESHOLD", "0"),
         ("NCCL_IB_GID_INDEX", "3"),
+        ("NCCL_IB_ROUTABLE_FLID_GID_INDEX", "255"),
         ("NCCL_IB_ADDR_FAMILY", "AF_INET6"),
         ("NCCL_IB_ADDR_RANGE", "2001:db8::/32"),
         ("NCCL_IB_ROCE_VERSION_NUM", "1"),
@@ -127,6 +128,7 @@ fn names(variable: &str) -> bool {
 fn bounds_are_exact() {
     for (variable, below, above) in [
         ("MPIB_MODE", "-1", "2"),
+        ("NCCL_IB_ROUTABLE_FLID_GID_INDEX", "-1", "256"),
         ("MPIB_ISLAND_PREFIX_LEN", "-1", "33"),
         ("MPIB_SUP_SHARE", "-1", "1025"),
         ("MPIB_BDP_THRESHOLD", "-1", "1073741825"),

@@ -122,7 +122,6 @@ others! {
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY" note: "there is no failover";
-    "NCCL_IB_ROUTABLE_FLID_GID_INDEX" ["0"] missed: "InfiniBand ports use entry 0 of their GID table";
     "NCCL_IB_SORT_MERGE_NICS" note: "rails keep the order in which NCCL joins them";
     "NCCL_IB_SUBNET_AWARE_ROUTING" ["1"] note: "rails are always paired by their subnets";
     "NCCL_IB_SUBNET_PREFIX_LEN" note: "prefix lengths are those of the interfaces";

@@ -120,9 +120,13 @@ impl RouteBringup {
             return;
         }
         let advanced = bringup.local.advance(with, &bringup.remote);
-        match advanced.map_err(|e| bringup.retry(e, &with.settings.config, until)) {
-            Err(None) => {}
-            Err(Some(e)) => *self = Self::Done(Err(e)),
+        let advanced = match advanced.map_err(|e| bringup.retry(e, &with.settings.config, until)) {
+            Err(None) => return,
+            Err(Some(e)) => bringup.local.give_up_flush(with, e),
+            Ok(()) => Ok(()),
+        };
+        match advanced {
+            Err(e) => *self = Self::Done(Err(e)),
             Ok(()) => {
                 let lost = Self::Done(Err(Error::Internal("a route is missing".into())));
                 let Self::InProgress(bringup) = std::mem::replace(self, lost) else { return };

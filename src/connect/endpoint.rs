@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::connect::local_rails::LocalRail;
+use crate::connect::loopback::{keep_without_flush, known_failure};
 use crate::connect::machine::WRITTEN_BYTES;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
@@ -11,10 +12,11 @@ use crate::error::{Error, Result};
 use crate::proto::{
     CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
 };
-use crate::route::Route;
+use crate::route::{Route, dlid};
 use crate::transport::comm::RemoteMemory;
-use crate::transport::rail::{Names, Rail, Receives};
+use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
+use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
@@ -72,6 +74,8 @@ pub(crate) struct LocalRoute {
     receives: Option<Receives>,
     /// Connected to itself: a read over it flushes what the adapter has written.
     flush: Option<Qp<Fresh>>,
+    /// Why there is none although the connection flushes.
+    no_flush: Option<String>,
     cq: Arc<Cq>,
     /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
@@ -147,6 +151,23 @@ fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
     Ok(())
 }
 
+/// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
+/// each. The peer need not know which.
+fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Result<Receives> {
+    let adapter = nic.pd().context().name();
+    if settings.process.warned.once(Subject::Receives(adapter.to_owned())) {
+        let entries = depths.srq.max(depths.receives);
+        tracing::info!(target: "net", "{} ({entries} entries)", nic.receive_queues());
+    }
+    match depths.srq {
+        0 => Ok(Receives::own(n, depths.receives)),
+        depth => {
+            let low = settings.config.srq_low.min(depth / 2);
+            Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, low))
+        }
+    }
+}
+
 impl LocalRoute {
     fn new(
         role: Role,
@@ -162,17 +183,14 @@ impl LocalRoute {
         let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
             Role::Connector => None,
-            Role::Acceptor => {
-                let low = settings.config.srq_low.min(depths.srq / 2) as usize;
-                Some(Receives::new(Srq::new(nic.pd(), depths.srq)?, low)?)
-            }
+            Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
         };
         let qp = |queue| {
             // Only CTS writes are inline.
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
-            let options = QpOptions { send_depth: depths.send(queue), inline };
-            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().map(|r| &r.srq), options)?;
+            let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
+            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().and_then(Receives::srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
             }
@@ -181,9 +199,11 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let options = QpOptions { send_depth: depths.flush, inline: 0 };
-        let flush = (depths.flush > 0).then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
-        Ok(Self { route, qps, leads, receives, flush, cq, gid_index: None })
+        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
+        let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
+        let flushes = depths.flush > 0 && no_flush.is_none();
+        let flush = flushes.then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }
 
     /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
@@ -204,7 +224,8 @@ impl LocalRoute {
         let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
         let (gid, peer_gid) = with.gids(&self.route);
         let roce = local.port.link == LinkLayer::Ethernet;
-        let routed = roce || gid.raw[..8] != peer_gid[..8];
+        // A port that requires GRHs drops packets without one, wherever they come from.
+        let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
         // Verbs identify a GID by its index, which may have changed since HELLO.
         let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
         self.gid_index = Some(gid_index);
@@ -222,8 +243,8 @@ impl LocalRoute {
             gid_index,
             pkey_index,
             mtu: path_mtu(local, peer),
-            lid: if roce { 0 } else { peer.lid },
-            gid: routed.then_some(peer_gid),
+            lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
+            gid: grh.then_some(peer_gid),
             service_level: settings.service_level().unwrap_or(requested.0),
             traffic_class: settings.traffic_class().unwrap_or(requested.1),
             qpn: remote.qpn,
@@ -248,11 +269,24 @@ impl LocalRoute {
         let path = Path {
             mtu: local.port.mtu,
             lid: if roce { 0 } else { local.port.lid },
-            gid: roce.then_some(gid.raw),
+            gid: (roce || local.port.grh_required).then_some(gid.raw),
             access: Access::Read,
             ..path(own.psn, &own)
         };
         qp.advance(&path, timing)
+    }
+
+    /// Goes on without flushes after `e` if the queue pairs for data are connected: then only the
+    /// adapter's way to itself has failed. Otherwise returns `e`.
+    pub(crate) fn give_up_flush(&mut self, with: &BringupContext<'_>, e: Error) -> Result<()> {
+        let connected = self.qps.iter().all(|(qp, _)| qp.is_connected());
+        if !connected || self.flush.take().is_none() {
+            return Err(e);
+        }
+        let why = e.to_string();
+        keep_without_flush(with.settings, &with.local(&self.route).nic, &why)?;
+        self.no_flush = Some(why);
+        Ok(())
     }
 
     /// Returns the number of state changes that have succeeded.
@@ -282,17 +316,20 @@ impl LocalRoute {
         let agreed = if requested { self.ece(with.settings)? } else { None };
         let queue =
             |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
-        let send_queues = self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
+        let send_queues: Box<[_]> =
+            self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();
             Ok(SendQueue::new(qp.ready()?, own))
         });
         let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let (receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        let (mut receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        receives.iter_mut().try_for_each(|receives| receives.fill(&send_queues))?;
         let speeds = (local.port.speed, peer.speed_mbps);
         let rail = Rail {
             send_queues,
             flush: flush.transpose()?,
+            no_flush: self.no_flush,
             receives,
             cq,
             nic,

@@ -65,7 +65,7 @@ impl LocalWork {
                 (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
             }
             (Action::Stop, Stage::Probe(mut probe)) => {
-                probe.stop();
+                probe.stop(settings);
                 (Stage::Probe(probe), None)
             }
             (Action::Keep(keep), Stage::Joined(endpoint)) => {
@@ -87,7 +87,7 @@ impl LocalWork {
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
         let ended = match &mut self.stage {
             Stage::BringUp(bringup) => bringup.poll(self.role, &self.settings, &self.rails),
-            Stage::Probe(probe) => probe.poll(),
+            Stage::Probe(probe) => probe.poll(&self.settings),
             Stage::Hint(formed) => formed.flow.as_ref().is_some_and(Subscription::hinted),
             Stage::None | Stage::Local(_) | Stage::Joined(_) | Stage::Formed(_) => false,
         };

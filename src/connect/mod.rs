@@ -6,6 +6,7 @@ mod formed;
 mod handshake;
 mod local_rails;
 mod local_work;
+mod loopback;
 mod machine;
 mod probe;
 mod queue_depths;

@@ -1,13 +1,14 @@
 //! The probes of a handshake. A route works if a write of a full packet completes on each of its
-//! queue pairs, and a read on the queue pair for flushes. An empty write precedes them on the first
+//! queue pairs. It can flush if a read completes on the queue pair for flushes. An empty write precedes them on the first
 //! queue pair: it distinguishes a route that loses only long packets from one that loses all.
 
 use crate::connect::endpoint::Endpoint;
-use crate::error::wc_status;
-use crate::error::{Error, Result};
+use crate::connect::loopback::keep_without_flush;
+use crate::error::{Error, FailedCompletion, Result, wc_status};
 use crate::proto::MAX_RAILS;
+use crate::transport::Settings;
 use crate::transport::rail::Rail;
-use crate::transport::recv;
+use crate::transport::recv::{self, receives};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Batch, Chain, Local, Region, Remote};
@@ -20,7 +21,7 @@ pub(crate) struct ProbeRun {
 }
 
 /// The probes of one route.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Probes {
     /// Writes that have been posted.
     posted: usize,
@@ -30,17 +31,19 @@ struct Probes {
     reads: usize,
     /// Whether the empty write has completed.
     reached: bool,
+    /// Why the read has failed. If a write fails, too, the port has another fault.
+    unread: Option<String>,
 }
 
 impl Probes {
-    fn pending(self) -> bool {
+    fn pending(&self) -> bool {
         self.writes + self.reads > 0
     }
 }
 
 impl ProbeRun {
     pub(crate) fn start(mut endpoint: Endpoint) -> Self {
-        let mut routes = [Probes::default(); MAX_RAILS];
+        let mut routes: [Probes; MAX_RAILS] = Default::default();
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
@@ -58,27 +61,36 @@ impl ProbeRun {
             let written = rail.send_queues.first_mut().map_or(Ok(()), |queue| post(queue, None));
             let written =
                 written.and_then(|()| rail.send_queues.iter_mut().try_for_each(|queue| post(queue, full)));
-            match written.and_then(|()| read_own(rail, &endpoint.region, i, &mut chain)) {
-                Ok(()) => {
-                    let (writes, reads) = (1 + rail.send_queues.len(), usize::from(rail.flush.is_some()));
-                    routes[i] = Probes { posted: writes, writes, reads, reached: false };
-                }
-                Err(e) => *place = Err(e),
+            if let Err(e) = written {
+                *place = Err(e);
+                continue;
             }
+            let posted = 1 + rail.send_queues.len();
+            let unread = read_own(rail, &endpoint.region, i, &mut chain).err().map(|e| e.to_string());
+            let reads = usize::from(rail.flush.is_some() && unread.is_none());
+            routes[i] = Probes { posted, writes: posted, reads, reached: false, unread };
         }
         Self { endpoint, routes }
     }
 
     /// Polls for completions; returns whether every probe has ended.
-    pub(crate) fn poll(&mut self) -> bool {
-        self.fail_if(poll);
+    pub(crate) fn poll(&mut self, settings: &Settings) -> bool {
+        self.fail_if(|i, rail, probes| poll(settings, i, rail, probes));
         !self.routes.iter().any(|probes| probes.pending())
     }
 
     /// Ends the probes that have not completed.
-    pub(crate) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self, settings: &Settings) {
         let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-        self.fail_if(|_, _, _| Err(Error::Peer(late.into())));
+        self.fail_if(|i, rail, probes| {
+            if probes.writes > 0 {
+                return Err(Error::Peer(late.into()));
+            }
+            give_up_flush(settings, rail, late)?;
+            probes.reads = 0;
+            // A provider may have left a completion of the queue pair that is destroyed now.
+            poll(settings, i, rail, probes)
+        });
     }
 
     /// Applies `f` to each route with pending probes, and gives up those for which it fails.
@@ -104,16 +116,9 @@ impl ProbeRun {
 impl Probes {
     /// Returns the cause of a failure, in few words for the table of routes. If the empty packet
     /// alone has arrived, the others are too long for a link on the way.
-    fn explain(self, e: Error, mtu: u32) -> Error {
+    fn explain(&self, e: Error, mtu: u32) -> Error {
         let e = match e {
-            Error::Completion(c) if !c.loopback => {
-                let status = wc_status(c.status);
-                let port = c.port.map_or_else(String::new, |why| format!("; {} now: {why}", c.device));
-                Error::Peer(format!(
-                    "the probe failed: {} (status={} {}, vendor error {:#x}){port}",
-                    status.meaning, c.status, status.name, c.vendor_err
-                ))
-            }
+            Error::Completion(c) => Error::Peer(in_few_words(&c)),
             e => e,
         };
         if !self.reached || self.posted - self.writes != 1 {
@@ -124,6 +129,16 @@ impl Probes {
              MTU than the ports at both ends?"
         ))
     }
+}
+
+/// Describes the failed completion of a probe for the table of routes.
+fn in_few_words(c: &FailedCompletion) -> String {
+    let status = wc_status(c.status);
+    let port = c.port.as_ref().map_or_else(String::new, |why| format!("; {} now: {why}", c.device));
+    format!(
+        "the probe failed: {} (status={} {}, vendor error {:#x}){port}",
+        status.meaning, c.status, status.name, c.vendor_err
+    )
 }
 
 /// Posts the first read of the queue pair for flushes, if the rail has one.
@@ -139,12 +154,21 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
 }
 
 /// Polls the completion queue of a rail once.
-fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
+fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {
+        if receives::is_flushed(completion) {
+            continue;
+        }
         if completion.status() != 0 {
-            return Err(rail.failed(i, completion));
+            match rail.failed(i, completion) {
+                Error::Completion(c) if c.loopback => {
+                    (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
+                    continue;
+                }
+                e => return Err(e),
+            }
         }
         let (qpn, id) = (completion.qpn(), completion.wr_id());
         if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
@@ -154,11 +178,21 @@ fn poll(i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
         } else if let Some(queue) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
             queue.sent(id).map_err(|e| *e)?;
             probes.reads -= 1;
-        } else {
+        } else if rail.no_flush.is_none() {
             return Err(Error::Internal(format!(
                 "a probe completed on queue pair {qpn}, which does not belong to its rail"
             )));
         }
     }
-    Ok(())
+    match &probes.unread {
+        Some(why) if probes.writes == 0 && rail.flush.is_some() => give_up_flush(settings, rail, why),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps a rail without flushes: its adapter does not reach itself.
+fn give_up_flush(settings: &Settings, rail: &mut Rail, why: &str) -> Result<()> {
+    rail.flush = None;
+    rail.no_flush = Some(why.to_owned());
+    keep_without_flush(settings, &rail.nic, why)
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::proto::{MAX_RECVS, Role, SLOTS};
 use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
+use crate::transport::recv::receives::slots_per_queue;
 
 /// Work requests of 256 groups: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
@@ -20,7 +21,10 @@ pub(crate) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 /// Entries of the queues of one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Depths {
+    /// SRQ of a receiver; 0 if the adapter has none.
     pub(crate) srq: u32,
+    /// Receive queue of each queue pair of a receiver; 0 if they share an SRQ.
+    pub(crate) receives: u32,
     /// Send queue of the first queue pair.
     first: u32,
     /// Send queue of each other queue pair.
@@ -43,14 +47,18 @@ impl Depths {
             Role::Connector => {
                 let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
                 let each = wanted.min(allowed).min(limits.max_cqe / n);
-                Self { srq: 0, first: each, others: each, flush: 0 }
+                Self { srq: 0, receives: 0, first: each, others: each, flush: 0 }
             }
             Role::Acceptor => {
-                let high = settings.config.srq_high.min(SRQ_DEPTH);
-                let srq = high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let shared = settings.config.srq_high.min(SRQ_DEPTH);
+                let shared = shared.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
+                let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
-                let first = CTS_DEPTH.min(allowed).min(limits.max_cqe.saturating_sub(srq + flush + n - 1));
-                Self { srq, first, others: 1, flush }
+                let first = CTS_DEPTH
+                    .min(allowed)
+                    .min(limits.max_cqe.saturating_sub(srq + n * receives + flush + n - 1));
+                Self { srq, receives, first, others: 1, flush }
             }
         };
         if depths.first < MIN_DEPTH {
@@ -59,8 +67,8 @@ impl Depths {
         if depths.flush > limits.max_qp_wr {
             return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
         }
-        if role == Role::Acceptor && depths.srq == 0 {
-            return Err(too_small("a shared receive queue", 0, 1));
+        if role == Role::Acceptor && depths.srq + depths.receives == 0 {
+            return Err(too_small("a receive queue", 0, 1));
         }
         Ok(depths)
     }
@@ -72,6 +80,6 @@ impl Depths {
     /// Returns the depth of the completion queue: after a failure every request completes, signaled
     /// or not.
     pub(crate) fn completions(&self, n: u32) -> u32 {
-        self.srq + self.first + (n - 1) * self.others + self.flush
+        self.srq + n * self.receives + self.first + (n - 1) * self.others + self.flush
     }
 }

@@ -1,11 +1,10 @@
-//! How adapters reach NCCL's memory: GPUDirect, relaxed ordering, flush, DMA-BUF. The state of
-//! each, and the reason, for the log.
-
-use std::sync::Arc;
+//! Features of adapters, with their state and its reason, for the log: how they reach NCCL's memory
+//! (GPUDirect, relaxed ordering, flush, DMA-BUF), and their receive queues.
 
 use super::gpu::Gpu;
 use super::net_device::Device;
 use super::nic::Nic;
+use super::receive_queues::describe_queues;
 use crate::config::{Config, Finding};
 use crate::verbs;
 
@@ -13,7 +12,7 @@ use crate::verbs;
 pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     let answers = dmabuf(devices);
     let by_file = !answers.is_empty() && answers.iter().all(|a| a.lacks.is_none());
-    let texts: Vec<String> = answers.iter().map(DmaBufAnswer::text).collect();
+    let texts: Vec<String> = answers.iter().map(Answer::text).collect();
     let files = match texts.is_empty() {
         true => "there is no device to register DMA-BUFs".into(),
         false => texts.join("; "),
@@ -26,39 +25,54 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     ]
 }
 
-/// Ports that either all register DMA-BUFs, or all lack the same.
-#[derive(Debug, PartialEq, Eq)]
-pub struct DmaBufAnswer {
-    /// Names.
-    ports: Vec<String>,
-    /// Why they do not.
+/// Ports or adapters that either all have a feature, or all lack it for the same reason.
+#[derive(Debug)]
+pub struct Answer {
+    names: Vec<String>,
+    /// Why they lack it.
     pub lacks: Option<String>,
+    /// Describes the answer. Takes the names, and the reason if they lack the feature.
+    text: fn(&str, Option<&str>) -> String,
 }
 
-impl DmaBufAnswer {
-    /// Describes the ports' answer.
+impl Answer {
+    /// Describes the answer.
     pub fn text(&self) -> String {
-        let ports = self.ports.join(", ");
-        match &self.lacks {
-            None => format!("DMA-BUFs are registered on {ports} if the GPU's driver exports them"),
-            Some(why) => format!("DMA-BUFs are not registered on {ports}: {why}"),
-        }
+        (self.text)(&self.names.join(", "), self.lacks.as_deref())
     }
 }
 
-/// Groups the ports of the devices, each once.
-pub fn dmabuf(devices: &[&Device]) -> Vec<DmaBufAnswer> {
-    let mut seen: Vec<&Arc<Nic>> = Vec::new();
-    let mut answers: Vec<DmaBufAnswer> = Vec::new();
+/// Groups the ports of the devices by whether they register DMA-BUFs.
+pub fn dmabuf(devices: &[&Device]) -> Vec<Answer> {
+    let text = |ports: &str, lacks: Option<&str>| match lacks {
+        None => format!("DMA-BUFs are registered on {ports} if the GPU's driver exports them"),
+        Some(why) => format!("DMA-BUFs are not registered on {ports}: {why}"),
+    };
+    grouped(devices, Nic::name, Nic::takes_dmabuf, text)
+}
+
+/// Groups the adapters of the devices by whether they have shared receive queues.
+pub fn receive_queues(devices: &[&Device]) -> Vec<Answer> {
+    grouped(devices, |nic| nic.pd().context().name(), Nic::has_srq, describe_queues)
+}
+
+/// Groups the answers of the devices' ports, each name once.
+fn grouped(
+    devices: &[&Device],
+    name: fn(&Nic) -> &str,
+    has: fn(&Nic) -> Result<(), &str>,
+    text: fn(&str, Option<&str>) -> String,
+) -> Vec<Answer> {
+    let mut answers: Vec<Answer> = Vec::new();
     for nic in devices.iter().flat_map(|device| &device.rails) {
-        if seen.iter().any(|other| Arc::ptr_eq(other, nic)) {
+        let name = name(nic);
+        if answers.iter().any(|answer| answer.names.iter().any(|known| known == name)) {
             continue;
         }
-        seen.push(nic);
-        let lacks = nic.takes_dmabuf().err().map(str::to_owned);
+        let lacks = has(nic).err().map(str::to_owned);
         match answers.iter_mut().find(|answer| answer.lacks == lacks) {
-            Some(answer) => answer.ports.push(nic.name().to_owned()),
-            None => answers.push(DmaBufAnswer { ports: vec![nic.name().to_owned()], lacks }),
+            Some(answer) => answer.names.push(name.to_owned()),
+            None => answers.push(Answer { names: vec![name.to_owned()], lacks, text }),
         }
     }
     answers

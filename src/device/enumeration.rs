@@ -62,6 +62,8 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 registrations: Registrations::new(),
                 known: Mutex::default(),
                 dmabuf: OnceLock::new(),
+                srq: OnceLock::new(),
+                no_loopback: OnceLock::new(),
             }));
         }
         let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());

@@ -19,6 +19,8 @@ pub(super) struct Wanted {
     range: Option<AddrRange>,
     /// `NCCL_IB_ROCE_VERSION_NUM`
     version: Option<u8>,
+    /// `NCCL_IB_ROUTABLE_FLID_GID_INDEX`
+    flid_index: u8,
     /// `MPIB_RAIL_SPEED`, in Mb/s.
     pub(super) speed: Option<u32>,
 }
@@ -32,6 +34,7 @@ impl Wanted {
             family: config.addr_family,
             range: config.addr_range.clone(),
             version: config.roce_version,
+            flid_index: config.flid_gid_index,
             speed: config.rail_speed.as_ref().and_then(|speeds| speeds.of(hca, port)),
         }
     }
@@ -74,9 +77,10 @@ impl Wanted {
 }
 
 /// Returns those of `gids`, the used entries of a port, that a connection may use, the best first,
-/// at least one. An explicit index is one entry, and InfiniBand uses entry 0. A RoCE port has all
-/// that the settings allow: v2 with an IPv4 address, v2 with an IPv6 address, v1. Link-local
-/// addresses count only if there is no other.
+/// at least one. An explicit index is one entry, and InfiniBand uses entry 0. An InfiniBand port
+/// has in addition the entry with its FLID, if there is one. A RoCE port has all that the settings
+/// allow: v2 with an IPv4 address, v2 with an IPv6 address, v1. Link-local addresses count only if
+/// there is no other.
 pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Result<Vec<Gid>, String> {
     let index = match (wanted.index(link), link) {
         (Some(index), _) => Some(index),
@@ -85,7 +89,10 @@ pub(super) fn candidates(gids: &[Gid], link: LinkLayer, wanted: &Wanted) -> Resu
     };
     if let Some(index) = index {
         let found = gids.iter().find(|g| g.index == index).copied();
-        let found = found.map(|gid| vec![gid]);
+        let routable =
+            |gid: &Gid| gid.index == wanted.flid_index && gid.index != index && gid.flid().is_some();
+        let routable = gids.iter().filter(|gid| link == LinkLayer::InfiniBand && routable(gid));
+        let found = found.map(|gid| std::iter::once(gid).chain(routable.copied()).collect());
         return found.ok_or_else(|| {
             let origin =
                 if wanted.index(link).is_some() { "NCCL_IB_GID_INDEX names" } else { "InfiniBand uses" };
@@ -301,6 +308,16 @@ mod tests {
         assert!(with("a:7").unwrap_err().contains("NCCL_IB_GID_INDEX names GID index 7"));
         let verdicts = verdicts(&gids, LinkLayer::InfiniBand, &set(&[("NCCL_IB_GID_INDEX", "1")]));
         assert_eq!(verdicts, [Ok(0), Err("InfiniBand uses GID index 0".to_owned())]);
+        // The entry with the FLID comes second, if there is one.
+        let routed = table(&[("fe80::1:2:c903:1:1", Ib), ("fec0:0:9:1:2:c903:1:1", Ib)]);
+        let used = |vars: &[(&str, &str)]| -> Vec<u8> {
+            let found = candidates(&routed, LinkLayer::InfiniBand, &set(vars)).unwrap();
+            found.iter().map(|gid| gid.index).collect()
+        };
+        let flid = "NCCL_IB_ROUTABLE_FLID_GID_INDEX";
+        assert_eq!([used(&[]), used(&[(flid, "0")]), used(&[(flid, "2")])], [vec![0, 1], vec![0], vec![0]]);
+        assert_eq!(used(&[("NCCL_IB_GID_INDEX", "a:1")]), [1]);
+        assert_eq!(candidates(&gids, LinkLayer::InfiniBand, &set(&[])).unwrap().len(), 1, "no FLID in it");
         let error = |link| candidates(&[], link, &set(&[])).unwrap_err();
         assert!(error(LinkLayer::InfiniBand).contains("InfiniBand uses GID index 0"));
         assert!(error(LinkLayer::Ethernet).contains("empty"));

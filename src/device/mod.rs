@@ -13,12 +13,13 @@ mod mr_cache;
 mod net_device;
 mod nic;
 mod pci;
+mod receive_queues;
 mod registration;
 mod registry;
 mod selection;
 mod survey;
 
-pub use capabilities::{dmabuf, findings};
+pub use capabilities::{Answer, dmabuf, findings, receive_queues};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
 pub use net_device::Device;

@@ -27,6 +27,10 @@ pub struct Nic {
     pub(super) known: Mutex<Option<Known>>,
     /// Whether it registers DMA-BUFs, or why not, once that was tried.
     pub(super) dmabuf: OnceLock<Result<(), String>>,
+    /// Whether it has SRQs, or why not, once that was tried.
+    pub(super) srq: OnceLock<Result<(), String>>,
+    /// Why packets of the port to itself do not arrive, once that has been seen.
+    pub(super) no_loopback: OnceLock<String>,
 }
 
 /// A usable port as it was read, with [`Context::changes`] from before.
@@ -90,6 +94,16 @@ impl Nic {
     /// memory.
     pub fn flushes(&self, config: &Config) -> bool {
         config.flush.unwrap_or_else(|| Gpu::here().is_direct() || self.takes_dmabuf().is_ok())
+    }
+
+    /// Returns why packets of the port to itself do not arrive, if a connection has seen that.
+    pub fn no_loopback(&self) -> Option<&str> {
+        self.no_loopback.get().map(String::as_str)
+    }
+
+    /// Notes that packets of the port to itself do not arrive. The first reason is kept.
+    pub fn set_no_loopback(&self, why: &str) {
+        self.no_loopback.get_or_init(|| why.to_owned());
     }
 
     /// Returns the index of the configured partition in the port's P_Key table, as the table is

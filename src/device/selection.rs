@@ -155,6 +155,7 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
         ),
         row("MPIB_RAIL_SPEED", then.rail_speed.as_ref(), now.rail_speed.as_ref()),
         row("NCCL_IB_GID_INDEX", Some(&then.gid_index), Some(&now.gid_index)),
+        row("NCCL_IB_ROUTABLE_FLID_GID_INDEX", Some(&then.flid_gid_index), Some(&now.flid_gid_index)),
         row("NCCL_IB_ADDR_FAMILY", then.addr_family.as_ref(), now.addr_family.as_ref()),
         row("NCCL_IB_ADDR_RANGE", then.addr_range.as_ref(), now.addr_range.as_ref()),
         row("NCCL_IB_ROCE_VERSION_NUM", then.roce_version.as_ref(), now.roce_version.as_ref()),

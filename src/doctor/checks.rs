@@ -6,7 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding, without_effect};
-use crate::device::{Device, Gpu, Survey, dmabuf, findings};
+use crate::device::{Answer, Device, Gpu, Survey, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -22,9 +22,12 @@ pub(super) fn all(
     let mut checks = settings(config, bad);
     checks.extend(devices(config, bad, survey));
     checks.extend(report.ports.iter().flat_map(addresses));
+    checks.extend(report.ports.iter().flat_map(infiniband));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
-    checks.extend(memory(config, survey));
+    let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
+    checks.extend(answers("receives", &receive_queues(&devices)));
+    checks.extend(memory(config, &devices));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks
 }
@@ -110,6 +113,29 @@ fn addresses(port: &Port) -> Option<Check> {
     ))
 }
 
+/// Describes how packets from and to an InfiniBand port are addressed.
+fn infiniband(port: &Port) -> Option<Check> {
+    let state = port.state.as_ref().filter(|_| port.usable && port.device.is_some())?;
+    let ib = state.infiniband.as_ref()?;
+    let subnet = ib.subnet.as_deref().unwrap_or("?");
+    let lids = match ib.lmc {
+        0 => format!("LID {}", state.lid),
+        lmc => {
+            let last = u32::from(state.lid) + (1 << lmc) - 1;
+            format!("LIDs {} to {last} (LMC {lmc}), of which connections use the first", state.lid)
+        }
+    };
+    let flid = match ib.flid {
+        Some(flid) => format!("routers reach it from other subnets by its FLID {flid}"),
+        None => "without an FLID, so no port of another subnet is joined to it".into(),
+    };
+    let grh =
+        if ib.grh_required { "; it requires a GRH, which all packets from and to it carry" } else { "" };
+    let text =
+        format!("{}:{} is in InfiniBand subnet {subnet} with {lids}; {flid}{grh}", port.hca, port.port);
+    Some(Check::new("subnet", Good, text))
+}
+
 fn rails(config: &Config, report: &Report) -> Option<Check> {
     let island = report.island.as_ref()?;
     let (sout, sup) = (config.hca_sout.as_ref()?, config.hca_sup.as_ref()?);
@@ -131,18 +157,22 @@ fn control_addresses(control: Result<&[Addr], &String>) -> Check {
     }
 }
 
-fn memory(config: &Config, survey: &Result<Survey>) -> Vec<Check> {
-    let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
+/// Makes a check of each answer: ports or adapters with the same one share a line.
+fn answers(id: &str, answers: &[Answer]) -> Vec<Check> {
+    let check = |answer: &Answer| {
+        let level = if answer.lacks.is_none() { Good } else { Note };
+        Check::new(id, level, answer.text())
+    };
+    answers.iter().map(check).collect()
+}
+
+fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let gpu = if Gpu::here().is_direct() { Good } else { Note };
     let features = [("gpu", gpu), ("ordering", Good), ("flush", Good)].into_iter();
-    let features = features.zip(findings(config, &devices));
+    let features = features.zip(findings(config, devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
-    // Ports with the same answer share one line.
-    checks.extend(dmabuf(&devices).iter().map(|answer| {
-        let level = if answer.lacks.is_none() { Good } else { Note };
-        Check::new("dmabuf", level, answer.text())
-    }));
+    checks.extend(answers("dmabuf", &dmabuf(devices)));
     checks
 }
 

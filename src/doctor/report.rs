@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{
-    Device, FORMAT, Gid, Kind, Link, Port, PortState, Rail, Report, Setting,
+    Device, FORMAT, Gid, Infiniband, Kind, Link, Port, PortState, Rail, Report, Setting,
 };
 use nix::net::if_::if_indextoname;
 
@@ -18,7 +18,7 @@ use crate::policy;
 use crate::process::Process;
 use crate::proto::{
     GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION, RailRole,
-    UnusableRail,
+    Subnet, UnusableRail,
 };
 use crate::route::{host_name, prefix_len, rail_info};
 use crate::verbs;
@@ -117,7 +117,7 @@ fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
             usable: view.trouble.is_none(),
             trouble: view.trouble.clone(),
             device: device.map(|d| d.name.to_string_lossy().into_owned()),
-            state: view.state.as_ref().map(state),
+            state: view.state.as_ref().map(|port| state(port, view)),
             pci_path: view.pci_path.clone(),
             numa: view.pci_path.as_deref().and_then(|path| numa(Path::new(path))),
             gids: view.gids.iter().map(|(gid, verdict)| entry(gid, verdict, networks)).collect(),
@@ -126,7 +126,7 @@ fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
     survey.ports.iter().map(one).collect()
 }
 
-fn state(port: &verbs::Port) -> PortState {
+fn state(port: &verbs::Port, view: &PortView) -> PortState {
     PortState {
         active: port.active,
         link: match port.link {
@@ -136,6 +136,19 @@ fn state(port: &verbs::Port) -> PortState {
         speed_mbps: port.speed,
         mtu: Mtu::from_raw(port.mtu.into()).map_or(0, Mtu::bytes),
         lid: port.lid,
+        infiniband: (port.link == LinkLayer::InfiniBand).then(|| infiniband(port, view)),
+    }
+}
+
+fn infiniband(port: &verbs::Port, view: &PortView) -> Infiniband {
+    let mut used: Vec<_> =
+        view.gids.iter().filter_map(|(gid, verdict)| Some((*verdict.as_ref().ok()?, gid))).collect();
+    used.sort_by_key(|(rank, _)| *rank);
+    Infiniband {
+        lmc: port.lmc,
+        grh_required: port.grh_required,
+        subnet: used.first().map(|(_, gid)| Subnet::of(gid.raw).to_string()),
+        flid: used.iter().find_map(|(_, gid)| gid.flid()),
     }
 }
 

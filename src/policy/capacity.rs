@@ -7,6 +7,7 @@ use super::{SplitMode, Stripes};
 use crate::config::Config;
 use crate::device::{Device, Nic};
 use crate::proto::SHARE_ONE;
+use crate::verbs::DeviceLimits;
 
 /// Returns the speed in Mb/s that transfers of a device can reach. Plain rails add up. SOUT and SUP
 /// add up in advanced mode, and with a fixed share that uses both. In vanilla mode the faster one
@@ -23,19 +24,51 @@ pub fn speed(device: &Device, config: &Config) -> u32 {
     }
 }
 
-/// Returns how many connections the queue pairs of a device's HCAs allow. A flush needs one more
-/// queue pair on each rail.
+/// Returns how many connections the HCAs of a device have queues for. On each rail a flush needs
+/// one more queue pair. Each stripe has one completion queue, and at a receiver one SRQ.
 pub fn max_connections(device: &Device, config: &Config) -> u32 {
     let flush = usize::from(device.rails.iter().any(|nic| nic.flushes(config)));
     // A peer may use fewer rails, which then get more stripes.
     let plain = (1..=device.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));
-    let plain = plain.map(|s| s.qps() + flush).max().unwrap_or(1);
-    let each = |rail: usize| match rail {
-        _ if !device.is_sout_sup => plain,
-        0 => usize::from(config.sout_qp) + flush,
-        _ => usize::from(config.sup_qp) + flush,
+    let widest = |of: fn(Stripes) -> usize| plain.clone().map(of).max().unwrap_or(1);
+    let of_rail = |rail: usize| match rail {
+        _ if !device.is_sout_sup => (widest(Stripes::qps), widest(|s| s.stripes)),
+        0 => (usize::from(config.sout_qp), 1),
+        _ => (usize::from(config.sup_qp), 1),
     };
-    let most = |(rail, nic): (usize, &Arc<Nic>)| nic.limits().max_qp as usize / each(rail).max(1);
+    let most = |(rail, nic): (usize, &Arc<Nic>)| {
+        let (qps, stripes) = of_rail(rail);
+        most_on(nic.limits(), nic.has_srq().is_ok(), qps + flush, stripes)
+    };
     let fewest = device.rails.iter().enumerate().map(most).min().unwrap_or(0);
     u32::try_from(fewest).unwrap_or(u32::MAX)
+}
+
+/// Returns how many connections an HCA has queues for, if each needs so many queue pairs and
+/// stripes there.
+fn most_on(limits: &DeviceLimits, has_srq: bool, qps: usize, stripes: usize) -> usize {
+    let srqs = if has_srq { limits.max_srq } else { u32::MAX };
+    let needs = [(limits.max_qp, qps), (limits.max_cq, stripes), (srqs, stripes)];
+    needs.into_iter().map(|(has, each)| has as usize / each.max(1)).min().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::open_all;
+
+    #[test]
+    fn the_scarcest_queues_limit_the_connections() {
+        let devices = open_all().unwrap();
+        let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
+        let mut limits = context.limits().unwrap();
+        (limits.max_qp, limits.max_cq, limits.max_srq) = (1000, 300, 100);
+        for (has_srq, qps, stripes, most) in
+            [(true, 4, 1, 100), (true, 20, 1, 50), (true, 4, 4, 25), (false, 3, 1, 300), (false, 4, 2, 150)]
+        {
+            assert_eq!(most_on(&limits, has_srq, qps, stripes), most, "{qps} queue pairs, {stripes} stripes");
+        }
+        limits.max_srq = 0;
+        assert_eq!(most_on(&limits, false, 5, 1), 200);
+    }
 }

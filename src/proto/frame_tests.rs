@@ -10,18 +10,24 @@ fn text(limit: usize) -> impl Strategy<Value = String> {
 }
 
 fn rail_info() -> impl Strategy<Value = RailInfo> {
-    ((text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()), (any::<u32>(), 0u8..8, any::<bool>()))
-        .prop_map(|((name, port, link, mtu, lid, addrs), (speed_mbps, role, requested))| RailInfo {
-            name,
-            port,
-            link_layer: LinkLayer::from_raw(link).unwrap(),
-            mtu: Mtu::from_raw(mtu).unwrap(),
-            lid,
-            addrs,
-            speed_mbps,
-            role: RailRole::new(role).unwrap(),
-            requested,
-        })
+    (
+        (text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()),
+        (any::<u32>(), 0u8..8, any::<[bool; 2]>()),
+    )
+        .prop_map(
+            |((name, port, link, mtu, lid, addrs), (speed_mbps, role, [requested, grh_required]))| RailInfo {
+                name,
+                port,
+                link_layer: LinkLayer::from_raw(link).unwrap(),
+                mtu: Mtu::from_raw(mtu).unwrap(),
+                lid,
+                addrs,
+                speed_mbps,
+                role: RailRole::new(role).unwrap(),
+                requested,
+                grh_required,
+            },
+        )
 }
 
 fn unusable_rail() -> impl Strategy<Value = UnusableRail> {
@@ -128,6 +134,7 @@ fn hello() -> Hello {
         speed_mbps: 400_000,
         role: RailRole::SOUT,
         requested: true,
+        grh_required: false,
     };
     let terms = Terms {
         route: RoutePolicy::Any,
@@ -159,7 +166,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 6, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 7, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -169,7 +176,7 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 6"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 7"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
     // six bytes, its port.
@@ -177,7 +184,7 @@ fn refusals_name_the_field() {
     let terms = route + 1;
     let port = terms + 8 + 4 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
-    let unusable = port + 31 + 1 + 2 + 8;
+    let unusable = port + 32 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
     assert_eq!(with(&hello, route, 4), range("route policy", 4, "0 to 3"));
     for (at, what) in ["fused", "mode", "fixed share"].into_iter().enumerate() {
@@ -201,6 +208,7 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, port + 24, 129), range("prefix length", 129, "0 to 128"));
     assert_eq!(with(&hello, port + 29, 8), range("rail", 8, "0 to 7"));
     assert_eq!(with(&hello, port + 30, 2), range("requested", 2, "0 or 1"));
+    assert_eq!(with(&hello, port + 31, 2), range("GRH required", 2, "0 or 1"));
     assert_eq!(with(&hello, unusable, 8), range("rail", 8, "0 to 7"));
     assert_eq!(with(&hello, unusable + 1, 2), range("requested", 2, "0 or 1"));
     assert_eq!(
@@ -295,7 +303,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 6, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 7, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

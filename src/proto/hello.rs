@@ -61,7 +61,7 @@ pub struct RailInfo {
     pub link_layer: LinkLayer,
     /// Active MTU of the port.
     pub mtu: Mtu,
-    /// LID of the port; 0 on RoCE.
+    /// Base LID of the port; 0 on RoCE.
     pub lid: u16,
     /// Addresses that a connection may use, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub addrs: Vec<RailAddr>,
@@ -72,6 +72,9 @@ pub struct RailInfo {
     /// Whether the rail belongs to the device that NCCL requested. Others are substitutes, used if
     /// no requested one reaches the peer.
     pub requested: bool,
+    /// Whether packets from and to the port must carry a GRH (`IBV_QPF_GRH_REQUIRED`). False on
+    /// RoCE, whose packets always do.
+    pub grh_required: bool,
 }
 
 /// An address of a rail: an entry of its port's GID table.
@@ -202,6 +205,7 @@ impl RailInfo {
             Ok(())
         })?;
         out.u32(self.speed_mbps).u8(self.role.index()).u8(self.requested.into());
+        out.u8(self.grh_required.into());
         Ok(())
     }
 
@@ -227,6 +231,7 @@ impl RailInfo {
             speed_mbps: from.u32("speed")?,
             role: RailRole::read(from)?,
             requested: from.flag("requested")?,
+            grh_required: from.flag("GRH required")?,
         })
     }
 }

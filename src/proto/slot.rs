@@ -44,6 +44,11 @@ impl Sequence {
         }
     }
 
+    /// Returns the number of the receive `n` places before this one.
+    pub const fn before(self, n: u64) -> Self {
+        Self(self.0.wrapping_sub(n))
+    }
+
     /// Returns the slot of this receive.
     #[inline]
     pub const fn slot(self) -> u8 {

@@ -3,6 +3,7 @@
 use std::cmp::{max, min};
 use std::net::{IpAddr, Ipv6Addr};
 
+use super::infiniband;
 use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo};
 
 /// The pair of addresses that a connection uses.
@@ -14,22 +15,21 @@ pub(super) struct Best {
     pub one_subnet: bool,
 }
 
-/// Returns the best pair of addresses of two rails of one link layer: those on one subnet first,
-/// RoCE v2 before v1, then by the order of the lists. Link-local addresses come last, since every
+/// Returns the best pair of addresses of two rails of one link layer. On RoCE: those on one subnet
+/// first, RoCE v2 before v1, then by the order of the lists. Link-local addresses come last, since every
 /// link has that subnet. The order of the rails does not matter. The error is the reason why there
 /// is no pair.
 pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
+    if a.link_layer == LinkLayer::InfiniBand {
+        return infiniband::best(a, b).map(|(at, one_subnet)| Best { at, one_subnet });
+    }
     let mut found = None;
     for (i, ours) in a.addrs.iter().enumerate() {
         for (j, theirs) in b.addrs.iter().enumerate() {
-            if a.link_layer == LinkLayer::Ethernet && !fits(ours, theirs) {
+            if !fits(ours, theirs) {
                 continue;
             }
-            let one_subnet = match a.link_layer {
-                // The first half of a GID is the subnet prefix.
-                LinkLayer::InfiniBand => ours.gid[..8] == theirs.gid[..8],
-                LinkLayer::Ethernet => in_network(ours, theirs) && in_network(theirs, ours),
-            };
+            let one_subnet = in_network(ours, theirs) && in_network(theirs, ours);
             let v2 = ours.gid_kind == GidKind::RoceV2 && theirs.gid_kind == GidKind::RoceV2;
             let bytes = (min(ours.gid, theirs.gid), max(ours.gid, theirs.gid));
             let key = (link_local(ours), !one_subnet, !v2, i + j, bytes, i);

@@ -58,6 +58,7 @@ impl LocalRail {
             speed_mbps: port.speed,
             role: self.role,
             requested: self.requested,
+            grh_required: port.grh_required,
         })
     }
 }

@@ -8,12 +8,14 @@
 mod address;
 mod choice;
 mod explain;
+mod infiniband;
 mod island;
 mod local;
 mod rank;
 
 pub use address::gid_addr;
 pub use choice::{Choice, End, Refused, Route};
+pub(crate) use infiniband::dlid;
 pub use island::{Class, class};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 

@@ -22,6 +22,7 @@ pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
         speed_mbps: 100_000,
         role: RailRole::new(role).unwrap(),
         requested: true,
+        grh_required: false,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::transport::Settings;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
+use crate::transport::recv::receives;
 use crate::verbs::{Batch, Chain, Completion, Region};
 
 /// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
@@ -149,11 +150,15 @@ impl Comm {
         e
     }
 
-    /// Turns a failed completion into the comm's error.
+    /// Turns a failed completion into the comm's error. A flushed receive is none: it does not name
+    /// the cause, which another completion, an event or the peer reports.
     #[cold]
-    fn completion_error(&self, rail: usize, completion: &Completion) -> Box<Error> {
+    fn failed_completion(&self, rail: usize, completion: &Completion) -> Fast<()> {
+        if receives::is_flushed(completion) {
+            return Ok(());
+        }
         self.stats.rail_error(rail);
-        self.rails[rail].failed(rail, completion).into()
+        Err(self.rails[rail].failed(rail, completion).into())
     }
 
     /// Returns each rail's place in the device, in order.
@@ -205,7 +210,8 @@ pub(crate) trait Progress {
                 self.comm().rails[rail].cq.poll(&mut batch)?;
                 for completion in batch.iter() {
                     if completion.status() != 0 {
-                        return Err(self.comm().completion_error(rail, completion));
+                        self.comm().failed_completion(rail, completion)?;
+                        continue;
                     }
                     self.completed(rail, completion)?;
                 }

@@ -68,6 +68,14 @@ impl Registrar {
         }
     }
 
+    /// Like [`check`](Self::check) for a flush, which reads only the first byte of `part`.
+    /// NCCL leaves receives out of a group's list of buffers, and not out of its list of sizes: the
+    /// size may belong to another buffer.
+    #[inline]
+    pub(crate) fn check_start(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
+        self.check(mr, Buffer { len: part.len.min(1), ..part })
+    }
+
     #[cold]
     fn check_unusual(&self, mr: Option<&Mr>, part: Buffer) -> Fast<()> {
         match mr {

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::async_events::Queues;
 use crate::device::Nic;
-use crate::error::{Error, FailedCompletion, Fast, Result};
+use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{GidKind, RailRole, qp_of_slot};
 use crate::route::gid_addr;
+use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
-use crate::verbs::{Completion, Cq, Srq};
+use crate::verbs::{Completion, Cq};
 
 /// A connected rail.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Rail {
     pub(crate) send_queues: Box<[SendQueue]>,
     /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
+    /// Why there is none, if the receiver flushes and the adapter does not reach itself.
+    pub(crate) no_flush: Option<String>,
     pub(crate) receives: Option<Receives>,
     /// Shared by all queue pairs of the rail, for both directions.
     pub(crate) cq: Arc<Cq>,
@@ -38,14 +41,6 @@ pub(crate) struct Names {
     pub(crate) remote_gid: [u8; 16],
     pub(crate) gid_kind: GidKind,
     pub(crate) peer: String,
-}
-
-/// The SRQ of a rail, and the number of receives posted to it.
-#[derive(Debug)]
-pub(crate) struct Receives {
-    pub(crate) srq: Arc<Srq>,
-    posted: usize,
-    low: usize,
 }
 
 impl Rail {
@@ -80,22 +75,38 @@ impl Rail {
             port: self.nic.port().number,
             qps: self.send_queues.iter().chain(&self.flush).map(SendQueue::number).collect(),
             cq: self.cq.id(),
-            srq: self.receives.as_ref().map(|receives| receives.srq.id()),
+            srq: self.receives.as_ref().and_then(|receives| receives.srq()).map(|srq| srq.id()),
         }
     }
 
-    /// Counts one receive as consumed.
+    /// Returns whether the queue pair with this number is the one for flushes.
+    pub(crate) fn is_loopback(&self, qpn: u32) -> bool {
+        self.flush.as_ref().is_some_and(|queue| queue.number() == qpn)
+    }
+
+    /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
+    /// immediate arrived on the wrong queue pair.
     #[inline]
-    pub(crate) fn arrived(&mut self) {
-        if let Some(receives) = &mut self.receives {
-            receives.posted = receives.posted.saturating_sub(1);
+    pub(crate) fn arrived(&mut self, completion: &Completion, slot: u8) -> bool {
+        match &mut self.receives {
+            Some(receives) => receives.consumed(slot, completion, &self.send_queues),
+            None => true,
+        }
+    }
+
+    /// Replaces consumed receives if few are left. `outstanding`: slots whose data is outstanding.
+    #[inline]
+    pub(crate) fn refill(&mut self, outstanding: usize) -> Fast<()> {
+        match &mut self.receives {
+            Some(receives) => receives.refill(outstanding, &self.send_queues),
+            None => Ok(()),
         }
     }
 
     /// Describes a failed completion in full.
     #[cold]
     pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
-        let loopback = self.flush.as_ref().is_some_and(|l| l.number() == completion.qpn());
+        let loopback = self.is_loopback(completion.qpn());
         let (remote_gid, peer) = match loopback {
             true => (self.names.local_gid, "this adapter (loopback)"),
             false => (self.names.remote_gid, self.names.peer.as_str()),
@@ -141,35 +152,6 @@ fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option
             return why;
         }
         thread::sleep(Duration::from_millis(1));
-    }
-}
-
-impl Receives {
-    /// Fills the SRQ. [`refill`](Self::refill) acts when `low` receives are left.
-    pub(crate) fn new(srq: Srq, low: usize) -> Result<Self> {
-        let mut receives = Self { srq: Arc::new(srq), posted: 0, low };
-        receives.fill()?;
-        Ok(receives)
-    }
-
-    /// Fills the SRQ with one call if at most `low` receives, or fewer than `needed`, are posted.
-    #[inline]
-    pub(crate) fn refill(&mut self, needed: usize) -> Fast<()> {
-        if self.posted <= self.low || self.posted < needed { Ok(self.fill()?) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn fill(&mut self) -> Result<()> {
-        let depth = self.srq.depth();
-        self.srq.post(depth - self.posted)?;
-        self.posted = depth;
-        Ok(())
-    }
-
-    /// Returns the number of receives that the peer may consume.
-    #[inline]
-    pub(crate) fn posted(&self) -> usize {
-        self.posted
     }
 }
 

@@ -1,8 +1,8 @@
 //! One queue pair of a rail, and the account of its send queue.
 
-use crate::error::{Error, Fast};
+use crate::error::{Error, Fast, Result};
 use crate::transport::work::Work;
-use crate::verbs::{Chain, Qp, Ready};
+use crate::verbs::{Blanks, Chain, Qp, Ready};
 
 /// A connected queue pair.
 #[derive(Debug)]
@@ -53,6 +53,11 @@ impl SendQueue {
     #[inline]
     pub(crate) fn inline(&self) -> usize {
         self.qp.inline() as usize
+    }
+
+    /// Posts `n` receives to the queue pair's own receive queue.
+    pub(crate) fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<()> {
+        self.qp.post_receives(blanks, n)
     }
 
     /// Posts the chain with one doorbell. If `signalled`, its last work request is signalled, with

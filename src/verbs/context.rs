@@ -43,9 +43,11 @@ pub struct DeviceLimits {
     pub max_qp: u32,
     /// Most work requests in one queue of a QP.
     pub max_qp_wr: u32,
+    /// Most CQs.
+    pub max_cq: u32,
     /// Most entries in a CQ.
     pub max_cqe: u32,
-    /// Most SRQs.
+    /// Most SRQs; 0 if the device has none.
     pub max_srq: u32,
     /// Most receives in an SRQ.
     pub max_srq_wr: u32,
@@ -61,11 +63,6 @@ impl DeviceLimits {
     pub fn unfit(&self) -> Option<String> {
         use sys::ibv_transport_type as transport;
         let speaks = match self.transport {
-            transport::IBV_TRANSPORT_IB if self.max_srq == 0 || self.max_srq_wr == 0 => {
-                return Some(
-                    "its adapter has no shared receive queues (max_srq of ibv_devinfo -v is 0)".into(),
-                );
-            }
             transport::IBV_TRANSPORT_IB => return None,
             transport::IBV_TRANSPORT_IWARP => "iWARP".to_owned(),
             transport::IBV_TRANSPORT_USNIC | transport::IBV_TRANSPORT_USNIC_UDP => {
@@ -161,6 +158,7 @@ impl Context {
             ports: attr.phys_port_cnt,
             max_qp: count(attr.max_qp),
             max_qp_wr: count(attr.max_qp_wr),
+            max_cq: count(attr.max_cq),
             max_cqe: count(attr.max_cqe),
             max_srq: count(attr.max_srq),
             max_srq_wr: count(attr.max_srq_wr),

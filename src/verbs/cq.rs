@@ -50,6 +50,12 @@ impl Completion {
         self.0.status
     }
 
+    /// Returns whether the work request was in a queue of a queue pair that has failed, and did
+    /// nothing.
+    pub fn is_flushed(&self) -> bool {
+        self.0.status == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
+    }
+
     /// Returns the vendor's code for a failure.
     pub fn vendor_err(&self) -> u32 {
         self.0.vendor_err

@@ -4,6 +4,7 @@
 //! Nothing here knows of connections or messages. Only symbols of `IBVERBS_1.1` or older are
 //! linked; `shim` looks newer ones up at run time.
 
+mod blanks;
 mod chain;
 mod context;
 mod cq;
@@ -20,6 +21,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 
+pub use blanks::Blanks;
 pub use chain::{Chain, INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};

@@ -6,7 +6,7 @@ use rdma_sys as sys;
 
 use super::shim;
 use crate::error::{Error, Result};
-use crate::proto::{GidKind, LinkLayer};
+use crate::proto::{GidKind, LinkLayer, flid};
 
 /// The attributes of a port.
 #[derive(Debug, Clone, Copy)]
@@ -21,8 +21,12 @@ pub struct Port {
     pub speed: u32,
     /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
-    /// Local identifier (InfiniBand).
+    /// Base LID (InfiniBand).
     pub lid: u16,
+    /// LID mask control: the port has 2 to this power LIDs, from the base LID on.
+    pub lmc: u8,
+    /// Whether packets of an InfiniBand port must carry a GRH. RoCE packets always do.
+    pub grh_required: bool,
     /// Entries in the GID table.
     pub gids: u32,
     /// Entries in the P_Key table.
@@ -50,6 +54,8 @@ impl Port {
             speed: lanes(attr.active_width) * port_speed(attr.active_speed, speed_ex),
             mtu: u8::try_from(attr.active_mtu).unwrap_or(0),
             lid: attr.lid,
+            lmc: attr.lmc,
+            grh_required: link == LinkLayer::InfiniBand && attr.flags & shim::GRH_REQUIRED != 0,
             gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
             pkeys: attr.pkey_tbl_len,
             max_message: attr.max_msg_sz,
@@ -96,6 +102,11 @@ impl Gid {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         }
+    }
+
+    /// Returns the FLID in a GID of an InfiniBand port; `None` if the GID has none.
+    pub fn flid(&self) -> Option<u16> {
+        flid(self.raw)
     }
 
     /// Returns why no connection can use the GID.

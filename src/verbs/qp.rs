@@ -10,7 +10,7 @@ use sys::ibv_qp_attr_mask as bits;
 use crate::error::{Error, Fast, Result};
 use crate::proto::Ece;
 
-use super::{Chain, Cq, Pd, Srq, failed, log_failure, non_null, shim, zero};
+use super::{Blanks, Chain, Cq, Pd, Srq, failed, log_failure, non_null, shim, zero};
 
 /// A queue pair that is not connected yet.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct QpOptions {
     pub send_depth: u32,
     /// Bytes of inline data to request. The queue pair has 0 if the device has no room for them.
     pub inline: u32,
+    /// Depth of the queue pair's own receive queue. Without effect if it has an SRQ.
+    pub receives: u32,
 }
 
 /// What the peer may do with registered memory.
@@ -49,9 +51,9 @@ pub struct Path {
     pub pkey_index: u16,
     /// The smaller `enum ibv_mtu` of both ends.
     pub mtu: u8,
-    /// The peer's LID (InfiniBand).
+    /// The DLID (InfiniBand): the base LID of the peer in one subnet, its FLID behind a router.
     pub lid: u16,
-    /// The peer's GID if packets carry a GRH: always on RoCE.
+    /// The peer's GID if packets carry a GRH. RoCE packets always do.
     pub gid: Option<[u8; 16]>,
     /// Service level.
     pub service_level: u8,
@@ -127,7 +129,8 @@ impl Drop for Raw {
 }
 
 impl Qp<Fresh> {
-    /// Calls `ibv_create_qp`. A queue pair without an SRQ cannot receive immediates.
+    /// Calls `ibv_create_qp`. A queue pair receives immediates from its SRQ, else from its own
+    /// receive queue.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, srq: Option<&Arc<Srq>>, options: QpOptions) -> Result<Self> {
         // SAFETY: all-zero is a valid struct: integers and null pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
@@ -138,20 +141,23 @@ impl Qp<Fresh> {
         init.cap.max_send_wr = options.send_depth;
         init.cap.max_send_sge = 1;
         init.cap.max_inline_data = options.inline;
-        // Without an SRQ nothing is received, but some providers refuse a receive queue of length
-        // 0.
-        let blank = u32::from(srq.is_none());
-        init.cap.max_recv_wr = blank;
-        init.cap.max_recv_sge = blank;
+        // Some providers refuse a receive queue of length 0, or one for receives without buffers.
+        let receives = if srq.is_some() { 0 } else { options.receives.max(1) };
+        init.cap.max_recv_wr = receives;
+        init.cap.max_recv_sge = receives.min(1);
         // SAFETY: live PD, CQ and SRQ; filled struct.
         let mut qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
         if qp.is_null() && options.inline > 0 {
             init.cap.max_send_wr = options.send_depth;
             init.cap.max_inline_data = 0;
+            init.cap.max_recv_wr = receives;
             // SAFETY: as above.
             qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
         }
-        let on = || format!("{} with {} send requests", pd.context().name(), options.send_depth);
+        let on = || {
+            let name = pd.context().name();
+            format!("{name} with {} send requests and {receives} receives", options.send_depth)
+        };
         let qp = non_null("ibv_create_qp", on, qp)?;
         let raw = Raw { qp, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
         // SAFETY: just made.
@@ -185,6 +191,11 @@ impl Qp<Fresh> {
     /// Returns the number of completed state changes.
     pub fn changes(&self) -> u32 {
         self.reached as u32
+    }
+
+    /// Returns whether the queue pair is in RTS.
+    pub fn is_connected(&self) -> bool {
+        self.reached == Reached::Rts
     }
 
     /// Returns the queue pair as one that can post.
@@ -329,6 +340,19 @@ impl Qp<Ready> {
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
         if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }
+    }
+
+    /// Posts `n` of the receives, or all if there are fewer, to the queue pair's own receive queue
+    /// with one call.
+    pub fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<()> {
+        let first = blanks.last(n);
+        if first.is_null() {
+            return Ok(());
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: live QP past RESET, and a chain that the provider reads and does not write.
+        let rc = unsafe { sys::ibv_post_recv(self.raw.qp.as_ptr(), first, &raw mut bad) };
+        zero("ibv_post_recv", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.number))
     }
 
     #[cold]

@@ -16,6 +16,8 @@ use crate::proto::Ece;
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
+/// `IBV_QPF_GRH_REQUIRED`, of an anonymous enum as well.
+pub(super) const GRH_REQUIRED: u8 = 1;
 /// `IBV_GID_TYPE_ROCE_V1` of `enum ibv_gid_type`.
 const GID_TYPE_ROCE_V1: u32 = 1;
 /// `IBV_GID_TYPE_ROCE_V2`

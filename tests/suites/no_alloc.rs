@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 use nccl_net_abi as abi;
 
 /// The system's allocator, which counts the calls of an armed thread.
@@ -114,7 +114,7 @@ fn the_counter_counts() {
 //= receives.md: transfers allocate nothing
 #[test]
 fn transfers_allocate_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let size = 4096;
         let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
@@ -146,7 +146,7 @@ unsafe extern "C" fn profiler(event: *mut Ptr, kind: c_int, _: Ptr, _: i64, _: P
 
 #[test]
 fn profiled_transfers_allocate_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         set_profiler(Some(profiler));
         let pair = Pair::new(newest());
         let (from, to) = (pair.send_buffer(vec![1; 4096]), pair.recv_buffer(4096));
@@ -167,7 +167,7 @@ fn profiled_transfers_allocate_nothing() {
 /// The smallest size that the immediate of two rails cannot encode.
 #[test]
 fn records_allocate_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let size = (2 << 20) + 1;
         let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
@@ -182,7 +182,7 @@ fn records_allocate_nothing() {
 //= mpib.md: flushes allocate nothing
 #[test]
 fn flushes_allocate_nothing() {
-    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
         let (pair, table) = (Pair::new(newest()), newest());
         pair.message(1000, 1000, 1);
         let to = pair.recv_buffer(4096);
@@ -208,7 +208,7 @@ fn flushes_allocate_nothing() {
 /// NCCL's thread polls all connections that it makes, of a thousand peers, in turn.
 #[test]
 fn a_connect_that_waits_allocates_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];

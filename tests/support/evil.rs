@@ -9,7 +9,7 @@ use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{
     FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,
-    Wiring,
+    Wiring, qp_of_slot,
 };
 use nccl_net_mpib::verbs::{
     Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
@@ -70,6 +70,7 @@ pub fn hello() -> Hello {
             speed_mbps: port.speed,
             role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
             requested: true,
+            grh_required: port.grh_required,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
@@ -130,7 +131,7 @@ impl Evil {
             .zip(hello.terms.qps)
             .map(|(pd, n)| {
                 let cq = Arc::new(Cq::new(pd.context(), 512).unwrap());
-                let options = QpOptions { send_depth: 256, inline: 0 };
+                let options = QpOptions { send_depth: 256, inline: 0, receives: 0 };
                 ((0..n).map(|_| Qp::new(pd, &cq, None, options).unwrap()).collect(), cq)
             })
             .collect();
@@ -208,13 +209,13 @@ impl Evil {
         &self.peer
     }
 
-    fn write(&self, rail: usize, words: Option<(usize, usize)>, to: usize, imm: Option<u32>) {
+    fn write(&self, (rail, qp): (usize, usize), words: Option<(usize, usize)>, to: usize, imm: Option<u32>) {
         let lkey = self.region.mrs()[rail].lkey();
         let local = words.map(|(at, n)| Local { addr: self.region.addr(at) as u64, len: 8 * n as u32, lkey });
         let remote = Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[rail] };
         let mut chain = Chain::default();
         assert!(chain.write(local, remote, imm, Some(1)));
-        self.rails[rail].0[0].post(&mut chain).unwrap();
+        self.rails[rail].0[qp].post(&mut chain).unwrap();
         self.completion("a completion at the evil peer", rail);
     }
 
@@ -236,9 +237,14 @@ impl Evil {
         })
     }
 
-    /// A zero-byte write with an immediate.
+    /// A zero-byte write with an immediate, on the queue pair of its slot.
     pub fn signal(&self, rail: usize, imm: u32) {
-        self.write(rail, None, 0, Some(imm));
+        self.signal_on(rail, qp_of_slot(imm as u8, self.rails[rail].0.len()), imm);
+    }
+
+    /// As [`signal`](Self::signal), on this queue pair of the rail.
+    pub fn signal_on(&self, rail: usize, qp: usize, imm: u32) {
+        self.write((rail, qp), None, 0, Some(imm));
     }
 
     /// Bytes (a multiple of 8) into the peer's control memory at `to`.
@@ -248,6 +254,6 @@ impl Evil {
         for (word, b) in self.region.words()[at..].iter().zip(bytes.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(b.try_into().unwrap()), std::sync::atomic::Ordering::Relaxed);
         }
-        self.write(0, Some((at, bytes.len() / 8)), to, None);
+        self.write((0, 0), Some((at, bytes.len() / 8)), to, None);
     }
 }

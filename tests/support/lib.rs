@@ -30,5 +30,5 @@ pub mod vdevices;
 
 pub use code::Code;
 pub use env::{SHORT, TWO_RAILS, mpib, set};
-pub use process::{is_child, isolated, isolated_with};
+pub use process::{is_child, isolated, isolated_with, with_and_without_srq};
 pub use sys::{PEERMEM, with_sys};

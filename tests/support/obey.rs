@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::stats::pages_of;
 use crate::code::{Code, Success};
 use crate::evil;
 use crate::log::{LOG, warnings};
-use crate::pair::{Buffer, HOST, connect_both, init, pattern, until};
+use crate::pair::{Buffer, HOST, assert_no_rnr, connect_both, init, pattern, until};
 use crate::peer::{accepted, answer, commands, connected_by, handle_of, recv, send, wait, word};
 use crate::table::{Ptr, Table, newest};
 
@@ -130,6 +130,7 @@ impl Ends {
                 softverbs::set_link(device, up == "1").unwrap();
             }
             "counters" => return answer(&counters()),
+            "no-rnr" => assert_no_rnr(),
             // Connections so far that use another NIC than the requested one.
             "elsewhere" => {
                 let pages = pages_of(std::process::id()).unwrap();

@@ -10,6 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use softverbs::{Capability, DeviceSpec};
+
 use crate::pair::LIMIT;
 use crate::{agent, hosts, obey, stats, sys};
 
@@ -92,6 +94,30 @@ pub fn isolated_with(
     run(&[], test, env, second, body)
 }
 
+/// Set in the processes of a test whose adapters have no shared receive queues.
+const WITHOUT_SRQ: (&str, &str) = ("TEST_WITHOUT_SRQ", "1");
+
+/// As [`isolated`], twice: the second time no adapter has shared receive queues.
+pub fn with_and_without_srq(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
+    if is_child(test) {
+        isolated(test, env, body);
+        return;
+    }
+    for form in [&[][..], &[WITHOUT_SRQ]] {
+        isolated(test, &[env, form].concat(), || {});
+    }
+}
+
+/// Removes the shared receive queues from the devices of this process.
+fn remove_srqs() {
+    let mut devices = match std::env::var(softverbs::DEVICES_VAR) {
+        Ok(text) => DeviceSpec::parse_list(&text).unwrap(),
+        Err(_) => softverbs::default_devices(),
+    };
+    devices.iter_mut().for_each(|device| device.without.push(Capability::Srq));
+    softverbs::configure(devices).unwrap();
+}
+
 /// As [`isolated`]; `launcher` runs the program and the arguments that follow it.
 pub fn isolated_under(
     launcher: &[&str],
@@ -133,6 +159,9 @@ fn play(second: impl FnOnce(), body: impl FnOnce()) {
     if role != Some(Role::Agent) {
         // SAFETY: only chooses the signal for the end of the thread that started this process.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    }
+    if std::env::var_os(WITHOUT_SRQ.0).is_some() {
+        remove_srqs();
     }
     match role {
         None => {

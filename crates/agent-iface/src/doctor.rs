@@ -198,8 +198,24 @@ pub struct PortState {
     pub speed_mbps: u32,
     /// Active MTU in bytes.
     pub mtu: u32,
-    /// LID of an InfiniBand port; 0 for RoCE.
+    /// Base LID of an InfiniBand port; 0 for RoCE.
     pub lid: u16,
+    /// What only an InfiniBand port has; absent for RoCE.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infiniband: Option<Infiniband>,
+}
+
+/// Attributes of an InfiniBand port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Infiniband {
+    /// LID mask control: the port has 2 to this power LIDs, from the base LID on.
+    pub lmc: u8,
+    /// Whether packets from and to the port must carry a GRH (IBV_QPF_GRH_REQUIRED).
+    pub grh_required: bool,
+    /// Prefix of its subnet in hexadecimal; absent if its GID table is empty.
+    pub subnet: Option<String>,
+    /// FLID by which routers reach it from other subnets; absent if it has none.
+    pub flid: Option<u16>,
 }
 
 /// An entry of a GID table.

@@ -96,6 +96,34 @@ fn the_lines_for_people_say_the_same() {
     assert!(!text.contains('\x1b'), "colours are for terminals");
 }
 
+//= doctor.md: how InfiniBand ports are addressed
+#[test]
+fn infiniband_ports_are_shown_with_their_subnets() {
+    let found = doctor(
+        "a:link=ib,lid=16,lmc=3,subnet=0xfe80000000000002,flid=1001,grh=on;b:link=ib,lid=5;r:addr=10.9.0.1/24",
+        &[],
+    );
+    let ports = &found.document["report"]["ports"];
+    let state = |i: usize| ports[i]["state"]["infiniband"].clone();
+    let a = json!({ "lmc": 3, "grh_required": true, "subnet": "fe80000000000002", "flid": 1001 });
+    let b = json!({ "lmc": 0, "grh_required": false, "subnet": "fe80000000000000", "flid": null });
+    assert_eq!([state(0), state(1), state(2)], [a, b, Value::Null]);
+    found.says(
+        "subnet",
+        "ok",
+        &[
+            "a:1 is in InfiniBand subnet fe80000000000002 with LIDs 16 to 23 (LMC 3), of which connections use the first",
+            "routers reach it from other subnets by its FLID 1001; it requires a GRH",
+        ],
+    );
+    found.says(
+        "subnet",
+        "ok",
+        &["b:1 is in InfiniBand subnet fe80000000000000 with LID 5; without an FLID, so no port of another subnet"],
+    );
+    assert!(!found.document["checks"].to_string().contains("r:1 is in"), "RoCE has no subnet manager");
+}
+
 //= doctor.md: the devices are those of the plugin's table
 #[test]
 fn the_devices_are_those_that_the_table_gives() {
@@ -149,6 +177,24 @@ fn dmabuf_is_told_for_each_port() {
     let found = doctor(TWO, &[]);
     found.says("dmabuf", "note", &["not registered on sout:1, sup:1", "EOPNOTSUPP"]);
     assert_eq!(found.checks("dmabuf", "ok"), []);
+}
+
+/// Groups adapters by their receive queues: equal ones share a line.
+//= doctor.md: the receive queues of each adapter are reported
+#[test]
+fn receive_queues_are_told_for_each_adapter() {
+    let found = doctor("sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24,without=srq", &[]);
+    found.says(
+        "receives",
+        "ok",
+        &["shared receive queues on sout: the queue pairs of a rail receive from one"],
+    );
+    let own = ["no shared receive queues on sup (max_srq of ibv_devinfo -v is 0)", "receives from its own"];
+    found.says("receives", "note", &own);
+    assert!(found.checks("ports", "warn").is_empty(), "sup can be used");
+    let found = doctor(TWO, &[]);
+    found.says("receives", "ok", &["shared receive queues on sout, sup"]);
+    assert_eq!(found.checks("receives", "note"), []);
 }
 
 //= doctor.md: every bad setting is named with a remedy

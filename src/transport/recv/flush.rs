@@ -7,7 +7,7 @@
 
 use nccl_net_versions::{Buffer, MemKind};
 
-use crate::error::{Error, Fast};
+use crate::error::{Error, Fast, Result};
 use crate::proto::{MAX_RAILS, SLOTS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
@@ -34,14 +34,21 @@ pub(crate) struct Flushes {
     carried: u8,
     /// By stripe: the stripe with its rail's queue pair for flushes.
     flusher: [u8; MAX_RAILS],
+    /// Stripes that would read in a flush and cannot: their adapter does not reach itself.
+    lacking: u8,
     /// Index of the first word that flushes read into.
     sink: usize,
 }
 
-/// Returns whether a comm of these rails can flush. GPU memory can be registered only if every
-/// adapter reaches it; then every rail has its queue pair for flushes.
+/// Returns whether a comm of these rails flushes. GPU memory can be registered only if every
+/// adapter reaches it; then every rail has its queue pair for flushes, or the reason why not.
 pub(crate) fn possible(rails: &[Rail]) -> bool {
-    rails.iter().any(|rail| rail.flush.is_some())
+    rails.iter().any(leads)
+}
+
+/// Returns whether the stripe is the one of its rail that flushes, or would if it could.
+fn leads(stripe: &Rail) -> bool {
+    stripe.flush.is_some() || stripe.no_flush.is_some()
 }
 
 /// Returns the buffer to read from: the last one with data that lies in a GPU, else the last one
@@ -54,14 +61,35 @@ pub(crate) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer
 impl Flushes {
     /// `rails` are those of the comm, with the stripes of a rail next to each other.
     pub(crate) fn new(sink: usize, rails: &[Rail]) -> Self {
-        let (mut flusher, mut last) = ([0; MAX_RAILS], 0);
+        let (mut flusher, mut last, mut lacking) = ([0; MAX_RAILS], 0, 0);
         for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
-            if rail.flush.is_some() {
+            if leads(rail) {
                 last = i as u8;
             }
             *place = last;
+            lacking |= u8::from(rail.no_flush.is_some()) << i;
         }
-        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, flusher, sink }
+        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, flusher, lacking, sink }
+    }
+
+    /// Returns whether a rail that cannot flush has ever carried data.
+    #[inline]
+    pub(crate) fn may_lack(&self) -> bool {
+        self.carried & self.lacking != 0
+    }
+
+    /// Returns an error if a rail that cannot flush is among the stripes that carried some data:
+    /// `carriers`, or all that ever carried data if that is not known.
+    pub(crate) fn check(&self, all: &[Rail], carriers: Option<u8>) -> Result<()> {
+        let leaders = |mask: u8| rails(mask).fold(0, |leaders, stripe| leaders | 1 << self.flusher[stripe]);
+        let lacking = carriers.map_or(self.carried, leaders) & self.lacking;
+        let Some(rail) = rails(lacking).next() else { return Ok(()) };
+        let (name, why) = (all[rail].nic.name(), all[rail].no_flush.as_deref().unwrap_or_default());
+        Err(Error::Usage(format!(
+            "this data has come over rail {rail} ({name}), which cannot flush, since the adapter does not reach itself: \
+             {why}. If the GPU needs no flush (NVIDIA from Hopper on), set MPIB_FLUSH=0; otherwise allow loopback \
+             (hairpin) on the adapter and its switch port, or use another adapter"
+        )))
     }
 
     /// Notes that data has arrived on a stripe.
@@ -70,22 +98,24 @@ impl Flushes {
         self.carried |= 1 << self.flusher[stripe];
     }
 
-    /// Returns a place for a flush; `None` if no data has ever arrived. Returns an error if all
+    /// Returns a place for a flush; `None` if no rail that can flush has ever carried data. Returns an error if all
     /// places are in use, because NCCL takes a flush without a request for a completed one.
     pub(crate) fn begin(&mut self, pool: &Pool) -> Fast<Option<u8>> {
-        if self.carried == 0 {
+        let readers = self.carried & !self.lacking;
+        if readers == 0 {
             return Ok(None);
         }
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
         let index = pool.free(SLOTS, &mut self.next).ok_or_else(full)?;
-        self.pending[usize::from(index)] = self.carried;
+        self.pending[usize::from(index)] = readers;
         Ok(Some(index))
     }
 
     /// Posts the reads of a flush.
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
-        let (last, rkeys) = ((buffer.addr + buffer.len - 1) as u64, mr.rkeys());
-        for rail in rails(self.carried) {
+        // Any byte does. The size may belong to another buffer.
+        let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
+        for rail in rails(self.carried & !self.lacking) {
             let Comm { rails: all, chain, region, stats, .. } = comm;
             let queue = all[rail].flush.as_mut();
             let queue =
@@ -95,7 +125,7 @@ impl Flushes {
             chain.clear();
             if !chain.read(
                 sink,
-                Remote { addr: last, rkey: rkeys[rail] },
+                Remote { addr: first, rkey: rkeys[rail] },
                 queue.signal(Work::Flush { index }, 1),
             ) {
                 return Err(Error::Internal("a read did not fit into its chain".into()).into());

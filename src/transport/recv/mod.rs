@@ -4,6 +4,7 @@ pub(crate) mod cts_writer;
 pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
+pub(crate) mod receives;
 mod slot;
 
 use std::sync::{Arc, Weak};
@@ -65,7 +66,8 @@ pub(crate) struct RecvState {
     /// Next sequence number and outstanding slots at the last pass of housekeeping: see
     /// [`optional`].
     pub(crate) idle_mark: Option<(Sequence, usize)>,
-    /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`.
+    /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
+    /// flush.
     flushes: Option<Flushes>,
 }
 
@@ -133,7 +135,7 @@ impl RecvComm {
     /// done, as for host memory.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
         for (buffer, mr) in buffers {
-            self.0.memory.check(*mr, *buffer)?;
+            self.0.memory.check_start(*mr, *buffer)?;
         }
         if self.0.pool.len() == SLOTS {
             return Ok(None);
@@ -141,8 +143,9 @@ impl RecvComm {
         let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
         self.0.with(|state| {
+            state.comm.check_usable()?;
+            state.check_flushable(buffers)?;
             let RecvState { comm, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
-            comm.check_usable()?;
             let Some(index) = flushes.begin(pool)? else { return Ok(None) };
             let posted = flushes.post(comm, index, target);
             comm.fail_on_error(posted)?;
@@ -232,9 +235,11 @@ impl Progress for RecvState {
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         match completion.kind() {
             Kind::Arrived(word) => {
-                self.comm.rails[rail].arrived();
                 self.comm.stats.arrived(rail);
-                self.arrived(rail, word)
+                match self.comm.rails[rail].arrived(completion, word as u8) {
+                    true => self.arrived(rail, word),
+                    false => Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8))),
+                }
             }
             Kind::Sent => self.sent(rail, completion.wr_id()),
             Kind::Other(_) => Err(unknown(completion)),
@@ -279,20 +284,37 @@ impl RecvState {
         Ok(request.cell().is_free() && self.ready())
     }
 
-    /// Returns whether a CTS write fits, and each rail has a receive for every outstanding slot and
+    /// Returns whether a CTS write fits, and each rail has receives for every outstanding slot and
     /// one more.
     #[inline]
     fn ready(&self) -> bool {
-        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.posted() > self.outstanding);
+        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.suffice(self.outstanding));
         self.cts.has_room(&self.comm) && self.comm.rails.iter().all(enough)
     }
 
     /// Keeps receives posted for every outstanding slot and one more.
     #[inline]
     fn refill(&mut self) -> Fast<()> {
-        let needed = self.outstanding + 1;
-        for receives in self.comm.rails.iter_mut().filter_map(|r| r.receives.as_mut()) {
-            receives.refill(needed)?;
+        self.comm.rails.iter_mut().try_for_each(|rail| rail.refill(self.outstanding))
+    }
+
+    /// Returns an error if data in one of `buffers` has come over a rail that cannot flush.
+    #[inline]
+    fn check_flushable(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<()> {
+        match &self.flushes {
+            Some(flushes) if flushes.may_lack() => Ok(self.check_carriers(flushes, buffers)?),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_carriers(&self, flushes: &Flushes, buffers: &[(Buffer, Option<&Mr>)]) -> Result<()> {
+        // Also those that seem empty: a size may belong to another buffer of the group.
+        let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
+        for (buffer, _) in registered {
+            let slot = self.cts.latest_into(&self.comm, buffer.addr).map(Sequence::slot);
+            let carriers = slot.map(|slot| self.slots[usize::from(slot)].carriers());
+            flushes.check(&self.comm.rails, carriers)?;
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ pub(crate) enum ArrivalError {
     Word,
     #[error("data arrived for slot {0}, where no receive waits")]
     Idle(u8),
+    #[error("data for slot {0} arrived on a queue pair that does not carry it")]
+    Queue(u8),
     #[error("slot {0}: rails carry different sizes, {1:?} and {2:?}")]
     Sizes(u8, SizeQ, SizeQ),
     #[error("slot {0}: a group of {1} receives got one size")]
@@ -54,6 +56,11 @@ impl Slot {
     /// Returns the buffer size of each receive.
     pub(crate) fn rooms(&self) -> &[usize] {
         &self.rooms[..usize::from(self.count)]
+    }
+
+    /// Returns the rails that have carried data of the group.
+    pub(crate) fn carriers(&self) -> u8 {
+        self.arrivals.seen()
     }
 
     /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the

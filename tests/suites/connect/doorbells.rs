@@ -6,7 +6,7 @@ use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, both_fail, connect, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::CACHE_LINE;
 use softverbs::Counters;
 
@@ -60,7 +60,7 @@ fn expect(parts: [u64; 2], imms: [u64; 2], inline: u64) -> Vec<Asked> {
 
 #[test]
 fn messages_on_one_rail_take_a_doorbell_at_each_end() {
-    isolated(here!(), &mpib("0", &[]), || {
+    with_and_without_srq(here!(), &mpib("0", &[]), || {
         let pair = Pair::new(newest());
         for len in [0, 8, 100_000] {
             assert_eq!(group(&pair, 1, len), expect([0, 0], [1, 0], 1), "{len} bytes");
@@ -78,7 +78,7 @@ fn messages_on_one_rail_take_a_doorbell_at_each_end() {
 
 #[test]
 fn messages_on_two_rails_take_a_doorbell_on_each() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         assert_eq!(group(&pair, 1, 8192), expect([0, 0], [1, 1], 1));
         assert_eq!(group(&pair, 8, 8192), expect([8, 8], [1, 1], 0));
@@ -90,7 +90,7 @@ fn messages_on_two_rails_take_a_doorbell_on_each() {
 /// Data of more than 8 KiB and its immediate are two work requests in one chain.
 #[test]
 fn data_and_a_separate_immediate_take_one_doorbell() {
-    isolated(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("NCCL_IB_ADAPTIVE_ROUTING", "1")]), || {
         let pair = Pair::new(newest());
         assert_eq!(group(&pair, 1, 100_000), expect([1, 1], [1, 1], 1));
         pair.close();
@@ -101,7 +101,7 @@ const NO_ROOM: &str = "soft0:addr=192.168.200.1/24,inline=0;soft1:addr=192.168.2
 
 /// Moves messages with these settings. Checks the number of inline CTS writes and of warnings.
 fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
-    isolated(test, &mpib("512", env), || {
+    with_and_without_srq(test, &mpib("512", env), || {
         let table = newest();
         let ctx = init(table);
         for _ in 0..2 {
@@ -147,7 +147,7 @@ fn adapters_without_inline_room_are_reported_if_inline_is_configured() {
 #[test]
 fn adapters_without_inline_room_are_refused_with_strict() {
     let env = [("SOFTVERBS_DEVICES", NO_ROOM), ("NCCL_IB_USE_INLINE", "1"), ("MPIB_STRICT", "1")];
-    isolated(here!(), &mpib("512", &env), || {
+    with_and_without_srq(here!(), &mpib("512", &env), || {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];
@@ -167,7 +167,7 @@ fn adapters_without_inline_room_are_refused_with_strict() {
 //= protocol.md: CTS entry and record: each in its own cache line
 #[test]
 fn what_peers_write_begins_a_cache_line() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         for _ in 0..5 {

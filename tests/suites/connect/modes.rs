@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{TWO_RAILS, here, isolated, set};
+use mpib_tests::{TWO_RAILS, here, set, with_and_without_srq};
 use nccl_net_mpib::proto::Message;
 use softverbs::QpCounters;
 
@@ -120,7 +120,7 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
 //= mpib.md: vanilla, intra-island: all data on SUP
 #[test]
 fn vanilla_within_an_island_is_all_on_sup() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         with_other_host(NEAR, &Expected { qps: [0, 4], data: 1, cts: 1 });
         assert!(take_warnings().is_empty());
     });
@@ -129,7 +129,7 @@ fn vanilla_within_an_island_is_all_on_sup() {
 //= mpib.md: vanilla, inter-island: all data on SOUT, no queue pair on SUP
 #[test]
 fn vanilla_between_islands_has_no_queue_pair_on_sup() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         with_other_host(FAR, &Expected { qps: [2, 0], data: 0, cts: 0 });
         assert!(take_warnings().is_empty());
     });
@@ -139,14 +139,14 @@ fn vanilla_between_islands_has_no_queue_pair_on_sup() {
 //= configuration.md: MPIB_ISLAND_PREFIX_LEN
 #[test]
 fn the_prefix_length_draws_the_islands() {
-    isolated(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "23")]), || {
+    with_and_without_srq(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "23")]), || {
         with_other_host(FAR, &Expected { qps: [0, 4], data: 1, cts: 1 });
     });
 }
 
 #[test]
 fn a_prefix_of_32_makes_each_host_an_island() {
-    isolated(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "32")]), || {
+    with_and_without_srq(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "32")]), || {
         with_other_host(NEAR, &Expected { qps: [2, 0], data: 0, cts: 0 });
     });
 }
@@ -154,7 +154,7 @@ fn a_prefix_of_32_makes_each_host_an_island() {
 //= mpib.md: one process has connections of both classes
 #[test]
 fn one_process_has_connections_of_both_classes() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         let pair = Pair::new(newest());
         let (counted, ()) = during(|| pair.message(5000, 5000, 1));
         assert_eq!(counted, [NOTHING, Count { signals: 1, writes: 1, bytes: 5064, ..NOTHING }]);
@@ -170,20 +170,24 @@ fn one_process_has_connections_of_both_classes() {
 //= configuration.md: MPIB_MODE
 #[test]
 fn advanced_joins_both_rails_in_either_class() {
-    isolated(here!(), &host(&[("MPIB_MODE", "1"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]), || {
-        for other in [NEAR, FAR] {
-            with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });
-        }
-        // The log says that no agent runs here, and nothing else.
-        let others: Vec<_> = take_warnings().into_iter().filter(|w| !w.contains("agent")).collect();
-        assert!(others.is_empty(), "{others:?}");
-    });
+    with_and_without_srq(
+        here!(),
+        &host(&[("MPIB_MODE", "1"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]),
+        || {
+            for other in [NEAR, FAR] {
+                with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });
+            }
+            // The log says that no agent runs here, and nothing else.
+            let others: Vec<_> = take_warnings().into_iter().filter(|w| !w.contains("agent")).collect();
+            assert!(others.is_empty(), "{others:?}");
+        },
+    );
 }
 
 //= mpib.md: MPIB_SUP_SHARE joins both rails in either mode
 #[test]
 fn a_fixed_share_joins_both_rails_in_either_class() {
-    isolated(here!(), &host(&[("MPIB_SUP_SHARE", "1024")]), || {
+    with_and_without_srq(here!(), &host(&[("MPIB_SUP_SHARE", "1024")]), || {
         for other in [NEAR, FAR] {
             with_other_host(other, &Expected { qps: [2, 4], data: 1, cts: 0 });
         }
@@ -193,7 +197,7 @@ fn a_fixed_share_joins_both_rails_in_either_class() {
 //= mpib.md: an empty message uses SOUT where SOUT may carry data
 #[test]
 fn an_empty_message_keeps_to_the_rail_of_its_class() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         let pair = Pair::new(newest());
         let (counted, ()) = during(|| pair.message(0, 100, 1));
         assert_eq!(counted, [NOTHING, Count { signals: 1, writes: 1, bytes: 64, ..NOTHING }]);
@@ -204,7 +208,7 @@ fn an_empty_message_keeps_to_the_rail_of_its_class() {
 //= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn a_rail_of_the_class_without_a_route_is_replaced_with_one_warning() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         with_other_host(NO_SOUT, &Expected { qps: [0, 4], data: 1, cts: 1 });
         // One for each connection.
         let said = take_warnings();
@@ -238,7 +242,7 @@ fn without_sup() -> Lies {
 //= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn within_an_island_sout_stands_in_for_sup() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         let (table, listener) = (newest(), Evil::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
@@ -261,7 +265,7 @@ fn within_an_island_sout_stands_in_for_sup() {
 //= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn strict_refuses_to_do_without_the_rail_of_the_class() {
-    isolated(here!(), &host(&[("MPIB_STRICT", "1")]), || {
+    with_and_without_srq(here!(), &host(&[("MPIB_STRICT", "1")]), || {
         let (table, listener) = (newest(), Evil::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
@@ -281,7 +285,7 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
 //= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
-    isolated(here!(), &host(&mpib_tests::SHORT), || {
+    with_and_without_srq(here!(), &host(&mpib_tests::SHORT), || {
         let (table, listener) = (newest(), Evil::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
@@ -326,7 +330,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
 //= mpib.md: a rail that is missing at connect is replaced with one warning
 #[test]
 fn data_moves_over_the_rail_that_was_held_in_reserve() {
-    isolated(here!(), &host(&mpib_tests::SHORT), || {
+    with_and_without_srq(here!(), &host(&mpib_tests::SHORT), || {
         with_other_host(CUT_OFF, &Expected { qps: [2, 4], data: 1, cts: 1 });
         // One for each connection.
         let said = take_warnings();
@@ -344,7 +348,7 @@ fn data_moves_over_the_rail_that_was_held_in_reserve() {
 //= mpib.md: ends with different settings refuse each other and name both values
 #[test]
 fn ends_that_differ_refuse_each_other_and_name_both_values() {
-    isolated(here!(), &host(&[]), || {
+    with_and_without_srq(here!(), &host(&[]), || {
         let table = newest();
         for (variable, value, here, there) in [
             ("MPIB_MODE", "1", "0", "1"),
@@ -397,7 +401,7 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
 //= configuration.md: MPIB_SOUT_QP
 #[test]
 fn messages_alternate_between_queue_pairs_and_cts_writes_do_not() {
-    isolated(
+    with_and_without_srq(
         here!(),
         &host(&[("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]),
         || {
@@ -461,7 +465,7 @@ fn empty_bursts() {
 //= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
-    isolated(here!(), &host(&[]), empty_bursts);
+    with_and_without_srq(here!(), &host(&[]), empty_bursts);
 }
 
 //= protocol.md: a write with immediate always finds a receive in the SRQ
@@ -469,7 +473,7 @@ fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
 fn bursts_of_empty_messages_find_receives_with_low_marks() {
     let marks =
         [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "4")];
-    isolated(here!(), &host(&marks), empty_bursts);
+    with_and_without_srq(here!(), &host(&marks), empty_bursts);
 }
 
 /// Two rails of 4 and 2 GB/s.
@@ -477,7 +481,7 @@ const UNEVEN: (&str, &str) =
     ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,rate=2GB;soft1:addr=10.2.0.1/16,rate=4GB");
 
 fn speed(test: &str, more: &[(&'static str, &'static str)], expected: fn(&[u32]) -> u32) {
-    isolated(test, &[&TWO_RAILS[..], &[UNEVEN], more].concat(), || {
+    with_and_without_srq(test, &[&TWO_RAILS[..], &[UNEVEN], more].concat(), || {
         init(newest());
         let props = newest().properties(0).1.unwrap();
         let rails = Evil::rail_speeds();

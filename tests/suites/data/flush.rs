@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warning, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, wait};
 use mpib_tests::table::{Ptr, TABLES, newest};
-use mpib_tests::{TWO_RAILS, here, isolated, mpib};
+use mpib_tests::{TWO_RAILS, here, mpib, with_and_without_srq};
 
 use super::flush_util::{during, force_flush, iflush, line, reads};
 
@@ -16,7 +16,7 @@ const ON: (&str, &str) = ("MPIB_FLUSH", "1");
 //= mpib.md: by default only GPU memory is flushed
 #[test]
 fn by_default_a_flush_of_host_memory_is_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         for table in TABLES {
             let ctx = init(table);
             let pair = connect(table, ctx, 0);
@@ -35,7 +35,7 @@ fn by_default_a_flush_of_host_memory_is_nothing() {
 //= configuration.md: MPIB_FLUSH
 #[test]
 fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
-    isolated(here!(), &mpib("512", &[ON]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
         for table in TABLES {
             let ctx = init(table);
             let (tried, pair) = during(|| connect(table, ctx, 0));
@@ -68,7 +68,7 @@ fn a_flush_reads_once_on_each_rail_that_has_carried_data() {
 //= mpib.md: a flush reads once on each rail that has carried data
 #[test]
 fn a_rail_of_the_other_class_is_not_read() {
-    isolated(here!(), &[&TWO_RAILS[..], &[ON]].concat(), || {
+    with_and_without_srq(here!(), &[&TWO_RAILS[..], &[ON]].concat(), || {
         let pair = Pair::new(newest());
         pair.message(100_000, 100_000, 1);
         let to = pair.recv_buffer(1000);
@@ -84,7 +84,7 @@ fn a_rail_of_the_other_class_is_not_read() {
 #[test]
 fn infiniband_ports_read_back_as_well() {
     let ports = ("SOFTVERBS_DEVICES", "soft0:link=ib;soft1:link=ib");
-    isolated(here!(), &mpib("512", &[ON, ports]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON, ports]), || {
         let pair = Pair::new(newest());
         pair.message(100_000, 100_000, 1);
         let to = pair.recv_buffer(1000);
@@ -103,7 +103,7 @@ fn a_flush_waits_for_the_slower_rail() {
         "soft0:addr=10.1.0.1/16,lat=100ms;soft1:addr=10.2.0.1/16",
         "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16,lat=100ms",
     ] {
-        isolated(here!(), &mpib("512", &[ON, ("SOFTVERBS_DEVICES", slow)]), || {
+        with_and_without_srq(here!(), &mpib("512", &[ON, ("SOFTVERBS_DEVICES", slow)]), || {
             let pair = Pair::new(newest());
             pair.message(100_000, 100_000, 1);
             let to = pair.recv_buffer(1000);
@@ -122,7 +122,7 @@ fn a_flush_waits_for_the_slower_rail() {
 #[test]
 fn fewer_connections_fit_with_flushes() {
     let env = mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3"), ON]);
-    isolated(here!(), &env, || {
+    with_and_without_srq(here!(), &env, || {
         init(newest());
         let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
         let each = device.rails[1].limits().max_qp / 4;
@@ -133,7 +133,7 @@ fn fewer_connections_fit_with_flushes() {
 //= mpib.md: groups, empty buffers, and mixed memory are flushed
 #[test]
 fn groups_and_empty_buffers() {
-    isolated(here!(), &mpib("512", &[ON]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
         let (to, from) = (pair.recv_buffer(4096), pair.send_buffer(vec![0; 4096]));
@@ -151,7 +151,9 @@ fn groups_and_empty_buffers() {
         // One byte is enough.
         pair.wait(iflush(table, pair.recv, &[(to.addr(), 1, to.mr)]));
         // Invalid arguments are refused without an effect on the connection.
-        for wrong in [(to.addr(), 4097, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())] {
+        for wrong in
+            [(to.addr() + 4096, 10, to.mr), (to.addr() - 1, 10, to.mr), (to.addr(), 1, Ptr::default())]
+        {
             for group in [&[wrong][..], &[some, wrong], &[wrong, blank]] {
                 let (none, (rc, request)) = during(|| table.iflush(pair.recv, group));
                 assert_eq!((none, rc, request.is_null()), ([0, 0], InvalidArgument, true));
@@ -165,12 +167,40 @@ fn groups_and_empty_buffers() {
     });
 }
 
+/// NCCL leaves receives out of a group's buffers, and not out of its sizes: a size may be that of
+/// another buffer.
+//= mpib.md: a flush needs no size
+#[test]
+fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
+        let (table, pair) = (newest(), Pair::new(newest()));
+        pair.message(100_000, 100_000, 1);
+        let (to, other) = (pair.recv_buffer(4096), pair.recv_buffer(64));
+        let last = to.addr() + 4095;
+        for group in [
+            &[(to.addr(), 1 << 30, to.mr)][..],
+            &[(last, 4096, to.mr)],
+            &[(last, usize::MAX >> 33, to.mr)],
+            &[(other.addr(), 4096, other.mr), (to.addr(), 64, to.mr)],
+            &[(to.addr(), 0, to.mr), (other.addr(), 1 << 20, other.mr)],
+        ] {
+            let (counts, _) = during(|| pair.wait(iflush(table, pair.recv, group)));
+            assert_eq!(counts, [1, 1]);
+        }
+        pair.message(1000, 1000, 1);
+        assert_eq!(take_warnings(), Vec::<String>::new());
+        to.dereg();
+        other.dereg();
+        pair.close();
+    });
+}
+
 /// A flush cannot be put off: as many as there are receives fit, and one more is an error that
 /// harms nothing.
 //= mpib.md: 256 flushes may be in flight
 #[test]
 fn as_many_flushes_as_receives_may_be_under_way() {
-    isolated(here!(), &mpib("512", &[ON]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
         let to = pair.recv_buffer(4096);
@@ -207,7 +237,7 @@ const SLOW: (&str, &str) =
 //= mpib.md: a connection closes with flushes in flight
 #[test]
 fn closing_with_flushes_under_way() {
-    isolated(here!(), &mpib("512", &[ON, SLOW]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
         let pair = connect(table, ctx, 0);
         pair.message(100_000, 100_000, 1);
@@ -227,7 +257,7 @@ fn closing_with_flushes_under_way() {
 
 /// Receives from a peer, which then ends as `leave` defines. A flush after that still completes.
 fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
-    isolated(test, &mpib("512", &[ON, SLOW]), || {
+    with_and_without_srq(test, &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
         let mut peer = Peer::start();
         let comm = from_peer(table, ctx, &mut peer);
@@ -261,7 +291,7 @@ fn a_flush_after_the_peer_has_closed() {
 //= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
-    isolated(here!(), &mpib("512", &[ON, SLOW]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
         let mut handle = [0; 128];
         let (_, listen) = table.listen(ctx, 0, &mut handle);
@@ -295,7 +325,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
 //= mpib.md: a flush that fails is one error that names rail and reason
 #[test]
 fn a_flush_read_that_fails_is_reported() {
-    isolated(here!(), &mpib("512", &[ON]), || {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
         let (table, pair) = (newest(), Pair::new(newest()));
         pair.message(100_000, 100_000, 1);
         let (to, from) = (pair.recv_buffer(4096), pair.send_buffer(vec![0; 10]));

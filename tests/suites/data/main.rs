@@ -3,10 +3,12 @@
 mod features;
 mod flush;
 mod flush_gpu;
+mod flush_loopback;
 mod flush_util;
 mod optional;
 mod optional_loss;
 mod optional_mixture;
 mod optional_util;
+mod receive_queues;
 mod separate_immediate;
 mod transfer;

@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, first};
 use mpib_tests::table::{TABLES, newest, set_profiler, set_profiler_handles};
-use mpib_tests::{SHORT, here, isolated, mpib};
+use mpib_tests::{SHORT, here, isolated, mpib, with_and_without_srq};
 
 use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 
@@ -17,7 +17,7 @@ const LAST: Duration = Duration::from_millis(200);
 //= receives.md: optional receives are done before their data is sent
 #[test]
 fn optional_receives_are_done_before_their_data_is_sent() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         for table in TABLES.iter().filter(|t| t.version() >= 9) {
             let pair = Pair::new(table);
             // One part, both rails, and a size that only the record holds.
@@ -46,7 +46,7 @@ fn optional_receives_are_done_before_their_data_is_sent() {
 //= receives.md: receives without the hint, and groups, wait for their data
 #[test]
 fn without_the_hint_of_a_single_receive_data_is_waited_for() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let waits = |pair: &Pair, n: usize| {
             let (from, to) = (pair.send_buffer(pattern(100, 5)), pair.recv_buffer(800));
             let group: Vec<_> = (0..n).map(|i| (to.addr() + 100 * i, 100, i as i32, to.mr)).collect();
@@ -76,7 +76,7 @@ fn without_the_hint_of_a_single_receive_data_is_waited_for() {
 //= receives.md: test returns the size if the data came first
 #[test]
 fn a_size_is_returned_if_the_data_came_before_the_test() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
         for len in [0, 7, 4000, (2 << 20) + 1] {
@@ -97,7 +97,7 @@ fn a_size_is_returned_if_the_data_came_before_the_test() {
 //= receives.md: optional receives have no profiler events
 #[test]
 fn optional_receives_have_no_events_of_the_profiler() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         set_profiler(Some(first));
         for table in TABLES.iter().filter(|t| t.version() >= 10) {
             let pair = Pair::new(table);
@@ -129,61 +129,69 @@ fn optional_receives_have_no_events_of_the_profiler() {
 /// NCCL asks for every receive at once; the sender is late. Each slot is used again only when its
 /// data has come, and the sender never finds a queue without a receive. `most`: receives ahead of
 /// the sender.
-fn come_round(test: &str, share: &str, env: &[(&str, &str)], most: usize) {
-    isolated(test, &mpib(share, env), || {
-        let table = newest();
-        let pair = Pair::new(table);
-        let (len, rounds) = (512, 5 * SLOTS);
-        let from = pair.send_buffer(pattern(rounds * len, 1));
-        let to = pair.recv_buffer(rounds * len);
-        let group = |n: usize| [(to.addr() + n * len, len, 1, to.mr)];
-        let (mut posted, mut sent, mut ahead) = (0, 0, 0);
-        while sent < rounds {
-            // As many receives as there are slots.
-            while posted < rounds {
-                let (rc, request) = table.irecv_as(pair.recv, &group(posted), OPTIONAL);
-                assert_eq!(rc, Success);
-                if request.is_null() {
-                    break;
-                }
-                taken(table, request);
-                posted += 1;
+fn come_round(most: usize) {
+    let table = newest();
+    let pair = Pair::new(table);
+    let (len, rounds) = (512, 5 * SLOTS);
+    let from = pair.send_buffer(pattern(rounds * len, 1));
+    let to = pair.recv_buffer(rounds * len);
+    let group = |n: usize| [(to.addr() + n * len, len, 1, to.mr)];
+    let (mut posted, mut sent, mut ahead) = (0, 0, 0);
+    while sent < rounds {
+        // As many receives as there are slots.
+        while posted < rounds {
+            let (rc, request) = table.irecv_as(pair.recv, &group(posted), OPTIONAL);
+            assert_eq!(rc, Success);
+            if request.is_null() {
+                break;
             }
-            ahead = ahead.max(posted - sent);
-            assert!(posted - sent <= most, "{posted} receives, {sent} sends");
-            let n = posted.min(sent + 1 + sent % 7);
-            for i in sent..n {
-                let send = pair.isend(from.addr() + i * len, len, 1, from.mr);
-                assert_eq!(pair.wait(send)[0], len as i32);
-                until("the data", || here(&to, i * len, &from.bytes[i * len..(i + 1) * len]));
-            }
-            sent = n;
+            taken(table, request);
+            posted += 1;
         }
-        assert_eq!(ahead, most);
-        assert_no_rnr();
-        from.dereg();
-        to.dereg();
-        pair.close();
-    });
+        ahead = ahead.max(posted - sent);
+        assert!(posted - sent <= most, "{posted} receives, {sent} sends");
+        let n = posted.min(sent + 1 + sent % 7);
+        for i in sent..n {
+            let send = pair.isend(from.addr() + i * len, len, 1, from.mr);
+            assert_eq!(pair.wait(send)[0], len as i32);
+            until("the data", || here(&to, i * len, &from.bytes[i * len..(i + 1) * len]));
+        }
+        sent = n;
+    }
+    assert_eq!(ahead, most);
+    assert_no_rnr();
+    from.dereg();
+    to.dereg();
+    pair.close();
 }
 
 //= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn all_slots_come_round_with_a_late_sender() {
-    come_round(here!(), "0", &[], SLOTS);
+    with_and_without_srq(here!(), &mpib("0", &[]), || come_round(SLOTS));
 }
 
 //= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn all_slots_come_round_on_both_rails() {
-    come_round(here!(), "512", &[], SLOTS);
+    with_and_without_srq(here!(), &mpib("512", &[]), || come_round(SLOTS));
 }
 
 /// Of two receives one is for the slot under way, and one more than there are slots.
 //= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn slots_wait_for_the_receives_of_small_queues() {
-    come_round(here!(), "512", &[("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")], 2);
+    let marks = [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")];
+    isolated(here!(), &mpib("512", &marks), || come_round(2));
+}
+
+/// The queues of the queue pairs are shorter than the slots that use them.
+//= receives.md: slots and receive queues hold with a late sender
+#[test]
+fn slots_wait_for_the_receives_of_small_queues_of_queue_pairs() {
+    let small =
+        "soft0:addr=10.1.0.1/16,without=srq,max_qp_wr=16;soft1:addr=10.2.0.1/16,without=srq,max_qp_wr=16";
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", small)]), || come_round(16));
 }
 
 /// Optional receives are in flight until their data has arrived. Messages and bytes count from then
@@ -191,7 +199,7 @@ fn slots_wait_for_the_receives_of_small_queues() {
 //= receives.md: an optional receive counts as in flight until its data is seen
 #[test]
 fn outstanding_data_is_in_flight_until_it_is_polled() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
         let (from, to) = (pair.send_buffer(pattern(1000, 1)), pair.recv_buffer(1000));
@@ -221,7 +229,7 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
 fn a_close_waits_for_outstanding_arrivals() {
     let devices = "soft0:addr=192.168.200.1/24;soft1:addr=192.168.201.1/24,rate=0.01GB";
     let env = [&SHORT[..], &[("SOFTVERBS_DEVICES", devices)]].concat();
-    isolated(here!(), &mpib("512", &env), || {
+    with_and_without_srq(here!(), &mpib("512", &env), || {
         let table = newest();
         let ctx = init(table);
         let len = 512 << 10;
@@ -257,7 +265,7 @@ fn a_close_waits_for_outstanding_arrivals() {
 //= receives.md: closeRecv waits for outstanding immediates, with a limit
 #[test]
 fn a_close_ends_without_the_data() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         for gone in [false, true] {

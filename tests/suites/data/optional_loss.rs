@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{SHORT, here, isolated, mpib};
+use mpib_tests::{SHORT, here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use softverbs::{EventTarget, raise_event};
 
@@ -17,7 +17,7 @@ use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 /// every later call fails.
 fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
     let env = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")];
-    isolated(test, &mpib("512", &env), || {
+    with_and_without_srq(test, &mpib("512", &env), || {
         let table = newest();
         let ctx = init(table);
         let mut peer = Peer::start();
@@ -60,7 +60,7 @@ fn a_peer_that_closes_with_data_outstanding_is_reported_without_a_call() {
 //= receives.md: a receive posted after the death of the peer fails in test
 #[test]
 fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let mut peer = Peer::start();
@@ -98,7 +98,7 @@ fn a_receive_after_the_peer_has_exited_fails_in_its_test() {
 //= receives.md: a peer that closes after its data is no failure
 #[test]
 fn a_peer_that_closes_after_its_data_is_no_loss() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let mut peer = Peer::start();
@@ -123,7 +123,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 #[test]
 fn a_failed_write_is_reported_without_a_call() {
     let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1")]].concat();
-    isolated(here!(), &mpib("512", &env), || {
+    with_and_without_srq(here!(), &mpib("512", &env), || {
         let table = newest();
         let pair = Pair::new(table);
         let to = pair.recv_buffer(100);
@@ -144,7 +144,7 @@ fn a_failed_write_is_reported_without_a_call() {
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_adapter_is_reported_without_a_call() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let pair = Pair::new(table);
         let to = pair.recv_buffer(100);
@@ -163,7 +163,7 @@ fn a_failed_adapter_is_reported_without_a_call() {
 //= receives.md: immediates of receives that are done are checked
 #[test]
 fn arrivals_for_done_receives_are_checked() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let layout = ImmLayout::new(2).unwrap();

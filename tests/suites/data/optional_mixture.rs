@@ -7,7 +7,7 @@ use mpib_tests::log::warnings;
 use mpib_tests::pair::{Pair, pattern, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 
 use super::optional_util::{OPTIONAL, SLOTS, here, shown};
 
@@ -24,7 +24,7 @@ struct Posted {
 //= receives.md: any mixture of optional and other receives loses nothing
 #[test]
 fn any_mixture_loses_nothing() {
-    isolated(here!(), &mpib("341", &[]), || {
+    with_and_without_srq(here!(), &mpib("341", &[]), || {
         let (seed, mut rng) = Rng::from_env();
         for table in TABLES.iter().filter(|t| t.version() >= 9) {
             let pair = Pair::new(table);

@@ -3,7 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 
 /// Around every limit: alignment of splits, the units of the immediate, several MiB.
 const SIZES: &[usize] = &[
@@ -42,32 +42,32 @@ fn all_sizes() {
 
 #[test]
 fn all_sizes_on_one_rail() {
-    isolated(here!(), &[], all_sizes);
+    with_and_without_srq(here!(), &[], all_sizes);
 }
 
 #[test]
 fn all_sizes_on_sout() {
-    isolated(here!(), &mpib("0", &[]), all_sizes);
+    with_and_without_srq(here!(), &mpib("0", &[]), all_sizes);
 }
 
 #[test]
 fn all_sizes_on_a_quarter_of_sup() {
-    isolated(here!(), &mpib("256", &[]), all_sizes);
+    with_and_without_srq(here!(), &mpib("256", &[]), all_sizes);
 }
 
 #[test]
 fn all_sizes_on_both_halves() {
-    isolated(here!(), &mpib("512", &[]), all_sizes);
+    with_and_without_srq(here!(), &mpib("512", &[]), all_sizes);
 }
 
 #[test]
 fn all_sizes_on_sup() {
-    isolated(here!(), &mpib("1024", &[]), all_sizes);
+    with_and_without_srq(here!(), &mpib("1024", &[]), all_sizes);
 }
 
 #[test]
 fn every_version_transfers() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         for table in TABLES {
             let ctx = init(table);
             assert_eq!(table.name(), "MPIB");
@@ -84,7 +84,7 @@ fn every_version_transfers() {
 
 #[test]
 fn a_group_is_met_by_tags_in_any_order() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         for n in 1..=8usize {
             for round in 0..20u64 {

@@ -8,12 +8,12 @@ use mpib_tests::holdings::descriptors;
 use mpib_tests::log::{assert_warned, warnings};
 use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::{Handle, Message, STATE_OFFSET};
 
 #[test]
 fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         for n in [1, 3] {
             let pair = Pair::new(newest());
             let to = pair.recv_buffer(4096);
@@ -45,7 +45,7 @@ fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
 
 #[test]
 fn receives_fail_when_the_sender_closes() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let Pair { table, send, recv } = Pair::new(newest());
         let to = Buffer::new(table, recv, vec![0; 100]);
         let requests: Vec<_> = (0..5).map(|_| table.irecv(recv, &[(to.addr(), 100, 1, to.mr)]).1).collect();
@@ -61,7 +61,7 @@ fn receives_fail_when_the_sender_closes() {
 
 #[test]
 fn what_was_sent_before_the_sender_closed_is_received() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let (to, from) = (pair.recv_buffer(100_000), pair.send_buffer(vec![7; 100_000]));
         let recv = pair.irecv(&[(to.addr(), 100_000, 1, to.mr)]);
@@ -84,7 +84,7 @@ fn what_was_sent_before_the_sender_closed_is_received() {
 
 #[test]
 fn sends_fail_when_the_receiver_closes() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let Pair { table, send, recv } = Pair::new(newest());
         let from = Buffer::new(table, send, vec![0; 100]);
         assert_eq!(table.close_recv(recv), Success);
@@ -103,7 +103,7 @@ fn sends_fail_when_the_receiver_closes() {
 /// A peer that vanishes without a word, as a killed process does.
 #[test]
 fn receives_fail_when_the_sender_disappears() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];
@@ -124,7 +124,7 @@ fn receives_fail_when_the_sender_disappears() {
 
 #[test]
 fn comms_close_with_requests_under_way() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         for first in [true, false] {
             let pair = Pair::new(newest());
             let (to, from) = (pair.recv_buffer(1 << 20), pair.send_buffer(vec![7; 1 << 20]));
@@ -150,7 +150,7 @@ fn comms_close_with_requests_under_way() {
 
 #[test]
 fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];
@@ -181,7 +181,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
 //= configuration.md: MPIB_STRICT
 #[test]
 fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
-    isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
         let table = newest();
         let ctx = init(table);
         let listener = Evil::listen();
@@ -199,7 +199,7 @@ fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
 #[test]
 fn a_link_that_goes_down_under_a_transfer_is_named() {
     let soon = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "2")];
-    isolated(here!(), &mpib("512", &soon), || {
+    with_and_without_srq(here!(), &mpib("512", &soon), || {
         let pair = Pair::new(newest());
         let (to, from) = (pair.recv_buffer(1 << 20), pair.send_buffer(pattern(1 << 20, 1)));
         softverbs::set_link("soft1", false).unwrap();
@@ -217,7 +217,7 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
 
 #[test]
 fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
-    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
         let table = newest();
         let ctx = init(table);
         let listener = Evil::listen();
@@ -259,7 +259,7 @@ fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
 //= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_accepts_late_is_waited_for() {
-    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]), || {
         let table = newest();
         let ctx = init(table);
         let mut handle = [0; 128];
@@ -289,7 +289,7 @@ fn a_peer_that_accepts_late_is_waited_for() {
 //= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
-    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
         let ctx = init(newest());
         let listener = Evil::listen();
         let mut handle = listener.handle().encode();
@@ -304,7 +304,7 @@ fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
 
 #[test]
 fn equal_tags_in_a_group_are_met_in_order() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let to = pair.recv_buffer(300);
         let from = pair.send_buffer((0..=255).collect());
@@ -327,7 +327,7 @@ fn equal_tags_in_a_group_are_met_in_order() {
 
 #[test]
 fn settings_that_cannot_be_used_fail_init() {
-    isolated(here!(), &[("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "nowhere")], || {
+    with_and_without_srq(here!(), &[("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "nowhere")], || {
         assert_eq!(newest().init().0, InvalidUsage);
         assert_warned(&["init", "MPIB_HCA_SUP", "nowhere", "soft0:1, soft1:1"]);
     });
@@ -335,7 +335,7 @@ fn settings_that_cannot_be_used_fail_init() {
 
 /// A device's speed at a share.
 fn speed(share: &'static str, test: &str, expected: fn(i32) -> i32) {
-    isolated(test, &mpib(share, &[]), || {
+    with_and_without_srq(test, &mpib(share, &[]), || {
         let table = newest();
         let ctx = init(table);
         let (rc, props) = table.properties(0);
@@ -365,7 +365,7 @@ fn a_device_that_uses_one_rail_has_the_speed_of_one() {
 
 #[test]
 fn connections_come_and_go_and_leave_nothing() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         // The first one brings up what lasts as long as any connection does.

@@ -6,7 +6,7 @@ use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{assert_last_warning, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring};
 
 /// Receives in the group, immediates as (rail, word), what is said of them.
@@ -54,7 +54,7 @@ fn gets_refusal(evil: &Evil, said: &str) {
 
 #[test]
 fn immediates_that_contradict_each_other() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let layout = ImmLayout::new(2).unwrap();
@@ -115,7 +115,7 @@ fn immediates_that_contradict_each_other() {
 
 #[test]
 fn cts_entries_that_no_receiver_writes() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         let good = Cts { addr: 4096, size: 100, rkeys: [0; 8], tag: 1, count: 2, index: 0, seq: 1 };
@@ -153,7 +153,7 @@ fn cts_entries_that_no_receiver_writes() {
 /// it.
 #[test]
 fn a_cts_with_a_wrong_key_is_a_failed_completion() {
-    isolated(here!(), &mpib("0", &[]), || {
+    with_and_without_srq(here!(), &mpib("0", &[]), || {
         let table = newest();
         let (comm, evil) = sender(init(table));
         let buffer = Buffer::new(table, comm, vec![0; 64]);
@@ -241,7 +241,7 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
 //= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn a_lying_connector_does_not_keep_others_out() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         for (lies, said) in handshakes() {
@@ -281,7 +281,7 @@ fn a_lying_connector_does_not_keep_others_out() {
 //= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn a_lying_listener_fails_connect() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
         for (lies, said) in handshakes() {
@@ -305,7 +305,7 @@ fn a_lying_listener_fails_connect() {
 //= mpib.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_peer_may_write_and_not_read() {
-    isolated(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {
         let ctx = init(newest());
         for rail in [0, 1] {
             // IBV_WC_REM_INV_REQ_ERR

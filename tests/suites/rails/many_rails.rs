@@ -10,7 +10,7 @@ use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES, table};
 use mpib_tests::vdevices::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds};
-use mpib_tests::{here, isolated};
+use mpib_tests::{here, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 const SPEEDS: [u32; 8] = [400_000, 300_000, 200_000, 100_000, 100_000, 50_000, 25_000, 12_500];
@@ -42,7 +42,7 @@ fn on_eight_rails(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     let env = eight_rails();
     let mut env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     env.extend_from_slice(more);
-    isolated(test, &env, body);
+    with_and_without_srq(test, &env, body);
 }
 
 /// Sizes around every edge, alone and in groups: each rail carries what the rule says.
@@ -256,7 +256,7 @@ fn ends_of_unequal_width_use_what_they_have_in_common() {
 fn plain_rails_and_sout_and_sup_meet_rail_by_rail() {
     let (ours, theirs) = (rails(8, 1), rails(8, 2));
     let env = [("SOFTVERBS_DEVICES", ours.as_str()), ("MPIB_RAIL_SPEED", "r0:200000,r1:100000")];
-    isolated(here!(), &env, || {
+    with_and_without_srq(here!(), &env, || {
         let (ctx, dev) = newest_device(2);
         let theirs =
             [("SOFTVERBS_DEVICES", theirs.as_str()), ("MPIB_HCA_SOUT", "r0"), ("MPIB_HCA_SUP", "r1")];

@@ -8,7 +8,7 @@ use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds};
-use mpib_tests::{here, isolated, set};
+use mpib_tests::{here, set, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 
@@ -46,7 +46,7 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
         ("NCCL_IB_QPS_PER_CONNECTION", qps),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", split),
     ];
-    isolated(test, &env, body);
+    with_and_without_srq(test, &env, body);
 }
 
 /// Each queue pair that carries a part posts one write with an immediate, and no other queue pair
@@ -169,7 +169,7 @@ fn every_table_is_striped() {
 #[test]
 fn any_number_of_queue_pairs_carries_anything() {
     let devices = rails(4, 1);
-    isolated(here!(), &[("SOFTVERBS_DEVICES", &devices)], || {
+    with_and_without_srq(here!(), &[("SOFTVERBS_DEVICES", &devices)], || {
         let (_, mut rng) = Rng::from_env();
         for _ in 0..15 {
             let (n, qps, split) = (1 + rng.below(4), 1 + rng.below(20), rng.below(2));
@@ -277,14 +277,20 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
 }
 
 /// A device supports as many connections as its properties say.
-//= fused-devices.md: maxComms shrinks with the number of queue pairs
+//= fused-devices.md: maxComms shrinks with the number of queues of a connection
 #[test]
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {
         let ctx = init(table(12));
-        let limit =
-            nccl_net_mpib::process::Process::global().devices.get(0).unwrap().rails[0].limits().max_qp;
-        assert_eq!(table(12).properties(0).1.unwrap().max_comms, limit as i32 / 4);
+        let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
+        let limits = device.rails[0].limits();
+        // Each of the four stripes has a completion queue, and an SRQ if the adapter has them.
+        let mut most = limits.max_qp.min(limits.max_cq);
+        if device.rails[0].has_srq().is_ok() {
+            assert!(limits.max_srq < most, "SRQs are the scarcest");
+            most = limits.max_srq;
+        }
+        assert_eq!(table(12).properties(0).1.unwrap().max_comms, most as i32 / 4);
         assert_eq!(table(12).finalize(ctx), Success);
     });
 }

@@ -3,7 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
 use mpib_tests::table::newest;
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, mpib, with_and_without_srq};
 
 /// Since the process began, per rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,29 +89,29 @@ fn fast_path(share: usize) {
 //= protocol.md: data: one work request per active rail on the fast path
 #[test]
 fn the_fast_path_at_share_0() {
-    isolated(here!(), &mpib("0", &[]), || fast_path(0));
+    with_and_without_srq(here!(), &mpib("0", &[]), || fast_path(0));
 }
 
 #[test]
 fn the_fast_path_at_share_256() {
-    isolated(here!(), &mpib("256", &[]), || fast_path(256));
+    with_and_without_srq(here!(), &mpib("256", &[]), || fast_path(256));
 }
 
 #[test]
 fn the_fast_path_at_share_512() {
-    isolated(here!(), &mpib("512", &[]), || fast_path(512));
+    with_and_without_srq(here!(), &mpib("512", &[]), || fast_path(512));
 }
 
 //= protocol.md: data: one work request per active rail on the fast path
 #[test]
 fn the_fast_path_at_share_1024() {
-    isolated(here!(), &mpib("1024", &[]), || fast_path(1024));
+    with_and_without_srq(here!(), &mpib("1024", &[]), || fast_path(1024));
 }
 
 /// A size that the immediate cannot say takes a record: one more write request, still one doorbell.
 #[test]
 fn an_inexpressible_size_takes_a_record() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let size = (2 << 20) + 1;
         let sup = sup_part(size, 512);
@@ -125,7 +125,7 @@ fn an_inexpressible_size_takes_a_record() {
 /// A group: its payload writes and one signalling write per active rail, one doorbell each.
 #[test]
 fn a_group_rings_each_active_rail_once() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         // Large ones have parts on both rails, small ones on SOUT only, the empty one on none.
         let lens = [4096, 100, 0, 8192];
@@ -151,7 +151,7 @@ fn a_group_rings_each_active_rail_once() {
 
 #[test]
 fn a_group_of_empty_sends_uses_sout_only() {
-    isolated(here!(), &mpib("1024", &[]), || {
+    with_and_without_srq(here!(), &mpib("1024", &[]), || {
         let pair = Pair::new(newest());
         let to = pair.recv_buffer(64);
         let from = pair.send_buffer(vec![1; 64]);
@@ -174,7 +174,7 @@ fn a_group_of_empty_sends_uses_sout_only() {
 //= configuration.md: MPIB_CTS_SIGNAL_INTERVAL
 #[test]
 fn a_cts_write_asks_for_a_completion_now_and_then() {
-    isolated(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
+    with_and_without_srq(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
         let pair = Pair::new(newest());
         let counted = during(|| (0..160).for_each(|i| pair.message(512, 512, i)));
         // All data is on SUP: SOUT's completions are those of CTS writes. The last completion may
@@ -217,19 +217,19 @@ fn a_full_house() {
 
 #[test]
 fn two_hundred_and_fifty_six_receives_are_under_way() {
-    isolated(here!(), &mpib("512", &[]), a_full_house);
+    with_and_without_srq(here!(), &mpib("512", &[]), a_full_house);
 }
 
 #[test]
 fn two_hundred_and_fifty_six_receives_with_low_marks() {
     let marks = [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_CTS_SIGNAL_INTERVAL", "256")];
-    isolated(here!(), &mpib("512", &marks), a_full_house);
+    with_and_without_srq(here!(), &mpib("512", &marks), a_full_house);
 }
 
 /// Two comms, one each way, driven by one loop: neither waits for the other.
 #[test]
 fn both_directions_at_once() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pairs = [Pair::new(newest()), Pair::new(newest())];
         std::thread::scope(|scope| {
             for (i, pair) in pairs.iter().enumerate() {
@@ -248,7 +248,7 @@ fn both_directions_at_once() {
 /// NCCL's service thread registers while its progress thread transfers, on one comm.
 #[test]
 fn registration_runs_beside_transfers() {
-    isolated(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
         let pair = Pair::new(newest());
         let shared = &pair;
         let stop = std::sync::atomic::AtomicBool::new(false);

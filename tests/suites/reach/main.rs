@@ -1,5 +1,6 @@
 //! Which way a connection takes on networks of many shapes.
 
+mod infiniband;
 mod islands;
 mod many_networks;
 mod mesh;

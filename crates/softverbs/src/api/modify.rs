@@ -126,6 +126,9 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
         if !global && device.spec.link_layer == LinkLayer::Ethernet {
             return Err(String::from("ah_attr.is_global is 0, but Ethernet has no addresses except GIDs"));
         }
+        if !global && device.spec.grh_required {
+            return Err(String::from("ah_attr.is_global is 0, but the port has IBV_QPF_GRH_REQUIRED"));
+        }
         if global {
             let gids = port::gids(device);
             match gids.get(index) {
@@ -178,6 +181,8 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
     shared.rq_psn.store(attr.rq_psn & 0xff_ffff, Relaxed);
     shared.dgid_high.store(high, Relaxed);
     shared.dgid_low.store(low, Relaxed);
+    shared.dlid.store(attr.ah_attr.dlid.into(), Relaxed);
+    shared.global.store(u32::from(attr.ah_attr.is_global != 0), Relaxed);
     shared.min_rnr_timer.store(u32::from(attr.min_rnr_timer), Relaxed);
     shared.max_dest_rd_atomic.store(u32::from(attr.max_dest_rd_atomic), Relaxed);
 }
@@ -186,6 +191,9 @@ impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         if mask & STATE != 0 {
             injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
+        }
+        if mask & DEST_QPN != 0 && attr.dest_qp_num == self.qpn {
+            injected::loopback(&self.context.device.spec.name)?;
         }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;

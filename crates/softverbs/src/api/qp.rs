@@ -16,7 +16,8 @@ use crate::api::device::Context;
 use crate::api::events;
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
-use crate::limits::{MAX_QP_WR, MAX_SGE};
+use crate::config::DeviceSpec;
+use crate::limits::MAX_SGE;
 use crate::log::fault;
 use crate::process::counters::{self, QpLive};
 use crate::process::{self, Process};
@@ -82,13 +83,13 @@ struct Parts {
     srq: Option<Arc<Srq>>,
 }
 
-fn check_cap(cap: &sys::ibv_qp_cap, inline: u32) -> Result<(), Errno> {
+fn check_cap(cap: &sys::ibv_qp_cap, spec: &DeviceSpec) -> Result<(), Errno> {
     let checks = [
-        ("max_send_wr", cap.max_send_wr, MAX_QP_WR),
-        ("max_recv_wr", cap.max_recv_wr, MAX_QP_WR),
+        ("max_send_wr", cap.max_send_wr, spec.max_qp_wr),
+        ("max_recv_wr", cap.max_recv_wr, spec.max_qp_wr),
         ("max_send_sge", cap.max_send_sge, MAX_SGE),
         ("max_recv_sge", cap.max_recv_sge, MAX_SGE),
-        ("max_inline_data", cap.max_inline_data, inline),
+        ("max_inline_data", cap.max_inline_data, spec.max_inline_data),
     ];
     for (name, requested, max) in checks {
         if requested > max {
@@ -109,7 +110,7 @@ impl Qp {
         if parts.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
-        check_cap(cap, parts.pd.context.device.spec.max_inline_data)?;
+        check_cap(cap, parts.pd.context.device.spec)?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         let process = process::get()?;
         process.service.ensure(process)?;

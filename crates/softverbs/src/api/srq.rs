@@ -59,8 +59,9 @@ impl Srq {
             );
             return Err(Errno(libc::EINVAL));
         }
-        if pd.context.device.spec.without.contains(&Capability::Srq) {
-            fault!("ibv_create_srq: {} does not support shared receive queues", pd.context.device.spec.name);
+        let spec = pd.context.device.spec;
+        if spec.without.iter().any(|lacks| matches!(lacks, Capability::Srq | Capability::SrqCalls)) {
+            fault!("ibv_create_srq: {} does not support shared receive queues", spec.name);
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let process = process::get()?;

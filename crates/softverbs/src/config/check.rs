@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 
+use super::spec::DEFAULT_SUBNET;
 use super::{DeviceSpec, LinkLayer, MAX_ADDRS, gid};
 use crate::error::Error;
-use crate::limits::{MAX_DEVICES, MAX_INLINE};
+use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_QP_WR};
 
 /// Size of `ibdev_path` without its NUL.
 const MAX_PATH: usize = 255;
+/// Largest LID mask control.
+const MAX_LMC: u8 = 7;
 /// Entries of a P_Key table.
 const MAX_PKEYS: usize = 16;
 /// A larger latency is most likely a wrong unit.
@@ -46,14 +49,15 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
         _ => {}
     }
     addrs(&device.addrs)?;
-    if device.lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
-        return Err(format!("lid={}: expected 1 to {}", device.lid.unwrap_or(0), gid::MAX_LID));
-    }
+    infiniband(device)?;
     if device.sysfs.as_ref().is_some_and(|path| path.len() > MAX_PATH) {
         return Err(format!("sysfs= is longer than {MAX_PATH} bytes"));
     }
     if device.max_inline_data > MAX_INLINE {
         return Err(format!("inline={}: expected at most {MAX_INLINE}", device.max_inline_data));
+    }
+    if !(1..=MAX_QP_WR).contains(&device.max_qp_wr) {
+        return Err(format!("max_qp_wr={}: expected 1 to {MAX_QP_WR}", device.max_qp_wr));
     }
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
@@ -75,6 +79,30 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
             "found P_Keys {:x?}, expected 1 to {MAX_PKEYS}, and none of partition 0",
             device.pkeys
         ));
+    }
+    Ok(())
+}
+
+/// Validates what only an InfiniBand port has.
+fn infiniband(device: &DeviceSpec) -> Result<(), String> {
+    let other = device.lmc != 0 || device.subnet != DEFAULT_SUBNET || device.flid.is_some();
+    if device.link_layer == LinkLayer::Ethernet && (other || device.grh_required) {
+        return Err("found lmc, subnet, flid or grh, which only link=ib has".to_owned());
+    }
+    for (key, lid) in [("lid", device.lid), ("flid", device.flid)] {
+        if lid.is_some_and(|lid| !(1..=gid::MAX_LID).contains(&lid)) {
+            return Err(format!("{key}={}: expected 1 to {}", lid.unwrap_or(0), gid::MAX_LID));
+        }
+    }
+    if device.lmc > MAX_LMC {
+        return Err(format!("lmc={}: expected 0 to {MAX_LMC}", device.lmc));
+    }
+    let lids = 1 << device.lmc;
+    if let Some(lid) = device.lid.filter(|lid| lid % lids != 0) {
+        return Err(format!("lid={lid}: expected a multiple of {lids}, since lmc={}", device.lmc));
+    }
+    if device.subnet == 0 || device.subnet >> 56 == 0xff {
+        return Err(format!("subnet={:#x}: expected the prefix of a unicast GID", device.subnet));
     }
     Ok(())
 }
@@ -117,8 +145,11 @@ fn pair(a: &DeviceSpec, b: &DeviceSpec) -> Result<(), Error> {
             b.name, a.name
         )));
     }
-    if a.link_layer == LinkLayer::InfiniBand && b.link_layer == a.link_layer && gid::lid(a) == gid::lid(b) {
-        let lid = gid::lid(a);
+    let infiniband = [a, b].iter().all(|device| device.link_layer == LinkLayer::InfiniBand);
+    if !infiniband || (a.wire, a.subnet) != (b.wire, b.subnet) {
+        return Ok(());
+    }
+    if let Some(lid) = gid::lids(b).find(|lid| gid::lids(a).contains(lid)) {
         return Err(Error(format!(
             "device {:?}: the LID {lid} is already that of {:?}; set lid=",
             b.name, a.name

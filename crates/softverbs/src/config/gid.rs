@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::config::spec::DEFAULT_SUBNET;
 use crate::config::{DeviceSpec, LinkLayer};
 
 /// `enum ibv_gid_type`
@@ -26,8 +27,8 @@ pub(crate) struct Gid {
     pub(crate) kind: GidKind,
 }
 
-/// Returns the GUID of a device. It depends on name, first address, LID and wire, which identify
-/// the device. The GUID is locally administered and cannot collide with those of vendors.
+/// Returns the GUID of a device. It depends on name, first address, LID, subnet and wire, which
+/// identify the device. The GUID is locally administered and cannot collide with those of vendors.
 pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut mix = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -37,6 +38,9 @@ pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
     }
     if let Some(lid) = spec.lid {
         lid.to_be_bytes().into_iter().for_each(&mut mix);
+    }
+    if spec.subnet != DEFAULT_SUBNET {
+        spec.subnet.to_be_bytes().into_iter().for_each(&mut mix);
     }
     if spec.wire != 0 {
         spec.wire.to_be_bytes().into_iter().for_each(&mut mix);
@@ -48,15 +52,28 @@ pub(crate) fn guid(spec: &DeviceSpec) -> u64 {
 /// The highest unicast LID.
 pub(crate) const MAX_LID: u16 = 0xBFFF;
 
-/// Returns the LID of the port; 0 for Ethernet.
+/// Returns the base LID of the port; 0 for Ethernet.
 pub(crate) fn lid(spec: &DeviceSpec) -> u16 {
     match spec.link_layer {
         LinkLayer::Ethernet => 0,
         LinkLayer::InfiniBand => spec.lid.unwrap_or_else(|| {
-            let below = u16::try_from(guid(spec) % u64::from(MAX_LID)).unwrap_or(0);
-            1 + below
+            let lids = 1 << spec.lmc;
+            let below = u16::try_from(guid(spec) % u64::from(MAX_LID / lids)).unwrap_or(0);
+            lids * (1 + below)
         }),
     }
+}
+
+/// Returns all LIDs of an InfiniBand port.
+pub(crate) fn lids(spec: &DeviceSpec) -> std::ops::Range<u16> {
+    let base = lid(spec);
+    base..base + (1 << spec.lmc)
+}
+
+/// Returns the first 64 bits of a GID with an FLID: the prefix of site-local addresses, the FLID,
+/// and the low bits of the subnet prefix.
+pub(crate) fn routable_prefix(flid: u16, subnet: u64) -> u64 {
+    0xfec0 << 48 | u64::from(flid) << 16 | subnet & 0xffff
 }
 
 /// Returns the address as 128 bits. IPv4 is mapped into IPv6, as RoCE requires.
@@ -68,7 +85,8 @@ pub(crate) fn mapped(addr: IpAddr) -> [u8; 16] {
 }
 
 /// Returns the GID table in the order in which Linux fills it: the default (link-local) GID first,
-/// then the addresses. A RoCE port has each GID twice, as version 1 and version 2.
+/// then the addresses. A RoCE port has each GID twice, as version 1 and version 2. An InfiniBand
+/// port has that of its subnet, and the one with its FLID if it has one.
 pub(crate) fn table(spec: &DeviceSpec) -> Vec<Gid> {
     let addrs: Vec<_> = spec.addrs.iter().copied().map(Some).collect();
     table_of(spec, &addrs).into_iter().flatten().collect()
@@ -77,11 +95,14 @@ pub(crate) fn table(spec: &DeviceSpec) -> Vec<Gid> {
 /// Like [`table`], with `addrs` instead of the configured addresses. `None` leaves two entries
 /// empty, as the removal of an address does.
 pub(crate) fn table_of(spec: &DeviceSpec, addrs: &[Option<(IpAddr, u8)>]) -> Vec<Option<Gid>> {
-    let mut default = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    default[8..].copy_from_slice(&guid(spec).to_be_bytes());
+    let guid = guid(spec);
+    let gid = |prefix: u64| (u128::from(prefix) << 64 | u128::from(guid)).to_be_bytes();
     if spec.link_layer == LinkLayer::InfiniBand {
-        return vec![Some(Gid { raw: default, prefix: 64, kind: GidKind::InfiniBand })];
+        let routable = spec.flid.map(|flid| routable_prefix(flid, spec.subnet));
+        let entry = |prefix| Some(Gid { raw: gid(prefix), prefix: 64, kind: GidKind::InfiniBand });
+        return std::iter::once(spec.subnet).chain(routable).map(entry).collect();
     }
+    let default = gid(DEFAULT_SUBNET);
     let addrs = addrs.iter().map(|addr| {
         addr.map(|(addr, prefix)| {
             let offset = if addr.is_ipv4() { 96 } else { 0 };

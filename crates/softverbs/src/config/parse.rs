@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, without=srq+mtu, inline=0";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, without=srq+mtu, inline=0, max_qp_wr=64";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -52,14 +52,16 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
-        "dmabuf" => {
-            spec.dmabuf = match value {
-                "on" => true,
-                "off" => false,
-                _ => return Err("expected on or off".to_owned()),
-            }
+        "dmabuf" => spec.dmabuf = switch(value)?,
+        "loopback" => spec.loopback = switch(value)?,
+        "grh" => spec.grh_required = switch(value)?,
+        "ece" => {
+            let options = hex(value).and_then(|bits| bits.try_into().ok());
+            spec.ece = Some(options.ok_or("expected options such as 0x7")?);
         }
-        "ece" => spec.ece = Some(hex(value).ok_or("expected options such as 0x7")?),
+        "subnet" => spec.subnet = hex(value).ok_or("expected a prefix such as 0xfe80000000000001")?,
+        "lmc" => spec.lmc = value.parse().map_err(|_| "expected a number from 0 to 7")?,
+        "flid" => spec.flid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "sysfs" => match value.starts_with('/') {
             true => spec.sysfs = Some(value.to_owned()),
             false => return Err("expected an absolute path".to_owned()),
@@ -70,6 +72,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             spec.max_inline_data =
                 bytes.ok_or_else(|| format!("expected a number of bytes, at most {MAX_INLINE}"))?;
         }
+        "max_qp_wr" => spec.max_qp_wr = value.parse().map_err(|_| "expected a number from 1 to 16384")?,
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
             spec.link_layer = match value {
@@ -80,7 +83,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, without, inline"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, without, inline, max_qp_wr"
                     .to_owned(),
             );
         }
@@ -98,13 +101,22 @@ fn capability(text: &str) -> Result<Capability, String> {
         "transport" => Ok(Capability::IbTransport),
         "link" => Ok(Capability::LinkLayer),
         "srq" => Ok(Capability::Srq),
+        "srq_calls" => Ok(Capability::SrqCalls),
         "mtu" => Ok(Capability::ActiveMtu),
-        _ => Err(format!("found {text:?}, expected transport, link, srq or mtu")),
+        _ => Err(format!("found {text:?}, expected transport, link, srq, srq_calls or mtu")),
     }
 }
 
-fn hex(text: &str) -> Option<u32> {
-    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("expected on or off".to_owned()),
+    }
+}
+
+fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {

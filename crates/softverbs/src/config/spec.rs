@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use super::{check, parse};
 use crate::error::Error;
-use crate::limits::MAX_INLINE;
+use crate::limits::{MAX_INLINE, MAX_QP_WR};
+
+/// The default subnet prefix of InfiniBand.
+pub(super) const DEFAULT_SUBNET: u64 = 0xfe80 << 48;
 
 /// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,9 @@ pub enum Capability {
     LinkLayer,
     /// Shared receive queues. Without them `max_srq` is 0 and `ibv_create_srq` fails.
     Srq,
+    /// The calls for shared receive queues. Without them `ibv_create_srq` fails although `max_srq` is
+    /// not 0, as with a kernel driver that is newer than its library.
+    SrqCalls,
     /// A valid MTU. A port without it reports an `active_mtu` of 0.
     ActiveMtu,
 }
@@ -55,8 +61,21 @@ pub struct DeviceSpec {
     pub addrs: Vec<(IpAddr, u8)>,
     /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// LID of the port, 1 to 0xBFFF. Only InfiniBand has one; `None` derives it from the name.
+    /// Base LID of the port, 1 to 0xBFFF and a multiple of 2 to the power of `lmc`. Only InfiniBand
+    /// has one; `None` derives it from the name.
     pub lid: Option<u16>,
+    /// LID mask control of an InfiniBand port, 0 to 7: the port has 2 to this power LIDs.
+    pub lmc: u8,
+    /// Prefix of the subnet of an InfiniBand port. A LID is valid in its own subnet only.
+    pub subnet: u64,
+    /// FLID of an InfiniBand port, 1 to 0xBFFF: entry 1 of the GID table carries it, and the routers
+    /// between the subnets of a wire forward packets to it. `None`: no router forwards to the port.
+    pub flid: Option<u16>,
+    /// Whether an InfiniBand port requires a GRH in every packet (`IBV_QPF_GRH_REQUIRED`), as a
+    /// virtual port that shares its LID does.
+    pub grh_required: bool,
+    /// Whether packets of the port to itself arrive. They do not on some virtual functions.
+    pub loopback: bool,
     /// Rate in bytes per second, for each direction; `None` is unlimited.
     pub rate: Option<u64>,
     /// One-way latency in nanoseconds, at most 10 s.
@@ -84,6 +103,8 @@ pub struct DeviceSpec {
     pub without: Vec<Capability>,
     /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
     pub max_inline_data: u32,
+    /// Most work requests in one queue of a queue pair, 1 to 16384.
+    pub max_qp_wr: u32,
 }
 
 impl DeviceSpec {
@@ -94,6 +115,11 @@ impl DeviceSpec {
             addrs: addrs.to_vec(),
             link_layer: LinkLayer::Ethernet,
             lid: None,
+            lmc: 0,
+            subnet: DEFAULT_SUBNET,
+            flid: None,
+            grh_required: false,
+            loopback: true,
             rate: None,
             latency_ns: 0,
             mtu: 4096,
@@ -106,6 +132,7 @@ impl DeviceSpec {
             sysfs: None,
             without: Vec::new(),
             max_inline_data: MAX_INLINE,
+            max_qp_wr: MAX_QP_WR,
         }
     }
 

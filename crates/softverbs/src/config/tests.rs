@@ -31,6 +31,26 @@ fn every_key_is_read() {
     let mut second = DeviceSpec::infiniband("ib0");
     (second.lid, second.rate) = (Some(7), Some(12_500_000_000));
     assert_eq!(devices, [first, second]);
+    let virtual_port = good("v:link=ib,lid=8,lmc=3,subnet=0xfe80000000000002,flid=77,grh=on,loopback=off");
+    let mut third = DeviceSpec::infiniband("v");
+    (third.lid, third.lmc, third.flid) = (Some(8), 3, Some(77));
+    (third.subnet, third.grh_required, third.loopback) = (0xfe80_0000_0000_0002, true, false);
+    assert_eq!(virtual_port, [third]);
+}
+
+/// LIDs are those of a subnet, and a derived one has room for all LIDs of its port.
+#[test]
+fn lids_are_unique_in_a_subnet() {
+    let [a, b] = &good("a:link=ib,lid=5;b:link=ib,lid=5,subnet=0xfe80000000000001")[..] else { panic!() };
+    assert_ne!(gid::guid(a), gid::guid(b));
+    good("a:link=ib,lid=5;b:link=ib,lid=5,wire=1");
+    for name in ["a", "b", "ib0", "mlx5_0"] {
+        let derived = gid::lids(&good(&format!("{name}:link=ib,lmc=7"))[0]);
+        assert!(
+            derived.start.is_multiple_of(128) && derived.start > 0 && derived.end <= gid::MAX_LID + 1,
+            "{derived:?}"
+        );
+    }
 }
 
 #[test]
@@ -52,11 +72,17 @@ fn a_port_has_the_pkeys_that_are_listed() {
 #[test]
 fn a_device_may_lack_what_others_have() {
     assert_eq!(good("a:addr=10.0.0.1/24")[0].without, []);
-    let all = [Capability::IbTransport, Capability::LinkLayer, Capability::Srq, Capability::ActiveMtu];
-    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+mtu")[0].without, all);
+    let all = [
+        Capability::IbTransport,
+        Capability::LinkLayer,
+        Capability::Srq,
+        Capability::SrqCalls,
+        Capability::ActiveMtu,
+    ];
+    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+srq_calls+mtu")[0].without, all);
     for bad in ["", "rc", "srq+"] {
         let line = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
-        assert!(line.contains("expected transport, link, srq or mtu"), "{line}");
+        assert!(line.contains("expected transport, link, srq, srq_calls or mtu"), "{line}");
     }
 }
 
@@ -124,6 +150,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,dmabuf=1", "dmabuf=1: expected on or off"),
     ("a:addr=10.0.0.1/24,link=eth", "link=eth: expected roce or ib"),
     ("a:addr=10.0.0.1/24,colour=red", "colour=red: expected one of the keys"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=x", "max_qp_wr=x: expected a number from 1 to 16384"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=0", "max_qp_wr=0: expected 1 to 16384"),
+    ("a:addr=10.0.0.1/24,max_qp_wr=16385", "max_qp_wr=16385: expected 1 to 16384"),
     ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),
     ("a:addr=10.0.0.1/24,lid=5", "found a LID, which only link=ib has"),
     ("a:link=ib,addr=10.0.0.1/24", "found an address, which only link=roce has"),
@@ -131,6 +160,17 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:link=ib,lid=49152", "lid=49152: expected 1 to"),
     ("a:link=ib,lid=65536", "lid=65536: expected a number from 1"),
     ("a:link=ib,lid=5;b:link=ib,lid=5", "the LID 5 is already that of \"a\""),
+    ("a:link=ib,lid=4,lmc=2;b:link=ib,lid=6", "the LID 6 is already that of \"a\""),
+    ("a:link=ib,lid=5,lmc=1", "lid=5: expected a multiple of 2, since lmc=1"),
+    ("a:link=ib,lmc=8", "lmc=8: expected 0 to 7"),
+    ("a:link=ib,lmc=-1", "lmc=-1: expected a number from 0"),
+    ("a:link=ib,flid=0", "flid=0: expected 1 to"),
+    ("a:link=ib,subnet=1", "subnet=1: expected a prefix such as"),
+    ("a:link=ib,subnet=0xff00000000000000", "expected the prefix of a unicast GID"),
+    ("a:link=ib,grh=1", "grh=1: expected on or off"),
+    ("a:addr=10.0.0.1/24,grh=on", "found lmc, subnet, flid or grh, which only link=ib has"),
+    ("a:addr=10.0.0.1/24,flid=3", "found lmc, subnet, flid or grh, which only link=ib has"),
+    ("a:addr=10.0.0.1/24,loopback=no", "loopback=no: expected on or off"),
 ];
 
 #[test]

@@ -97,6 +97,13 @@ pub fn fail_modify_qp_of(device: &str, state: u32, errno: c_int, times: u32, dur
     injected::fail_modify_qp(Some(device), state, errno, times, duration);
 }
 
+/// Fails the next `times` calls of `ibv_modify_qp` in this process that connect a QP of device
+/// `device` to itself. They return `errno` and change nothing. `times` = 0 cancels the fault; each
+/// call of this function replaces the previous fault.
+pub fn fail_loopback(device: &str, errno: c_int, times: u32) {
+    injected::fail_loopback(device, errno, times);
+}
+
 /// Fails the next `times` memory registrations (`ibv_reg_mr` and its variants) of this process on
 /// device `device` with `errno`. `times` = 0 cancels the fault; each call of this function replaces
 /// the previous fault.

@@ -122,6 +122,12 @@ pub struct QpAttributes {
     pub dest_qpn: u32,
     /// Index in the P_Key table of the port.
     pub pkey_index: u16,
+    /// Destination LID (`ah_attr.dlid`).
+    pub dlid: u16,
+    /// Destination GID (`ah_attr.grh.dgid`), if packets carry a GRH (`ah_attr.is_global`).
+    pub dgid: Option<[u8; 16]>,
+    /// Index of the source GID (`ah_attr.grh.sgid_index`).
+    pub sgid_index: u8,
     /// Service level (`ah_attr.sl`).
     pub service_level: u8,
     /// Traffic class (`ah_attr.grh.traffic_class`).
@@ -147,6 +153,10 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
             state: qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)),
             dest_qpn: attr.dest_qp_num,
             pkey_index: attr.pkey_index,
+            dlid: attr.ah_attr.dlid,
+            // SAFETY: any bytes are a valid GID.
+            dgid: (attr.ah_attr.is_global != 0).then(|| unsafe { attr.ah_attr.grh.dgid.raw }),
+            sgid_index: attr.ah_attr.grh.sgid_index,
             service_level: attr.ah_attr.sl,
             traffic_class: attr.ah_attr.grh.traffic_class,
             timeout: attr.timeout,

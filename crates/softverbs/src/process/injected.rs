@@ -40,6 +40,7 @@ struct ModifyQp {
 static MODIFY_QP: Mutex<ModifyQp> =
     Mutex::new(ModifyQp { fault: Fault::NONE, state: 0, duration: Duration::ZERO });
 static REGISTRATION: Mutex<Fault> = Mutex::new(Fault::NONE);
+static LOOPBACK: Mutex<Fault> = Mutex::new(Fault::NONE);
 
 /// See [`crate::fail_modify_qp_of`].
 pub(crate) fn fail_modify_qp(device: Option<&str>, state: u32, errno: c_int, times: u32, duration: Duration) {
@@ -51,6 +52,17 @@ pub(crate) fn fail_modify_qp(device: Option<&str>, state: u32, errno: c_int, tim
 pub(crate) fn fail_registration(device: &str, errno: c_int, times: u32) {
     let fault = Fault { device: Some(device.to_owned()), errno, times };
     *REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+}
+
+/// See [`crate::fail_loopback`].
+pub(crate) fn fail_loopback(device: &str, errno: c_int, times: u32) {
+    let fault = Fault { device: Some(device.to_owned()), errno, times };
+    *LOOPBACK.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+}
+
+/// Returns the injected error of a call of `ibv_modify_qp` that connects a QP to itself, if any.
+pub(crate) fn loopback(device: &str) -> Result<(), Errno> {
+    LOOPBACK.lock().unwrap_or_else(PoisonError::into_inner).next(device)
 }
 
 /// Returns the injected error of a call of `ibv_modify_qp`, if any.

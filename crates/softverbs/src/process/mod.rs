@@ -167,6 +167,9 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     for (device, shared) in device::all().iter().zip(&header.devices) {
         let DeviceShared { lid, gid_count, link, wire, mtu, rate, latency_ns, gids, .. } = shared;
         lid.store(u32::from(device.lid), Relaxed);
+        shared.lmc.store(device.spec.lmc.into(), Relaxed);
+        shared.grh_required.store(device.spec.grh_required.into(), Relaxed);
+        shared.loopback.store(device.spec.loopback.into(), Relaxed);
         wire.store(device.spec.wire, Relaxed);
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);

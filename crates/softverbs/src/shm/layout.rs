@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0006;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0007;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Bytes per bounce copy.
@@ -63,6 +63,7 @@ pub(crate) struct Bounce {
 /// The properties of a device that peers need.
 #[repr(C)]
 pub(crate) struct DeviceShared {
+    /// Base LID; 0 on Ethernet.
     pub(crate) lid: AtomicU32,
     pub(crate) gid_count: AtomicU32,
     /// Index in the fabric's link table.
@@ -71,7 +72,12 @@ pub(crate) struct DeviceShared {
     pub(crate) wire: AtomicU32,
     /// Largest packet payload that the port and the network behind it accept.
     pub(crate) mtu: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// LID mask control: the port has 2 to this power LIDs.
+    pub(crate) lmc: AtomicU32,
+    /// 1 if the port drops packets without a GRH.
+    pub(crate) grh_required: AtomicU32,
+    /// 1 if packets of the port to itself arrive.
+    pub(crate) loopback: AtomicU32,
     /// Bytes per second, 0 for unlimited.
     pub(crate) rate: AtomicU64,
     pub(crate) latency_ns: AtomicU64,
@@ -128,6 +134,9 @@ pub(crate) struct QpShared {
     pub(crate) rq_psn: AtomicU32,
     pub(crate) dgid_high: AtomicU64,
     pub(crate) dgid_low: AtomicU64,
+    pub(crate) dlid: AtomicU32,
+    /// 1 if its packets carry a GRH.
+    pub(crate) global: AtomicU32,
     pub(crate) access: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) device: AtomicU32,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+mod infiniband;
+
 use crate::api::qp::Qp;
 use crate::config::gid::Gid;
 use crate::process::Process;
@@ -19,17 +21,24 @@ pub(crate) struct Reached {
     pub(crate) generation: u32,
 }
 
+/// What an address vector has of the destination.
+pub(crate) struct Vector {
+    /// Whether packets carry a GRH.
+    pub(crate) global: bool,
+    pub(crate) dgid: [u8; 16],
+    pub(crate) dlid: u32,
+}
+
+const OTHER_DEVICE: &str = "that QP is on another device than the destination address";
+
+/// Returns whether a GID is in the table of a device.
+fn has_gid(fabric: &Fabric, device: &DeviceShared, raw: [u8; 16]) -> bool {
+    gids::of(fabric, device).iter().flatten().any(|gid| gid.raw == raw)
+}
+
 /// Returns the device of our QP as peers see it.
 pub(crate) fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a DeviceShared> {
     process.own.header().devices.get(qp.context.device.index)
-}
-
-/// Returns whether the device has the address of the address vector.
-fn has_address(process: &Process, device: &DeviceShared, connection: &Connection) -> bool {
-    if !connection.global {
-        return device.lid.load(Relaxed) == u32::from(connection.dlid);
-    }
-    gids::of(&process.fabric, device).iter().flatten().any(|gid| gid.raw == connection.dgid)
 }
 
 /// Finds the responder, or returns the reason why there is none.
@@ -46,11 +55,19 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
     })?;
     let shared = peer.qp(place.index).ok_or(NO_QP)?;
     let device = peer.header().devices.get(shared.device.load(Relaxed) as usize).ok_or(NO_QP)?;
-    if !has_address(process, device, connection) {
-        return Err("that QP is on another device than the destination address");
+    let own = own_device(process, qp).ok_or("this process has no such device")?;
+    let to = Vector { global: connection.global, dgid: connection.dgid, dlid: connection.dlid.into() };
+    if own.lid.load(Relaxed) != 0 && device.lid.load(Relaxed) != 0 {
+        infiniband::arrives(&process.fabric, own, device, &to)?;
+        infiniband::answers(&process.fabric, own, device, shared)?;
+    } else if !(to.global && has_gid(&process.fabric, device, to.dgid)) {
+        return Err(OTHER_DEVICE);
     }
-    if !own_device(process, qp).is_some_and(|own| same_link(&process.fabric, own, device)) {
+    if !same_link(&process.fabric, own, device) {
         return Err("the two devices are on different wires, or have no subnet in common");
+    }
+    if own.link.load(Relaxed) == device.link.load(Relaxed) && own.loopback.load(Relaxed) == 0 {
+        return Err("the port drops packets to itself (loopback=off)");
     }
     let expected = [shared.dgid_high.load(Relaxed), shared.dgid_low.load(Relaxed)];
     if connection.global && expected != [0, 0] && expected != gids::halves(connection.sgid) {

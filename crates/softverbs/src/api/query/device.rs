@@ -43,7 +43,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.vendor_id = VENDOR_ID;
     attr.vendor_part_id = VENDOR_PART_ID;
     attr.max_qp = int(limits::MAX_QP);
-    attr.max_qp_wr = int(limits::MAX_QP_WR);
+    attr.max_qp_wr = int(device.spec.max_qp_wr);
     attr.device_cap_flags = CAPS;
     attr.max_sge = int(limits::MAX_SGE);
     attr.max_sge_rd = int(limits::MAX_SGE);

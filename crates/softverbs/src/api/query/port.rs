@@ -16,7 +16,7 @@ use crate::process::port;
 const LINK_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`
 const LINK_ETHERNET: u8 = 2;
-/// `IBV_QPF_GRH_REQUIRED`: RoCE addresses are always GIDs.
+/// `IBV_QPF_GRH_REQUIRED`. RoCE addresses are always GIDs.
 const GRH_REQUIRED: u8 = 1;
 /// `Polling`: the port searches for a link partner.
 const PHYS_POLLING: u8 = 2;
@@ -96,6 +96,7 @@ fn attributes(device: &Device) -> PortAttr {
     attr.max_msg_sz = u32::try_from(limits::MAX_MSG).unwrap_or(u32::MAX);
     attr.max_vl_num = 1;
     attr.lid = device.lid;
+    attr.lmc = device.spec.lmc;
     let (speed, width) = speed_and_width(device.spec.rate);
     // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
@@ -110,6 +111,7 @@ fn attributes(device: &Device) -> PortAttr {
         LinkLayer::InfiniBand => {
             attr.link_layer = LINK_INFINIBAND;
             attr.port_cap_flags = CAPS_INFINIBAND;
+            attr.flags = if device.spec.grh_required { GRH_REQUIRED } else { 0 };
             attr.sm_lid = 1;
             attr.subnet_timeout = SUBNET_TIMEOUT;
         }
@@ -118,7 +120,7 @@ fn attributes(device: &Device) -> PortAttr {
         match capability {
             Capability::LinkLayer => attr.link_layer = 0,
             Capability::ActiveMtu => attr.active_mtu = 0,
-            Capability::IbTransport | Capability::Srq => {}
+            Capability::IbTransport | Capability::Srq | Capability::SrqCalls => {}
         }
     }
     let mut full: PortAttr = [0; size_of::<PortAttr>()];

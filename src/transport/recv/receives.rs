@@ -1,0 +1,133 @@
+//! The receives of a rail. They have no buffers: each takes one immediate.
+//!
+//! They are posted to a queue that all queue pairs of the rail share (SRQ), or, on an adapter that
+//! has none, to the receive queue of each queue pair. The peer need not know which: an immediate
+//! contains its slot, so any receive fits.
+//!
+//! A CTS write is posted only if every queue has a receive for each immediate that may arrive on
+//! it. A slot consumes one receive at most. So `n` outstanding slots need `n` receives in each
+//! queue, and never more than there are slots that use the queue.
+
+use std::sync::Arc;
+
+use crate::error::{Fast, Result};
+use crate::proto::{SLOTS, qp_of_slot};
+use crate::transport::send_queue::SendQueue;
+use crate::transport::work::Work;
+use crate::verbs::{Blanks, Completion, Srq};
+
+/// The receives of a rail, and how many of them are posted.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    // Signed: a faulty device that completes more than was posted must not wrap them.
+    /// Receives in the SRQ, or in that queue pair's queue that has the fewest.
+    posted: isize,
+    /// The queues are refilled when `posted` is at most this.
+    low: isize,
+    /// Slots that use the same queue. With as many receives, each of them finds one.
+    slots: isize,
+    /// The depth of a queue.
+    depth: isize,
+    queues: Queues,
+    /// The chain to fill a queue.
+    blanks: Blanks,
+}
+
+/// Where the receives are posted.
+#[derive(Debug)]
+enum Queues {
+    Shared(Arc<Srq>),
+    /// By queue pair: the receives in its queue.
+    Own(Vec<isize>),
+}
+
+/// Returns the number of slots that use one of `qps` queue pairs.
+pub(crate) const fn slots_per_queue(qps: u32) -> u32 {
+    (SLOTS as u32).div_ceil(qps)
+}
+
+/// Returns whether the completion is that of a receive whose queue pair has failed.
+pub(crate) fn is_flushed(completion: &Completion) -> bool {
+    completion.is_flushed() && Work::of(completion.wr_id()) == Work::Receive
+}
+
+impl Receives {
+    /// Makes receives for an SRQ of this depth, which is refilled when `low` are left.
+    pub(crate) fn shared(srq: Srq, depth: u32, low: u32) -> Self {
+        Self::new(Queues::Shared(Arc::new(srq)), depth, low, SLOTS as u32)
+    }
+
+    /// Makes receives for the queues of `qps` queue pairs, each of this depth. They are refilled
+    /// when one of them is nearly empty, or when the outstanding slots need more.
+    pub(crate) fn own(qps: u32, depth: u32) -> Self {
+        let posted = vec![0; qps as usize];
+        Self::new(Queues::Own(posted), depth, depth / 8, slots_per_queue(qps))
+    }
+
+    fn new(queues: Queues, depth: u32, low: u32, slots: u32) -> Self {
+        let [low, slots] = [low, slots].map(|n| n as isize);
+        Self { posted: 0, low, slots, depth: depth as isize, queues, blanks: Blanks::new(depth as usize) }
+    }
+
+    /// Returns the SRQ, if there is one.
+    pub(crate) fn srq(&self) -> Option<&Arc<Srq>> {
+        match &self.queues {
+            Queues::Shared(srq) => Some(srq),
+            Queues::Own(_) => None,
+        }
+    }
+
+    /// Returns whether one more slot may be used while so many are outstanding.
+    #[inline]
+    pub(crate) fn suffice(&self, outstanding: usize) -> bool {
+        self.posted > outstanding as isize || self.posted >= self.slots
+    }
+
+    /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
+    /// immediate arrived on another queue pair than the slot's.
+    #[inline]
+    pub(crate) fn consumed(&mut self, slot: u8, completion: &Completion, qps: &[SendQueue]) -> bool {
+        match &mut self.queues {
+            Queues::Shared(_) => {
+                self.posted -= 1;
+                true
+            }
+            Queues::Own(posted) => {
+                let index = qp_of_slot(slot, posted.len());
+                posted[index] -= 1;
+                self.posted = self.posted.min(posted[index]);
+                qps[index].number() == completion.qpn()
+            }
+        }
+    }
+
+    /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
+    /// more.
+    #[inline]
+    pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
+        let enough = self.posted > self.low && self.posted > outstanding as isize;
+        if enough { Ok(()) } else { self.refill_if_few(outstanding, qps) }
+    }
+
+    #[cold]
+    fn refill_if_few(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
+        let enough = self.posted > self.low && self.suffice(outstanding);
+        if enough { Ok(()) } else { Ok(self.fill(qps)?) }
+    }
+
+    /// Fills the queues of these connected queue pairs.
+    pub(crate) fn fill(&mut self, qps: &[SendQueue]) -> Result<()> {
+        let missing = |posted: isize| (self.depth - posted) as usize;
+        match &mut self.queues {
+            Queues::Shared(srq) => srq.post(&self.blanks, missing(self.posted))?,
+            Queues::Own(posted) => {
+                for (posted, qp) in posted.iter_mut().zip(qps) {
+                    qp.post_receives(&self.blanks, missing(*posted))?;
+                    *posted = self.depth;
+                }
+            }
+        }
+        self.posted = self.depth;
+        Ok(())
+    }
+}
