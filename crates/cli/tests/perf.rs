@@ -165,7 +165,10 @@ fn further_connections_at_once(at_once: u32) {
     }
     let table = text(&perf(&["--connections", "5"]).args(QUICK).output().unwrap().stdout);
     let lines: Vec<_> = table.lines().collect();
-    assert!(lines[1].starts_with("5 connections, 1 at a time: ") && lines[2].trim_start().starts_with("size"), "{table}");
+    assert!(
+        lines[1].starts_with("5 connections, 1 at a time: ") && lines[2].trim_start().starts_with("size"),
+        "{table}"
+    );
 }
 
 #[test]
