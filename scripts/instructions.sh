@@ -6,7 +6,8 @@
 # "mpib perf-solo" moves messages between both ends of one connection, in one thread, over
 # softverbs. callgrind counts while they move, and only instructions of the plugin's own file:
 # libibverbs, libc and the kernel do not matter. The difference between two runs of different length
-# leaves out the start.
+# leaves out the start. Two workloads move nothing: a test that finds nothing, and an isend before
+# its receive is posted. Their unit is the call.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -14,11 +15,10 @@ cd "$(dirname "$0")/.."
 figures=benches/instructions.toml
 # Percent by which a count may grow.
 limit=2
-depth=8
 short=50
 long=300
-# The function of perf-solo in which messages move.
-moves=mpib::perf::solo::Solo::group
+# The functions of perf-solo in which callgrind counts, one for each kind of workload.
+counted=(mpib::perf::thin::Thin::{group,empty_test,early_isend})
 
 say() { echo "instructions: $*" >&2; }
 
@@ -27,18 +27,18 @@ trap 'rm -rf "$work"' EXIT
 export LD_LIBRARY_PATH=$PWD/build/softverbs
 export SOFTVERBS_FABRIC=instructions-$$ NCCL_IB_GID_INDEX=3
 
-# Prints the plugin's instructions for GROUPS groups of messages.
-# usage: count GROUPS RAILS SIZE [OPTION]
+# Prints the plugin's instructions for GROUPS groups of DEPTH messages.
+# usage: count GROUPS RAILS SIZE DEPTH [OPTION]
 count() {
-    local groups=$1 rails=$2 size=$3
-    shift 3
+    local groups=$1 rails=$2 size=$3 depth=$4
+    shift 4
     local one='rail0:addr=10.18.0.1/24' two='rail1:addr=10.18.1.1/24' settings
     settings=(SOFTVERBS_DEVICES="$one")
     if [ "$rails" = 2 ]; then
         settings=(SOFTVERBS_DEVICES="$one;$two" MPIB_HCA_SOUT=rail0 MPIB_HCA_SUP=rail1 MPIB_SUP_SHARE=341)
     fi
     env "${settings[@]}" valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" --compress-strings=no \
-        --collect-atstart=no --toggle-collect="$moves" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
+        --collect-atstart=no "${counted[@]/#/--toggle-collect=}" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
         --version 12 --size "$size" --depth "$depth" --groups "$groups" --output "$work/counts" "$@" >"$work/log" 2>&1 ||
         { say "a run under callgrind failed:"; tail -n 5 "$work/log" >&2; return 1; }
     # A line of figures is the cost of its line in the object named before it. The line after
@@ -50,22 +50,26 @@ count() {
         END { printf "%d\n", sum }' "$work/calls"
 }
 
-# Prints the instructions per message. usage: per_message RAILS SIZE [OPTION]
+# Prints the instructions per message, or per call. usage: per_message RAILS SIZE DEPTH [OPTION]
 per_message() {
-    local from to
+    local from to depth=$3
     from=$(count "$short" "$@") && to=$(count "$long" "$@") || return 1
     if [ "$from" = 0 ]; then
-        say "nothing was counted: is $moves still the function of \"mpib perf-solo\" in which messages move?"
+        say "nothing was counted: does \"mpib perf-solo\" still move messages in ${counted[*]}?"
         return 1
     fi
     awk -v from="$from" -v to="$to" -v n=$(((long - short) * depth)) 'BEGIN { printf "%.1f\n", (to - from) / n }'
 }
 
 # The workloads: a name, then the arguments of per_message.
-workloads='8 B, one rail|1 8
-8 B, optional receives|1 8 --optional
-8 B, two rails|2 8
-64 KiB split over two rails|2 65536'
+workloads='8 B, one rail|1 8 8
+8 B, optional receives|1 8 8 --optional
+8 B, two rails|2 8 8
+64 KiB split over two rails|2 65536 8
+8 B, one rail, one in flight|1 8 1
+4 KiB whole, two rails|2 4096 8
+a test that finds nothing|1 8 1 --workload empty-test
+an isend before its receive|1 8 1 --workload early-isend'
 
 measured=$work/measured
 while IFS='|' read -r name arguments; do
@@ -77,8 +81,8 @@ done <<<"$workloads" >"$measured"
 rustc=$(rustc -vV | sed -n 's/^release: //p') target=$(rustc -vV | sed -n 's/^host: //p')
 if [ "${1:-}" = --write ]; then
     cat >"$figures" - "$measured" <<TEXT
-# The plugin's own instructions per message: both ends together, $depth messages in flight, without
-# libibverbs and libc. "make check-instructions" fails if a count grows by more than $limit %.
+# The plugin's own instructions per message: both ends together, 8 messages in flight unless the
+# name states another number, or per call, without libibverbs and libc. "make check-instructions" fails if a count grows by more than $limit %.
 # "make check-instructions WRITE=1" renews this file. Counts depend on the compiler. With another
 # compiler than the following the check measures but does not compare.
 rustc = "$rustc"

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::verbs::{About, AsyncEvent, Context};
@@ -46,6 +47,7 @@ struct EventState {
     end_comms: AtomicBool,
     stats: Arc<Stats>,
     housekeeping: Arc<Housekeeping>,
+    failed_routes: Arc<FailedRoutes>,
 }
 
 /// The thread as contexts hold it: it ends with the last of them.
@@ -84,9 +86,13 @@ pub struct Queues {
 }
 
 impl AsyncEvents {
-    pub(crate) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Self {
+    pub(crate) fn new(
+        stats: Arc<Stats>,
+        housekeeping: Arc<Housekeeping>,
+        failed_routes: Arc<FailedRoutes>,
+    ) -> Self {
         let (comms, end_comms, last) = (Mutex::default(), AtomicBool::new(true), AtomicU64::new(0));
-        let state = EventState { comms, last, end_comms, stats, housekeeping };
+        let state = EventState { comms, last, end_comms, stats, housekeeping, failed_routes };
         Self { running: Mutex::default(), state: Arc::new(state) }
     }
 
@@ -189,6 +195,9 @@ impl EventState {
             return;
         }
         self.stats.event(event);
+        if matches!(event.about, About::Port(_)) {
+            self.failed_routes.clear();
+        }
         let place = match event.about {
             About::Port(port) => format!("{}:{port}", context.name()),
             _ => context.name().to_owned(),

@@ -19,6 +19,7 @@ pub mod control;
 pub mod device;
 pub mod doctor;
 pub mod error;
+pub mod failed_routes;
 mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;

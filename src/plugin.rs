@@ -168,6 +168,29 @@ fn make_vdevice(devices: &Devices, devs: &VDevs) -> Result<usize> {
     Ok(index)
 }
 
+/// Returns why several devices stay separate although nothing is wrong with them.
+///
+/// NCCL regards all devices without a PCI address as ports of one adapter. From 2.27 on it then
+/// finds no path from a GPU to the device that is made of them, and every communicator fails.
+fn unmerged(config: &Config, devices: &Devices, members: &[c_int]) -> Option<&'static str> {
+    let on_pci = |dev: &c_int| {
+        let device = usize::try_from(*dev).ok().and_then(|dev| devices.get(dev));
+        device.is_none_or(Device::is_on_pci)
+    };
+    if members.len() < 2 {
+        None
+    } else if !config.merge_nics {
+        Some("NCCL_IB_MERGE_NICS=0")
+    } else if std::env::var_os("NCCL_NET_FORCE_MERGE").is_none() && !members.iter().any(on_pci) {
+        Some(
+            "none of them has a PCI address, and NCCL 2.27 and later find no path to a device made of such ones. \
+             NCCL chooses among them; MPIB_HCA_SOUT and MPIB_HCA_SUP join two in every release",
+        )
+    } else {
+        None
+    }
+}
+
 /// Returns the name of the call.
 fn reg_mr(dmabuf: Option<DmaBuf>) -> &'static str {
     if dmabuf.is_some() { "regMrDmaBuf" } else { "regMr" }
@@ -232,13 +255,13 @@ impl NetPlugin for Plugin {
 
     fn make_vdevice(devs: &VDevs) -> Result<usize, Failure> {
         let process = Process::global();
-        if here("makeVDevice", || latest(process))?.merge_nics || devs.as_slice().len() < 2 {
+        let config = here("makeVDevice", || latest(process))?;
+        let Some(why) = unmerged(&config, &process.devices, devs.as_slice()) else {
             return logged("makeVDevice", make_vdevice(&process.devices, devs));
-        }
-        // The user wants it, hence no warning. Not the code of a usage error: NCCL 2.24 and 2.25
-        // fail the communicator for that one. With any other code they continue with the physical
-        // devices.
-        tracing::info!(target: "init", "devices {:?} are not joined: NCCL_IB_MERGE_NICS=0", devs.as_slice());
+        };
+        // No fault, hence no warning. Not the code of a usage error: NCCL 2.24 and 2.25 fail the
+        // communicator for that one. With any other code they continue with the physical devices.
+        tracing::info!(target: "init", "devices {:?} are not joined: {why}", devs.as_slice());
         Err(Failure::InvalidArgument)
     }
 

@@ -17,6 +17,7 @@ use crate::async_events::AsyncEvents;
 use crate::config::Config;
 use crate::control::Control;
 use crate::device::Devices;
+use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::warned::Warned;
@@ -40,6 +41,8 @@ pub struct Process {
     pub stats: Arc<Stats>,
     /// What was logged once.
     pub warned: Arc<Warned>,
+    /// Routes that failed lately.
+    pub failed_routes: Arc<FailedRoutes>,
     /// Connections begun, which number the next one.
     pub begun: ConnectionCounts,
     /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
@@ -52,15 +55,20 @@ impl Process {
     /// Makes an instance without devices and without threads.
     pub fn new() -> Arc<Self> {
         let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
-        let housekeeping = Arc::<Housekeeping>::default();
+        let (housekeeping, failed_routes) = (Arc::<Housekeeping>::default(), Arc::default());
         Arc::new(Self {
             devices: Arc::new(Devices::new(Arc::clone(&warned))),
             control: Control::new(Arc::clone(&warned)),
             agent: Clients::default(),
-            events: AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping)),
+            events: AsyncEvents::new(
+                Arc::clone(&stats),
+                Arc::clone(&housekeeping),
+                Arc::clone(&failed_routes),
+            ),
             housekeeping,
             stats,
             warned,
+            failed_routes,
             begun: ConnectionCounts::default(),
             profiler_seen: Arc::default(),
             latest: RwLock::default(),

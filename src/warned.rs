@@ -26,6 +26,8 @@ pub enum Subject {
     NoLoopback(String),
     /// A device's connections with a host use a rail that NCCL did not request.
     Substituted(String, Option<IpAddr>),
+    /// A rail that NCCL did not request, and the requested rail, which is under another PCI root.
+    FarSubstitute(String, String),
 }
 
 /// The subjects that were logged.

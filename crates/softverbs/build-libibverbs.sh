@@ -26,7 +26,8 @@ esac
 # The version script: one node per version, each depending on the previous one. Other symbols are
 # local. "local" must be in the last node: in an earlier node it would hide the symbols that the
 # stubs below assign to later nodes.
-awk -v extra=softverbs_counters_json '
+own="softverbs_complete_at_once softverbs_counters_json"
+awk -v extra="$own" '
     /^#/ || NF == 0 { next }
     { split($1, part, /@+/); name = part[1]; version = part[2] }
     !(version in node) { node[version] = ""; order[++count] = version }
@@ -36,6 +37,7 @@ awk -v extra=softverbs_counters_json '
             printf "%s {\n    global:%s\n", order[i], node[order[i]]
             printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
         }
+        gsub(/ /, "; ", extra)
         printf "SOFTVERBS {\n    global:\n        %s;\n    local:\n        *;\n};\n", extra
     }' "$list" > "$work/ibverbs.map"
 
@@ -53,8 +55,8 @@ awk '
         printf "__asm__(\".symver old_%d, %s\");\n", n, $1
     }' "$list" > "$work/old.c"
 
-awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 } END { print "-Wl,--undefined=softverbs_counters_json" }' \
-    "$list" > "$work/undefined"
+awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 }' "$list" > "$work/undefined"
+printf -- '-Wl,--undefined=%s\n' $own >> "$work/undefined"
 
 "${CC:-cc}" -shared -fPIC -O2 -o "$work/libibverbs.so.1" "$work/old.c" "@$work/undefined" "$archive" \
     -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$work/ibverbs.map" -Wl,--gc-sections \

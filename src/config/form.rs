@@ -277,7 +277,7 @@ pub(super) trait Described: FromStr + Display {
 }
 
 impl Described for RoutePolicy {
-    const EXPECTED: &'static str = "prefer-subnet, subnet, any or strict";
+    const EXPECTED: &'static str = "any, strict, prefer-subnet or subnet";
 }
 
 /// An optional value of a type that parses itself.

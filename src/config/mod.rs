@@ -118,17 +118,22 @@ settings! {
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
     /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
+    /// that may carry data. 0: messages of at least 128 bytes are split. See
+    /// [mpib.md](mpib.md#small-messages) and
+    /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
+    split_min: u32 = 64 << 10, "MPIB_SPLIT_MIN", Whole::<u32>::new(0, 1 << 30);
     /// Queue pairs per connection on SOUT. Messages use them round-robin.
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs per connection on SUP.
     sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect.
     strict: bool = false, "MPIB_STRICT", Flag;
-    /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP.
-    /// `prefer-subnet`: those on a common subnet first. `subnet`: only those. `any`: those that
-    /// NCCL requested first. `strict`: only those. Must be equal on both ends. See
-    /// [reach.md](reach.md).
-    route: RoutePolicy = RoutePolicy::PreferSubnet, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
+    /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP. `any`:
+    /// those that NCCL requested first, others if these do not reach each other. `strict`: only
+    /// those that NCCL requested. `prefer-subnet`: those on a common subnet first. `subnet`: only
+    /// those. Must be equal on both ends. See [reach.md](reach.md).
+    route: RoutePolicy = RoutePolicy::Any, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
     /// Network interfaces whose addresses a listener advertises for control connections. Overrides
     /// `NCCL_SOCKET_IFNAME`.
     oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;

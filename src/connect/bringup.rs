@@ -11,6 +11,7 @@ use crate::connect::local_rails::LocalRail;
 use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
 use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, Role, RouteWiring};
+use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
@@ -29,6 +30,8 @@ pub(crate) struct Bringup {
     mtus: [u32; MAX_RAILS],
     /// The peer's name.
     name: String,
+    /// Routes that were given up without a try, as bits.
+    untried: u8,
 }
 
 /// The bring-up of one route.
@@ -54,13 +57,14 @@ pub(crate) struct InProgress {
 
 impl Bringup {
     /// Begins to connect the queue pairs of `local` to the peer's. The lists of WIRING fit the
-    /// routes.
+    /// routes. A route for which `known` returns a reason is given up at once.
     pub(crate) fn start(
         local: LocalEndpoint,
         role: Role,
         local_rails: &[LocalRail],
         name: String,
         peer: BringUp,
+        known: impl Fn(&Route) -> Option<String>,
     ) -> Self {
         let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
         remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
@@ -70,15 +74,24 @@ impl Bringup {
             let number = path_mtu(&local_rails[ours], &peer.rails[theirs]);
             *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
         }
-        let routes = local.routes.into_iter().zip(peer.wiring.routes);
+        let (mut routes, mut untried) = (Vec::with_capacity(local.routes.len()), 0);
+        for (i, (local, remote)) in local.routes.into_iter().zip(peer.wiring.routes).enumerate() {
+            let why = known(&local.route);
+            untried |= u8::from(why.is_some()) << i;
+            routes.push(why.map_or_else(
+                || RouteBringup::new(local, remote),
+                |why| RouteBringup::Done(Err(Error::Peer(why))),
+            ));
+        }
         Self {
-            routes: routes.map(|(local, remote)| RouteBringup::new(local, remote)).collect(),
+            routes,
             rails: peer.rails,
             retry_until: peer.retry_until,
             region: local.region,
             remote,
             mtus,
             name,
+            untried,
         }
     }
 
@@ -104,7 +117,8 @@ impl Bringup {
             rails.push(rail);
             eces.push(ece);
         }
-        Endpoint { rails, region: self.region, remote: self.remote, mtus: self.mtus, eces }
+        let Self { region, remote, mtus, untried, .. } = self;
+        Endpoint { rails, region, remote, mtus, eces, untried }
     }
 }
 

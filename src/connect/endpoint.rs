@@ -91,6 +91,8 @@ pub(crate) struct Endpoint {
     pub(crate) mtus: [u32; MAX_RAILS],
     /// The ECE options in effect on the queue pairs of each route.
     pub(crate) eces: Vec<Option<Ece>>,
+    /// Routes that this end has not tried to the end, as bits: their failure proves nothing.
+    pub(crate) untried: u8,
 }
 
 impl LocalEndpoint {

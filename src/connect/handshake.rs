@@ -57,10 +57,11 @@ impl Handshake {
         channel: Channel,
         (local_rails, hello): (Vec<LocalRail>, Hello),
     ) -> Self {
+        let work = LocalWork::new(role, settings, device, local_rails);
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
         let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), hello, patience);
-        Self { device, channel: Some(channel), machine, work: LocalWork::new(role, settings, local_rails) }
+        Self { device, channel: Some(channel), machine, work }
     }
 
     /// Advances the handshake as far as possible without waiting. Returns the comm once both ends

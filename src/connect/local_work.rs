@@ -7,13 +7,17 @@ use crate::agent::Subscription;
 use crate::connect::bringup::Bringup;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::formed::Formed;
+use crate::connect::known_failures::KnownFailures;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::machine::{Action, Outcome, Report};
 use crate::connect::probe::ProbeRun;
 use crate::connect::registration::unhinted;
+use crate::connect::substitutes::check_distance;
 use crate::control::Channel;
+use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::proto::Role;
+use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::warned::Subject;
@@ -24,6 +28,11 @@ pub(crate) struct LocalWork {
     role: Role,
     settings: Arc<Settings>,
     rails: Vec<LocalRail>,
+    /// The ports of the device that NCCL requested.
+    requested: Vec<Arc<Nic>>,
+    /// The routes of the attempt in progress, one for each stripe.
+    stripes: Vec<Route>,
+    known: KnownFailures,
     stage: Stage,
 }
 
@@ -40,8 +49,16 @@ enum Stage {
 }
 
 impl LocalWork {
-    pub(crate) fn new(role: Role, settings: &Arc<Settings>, rails: Vec<LocalRail>) -> Self {
-        Self { role, settings: Arc::clone(settings), rails, stage: Stage::None }
+    pub(crate) fn new(role: Role, settings: &Arc<Settings>, device: &Device, rails: Vec<LocalRail>) -> Self {
+        Self {
+            role,
+            settings: Arc::clone(settings),
+            rails,
+            requested: device.rails.clone(),
+            stripes: Vec::new(),
+            known: KnownFailures::new(),
+            stage: Stage::None,
+        }
     }
 
     /// Starts, ends or carries out the work of an action; returns the outcome of work that takes no
@@ -53,13 +70,17 @@ impl LocalWork {
             (Action::MakeEndpoint(stripes), stage) => {
                 // The queue pairs of the attempt before are destroyed first.
                 drop(stage);
+                self.known.remember(&settings.process);
                 let local = LocalEndpoint::new(role, settings, &self.rails, &stripes)?;
                 let wiring = local.message(role, settings)?;
+                self.stripes = stripes.iter().map(|(route, _)| *route).collect();
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
+                self.known.begin(&peer);
                 let name = channel.describe();
-                (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer)), None)
+                let known = |route: &Route| self.known.of(&settings.process, role, &self.rails, route);
+                (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer, known)), None)
             }
             (Action::Probe, Stage::Joined(endpoint)) => {
                 (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
@@ -68,7 +89,20 @@ impl LocalWork {
                 probe.stop(settings);
                 (Stage::Probe(probe), None)
             }
+            (Action::Abandon(mask), Stage::Probe(mut probe)) => {
+                probe.abandon(mask);
+                (Stage::Probe(probe), None)
+            }
             (Action::Keep(keep), Stage::Joined(endpoint)) => {
+                self.known.remember(&settings.process);
+                if keep.substitute {
+                    let used = keep.stripes.iter().filter_map(|i| endpoint.rails[*i].as_ref().ok());
+                    check_distance(
+                        settings,
+                        &self.requested,
+                        &used.map(|rail| &rail.nic).collect::<Vec<_>>(),
+                    )?;
+                }
                 let formed = Formed::new(role, settings, channel, endpoint, &keep)?;
                 let registered = formed.flow.is_some();
                 (Stage::Formed(formed), Some(Outcome::Kept { registered }))
@@ -101,7 +135,8 @@ impl LocalWork {
                 (Stage::Joined(endpoint), Outcome::BroughtUp(eces))
             }
             Stage::Probe(probe) => {
-                let results = probe.results();
+                let (process, endpoint) = (&self.settings.process, &probe.endpoint);
+                let results = self.known.learn(process, self.role, &self.rails, &self.stripes, endpoint);
                 // What the HELLO had may be out of date.
                 if results.iter().any(Result::is_err) {
                     self.rails.iter().for_each(|rail| rail.nic.forget());

@@ -4,6 +4,7 @@ mod bringup;
 mod endpoint;
 mod formed;
 mod handshake;
+mod known_failures;
 mod local_rails;
 mod local_work;
 mod loopback;
@@ -11,6 +12,7 @@ mod machine;
 mod probe;
 mod queue_depths;
 mod registration;
+mod substitutes;
 #[cfg(test)]
 mod tests;
 
@@ -83,7 +85,7 @@ impl PendingConnects {
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
         let hints = flow.map(|flow| Box::new(flow) as Box<dyn HintSource>);
         let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
-        let policy = Policy::new(comm.plan, source, settings.config.bdp_threshold, &comm.roles());
+        let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
         Ok(Some(SendComm::new(comm, policy, settings)))
     }
 

@@ -93,6 +93,17 @@ impl ProbeRun {
         });
     }
 
+    /// Ends the pending probes of the routes in the mask.
+    pub(crate) fn abandon(&mut self, mask: u8) {
+        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
+            if probes.pending() && mask >> i & 1 == 1 {
+                *place = Err(Error::Peer("the peer does not try it".into()));
+                *probes = Probes::default();
+                self.endpoint.untried |= 1 << i;
+            }
+        }
+    }
+
     /// Applies `f` to each route with pending probes, and gives up those for which it fails.
     fn fail_if(&mut self, mut f: impl FnMut(usize, &mut Rail, &mut Probes) -> Result<()>) {
         for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
@@ -104,12 +115,6 @@ impl ProbeRun {
                 *probes = Probes::default();
             }
         }
-    }
-
-    /// Returns for each route why it does not work: bring-up or a probe has failed.
-    pub(crate) fn results(&self) -> Vec<Result<(), String>> {
-        let result = |rail: &Result<Rail>| rail.as_ref().map(drop).map_err(ToString::to_string);
-        self.endpoint.rails.iter().map(result).collect()
     }
 }
 

@@ -36,6 +36,11 @@ impl Device {
         c_int::from(number) + c_int::from(self.card_place)
     }
 
+    /// Whether its first rail is a PCI device.
+    pub(crate) fn is_on_pci(&self) -> bool {
+        self.pci_address().is_some()
+    }
+
     pub(super) fn pci_address(&self) -> Option<pci::Address> {
         pci::Address::of(self.pci_path?.to_str().ok()?)
     }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
 use super::mr_cache::Registrations;
+use super::pci::Place;
 use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -93,7 +94,17 @@ impl Nic {
     /// Whether connections that receive on it can flush: by the setting, else if it reaches GPU
     /// memory.
     pub fn flushes(&self, config: &Config) -> bool {
-        config.flush.unwrap_or_else(|| Gpu::here().is_direct() || self.takes_dmabuf().is_ok())
+        config.flush.unwrap_or_else(|| self.takes_gpu_memory())
+    }
+
+    /// Whether NCCL may register GPU memory on it.
+    pub(crate) fn takes_gpu_memory(&self) -> bool {
+        Gpu::here().is_direct() || self.takes_dmabuf().is_ok()
+    }
+
+    /// Returns its place in the PCI tree; `None` for software devices.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.pd.context().pci_path().map(Place::of)
     }
 
     /// Returns why packets of the port to itself do not arrive, if a connection has seen that.

@@ -1,4 +1,7 @@
-//! PCI addresses of adapters. Pure.
+//! PCI addresses of adapters, and their places in the PCI tree.
+
+use std::fmt;
+use std::path::Path;
 
 /// Domain, bus, device and function, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +34,45 @@ impl Address {
     }
 }
 
+/// Where a PCI device is: devices under one root and at one NUMA node are equally far from a GPU,
+/// as far as sysfs shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Path in sysfs.
+    path: String,
+    /// The host bridge, as in `pci0000:40`.
+    root: Option<String>,
+    /// `None` if the kernel does not know it, as on hosts with one node.
+    numa_node: Option<u32>,
+}
+
+impl Place {
+    /// Returns the place of the device with this path in sysfs.
+    pub(crate) fn of(path: String) -> Self {
+        let is_root = |part: &&str| part.strip_prefix("pci").is_some_and(|rest| rest.contains(':'));
+        let root = path.split('/').find(is_root).map(str::to_owned);
+        let node = std::fs::read_to_string(Path::new(&path).join("numa_node")).ok();
+        let numa_node = node.and_then(|node| node.trim().parse().ok());
+        Self { path, root, numa_node }
+    }
+
+    /// Whether the two are known to be under different roots or at different NUMA nodes.
+    pub(crate) fn is_away_from(&self, other: &Self) -> bool {
+        fn differ<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
+            a.zip(b).is_some_and(|(a, b)| a != b)
+        }
+        differ(self.root.as_ref(), other.root.as_ref())
+            || differ(self.numa_node.as_ref(), other.numa_node.as_ref())
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.path)?;
+        self.numa_node.map_or(Ok(()), |node| write!(f, ", NUMA node {node}"))
+    }
+}
+
 fn hex(digits: &str) -> Option<u32> {
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
@@ -60,6 +102,30 @@ mod tests {
         {
             assert_eq!(one.is_of_card(&at(other).unwrap()), same, "{other}");
         }
+    }
+
+    #[test]
+    fn places_differ_by_root_or_numa_node_if_both_are_known() {
+        let sys = tempfile::tempdir().unwrap();
+        let place = |path: &str, node: &str| {
+            let path = sys.path().join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("numa_node"), node).unwrap();
+            Place::of(path.to_string_lossy().into_owned())
+        };
+        let a = place("devices/pci0000:40/0000:40:01.0/0000:42:00.0", "0\n");
+        for (path, node, away) in [
+            ("devices/pci0000:40/0000:40:02.0/0000:43:00.0", "0\n", false),
+            ("devices/pci0000:40/0000:40:02.0/0000:44:00.0", "1\n", true),
+            ("devices/pci0000:40/0000:40:02.0/0000:45:00.0", "-1\n", false),
+            ("devices/pci0000:80/0000:80:02.0/0000:81:00.0", "0\n", true),
+            ("devices/platform/HISI0000:00", "0\n", false),
+        ] {
+            let b = place(path, node);
+            assert_eq!((a.is_away_from(&b), b.is_away_from(&a)), (away, away), "{b}");
+        }
+        assert!(a.to_string().ends_with("/0000:42:00.0, NUMA node 0"));
+        assert!(!a.is_away_from(&Place::of("/nowhere".into())));
     }
 
     #[test]

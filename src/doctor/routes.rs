@@ -46,17 +46,24 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
         way,
         why,
     };
+    let all: Vec<Route> = [&first[..], &rest].concat();
     let joined = |verdict: Verdict, route: &Route| {
+        let more = all.iter().filter(|r| r.rails == route.rails).count() - 1;
         let (verdict, why) = match plan.joins(ours.rails[route.rails.connector].role) {
             true => (verdict, route.why().to_owned()),
             false => {
                 (Verdict::Later, "kept in reserve: the hosts are of two islands, which SOUT joins".into())
             }
         };
+        let why = match more {
+            0 => why,
+            _ => format!("{why}; {more} other pair(s) of their addresses follow"),
+        };
         pair(route.rails, verdict, Some(route.describe(&ends)), why)
     };
+    // A pair of ports is listed once, with the addresses that are tried first.
     let first = first.iter().map(|route| joined(Verdict::First, route));
-    let rest = rest.iter().map(|route| joined(Verdict::Later, route));
+    let rest = rest.iter().filter(|route| route.alternate == 0).map(|route| joined(Verdict::Later, route));
     let refused = refused.iter().map(|r| pair(r.rails, Verdict::Refused, None, r.why.clone()));
     first.chain(rest).chain(refused).collect()
 }

@@ -1,9 +1,11 @@
 //! The sender's policy: how each transfer is cut.
 
+use std::cell::Cell;
 use std::fmt;
 
 use super::{Plan, SplitMode};
-use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split};
+use crate::config::Config;
+use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
 use crate::route::Class;
 
 /// The newest hint for a connection.
@@ -52,33 +54,56 @@ pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
     weights
 }
 
+/// The sizes below which a transfer is not split.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// `MPIB_BDP_THRESHOLD`: transfers of at most this many bytes have no share for SUP. Applies to
+    /// hints between islands.
+    pub sout_only: u32,
+    /// `MPIB_SPLIT_MIN`: transfers below this many bytes go whole on one rail.
+    pub split_min: u32,
+}
+
+impl From<&Config> for Limits {
+    fn from(config: &Config) -> Self {
+        Self { sout_only: config.bdp_threshold, split_min: config.split_min }
+    }
+}
+
 /// The policy of a connection. Rail 0 is SOUT if the rails are SOUT and SUP.
 #[derive(Debug)]
 pub struct Policy {
     source: Source,
     /// Transfers of at most this many bytes have no share for SUP.
     threshold: usize,
+    /// Transfers below this many bytes are not split.
+    split_min: usize,
     /// Mask of the rails that may carry data.
     available: u8,
+    /// With shares: how much more SUP's part of the whole transfers would have been than what SUP
+    /// carried of them, in bytes times [`SHARE_ONE`]. Negative if SUP carried more.
+    due: Cell<i64>,
 }
 
 impl Policy {
-    /// Makes the policy of a connection whose rails have these roles, in order. `threshold` is
-    /// `MPIB_BDP_THRESHOLD`, which applies to hints between islands.
-    pub fn new(plan: Plan, source: Source, threshold: u32, roles: &[RailRole]) -> Self {
-        let counts = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
+    /// Makes the policy of a connection whose rails have these roles, in order.
+    pub fn new(plan: Plan, source: Source, limits: Limits, roles: &[RailRole]) -> Self {
+        let hinted = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
+        let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         Self {
             source,
-            threshold: if counts { usize::try_from(threshold).unwrap_or(usize::MAX) } else { 0 },
+            threshold: if hinted { size(limits.sout_only) } else { 0 },
+            split_min: size(limits.split_min),
             available: plan.carriers(roles),
+            due: Cell::new(0),
         }
     }
 
-    /// Cuts one transfer of `size` bytes. An empty transfer goes on SOUT if SOUT may carry data,
-    /// regardless of the share.
+    /// Cuts one transfer of `size` bytes while no rail has work requests in flight. An empty
+    /// transfer goes on SOUT if SOUT may carry data, regardless of the share.
     pub fn split(&self, size: usize) -> Option<Split> {
         let mut split = Split::NONE;
-        self.cut(size, self.share(size), &mut split).then_some(split)
+        self.cut(size, self.share(size), |_| 0, &mut split).then_some(split)
     }
 
     /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if at most one
@@ -97,21 +122,68 @@ impl Policy {
         Some(share.min(SHARE_ONE))
     }
 
-    /// Cuts a transfer as [`split`](Self::split) does, with the result of [`share`](Self::share),
-    /// in place. Returns `false` if no rail may carry data.
+    /// Cuts a transfer in place, with the result of [`share`](Self::share). `in_flight` returns the
+    /// work requests in flight on a rail. Returns `false` if no rail may carry data.
     #[inline(always)]
-    pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> bool {
+    pub fn cut(
+        &self,
+        size: usize,
+        share: Option<u16>,
+        in_flight: impl Fn(usize) -> u32,
+        split: &mut Split,
+    ) -> bool {
         match (share, &self.source) {
-            (Some(sup), _) => split.cut(size, &[SHARE_ONE.saturating_sub(sup), sup], self.available),
+            // Below the alignment no second rail has a part.
+            (Some(sup), _) if size < self.split_min && size >= SPLIT_ALIGN => {
+                split.whole(size, self.whole_by_share(size, sup));
+            }
+            // There is a share only if both rails may carry data.
+            (Some(sup), _) => split.cut_by_share(size, sup),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
-                split.cut(size, weights, self.available)
+                if size >= self.split_min || self.available & self.available.wrapping_sub(1) == 0 {
+                    return split.cut(size, weights, self.available);
+                }
+                split.whole(size, self.least_busy(weights, in_flight));
             }
             // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {
                 split.whole(size, self.available.trailing_zeros() as usize);
-                true
             }
-            (None, _) => false,
+            (None, _) => return false,
         }
+        true
+    }
+
+    /// Chooses SOUT (0) or SUP (1) for a whole transfer, by what SUP has carried of the whole
+    /// transfers so far: over many of them SUP carries its share of the bytes.
+    #[inline(never)]
+    fn whole_by_share(&self, size: usize, sup: u16) -> usize {
+        if sup == 0 || sup >= SHARE_ONE {
+            return usize::from(sup != 0);
+        }
+        // The size is below MPIB_SPLIT_MIN, a 32-bit number: the products fit.
+        let size = size as i64;
+        let due = self.due.get() + size * i64::from(sup);
+        // SUP if that brings it nearer to its share.
+        let on_sup = due >= size * i64::from(SHARE_ONE / 2);
+        self.due.set(due - if on_sup { size * i64::from(SHARE_ONE) } else { 0 });
+        usize::from(on_sup)
+    }
+
+    /// Chooses the rail on which a whole transfer is likely to end first: the one with the fewest
+    /// work requests in flight in proportion to its weight. Of equal ones it is the lowest.
+    #[inline(never)]
+    fn least_busy(&self, weights: &[u16; MAX_RAILS], in_flight: impl Fn(usize) -> u32) -> usize {
+        let load = |rail| (u64::from(in_flight(rail)) + 1, u64::from(weights[rail]));
+        let mut best = self.available.trailing_zeros() as usize;
+        let (mut least, mut weight) = load(best);
+        for rail in rails(self.available).skip(1) {
+            let (requests, rail_weight) = load(rail);
+            // least / weight > requests / rail_weight
+            if least * rail_weight > requests * weight {
+                (best, least, weight) = (rail, requests, rail_weight);
+            }
+        }
+        best
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::*;
-use crate::proto::{RailRole, Terms};
+use crate::proto::{RailRole, Split, Terms};
 use crate::route::Class;
 use proptest::prelude::*;
 
@@ -23,13 +23,18 @@ fn hint(share: u16) -> Source {
     Source::Hint(Box::new(Hint(Arc::new(share.into()))))
 }
 
+/// The limits of `MPIB_SPLIT_MIN=0`.
+fn exact(sout_only: u32) -> Limits {
+    Limits { sout_only, split_min: 0 }
+}
+
 fn parts(policy: &Policy, size: usize) -> (usize, usize, u8) {
     let split = policy.split(size).unwrap();
     (split.bytes(0), split.bytes(1), split.mask())
 }
 
 fn masks(share: u16, roles: &[RailRole]) -> [u8; 2] {
-    let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), 0, roles);
+    let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), exact(0), roles);
     [0, MIB].map(|size| policy.split(size).unwrap().mask())
 }
 
@@ -57,7 +62,7 @@ fn hints_split_one_mebibyte() {
         (u16::MAX, MIB, 2),
     ] {
         for class in [Class::Intra, Class::Inter] {
-            let policy = Policy::new(Plan::Shared(class), hint(share), 0, &BOTH);
+            let policy = Policy::new(Plan::Shared(class), hint(share), exact(0), &BOTH);
             assert_eq!(parts(&policy, MIB), (MIB - sup, sup, mask), "hint {share}, {class}");
         }
     }
@@ -66,7 +71,8 @@ fn hints_split_one_mebibyte() {
 #[test]
 fn a_new_hint_counts_for_the_next_transfer() {
     let agent = Hint::default();
-    let policy = Policy::new(Plan::Shared(Class::Inter), Source::Hint(Box::new(agent.clone())), 0, &BOTH);
+    let policy =
+        Policy::new(Plan::Shared(Class::Inter), Source::Hint(Box::new(agent.clone())), exact(0), &BOTH);
     for (share, mask) in [(0, 1), (1024, 2), (512, 3), (0, 1)] {
         agent.0.store(share, Ordering::Relaxed);
         assert_eq!(policy.split(MIB).unwrap().mask(), mask, "hint {share}");
@@ -76,7 +82,7 @@ fn a_new_hint_counts_for_the_next_transfer() {
 //= mpib.md: MPIB_BDP_THRESHOLD keeps small inter-island transfers on SOUT
 #[test]
 fn small_transfers_between_islands_stay_on_sout() {
-    let all_on_sup = |plan, source| Policy::new(plan, source, 4096, &BOTH);
+    let all_on_sup = |plan, source| Policy::new(plan, source, exact(4096), &BOTH);
     let inter = all_on_sup(Plan::Shared(Class::Inter), hint(1024));
     assert_eq!([1, 4096, 4097].map(|size| inter.split(size).unwrap().mask()), [1, 1, 2]);
     // Within an island, and with a fixed share, the threshold does not apply.
@@ -86,7 +92,7 @@ fn small_transfers_between_islands_stay_on_sout() {
     ] {
         assert_eq!([1, 4096, 4097].map(|size| policy.split(size).unwrap().mask()), [2, 2, 2]);
     }
-    let off = Policy::new(Plan::Shared(Class::Inter), hint(1024), 0, &BOTH);
+    let off = Policy::new(Plan::Shared(Class::Inter), hint(1024), exact(0), &BOTH);
     assert_eq!(off.split(1).unwrap().mask(), 2);
 }
 
@@ -100,7 +106,7 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
         (Class::Inter, &[RailRole::SUP], 0),
     ] {
         // Neither a hint nor a threshold matters.
-        let policy = Policy::new(Plan::Isolated(class), hint(512), 1 << 30, roles);
+        let policy = Policy::new(Plan::Isolated(class), hint(512), exact(1 << 30), roles);
         for size in [0, 1, 128, MIB] {
             let split = policy.split(size).unwrap();
             assert_eq!((split.mask(), split.bytes(carrier)), (1 << carrier, size), "{class} {roles:?}");
@@ -163,7 +169,7 @@ fn plain_queue_pairs_take_turns_or_carry_parts() {
 
 fn weighed(speeds: &[(u32, u32)]) -> Policy {
     let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
-    Policy::new(Plan::Plain, Source::Weights(weights(speeds)), 4096, &roles)
+    Policy::new(Plan::Plain, Source::Weights(weights(speeds)), exact(4096), &roles)
 }
 
 #[test]
@@ -193,7 +199,119 @@ fn plain_rails_carry_in_proportion_to_their_slower_end() {
     assert_eq!(weights(&[(u32::MAX, u32::MAX), (1, 1)])[..3], [u16::MAX, 1, 0]);
 }
 
+/// What small messages of these sizes put on SOUT and SUP with this policy.
+fn carried(policy: &Policy, sizes: &[usize]) -> [usize; 2] {
+    let mut bytes = [0; 2];
+    for size in sizes {
+        let split = policy.split(*size).unwrap();
+        assert_eq!(split.parts().count(), 1, "{size} bytes are split");
+        for part in split.parts() {
+            bytes[part.rail] += part.len;
+        }
+    }
+    bytes
+}
+
+fn default_limits() -> Limits {
+    (&Config::default()).into()
+}
+
+//= configuration.md: MPIB_SPLIT_MIN
+#[test]
+fn messages_from_split_min_on_are_split() {
+    let limits = Limits { sout_only: 0, split_min: 4096 };
+    let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(512), limits, &BOTH);
+    for (size, rails) in [(4095, 1), (4096, 2), (256, 1), (1 << 30, 2)] {
+        assert_eq!(policy.split(size).unwrap().parts().count(), rails, "{size} bytes");
+    }
+    let all = Policy::new(Plan::Plain, Source::Weights(weights(&[(1, 1), (1, 1)])), limits, &BOTH);
+    assert_eq!([4095, 4096].map(|size| all.split(size).unwrap().parts().count()), [1, 2]);
+    assert_eq!(default_limits().split_min, 64 << 10);
+}
+
+//= mpib.md: small messages go whole, and over many of them SUP carries its share
+#[test]
+fn small_messages_keep_a_share_of_all_or_nothing() {
+    let agent = Hint::default();
+    let policy = Policy::new(
+        Plan::Shared(Class::Inter),
+        Source::Hint(Box::new(agent.clone())),
+        default_limits(),
+        &BOTH,
+    );
+    let sizes = [1, 127, 128, 4096, 65_535].repeat(20);
+    let sum: usize = sizes.iter().sum();
+    for share in [512, 0, 700, 1024, 1, 0, 1023, u16::MAX] {
+        agent.0.store(share, Ordering::Relaxed);
+        let [sout, sup] = carried(&policy, &sizes);
+        assert_eq!(sout + sup, sum);
+        match share {
+            0 => assert_eq!(sup, 0),
+            1024.. => assert_eq!(sout, 0),
+            _ => {}
+        }
+    }
+}
+
+/// Messages that MPIB_BDP_THRESHOLD keeps on SOUT do not count.
+#[test]
+fn the_threshold_does_not_change_the_share_of_other_small_messages() {
+    let limits = Limits { sout_only: 1024, ..default_limits() };
+    let policy = Policy::new(Plan::Shared(Class::Inter), hint(512), limits, &BOTH);
+    let sizes = [1024, 32_768].repeat(100);
+    assert_eq!(carried(&policy, &sizes), [100 * 1024 + 50 * 32_768, 50 * 32_768]);
+}
+
+/// A policy between plain rails of these speeds, for small messages.
+fn whole(speeds: &[u32]) -> Policy {
+    let speeds: Vec<_> = speeds.iter().map(|speed| (*speed, *speed)).collect();
+    let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
+    Policy::new(Plan::Plain, Source::Weights(weights(&speeds)), default_limits(), &roles)
+}
+
+//= fused-devices.md: small messages go whole on the rail with the least in flight
+#[test]
+fn small_messages_take_the_least_busy_rail() {
+    let chosen = |policy: &Policy, size, in_flight: &[u32]| {
+        let mut split = Split::NONE;
+        assert!(policy.cut(size, policy.share(size), |rail| in_flight[rail], &mut split));
+        let parts: Vec<_> = split.parts().collect();
+        assert_eq!((parts.len(), parts[0].offset, parts[0].len), (1, 0, size));
+        parts[0].rail
+    };
+    let equal = whole(&[100, 100, 100]);
+    for (in_flight, rail) in [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([1, 1, 1], 0), ([3, 2, 2], 1)]
+    {
+        assert_eq!(chosen(&equal, 4096, &in_flight), rail, "{in_flight:?}");
+    }
+    // A rail of four times the speed has four times as many requests in flight.
+    let unequal = whole(&[100, 400]);
+    for (in_flight, rail) in [([0, 0], 1), ([0, 2], 1), ([0, 3], 0), ([0, 4], 0), ([1, 4], 1), ([1, 7], 0)] {
+        assert_eq!(chosen(&unequal, 4096, &in_flight), rail, "{in_flight:?}");
+    }
+    // Below 128 bytes the first rail carries all.
+    assert_eq!(chosen(&unequal, 127, &[9, 0]), 0);
+}
+
 proptest! {
+    /// After each message, what SUP has carried differs from its share by half of the largest
+    /// message at most.
+    //= mpib.md: small messages go whole, and over many of them SUP carries its share
+    #[test]
+    fn small_messages_keep_the_share_in_bytes(
+        sizes in prop::collection::vec(128usize..64 << 10, 1..200),
+        share in 1u16..1024,
+    ) {
+        let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), default_limits(), &BOTH);
+        let (mut sum, mut sup, mut largest) = (0, 0, 0);
+        for size in sizes {
+            sup += carried(&policy, &[size])[1];
+            (sum, largest) = (sum + size, largest.max(size));
+            let off = (sup * 1024).abs_diff(sum * usize::from(share));
+            prop_assert!(off <= largest * 512, "{sup} of {sum} bytes with {share}");
+        }
+    }
+
     #[test]
     fn plain_rails_cover_the_transfer(
         size in prop_oneof![0usize..5000, 0usize..1 << 40],
@@ -201,7 +319,8 @@ proptest! {
     ) {
         let split = weighed(&speeds).split(size).unwrap();
         prop_assert_eq!(split.parts().map(|p| p.len).sum::<usize>(), size);
-        prop_assert!(split.parts().skip(1).all(|p| p.len % 128 == 0));
+        prop_assert!(split.parts().filter(|p| p.rail != 0).all(|p| p.len % 128 == 0));
+        prop_assert!(split.parts().all(|p| p.offset % 128 == 0));
         prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << speeds.len());
     }
 
@@ -223,7 +342,7 @@ proptest! {
         roles in prop::sample::select(vec![&BOTH[..], &[RailRole::SOUT], &[RailRole::SUP]]),
     ) {
         let source = if hinted { hint(share) } else { Source::Fixed(share) };
-        let policy = Policy::new(plan, source, threshold, roles);
+        let policy = Policy::new(plan, source, exact(threshold), roles);
         let split = policy.split(size).unwrap();
         let sum: usize = split.parts().map(|p| p.len).sum();
         prop_assert_eq!(sum, size);

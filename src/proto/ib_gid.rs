@@ -42,7 +42,7 @@ impl Subnet {
     }
 
     /// Returns whether both are one subnet, by the bits that are known of both.
-    pub fn is(self, other: Self) -> bool {
+    pub fn is_same(self, other: Self) -> bool {
         let mask = if self.partial || other.partial { 0xffff } else { u64::MAX };
         self.prefix & mask == other.prefix & mask
     }

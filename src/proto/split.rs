@@ -4,15 +4,18 @@ use super::{MAX_RAILS, rails};
 
 /// The denominator of a share.
 pub const SHARE_ONE: u16 = 1024;
-/// Each part but the first is a multiple of this number of bytes.
+/// Each part begins at a multiple of this number of bytes from the start of the buffer.
 pub const SPLIT_ALIGN: usize = 128;
 
-/// The bytes of each rail. The parts are in the order of the rails: rail 0 has the head of the
-/// buffer.
+/// The bytes of each rail. The parts lie in the buffer from the highest rail to the lowest: the
+/// lowest rail has the remainder, and every other part is a multiple of [`SPLIT_ALIGN`]. An adapter
+/// writes a part that begins inside a cache line with one more packet and two partial writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Split {
     /// Undefined for rails that are not in the mask.
     bytes: [usize; MAX_RAILS],
+    /// The bytes of all rails.
+    size: usize,
     mask: u8,
 }
 
@@ -29,7 +32,7 @@ pub struct Part {
 
 impl Split {
     /// A placeholder without rails.
-    pub const NONE: Self = Self { bytes: [0; MAX_RAILS], mask: 0 };
+    pub const NONE: Self = Self { bytes: [0; MAX_RAILS], size: 0, mask: 0 };
 
     /// Divides a transfer between two rails: `share`/1024 of it goes to SUP (rail 1), 1024 or more
     /// is all. Rails missing from `available` carry nothing. `None` if neither is available.
@@ -40,8 +43,9 @@ impl Split {
     }
 
     /// Divides a transfer among up to [`MAX_RAILS`] rails in proportion to `weights`, rounded down
-    /// to [`SPLIT_ALIGN`]. The first rail with a weight has the remainder. If no available rail has
-    /// a weight, the lowest available one carries all. `None` if no rail is available.
+    /// to [`SPLIT_ALIGN`]. The first rail with a weight has the remainder, which is the end of the
+    /// buffer. If no available rail has a weight, the lowest available one carries all. `None` if
+    /// no rail is available.
     #[inline]
     pub const fn by_weights(size: usize, weights: &[u16], available: u8) -> Option<Self> {
         let mut split = Self::NONE;
@@ -93,10 +97,24 @@ impl Split {
         true
     }
 
+    /// Divides a transfer between two rails that are both available, as
+    /// [`by_share`](Self::by_share) does, in place.
+    #[inline]
+    pub const fn cut_by_share(&mut self, size: usize, share: u16) {
+        let one = SHARE_ONE as usize;
+        let exact = size / one * share as usize + size % one * share as usize / one;
+        let sup = if share >= SHARE_ONE { size } else { exact - exact % SPLIT_ALIGN };
+        self.mask = (sup < size || size == 0) as u8 | ((sup > 0) as u8) << 1;
+        self.size = size;
+        self.bytes[0] = size - sup;
+        self.bytes[1] = sup;
+    }
+
     /// Puts a whole transfer on one rail, below [`MAX_RAILS`].
     #[inline]
     pub const fn whole(&mut self, size: usize, rail: usize) {
         self.mask = 1 << rail;
+        self.size = size;
         self.bytes[rail] = size;
     }
 
@@ -114,14 +132,15 @@ impl Split {
         if carries { self.bytes[rail] } else { 0 }
     }
 
-    /// Returns the parts, in order and without gaps.
+    /// Returns the parts in the order of the rails. Each part ends where the previous one begins,
+    /// and the first one ends with the buffer.
     #[inline]
     pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
-        let mut offset = 0;
+        let mut begin = self.size;
         rails(self.mask).map(move |rail| {
-            let part = Part { rail, offset, len: self.bytes[rail] };
-            offset += part.len;
-            part
+            let len = self.bytes[rail];
+            begin -= len;
+            Part { rail, offset: begin, len }
         })
     }
 }
@@ -199,6 +218,7 @@ mod tests {
         }
 
         //= protocol.md: split: parts cover the transfer once, in multiples of 128 bytes
+        //= protocol.md: split: every part begins at a multiple of 128 bytes
         #[test]
         fn parts_cover_the_transfer_once(
             size in prop_oneof![0usize..1000, 0usize..1 << 32, any::<usize>()],
@@ -214,17 +234,18 @@ mod tests {
             let weighted: Vec<usize> = present.iter().copied().filter(|&r| weights[r] > 0).collect();
             let carriers = if weighted.is_empty() { &present[..1] } else { &weighted[..] };
             let total: u128 = weighted.iter().map(|&r| u128::from(weights[r])).sum();
-            let mut next = 0;
+            let mut end = size;
             let mut mask = 0;
             for part in split.parts() {
                 prop_assert!(carriers.contains(&part.rail));
-                prop_assert_eq!(part.offset, next);
+                prop_assert_eq!(part.offset + part.len, end);
+                prop_assert_eq!(part.offset % 128, 0);
                 prop_assert_eq!(part.len, split.bytes(part.rail));
                 prop_assert!(part.len > 0 || size == 0 && part.rail == carriers[0]);
-                next += part.len;
+                end = part.offset;
                 mask |= 1 << part.rail;
             }
-            prop_assert_eq!(next, size);
+            prop_assert_eq!(end, 0);
             prop_assert_eq!(mask, split.mask());
             for &rail in &carriers[1..] {
                 let exact = size as u128 * u128::from(weights[rail]) / total;
@@ -237,6 +258,13 @@ mod tests {
         #[test]
         fn the_share_is_parts_per_1024(size in prop_oneof![0usize..5000, 0usize..1 << 40], share in 0u16..=1100) {
             let split = Split::by_share(size, share, 3).unwrap();
+            let mut in_place = Split::by_weights(7, &[1; 8], 0xff).unwrap();
+            in_place.cut_by_share(size, share);
+            // An empty transfer has no share.
+            if size > 0 {
+                prop_assert_eq!(in_place.mask(), split.mask());
+            }
+            prop_assert!((0..9).all(|rail| in_place.bytes(rail) == split.bytes(rail)));
             let sup = if share >= 1024 { size } else { ((size as u64 * u64::from(share)) >> 10) as usize & !127 };
             prop_assert_eq!((split.bytes(0), split.bytes(1)), (size - sup, sup));
         }

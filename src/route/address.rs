@@ -15,15 +15,20 @@ pub(super) struct Best {
     pub one_subnet: bool,
 }
 
-/// Returns the best pair of addresses of two rails of one link layer. On RoCE: those on one subnet
-/// first, RoCE v2 before v1, then by the order of the lists. Link-local addresses come last, since every
-/// link has that subnet. The order of the rails does not matter. The error is the reason why there
-/// is no pair.
-pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
+/// Most pairs of addresses that are tried for two rails.
+const MAX_PAIRS: usize = 4;
+
+/// Returns the pairs of addresses by which two rails of one link layer can be joined, the best
+/// first: RoCE v2 before v1, IPv4 before IPv6, as NCCL's own transport chooses; within a version
+/// and a family those on one subnet first, then by the order of the lists. Each address is in one
+/// pair at most. RoCE v1 and link-local addresses, whose subnet every link has, are used only if
+/// there is nothing else. InfiniBand rails have one pair. The order of the rails does not matter.
+/// The error is the reason why there is no pair.
+pub(super) fn pairs(a: &RailInfo, b: &RailInfo) -> Result<Vec<Best>, String> {
     if a.link_layer == LinkLayer::InfiniBand {
-        return infiniband::best(a, b).map(|(at, one_subnet)| Best { at, one_subnet });
+        return infiniband::best(a, b).map(|(at, one_subnet)| vec![Best { at, one_subnet }]);
     }
-    let mut found = None;
+    let mut found = Vec::new();
     for (i, ours) in a.addrs.iter().enumerate() {
         for (j, theirs) in b.addrs.iter().enumerate() {
             if !fits(ours, theirs) {
@@ -31,15 +36,29 @@ pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
             }
             let one_subnet = in_network(ours, theirs) && in_network(theirs, ours);
             let v2 = ours.gid_kind == GidKind::RoceV2 && theirs.gid_kind == GidKind::RoceV2;
+            let v4 = gid_addr(ours.gid).is_ipv4();
             let bytes = (min(ours.gid, theirs.gid), max(ours.gid, theirs.gid));
-            let key = (link_local(ours), !one_subnet, !v2, i + j, bytes, i);
-            let better = found.as_ref().is_none_or(|(best, _)| key < *best);
-            if better {
-                found = Some((key, Best { at: Ends { connector: i, acceptor: j }, one_subnet }));
-            }
+            let class = (link_local(ours), !v2);
+            let key = (class, !v4, !one_subnet, i + j, bytes, i);
+            found.push((key, Best { at: Ends { connector: i, acceptor: j }, one_subnet }));
         }
     }
-    found.map(|(_, best)| best).ok_or_else(|| obstacle(a, b))
+    found.sort_unstable_by_key(|(key, _)| *key);
+    let Some(((class, ..), _)) = found.first().copied() else { return Err(obstacle(a, b)) };
+    let mut chosen: Vec<Best> = Vec::new();
+    for (_, pair) in found.into_iter().filter(|(key, _)| key.0 == class) {
+        let shares =
+            |other: &Best| other.at.connector == pair.at.connector || other.at.acceptor == pair.at.acceptor;
+        if chosen.len() < MAX_PAIRS && !chosen.iter().any(shares) {
+            chosen.push(pair);
+        }
+    }
+    Ok(chosen)
+}
+
+/// Returns the best of the [`pairs`].
+pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
+    pairs(a, b)?.first().copied().ok_or_else(|| obstacle(a, b))
 }
 
 /// Returns why no address of a RoCE rail fits one of the other.
@@ -146,6 +165,7 @@ mod tests {
         found.map(|best| (text(a, best.at.connector), text(b, best.at.acceptor)))
     }
 
+    //= reach.md: a common subnet decides among addresses of one family and version
     #[test]
     fn the_common_subnet_is_found_at_any_index() {
         let dual =
@@ -154,7 +174,10 @@ mod tests {
             (&[("10.0.0.2", 24)][..], "10.0.0.1 v2", "10.0.0.2 v2"),
             (&[("10.0.1.2", 24)], "10.0.1.1 v2", "10.0.1.2 v2"),
             (&[("10.9.9.9", 24), ("10.0.1.2", 24)], "10.0.1.1 v2", "10.0.1.2 v2"),
-            (&[("10.9.9.9", 24), ("2001:db8::2", 64)], "2001:db8::1 v2", "2001:db8::2 v2"),
+            // A subnet of another family does not count.
+            (&[("10.9.9.9", 24), ("2001:db8::2", 64)], "10.0.0.1 v2", "10.9.9.9 v2"),
+            (&[("2001:db8::2", 64), ("10.9.9.9", 24)], "10.0.0.1 v2", "10.9.9.9 v2"),
+            (&[("2001:db8::2", 64)], "2001:db8::1 v2", "2001:db8::2 v2"),
             (&[("2001:db8:9::2", 64)], "2001:db8::1 v2", "2001:db8:9::2 v2"),
             // No common subnet: the first address of each.
             (&[("10.9.9.9", 24), ("10.8.8.8", 24)], "10.0.0.1 v2", "10.9.9.9 v2"),
@@ -163,7 +186,7 @@ mod tests {
             (&[("fe80::2", 64), ("2001:db8:9::2", 64)], "2001:db8::1 v2", "2001:db8:9::2 v2"),
             (&[("fe80::2", 64)], "fe80::1 v2", "fe80::2 v2"),
             // One end sees a wider network than the other.
-            (&[("10.0.2.2", 16), ("2001:db8::2", 64)], "2001:db8::1 v2", "2001:db8::2 v2"),
+            (&[("10.0.2.2", 16), ("10.0.1.2", 24)], "10.0.1.1 v2", "10.0.1.2 v2"),
         ] {
             let theirs = with("b", theirs, true);
             assert_eq!(chosen(&dual, &theirs), Ok((ours.to_owned(), other.to_owned())), "{theirs:?}");
@@ -223,27 +246,44 @@ mod tests {
 
     proptest! {
         /// Both ends choose the same addresses. The addresses fit, and they are on one subnet if
-        /// any pair is.
+        /// any pair of their family and version is.
         //= protocol.md: both ends derive the same addresses
         #[test]
         fn both_ends_choose_alike(ours in any_addrs(), theirs in any_addrs()) {
             let rail = |addrs| RailInfo { addrs, ..with("r", &[("10.0.0.1", 24)], false) };
             let (a, b) = (rail(ours), rail(theirs));
             let chosen = |x: &RailInfo, y: &RailInfo| {
-                best(x, y).ok().map(|best| (x.addrs[best.at.connector].gid, y.addrs[best.at.acceptor].gid, best.one_subnet))
+                let of = |pair: &Best| {
+                    (x.addrs[pair.at.connector].gid, y.addrs[pair.at.acceptor].gid, pair.one_subnet)
+                };
+                pairs(x, y).map(|pairs| pairs.iter().map(of).collect::<Vec<_>>()).unwrap_or_default()
             };
             let found = chosen(&a, &b);
-            let back = chosen(&b, &a);
-            prop_assert_eq!(found, back.map(|(y, x, one)| (x, y, one)));
-            let pairs = || a.addrs.iter().flat_map(|x| b.addrs.iter().map(move |y| (x, y)));
+            let back = chosen(&b, &a).into_iter().map(|(y, x, one)| (x, y, one));
+            prop_assert_eq!(&found, &back.collect::<Vec<_>>());
+            let all = || a.addrs.iter().flat_map(|x| b.addrs.iter().map(move |y| (x, y)));
             let fits = |(x, y): &(&RailAddr, &RailAddr)| fits(x, y);
-            let Ok(best) = best(&a, &b) else {
-                prop_assert!(!pairs().any(|pair| fits(&pair)));
+            let Ok(pairs) = pairs(&a, &b) else {
+                prop_assert!(!all().any(|pair| fits(&pair)));
                 return Ok(());
             };
-            prop_assert!(fits(&(&a.addrs[best.at.connector], &b.addrs[best.at.acceptor])));
-            let shared = pairs().filter(fits).any(|(x, y)| in_network(x, y) && in_network(y, x));
-            prop_assert_eq!(best.one_subnet, shared);
+            prop_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
+            for (i, pair) in pairs.iter().enumerate() {
+                prop_assert!(fits(&(&a.addrs[pair.at.connector], &b.addrs[pair.at.acceptor])));
+                let shares = |o: &Best| {
+                    o.at.connector == pair.at.connector || o.at.acceptor == pair.at.acceptor
+                };
+                prop_assert!(!pairs[i + 1..].iter().any(shares));
+            }
+            let class = |(x, y): &(&RailAddr, &RailAddr)| {
+                let v2 = x.gid_kind == GidKind::RoceV2 && y.gid_kind == GidKind::RoceV2;
+                (link_local(x), !v2, !gid_addr(x.gid).is_ipv4())
+            };
+            let best = (&a.addrs[pairs[0].at.connector], &b.addrs[pairs[0].at.acceptor]);
+            prop_assert_eq!(Some(class(&best)), all().filter(fits).map(|pair| class(&pair)).min());
+            let alike = all().filter(fits).filter(|pair| class(pair) == class(&best));
+            let shared = alike.clone().any(|(x, y)| in_network(x, y) && in_network(y, x));
+            prop_assert_eq!(pairs[0].one_subnet, shared);
         }
     }
 }

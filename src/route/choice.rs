@@ -9,6 +9,8 @@ pub struct Route {
     pub rails: Ends<usize>,
     /// The address of each rail: an index into the rail's list.
     pub addrs: Ends<usize>,
+    /// Number of better pairs of addresses that join the same rails.
+    pub alternate: u8,
     /// Whether both ends regard the addresses as one subnet.
     pub one_subnet: bool,
     /// The number of ends, 0 to 2, whose NCCL requested the rail.
@@ -46,7 +48,8 @@ impl<'a> From<&'a Hello> for End<'a> {
     }
 }
 
-/// The choice for two lists: every pair is in one of the three.
+/// The choice for two lists: every pair of rails is in one of the three. A pair that several pairs
+/// of addresses join is several routes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choice {
     /// Routes of the first attempt, in order of the connector's rails. A rail is in one of them at
@@ -78,6 +81,6 @@ impl Choice {
 }
 
 /// Returns whether `route` shares no rail with the others.
-pub(super) fn is_disjoint(others: &[Route], route: &Route) -> bool {
+pub(crate) fn is_disjoint(others: &[Route], route: &Route) -> bool {
     !others.iter().any(|r| r.shares_a_rail(route))
 }

@@ -1,7 +1,10 @@
 //! The texts about routes, for the log, for errors and for `mpib doctor`.
 
+use std::fmt::Display;
+
 use super::address::gid_addr;
 use super::choice::{Choice, End, Refused, Route};
+use super::kernel::is_unrouted;
 use crate::proto::{Ends, LinkLayer, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Returns why a pair without a common subnet is refused.
@@ -9,6 +12,19 @@ pub(super) fn no_subnet(policy: RoutePolicy) -> String {
     format!(
         "no common subnet, which MPIB_ROUTE={policy} requires; if routers join the two, set MPIB_ROUTE=any"
     )
+}
+
+/// Begins the reason of a route that an end does not try, because an earlier connection failed.
+const UNTRIED: &str = "not tried, since ";
+
+/// Returns the reason of a route that an end does not try; `why` is known of it.
+pub(crate) fn untried(why: impl Display) -> String {
+    format!("{UNTRIED}{why}")
+}
+
+/// Returns whether an end has not tried a route, by the reason in its PROBED.
+pub(crate) fn is_untried(reason: &str) -> bool {
+    reason.starts_with(UNTRIED) || is_unrouted(reason)
 }
 
 /// Names a rail and the address that the route uses.
@@ -124,15 +140,16 @@ impl Choice {
         why.extend(tried.iter().map(|(route, why)| format!("{}: {why}", route.describe(ends))));
         let refused = self.refused.iter().filter(|r| requested(&r.rails));
         why.extend(refused.map(|r| row(ends, r)));
-        let worse = |r: &&Route| r.requested == 2 && *r != chosen && !tried.iter().any(|(t, _)| t == *r);
+        let worse =
+            |r: &&Route| r.requested == 2 && chosen.requested < 2 && !tried.iter().any(|(t, _)| t == *r);
         let worse = self.rest.iter().filter(worse);
         why.extend(worse.map(|r| format!("{}: no common subnet", r.describe(ends))));
         let why = if why.is_empty() { "nothing else can be joined".to_owned() } else { why.join("; ") };
-        format!(
-            "goes from {}, since {}, and not as NCCL requested: {why}",
-            chosen.describe(ends),
-            chosen.why()
-        )
+        let instead = match chosen.requested {
+            2 => "and not by the preferred addresses",
+            _ => "and not as NCCL requested",
+        };
+        format!("goes from {}, since {}, {instead}: {why}", chosen.describe(ends), chosen.why())
     }
 
     /// Lists every pair, the connector's rail first, with the reason why it is not used, and every

@@ -11,7 +11,7 @@ pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<(Ends<usize>, bool), St
     let (Some(ours), Some(theirs)) = (first(a), first(b)) else {
         return Err(format!("{} or {} has no GID", a.name, b.name));
     };
-    if ours.is(theirs) {
+    if ours.is_same(theirs) {
         return Ok((Ends { connector: 0, acceptor: 0 }, true));
     }
     let routable = |rail: &RailInfo| rail.addrs.iter().position(|addr: &RailAddr| flid(addr.gid).is_some());

@@ -10,18 +10,20 @@ mod choice;
 mod explain;
 mod infiniband;
 mod island;
+mod kernel;
 mod local;
 mod rank;
 
 pub use address::gid_addr;
 pub use choice::{Choice, End, Refused, Route};
+pub(crate) use explain::{is_untried, untried};
 pub(crate) use infiniband::dlid;
 pub use island::{Class, class};
+pub(crate) use kernel::{is_unrouted, unrouted};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
 use crate::proto::{Ends, RailInfo, RoutePolicy};
-use address::best;
-use choice::is_disjoint;
+pub(crate) use choice::is_disjoint;
 
 /// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
 /// which of several equal routes comes first.
@@ -63,8 +65,8 @@ pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     Choice { first, rest, refused, width, by_role: true }
 }
 
-/// Divides all pairs into those that can be joined and that `permit` accepts, in order, and the
-/// others.
+/// Divides all pairs of rails into those that can be joined and that `permit` accepts, in order,
+/// each with all its pairs of addresses, and the others.
 fn survey(
     connector: &[RailInfo],
     acceptor: &[RailInfo],
@@ -74,28 +76,41 @@ fn survey(
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
             let rails = Ends { connector: c, acceptor: a };
-            let found = addresses(ours, theirs);
-            match found.and_then(|best| permit(ours, theirs, best.one_subnet).map(|()| best)) {
-                Err(why) => refused.push(Refused { rails, why }),
-                Ok(best) => routes.push(Route {
+            let pairs = match addresses(ours, theirs) {
+                Ok(pairs) => pairs,
+                Err(why) => {
+                    refused.push(Refused { rails, why });
+                    continue;
+                }
+            };
+            let (mut alternate, mut objection) = (0, None);
+            for pair in pairs {
+                if let Err(why) = permit(ours, theirs, pair.one_subnet) {
+                    objection.get_or_insert(why);
+                    continue;
+                }
+                routes.push(Route {
                     rails,
-                    addrs: best.at,
-                    one_subnet: best.one_subnet,
+                    addrs: pair.at,
+                    alternate,
+                    one_subnet: pair.one_subnet,
                     requested: u8::from(ours.requested) + u8::from(theirs.requested),
-                }),
+                });
+                alternate += 1;
             }
+            refused.extend(objection.filter(|_| alternate == 0).map(|why| Refused { rails, why }));
         }
     }
     (routes, refused)
 }
 
-/// Returns the addresses by which two rails can be joined, or why they cannot. MTUs may differ: a
-/// queue pair uses the smaller one.
-fn addresses(a: &RailInfo, b: &RailInfo) -> Result<address::Best, String> {
+/// Returns the addresses by which two rails can be joined, the best first, or why they cannot. MTUs
+/// may differ: a queue pair uses the smaller one.
+fn addresses(a: &RailInfo, b: &RailInfo) -> Result<Vec<address::Best>, String> {
     if a.link_layer != b.link_layer {
         return Err(format!("{} is {:?}, {} is {:?}", a.name, a.link_layer, b.name, b.link_layer));
     }
-    best(a, b)
+    address::pairs(a, b)
 }
 
 /// Divides routes into the first `width` that fit and do not share a rail, and all others.

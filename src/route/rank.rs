@@ -5,10 +5,11 @@ use std::cmp::Reverse;
 use super::choice::Route;
 use crate::proto::{RailInfo, RoutePolicy};
 
-/// Sorts routes by the policy, the best first. The criteria are the common subnet and the number of
-/// requested rails, in the order of the policy; then, unless both rails were requested, the speed;
-/// then the order of the lists. Equal routes with a rail that was not requested rotate with
-/// `rotation`, on different rails as long as there are any.
+/// Sorts routes by the policy, the best first. The criteria are the number of requested rails, the
+/// better pairs of addresses for the same rails, and the common subnet, in the order of the policy;
+/// then, unless both rails were requested, the speed; then the order of the lists. Equal routes
+/// with a rail that was not requested rotate with `rotation`, on different rails as long as there
+/// are any.
 pub(super) fn sort(
     routes: &mut [Route],
     policy: RoutePolicy,
@@ -18,7 +19,10 @@ pub(super) fn sort(
 ) {
     let kind = |r: &Route| {
         let (far, unrequested) = (u8::from(!r.one_subnet), 2 - r.requested);
-        let kind = if policy == RoutePolicy::Any { (unrequested, far) } else { (far, unrequested) };
+        let kind = match policy {
+            RoutePolicy::Any | RoutePolicy::Strict => (unrequested, r.alternate, far),
+            RoutePolicy::PreferSubnet | RoutePolicy::Subnet => (far, unrequested, r.alternate),
+        };
         let speed = connector[r.rails.connector].speed_mbps.min(acceptor[r.rails.acceptor].speed_mbps);
         (kind, Reverse(if r.requested == 2 { 0 } else { speed }))
     };

@@ -71,10 +71,10 @@ fn ends<'a>(c: &'a [RailInfo], a: &'a [RailInfo]) -> Ends<End<'a>> {
     Ends { connector: End { rails: c, unusable: &[] }, acceptor: End { rails: a, unusable: &[] } }
 }
 
-/// Three hosts, a cable between each two: whichever devices are asked for, the cable between the
-/// two hosts is used.
+/// Three hosts, a cable between each two: whichever devices are requested, the cable between the
+/// two hosts is preferred.
 #[test]
-fn a_triangle_needs_no_setting() {
+fn the_cable_between_two_hosts_of_a_triangle_is_preferred() {
     let hosts = [
         ["a0 10.0.1.1/24", "a1 10.0.2.1/24"],
         ["b0 10.0.1.2/24", "b1 10.0.3.2/24"],
@@ -134,6 +134,39 @@ fn a_refusal_names_the_setting_that_permits_it() {
         refused(Strict)
             .ends_with("a1 to b0: NCCL did not request a1, and MPIB_ROUTE=strict uses only what it requests")
     );
+}
+
+/// The address that NCCL would use precedes a common subnet of another family, and every other pair
+/// of addresses of the requested rails precedes other rails.
+//= reach.md: other addresses of the requested pair precede other NICs
+#[test]
+fn other_addresses_of_the_requested_pair_precede_other_rails() {
+    let requested =
+        |name: &str, addrs: &[(&str, u8)], requested| RailInfo { requested, ..with(name, addrs, true) };
+    let c = [
+        requested("a0", &[("10.0.0.1", 31), ("2001:db8::1", 64)], true),
+        requested("a1", &[("192.168.0.1", 24)], false),
+    ];
+    let a = [
+        requested("b0", &[("10.0.9.1", 31), ("2001:db8::2", 64)], true),
+        requested("b1", &[("192.168.0.2", 24)], false),
+    ];
+    let addrs = |policy| {
+        let choice = choose(policy, &c, &a, 0);
+        let addr = |rail: &RailInfo, i: usize| gid_addr(rail.addrs[i].gid).to_string();
+        let text = |r: &Route| {
+            let (c, a) = (&c[r.rails.connector], &a[r.rails.acceptor]);
+            format!("{} {}", addr(c, r.addrs.connector), addr(a, r.addrs.acceptor))
+        };
+        assert_eq!(choice.first.len(), 1);
+        choice.first.iter().chain(&choice.rest).map(text).collect::<Vec<_>>()
+    };
+    let (v4, v6) = ("10.0.0.1 10.0.9.1", "2001:db8::1 2001:db8::2");
+    let (half, other) = (["10.0.0.1 192.168.0.2", "192.168.0.1 10.0.9.1"], "192.168.0.1 192.168.0.2");
+    assert_eq!(addrs(Any), [&[v4, v6][..], &half, &[other]].concat());
+    assert_eq!(addrs(Strict), [v4, v6]);
+    assert_eq!(addrs(PreferSubnet), [&[v6, other, v4][..], &half].concat());
+    assert_eq!(addrs(Subnet), [v6, other]);
 }
 
 /// The requested device does not reach the peer, two others do: connections use both in rotation.
@@ -334,7 +367,11 @@ fn any_rail() -> impl Strategy<Value = RailInfo> {
     (0u8..3, 0u8..3, 0u8..8, any::<bool>(), 0u8..2, any::<bool>(), 0u32..2).prop_map(
         |(net, host, ib_in, v6, role, requested, speed)| {
             let ip = if v6 { format!("2001:db8:{net}::{host}") } else { format!("10.0.{net}.{}", host + 1) };
-            let rail = roce("r", &ip, if v6 { 48 } else { 24 }, role);
+            let mut rail = roce("r", &ip, if v6 { 48 } else { 24 }, role);
+            // Some have both families.
+            if host == 0 {
+                rail.addrs.extend(roce("r", &format!("fd00:{net}::1"), 64, role).addrs);
+            }
             let rail = if ib_in == 0 { ib("i", role) } else { rail };
             RailInfo { requested, speed_mbps: 100 + speed, ..rail }
         },
@@ -356,6 +393,8 @@ proptest! {
         let Choice { first, rest, refused, width, .. } = &choice;
         let routes = || first.iter().chain(rest);
         let mut pairs: Vec<_> = routes().map(|r| (r.rails.connector, r.rails.acceptor)).collect();
+        pairs.sort_unstable();
+        pairs.dedup();
         pairs.extend(refused.iter().map(|r| (r.rails.connector, r.rails.acceptor)));
         pairs.sort_unstable();
         let all: Vec<_> = (0..c.len()).flat_map(|x| (0..a.len()).map(move |y| (x, y))).collect();
@@ -369,8 +408,8 @@ proptest! {
             prop_assert!(first[i + 1..].iter().all(|s| r.rails.connector < s.rails.connector && r.rails.acceptor != s.rails.acceptor));
         }
         let kind = |r: &Route| match policy {
-            Any => (2 - r.requested, !r.one_subnet),
-            _ => (u8::from(!r.one_subnet), r.requested < 2),
+            Any | Strict => (2 - r.requested, r.alternate, u8::from(!r.one_subnet)),
+            PreferSubnet | Subnet => (u8::from(!r.one_subnet), u8::from(r.requested < 2), 0),
         };
         prop_assert!(rest.is_sorted_by_key(kind));
         // No route is better than the first ones.
@@ -393,6 +432,7 @@ proptest! {
             let choice = choose(PreferSubnet, &c, &a, rotation);
             let mut all: Vec<_> = choice.first.iter().chain(&choice.rest).map(|r| (r.rails.connector, r.rails.acceptor)).collect();
             all.sort_unstable();
+            all.dedup();
             let kinds: Vec<_> = choice.first.iter().map(|r| (r.one_subnet, r.requested)).collect();
             (all, kinds.first().copied(), choice.first.iter().all(|r| r.requested == 2).then_some(choice.first))
         };

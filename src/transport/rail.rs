@@ -56,6 +56,11 @@ impl Rail {
         &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
     }
 
+    /// Returns the work requests in flight on all queue pairs for data.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.send_queues.iter().map(SendQueue::in_flight).sum()
+    }
+
     /// Names HCA, port and both addresses, for the log.
     pub(crate) fn describe(&self) -> String {
         let Names { local_gid, remote_gid, gid_kind, .. } = &self.names;

@@ -31,7 +31,13 @@ impl SendQueue {
     /// Returns how many more work requests fit into the send queue.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        (self.qp.send_depth() - self.posted.wrapping_sub(self.done)) as usize
+        (self.qp.send_depth() - self.in_flight()) as usize
+    }
+
+    /// Returns the number of work requests that are not known to be completed.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.posted.wrapping_sub(self.done)
     }
 
     /// Returns the number of work requests since the last signalled one.

@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 14] = [
     &["route"],
     &["control", "device"],
     &["housekeeping", "verbs"],
-    &["config", "log", "fork_guard", "warned"],
+    &["config", "log", "failed_routes", "fork_guard", "warned"],
     &["error"],
     &["proto"],
     &["sync"],

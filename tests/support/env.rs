@@ -5,12 +5,15 @@ use std::ffi::OsStr;
 /// The MPIB profile: two rails behind one device.
 pub const TWO_RAILS: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1")];
 
+/// Messages are split from 128 bytes on.
+pub const SPLIT_ALL: (&str, &str) = ("MPIB_SPLIT_MIN", "0");
+
 /// Ends a probe or a write that nobody answers soon.
 pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
 
-/// The MPIB profile with a share for SUP, and `more`.
+/// The MPIB profile with a share for SUP of each message, also of small ones, and `more`.
 pub fn mpib<'a>(share: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-    [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", share)], more].concat()
+    [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", share), SPLIT_ALL], more].concat()
 }
 
 /// Sets a variable of this process, or removes it. Only for the body of

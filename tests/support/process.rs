@@ -23,6 +23,9 @@ const ROLE: &str = "TEST_ROLE";
 /// Variables that this project reads, which a test does not inherit.
 const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
 
+/// Set in the processes of a test: NCCL's variable that requests certain merged devices.
+pub const MERGE: &str = "NCCL_NET_FORCE_MERGE";
+
 /// What a second process does in place of the test's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -209,6 +212,8 @@ fn command(launcher: &[&str], test: &str, env: &[(&str, &str)], fabric: &str) ->
             command.env_remove(name);
         }
     }
+    // Adapters of softverbs have no PCI address: otherwise they would not be merged.
+    command.env(MERGE, "by the test");
     command.env(TEST, test).env("SOFTVERBS_FABRIC", fabric).envs(env.iter().copied());
     command
 }

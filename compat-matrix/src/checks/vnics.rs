@@ -21,6 +21,8 @@ const PLAIN: &[(&str, Option<&str>)] = &[
     ("MPIB_HCA_SUP", None),
     ("MPIB_SUP_SHARE", None),
     ("SOFTVERBS_DEVICES", Some(DEVICES)),
+    // Devices without a PCI address are merged only on request.
+    ("NCCL_NET_FORCE_MERGE", Some("r0,r1,r2,r3")),
 ];
 
 /// Checks the newest table, and each older one with virtual devices, which the core calls through a

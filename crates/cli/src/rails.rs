@@ -3,13 +3,15 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, c_char},
+    ffi::{CStr, c_char, c_int},
     fs,
     path::Path,
 };
 
 use libloading::os::unix::Library;
 use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Kind};
 
 /// `dlopen` flag: return only a library that is already loaded.
 const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
@@ -98,11 +100,37 @@ pub fn is_softverbs() -> bool {
     softverbs_json().is_some()
 }
 
+/// Has softverbs complete the work requests of this process's connected queue pairs inside
+/// `ibv_post_send` from now on. Fails if softverbs is not this process's libibverbs, or refuses.
+///
+/// # Safety
+/// From now on one thread at a time uses the queue pairs and their queues, and each work request
+/// names memory that is valid in this process.
+pub unsafe fn complete_at_once() -> Result<(), Failure> {
+    type CompleteAtOnce = unsafe extern "C" fn() -> c_int;
+    let refused = || {
+        let text = "softverbs cannot complete at once: it is not this process's libibverbs, \
+                    or a queue pair is connected to another process (softverbs' line on stderr)";
+        Failure::new(Kind::Tool, text.to_owned())
+    };
+    let library = libibverbs().ok_or_else(refused)?;
+    // SAFETY: only softverbs exports this name, as a function of this type.
+    let function = unsafe { library.get::<CompleteAtOnce>(b"softverbs_complete_at_once\0") };
+    let function = function.map_err(|_| refused())?;
+    // SAFETY: guaranteed by the caller.
+    if unsafe { function() } == 0 { Ok(()) } else { Err(refused()) }
+}
+
+/// Returns this process's libibverbs, if it has one.
+fn libibverbs() -> Option<Library> {
+    // SAFETY: only finds a library that is loaded already; no constructor runs.
+    unsafe { Library::open(Some("libibverbs.so.1"), RTLD_NOLOAD | libc::RTLD_LAZY) }.ok()
+}
+
 /// Returns softverbs' own counters, if softverbs is this process's libibverbs.
 fn softverbs_json() -> Option<String> {
     type Json = unsafe extern "C" fn(*mut c_char, usize) -> usize;
-    // SAFETY: only finds a library that is loaded already; no constructor runs.
-    let library = unsafe { Library::open(Some("libibverbs.so.1"), RTLD_NOLOAD | libc::RTLD_LAZY) }.ok()?;
+    let library = libibverbs()?;
     // SAFETY: only softverbs exports this name, as a function of this type.
     let json = unsafe { library.get::<Json>(b"softverbs_counters_json\0") }.ok()?;
     let mut text = vec![0u8; 64 << 10];

@@ -107,6 +107,34 @@ fn work_is_counted_where_rails_are_equal() {
     }
 }
 
+/// On verbs that complete at once each figure is a time of the plugin alone.
+#[test]
+fn small_messages_are_timed_without_softverbs() {
+    let copy = artifact("libnccl-net-mpib.so");
+    let args = ["--only", "null", "--rounds", "2", "--no-instructions"];
+    let output = compare(&args).arg("--json").arg("--plugin").arg(&copy).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let scenarios = report["scenarios"].as_array().unwrap();
+    let names: Vec<_> = scenarios.iter().map(|s| s["scenario"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["null verbs, one rail", "null verbs, two rails"]);
+    for scenario in scenarios {
+        let rows = scenario["rows"].as_array().unwrap();
+        let metrics: Vec<_> = rows.iter().map(|r| r["metric"].as_str().unwrap()).collect();
+        let expected = [
+            "message of 8 B, 8 in flight",
+            "message of 8 B, one at a time",
+            "test that finds nothing",
+            "isend before its receive",
+        ];
+        assert_eq!(metrics, expected);
+        for row in rows {
+            assert_eq!((row["unit"].as_str(), row["values"].as_array().unwrap().len()), (Some("ns"), 2));
+            assert!(row["values"][0].as_f64().unwrap() > 0.0 && row["reached"].is_boolean(), "{row}");
+        }
+    }
+}
+
 #[test]
 fn a_plugin_that_fails_is_named_with_its_scenario() {
     // This plugin's two rails are one device already: there is nothing to merge.

@@ -146,6 +146,27 @@ fn hosts_without_a_way_between_them_are_unusable() {
     found.says("routes", "fail", &["no port of this host can be joined"]);
 }
 
+/// Each end has the reason from the other's HELLO; with FLIDs the pair is measured.
+//= reach.md: InfiniBand subnets are joined by FLIDs
+#[test]
+fn infiniband_subnets_need_flids() {
+    let fabric = fabric();
+    let port = |name: &str, subnet: u8, flid: &str| {
+        format!("{name}:link=ib,lid=3,subnet=0xfe8000000000000{subnet}{flid}")
+    };
+    let listener = Listener::start(&fabric, &port("a", 1, ",flid=1001"), &[]);
+    let of = |devices: &str| Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
+    let alone = of(&port("b", 2, ""));
+    alone.unusable();
+    assert_eq!(table(&alone), [row("b:1", "a:1", "refused", false)]);
+    let why = alone.document["routes"][0]["why"].as_str().unwrap();
+    assert!(why.contains("b:1 is in InfiniBand subnet fe80000000000002, a:1 in fe80000000000001"), "{why}");
+    assert!(why.ends_with("without an FLID in GID entry NCCL_IB_ROUTABLE_FLID_GID_INDEX: b:1"), "{why}");
+    let routed = of(&port("b", 2, ",flid=1002"));
+    routed.usable_with(&[]);
+    assert_eq!(table(&routed), [row("b:1", "a:1", "first", true)]);
+}
+
 //= doctor.md: settings that differ are reported with both values
 #[test]
 fn settings_that_differ_are_told_with_both_values() {

@@ -180,6 +180,7 @@ impl Raw {
     }
 
     /// Calls `isend`. The size is an `int` before v9; `operation`, the profiler's handle, is v10's.
+    #[inline]
     pub fn isend(
         &self,
         comm: Ptr,
@@ -202,6 +203,7 @@ impl Raw {
     ///
     /// # Panics
     /// If there are more than [`MAX_RAW_GROUP`] sizes.
+    #[inline]
     pub fn irecv(
         &self,
         comm: Ptr,

@@ -2,12 +2,16 @@
 //!
 //! Both ends know both HELLOs and, after each attempt, both masks of PROBED. They therefore choose
 //! the same next attempt and the same routes for the connection without another message.
+//!
+//! An end may refuse a route without a probe, by what its kernel or an earlier connection knows of
+//! it. Such knowledge may be wrong or old. If nothing works, the last attempt therefore repeats the
+//! first one, and all its routes are probed.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
 use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
-use crate::route::{Choice, End, Route};
+use crate::route::{Choice, End, Route, is_disjoint};
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -25,6 +29,24 @@ pub(crate) struct Attempts {
     failed: Vec<(Route, String)>,
     /// Whether an attempt without any working route precedes the current one.
     repeated: bool,
+    /// How many of them precede the routes of the connection.
+    preceding: usize,
+    /// Whether one of those failed for another reason than that the kernel has no route.
+    faulty: bool,
+    /// Whether the first attempt showed that no router joins the hosts: pairs on a common subnet
+    /// come next, in separate attempts.
+    is_mesh: bool,
+    /// Whether no other attempt follows: all its routes are tried.
+    last: bool,
+}
+
+/// Why a route does not work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) why: String,
+    /// Whether the reason at one of the ends is that its kernel has no route to the peer's address:
+    /// a property of the network, and no fault.
+    pub(super) unrouted: bool,
 }
 
 /// What follows an attempt.
@@ -32,6 +54,8 @@ pub(crate) struct Attempts {
 pub(crate) enum Next {
     /// The connection uses these routes: indices into the attempt's.
     Keep(Vec<usize>),
+    /// Some routes work. They are tried again, with other addresses in place of those that do not.
+    Replace,
     /// No route works, and others can be tried.
     Retry,
     /// No route works, and none is left.
@@ -60,17 +84,48 @@ impl Attempts {
             let table = choice.table(&hellos.as_ref().map(End::from), &[]);
             return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
         }
-        // Routes that the plan does without are tried after its own routes have failed.
-        let joins = |r: &Route| plan.joins(connector.rails[r.rails.connector].role);
-        let (mut current, mut later): (Vec<Route>, Vec<Route>) = choice.first.iter().partition(|r| joins(r));
-        if current.is_empty() {
-            std::mem::swap(&mut current, &mut later);
-        }
-        later.append(&mut choice.rest.clone());
-        let mut attempts =
-            Self { role, hellos, plan, choice, current, later, failed: Vec::new(), repeated: false };
-        attempts.current.truncate(attempts.limit());
+        let mut attempts = Self {
+            role,
+            hellos,
+            plan,
+            choice,
+            current: Vec::new(),
+            later: Vec::new(),
+            failed: Vec::new(),
+            repeated: false,
+            preceding: 0,
+            faulty: false,
+            is_mesh: false,
+            last: false,
+        };
+        attempts.later = attempts.in_order(&[&attempts.choice.first[..], &attempts.choice.rest].concat());
+        let first = attempts.choice.first.iter().filter(|r| attempts.joins(r)).count();
+        let first = if first == 0 { attempts.choice.first.len() } else { first };
+        attempts.begin(first);
+        attempts.last = attempts.later.is_empty();
         Ok(attempts)
+    }
+
+    /// Returns whether the plan uses the rails of a route.
+    fn joins(&self, route: &Route) -> bool {
+        self.plan.joins(self.hellos.connector.rails[route.rails.connector].role)
+    }
+
+    /// Moves the routes that the plan does without to the end: they are tried after all others have
+    /// failed.
+    fn in_order(&self, routes: &[Route]) -> Vec<Route> {
+        let (joined, others): (Vec<Route>, Vec<Route>) = routes.iter().partition(|r| self.joins(r));
+        [joined, others].concat()
+    }
+
+    /// Begins an attempt with the next `most` of the later routes, as far as it has room for them
+    /// and they are of one kind.
+    fn begin(&mut self, most: usize) {
+        let Some(next) = self.later.first() else { return };
+        let kind = |r: &Route| (self.joins(r), self.is_mesh && r.one_subnet);
+        let (first, limit) = (kind(next), MAX_RAILS / self.layout(next).stripes);
+        let alike = self.later.iter().take_while(|r| kind(r) == first).count();
+        self.current = self.later.drain(..most.min(limit).min(alike)).collect();
     }
 
     /// Returns the layout of a route's queue pairs. It does not depend on the number of routes that
@@ -79,14 +134,14 @@ impl Attempts {
         self.plan.stripes(&self.local().terms, self.rail_role(route), self.choice.width)
     }
 
-    /// Returns the number of routes that an attempt may have.
-    fn limit(&self) -> usize {
-        MAX_RAILS / self.current.first().map_or(1, |route| self.layout(route).stripes)
-    }
-
     /// Returns the routes of the current attempt.
     pub(crate) fn current(&self) -> &[Route] {
         &self.current
+    }
+
+    /// Returns whether the current attempt is the last one: all its routes are tried.
+    pub(crate) fn is_last(&self) -> bool {
+        self.last
     }
 
     /// Returns the stripes of the current attempt, in the order of WIRING: each with its route and
@@ -98,20 +153,58 @@ impl Attempts {
 
     /// Ends the current attempt. `works` has for each of its routes whether the route works at both
     /// ends; `why` returns the reason of one that does not.
-    pub(crate) fn conclude(&mut self, works: &[bool], why: impl Fn(usize) -> String) -> Next {
-        let failed = self.current.iter().enumerate().filter(|(i, _)| !works[*i]);
-        self.failed.extend(failed.map(|(i, route)| (*route, why(i))));
+    pub(super) fn conclude(&mut self, works: &[bool], why: impl Fn(usize) -> Failure) -> Next {
         let kept = self.choice.keep(&self.current, |i| works[i]);
-        if !kept.is_empty() {
-            return Next::Keep(kept);
+        let mut is_mesh = !self.repeated;
+        for (i, route) in self.current.iter().enumerate().filter(|(i, _)| !works[*i]) {
+            let Failure { why, unrouted } = why(i);
+            is_mesh &= unrouted;
+            match self.failed.iter_mut().find(|(failed, _)| failed == route) {
+                Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),
+                None => self.failed.push((*route, why)),
+            }
+            if kept.first().is_none_or(|first| i < *first) {
+                self.preceding = self.failed.len();
+                self.faulty |= !unrouted;
+            }
         }
-        if self.later.is_empty() {
+        if !kept.is_empty() {
+            return if self.replace(works, &kept) { Next::Replace } else { Next::Keep(kept) };
+        }
+        if self.last {
             return Next::GiveUp;
         }
         self.repeated = true;
-        let next = self.later.len().min(self.limit());
-        self.current = self.later.drain(..next).collect();
+        if is_mesh {
+            self.is_mesh = true;
+            let (near, far): (Vec<Route>, Vec<Route>) = self.later.iter().partition(|r| r.one_subnet);
+            self.later = self.in_order(&[near, far].concat());
+        }
+        if self.later.is_empty() {
+            self.last = true;
+            self.later = self.in_order(&self.choice.first);
+        }
+        self.begin(MAX_RAILS);
         Next::Retry
+    }
+
+    /// Begins an attempt that has the routes to keep, and for rails whose route has failed the next
+    /// addresses, if there are any.
+    fn replace(&mut self, works: &[bool], kept: &[usize]) -> bool {
+        let mut next: Vec<Route> = kept.iter().map(|i| self.current[*i]).collect();
+        for (_, failed) in self.current.iter().enumerate().filter(|(i, _)| !works[*i]) {
+            let alternate = self.later.iter().position(|r| r.rails == failed.rails);
+            let fits = |i: &usize| next.len() < self.choice.width && is_disjoint(&next, &self.later[*i]);
+            if let Some(i) = alternate.filter(fits) {
+                next.push(self.later.remove(i));
+            }
+        }
+        if next.len() == kept.len() {
+            return false;
+        }
+        next.sort_by_key(|r| r.rails.connector);
+        self.current = next;
+        true
     }
 
     /// Returns every pair of rails with the reason why the connection does not use it.
@@ -196,8 +289,8 @@ impl Attempts {
         works.contains(&false) && (self.plan != Plan::Plain || !self.repeated)
     }
 
-    /// Returns a report if a rail that NCCL did not request carries the connection, or if an
-    /// earlier attempt failed.
+    /// Returns a report if a rail that NCCL did not request carries the connection, or if a better
+    /// route failed.
     ///
     /// # Errors
     /// `MPIB_STRICT=1` and a failure is the cause: the same text.
@@ -211,11 +304,11 @@ impl Attempts {
         let Some(chosen) = kept.first() else { return Ok(None) };
         let substitute = self.is_substitute(kept);
         let fault =
-            self.repeated || (substitute && self.local().unusable.iter().any(|unusable| unusable.requested));
+            self.faulty || (substitute && self.local().unusable.iter().any(|unusable| unusable.requested));
         if !fault && !substitute {
             return Ok(None);
         }
-        let how = self.choice.substitution(&self.ends(), chosen, &self.failed);
+        let how = self.choice.substitution(&self.ends(), chosen, &self.failed[..self.preceding]);
         let what = format!("a connection of {device} with {peer} {how}");
         let what = if fault { config.degraded(what)? } else { what };
         let text = format!(

@@ -17,7 +17,7 @@
 //! ```text
 //! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED
 //!               ^                                                    |
-//!               +---------- no route works, others are left ---------+
+//!               +-- no route works, or other addresses are left -----+
 //!                                                                    |
 //!                               Established <- READY <- [hint] <- Keep
 //! ```
@@ -38,7 +38,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::policy::Plan;
 use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
-use crate::route::Route;
+use crate::route::{Route, is_untried};
 use stage::Stage;
 use step::{Overdue, Step};
 
@@ -65,6 +65,8 @@ pub(crate) enum Action {
     Probe,
     /// End the work in progress, which takes too long, with the results so far.
     Stop,
+    /// End the probes of the stripes in this mask: the peer does not try them.
+    Abandon(u8),
     /// Form the connection of some stripes, destroy the others and register it with the agent:
     /// [`Outcome::Kept`].
     Keep(Keep),
@@ -87,8 +89,12 @@ pub(crate) struct BringUp {
     pub(crate) wiring: Wiring,
     /// The rails of the peer's HELLO.
     pub(crate) rails: Vec<RailInfo>,
+    /// The peer's host, by its HELLO.
+    pub(crate) host: String,
     /// No change of a queue pair is retried later: the peer waits twice as long.
     pub(crate) retry_until: Instant,
+    /// Whether no other attempt follows: every stripe is tried.
+    pub(crate) last: bool,
 }
 
 /// The connection that results from the probes.
@@ -228,7 +234,15 @@ impl Machine {
                 let what = format!("{} sent more than {MAX_EARLY} messages that are not due", self.peer);
                 self.fail(Error::Protocol(what));
             }
-            message => self.early.push_back(message),
+            message => {
+                if let (Stage::Probe(..), Message::Probed { reasons, .. }) = (&self.stage, &message) {
+                    let untried = reasons.iter().filter(|(_, why)| is_untried(why));
+                    let mask =
+                        untried.fold(0, |mask, (i, _)| mask | 1u8.checked_shl((*i).into()).unwrap_or(0));
+                    self.actions.extend((mask != 0).then_some(Action::Abandon(mask)));
+                }
+                self.early.push_back(message);
+            }
         }
     }
 

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::attempts::{Attempts, Next};
+use super::attempts::{Attempts, Failure, Next};
 use super::stage::Stage;
 use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
 use crate::error::{Error, Result, wc_status};
 use crate::policy::{Plan, SplitMode};
 use crate::proto::{Ece, Hello, Message, Role, Wiring};
-use crate::route::Route;
+use crate::route::{Route, is_unrouted};
 
 /// `IBV_WC_RETRY_EXC_ERR`
 const NO_ANSWER: u32 = 12;
@@ -113,9 +113,10 @@ impl Machine {
 
     fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
         wiring::check(self.role, &self.peer, &attempts.stripes(), &remote)?;
-        let rails = attempts.remote().rails.clone();
-        let retry_until = self.until - self.config.connect_timeout / 2;
-        self.actions.push_back(Action::BringUp(BringUp { wiring: remote, rails, retry_until }));
+        let Hello { rails, host, .. } = attempts.remote();
+        let (rails, host) = (rails.clone(), host.clone());
+        let (retry_until, last) = (self.until - self.config.connect_timeout / 2, attempts.is_last());
+        self.actions.push_back(Action::BringUp(BringUp { wiring: remote, rails, host, retry_until, last }));
         self.stage = Stage::BringUp(attempts, local);
         Ok(())
     }
@@ -168,11 +169,14 @@ impl Machine {
         let stripes = |route: usize| route * each..(route + 1) * each;
         let works: Vec<bool> = (0..routes.len()).map(|route| stripes(route).all(|i| good(&i))).collect();
         let why = |route: usize| {
-            let Some(i) = stripes(route).find(|i| !good(i)) else { return String::new() };
-            let reason = reasons.iter().find(|(r, _)| usize::from(*r) == i);
-            let reason = reason.map_or("no reason", |(_, why)| why);
-            let remote = (!remote(i)).then(|| format!("reported by the peer: {reason}"));
-            [results[i].clone().err(), remote].into_iter().flatten().collect::<Vec<_>>().join("; ")
+            let failed = stripes(route).find(|i| !good(i));
+            let local = failed.and_then(|i| results[i].clone().err());
+            let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
+            let remote = failed.filter(|i| !remote(*i));
+            let remote = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
+            let unrouted = local.iter().chain(&remote).any(|why| is_unrouted(why));
+            let remote = remote.map(|reason| format!("reported by the peer: {reason}"));
+            Failure { why: [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; "), unrouted }
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {
@@ -185,6 +189,7 @@ impl Machine {
                 self.stage = Stage::Keep(plan);
             }
             // The peer has the same two masks and comes to the same attempt.
+            Next::Replace => self.attempt(attempts),
             Next::Retry if now < self.until => {
                 if attempts.plan != Plan::Plain {
                     self.warn(attempts.broken(&self.config, &self.peer, attempts.current())?);

@@ -213,7 +213,8 @@ impl SendState {
         let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
         let send = &mut self.sends[usize::from(index)];
-        if !self.policy.cut(buffer.len, share, &mut send.split) {
+        let in_flight = |rail: usize| self.comm.rails[rail].in_flight();
+        if !self.policy.cut(buffer.len, share, in_flight, &mut send.split) {
             return Err(internal("the policy has no rail"));
         }
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);

@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{TWO_RAILS, here, set, with_and_without_srq};
+use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, with_and_without_srq};
 use nccl_net_mpib::proto::Message;
 use softverbs::QpCounters;
 
@@ -403,7 +403,7 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
 fn messages_alternate_between_queue_pairs_and_cts_writes_do_not() {
     with_and_without_srq(
         here!(),
-        &host(&[("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]),
+        &host(&[SPLIT_ALL, ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3")]),
         || {
             let pair = Pair::new(newest());
             let made = qps();

@@ -55,7 +55,7 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
     match form {
         "-2 or 0 or 1" => own(&["yes", "true", HUGE, "-1", "-3", "2", "01", "1x", "0 1", "auto"]),
         "0 or 1" => own(&["yes", "true", HUGE, "-1", "2", "01", "1x", "0 1"]),
-        "prefer-subnet, subnet, any or strict" => {
+        "any, strict, prefer-subnet or subnet" => {
             own(&["Any", "prefer_subnet", "subnets", "any strict", "any,subnet", "0", "-1", HUGE])
         }
         "AF_INET or AF_INET6" => own(&["inet", "af_inet", "AF_INET4", "AF_INET6x", "2", "-1", HUGE]),

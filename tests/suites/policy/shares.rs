@@ -12,7 +12,7 @@ use mpib_tests::pair::{Buffer, init, pattern, until};
 use mpib_tests::peer::{Peer, send, to_peer, wait};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{TWO_RAILS, here, isolated, set};
+use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, isolated, set};
 
 use super::shares_util::{Part, Rig, by_the_rule, carried, message, since};
 
@@ -86,7 +86,7 @@ fn change(rig: &mut Rig, agent: &mut Agent, (old, new): (u16, u16), group: &[Par
 
 /// What a test with an agent does, once the connection is registered.
 fn hinted(test: &str, addresses: (&'static str, &'static str), body: impl FnOnce(Rig, &mut Agent, Rng)) {
-    let env = [("MPIB_MODE", "1"), ("MPIB_HINT_POLL_US", "100"), GID, addresses];
+    let env = [("MPIB_MODE", "1"), ("MPIB_HINT_POLL_US", "100"), SPLIT_ALL, GID, addresses];
     let env = [&TWO_RAILS[..], &env].concat();
     isolated(test, &env, || {
         let (_, rng) = Rng::from_env();
@@ -269,7 +269,7 @@ fn messages_in_flight_between_islands_have_hinted_shares() {
 
 /// `MPIB_SUP_SHARE`, which wants no agent.
 fn fixed(test: &str, addresses: (&'static str, &'static str)) {
-    isolated(test, &[&TWO_RAILS[..], &[addresses, GID]].concat(), || {
+    isolated(test, &[&TWO_RAILS[..], &[addresses, GID, SPLIT_ALL]].concat(), || {
         let (_, mut rng) = Rng::from_env();
         for share in SHARES.into_iter().chain((0..5).map(|_| rng.below(1025) as u16)).collect::<Vec<_>>() {
             set("MPIB_SUP_SHARE", Some(share.to_string()));

@@ -9,7 +9,7 @@ use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, Mood, SECOND, first, second};
 use mpib_tests::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles, table};
 use mpib_tests::vdevices::{VERSIONS, rails, speeds};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{SPLIT_ALL, here, isolated, mpib};
 
 use super::util::{MOST, Rails, Rig, SOFT, judge};
 
@@ -33,7 +33,7 @@ fn all_of(rig: &mut Rig, rails: &Rails) {
 
 /// Everything, over the newest table, on a device made of the first `fused` adapters.
 fn on(test: &str, env: &[(&str, &str)], fused: usize, rails: &Rails, qps: usize) {
-    isolated(test, env, || {
+    isolated(test, &[env, &[SPLIT_ALL]].concat(), || {
         set_profiler(Some(first));
         let ctx = init(table(12));
         let dev = if fused > 1 { VERSIONS[3].fuse(&(0..fused as c_int).collect::<Vec<_>>()) } else { 0 };

@@ -10,7 +10,7 @@ use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES, table};
 use mpib_tests::vdevices::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds};
-use mpib_tests::{here, with_and_without_srq};
+use mpib_tests::{SPLIT_ALL, here, isolated, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 const SPEEDS: [u32; 8] = [400_000, 300_000, 200_000, 100_000, 100_000, 50_000, 25_000, 12_500];
@@ -41,6 +41,7 @@ fn eight_rails() -> [(&'static str, String); 2] {
 fn on_eight_rails(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     let env = eight_rails();
     let mut env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    env.push(SPLIT_ALL);
     env.extend_from_slice(more);
     with_and_without_srq(test, &env, body);
 }
@@ -311,6 +312,40 @@ fn devices_that_share_rails_do_not_disturb_each_other() {
             }
         });
         pairs.into_iter().flatten().for_each(Pair::close);
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// With the default of `MPIB_SPLIT_MIN` a message below 64 KiB takes the rail with the least in
+/// flight for its speed: of 16 at once, twice as many on the rail of twice the speed.
+//= fused-devices.md: small messages go whole on the rail with the least in flight
+#[test]
+fn small_messages_in_flight_are_spread_over_the_rails() {
+    let (devices, speed) = (rails(8, 1), speeds(&[200_000, 100_000, 100_000]));
+    isolated(here!(), &[("SOFTVERBS_DEVICES", &devices), ("MPIB_RAIL_SPEED", &speed)], || {
+        const SIZE: usize = 4096;
+        const AT_ONCE: usize = 16;
+        let (ctx, dev) = newest_device(3);
+        let pair = connect(table(12), ctx, dev);
+        let (from, to) = (pair.send_buffer(pattern(SIZE * AT_ONCE, 3)), pair.recv_buffer(SIZE * AT_ONCE));
+        let receives: Vec<_> =
+            (0..AT_ONCE).map(|i| pair.irecv(&[(to.addr() + i * SIZE, SIZE, 1, to.mr)])).collect();
+        let before = carried(8);
+        let sends: Vec<_> =
+            (0..AT_ONCE).map(|i| pair.isend(from.addr() + i * SIZE, SIZE, 1, from.mr)).collect();
+        let signals = |i: usize| carried(8)[i].signals - before[i].signals;
+        assert_eq!([0, 1, 2].map(signals), [8, 4, 4]);
+        for request in sends.into_iter().chain(receives) {
+            assert_eq!(pair.wait(request)[0] as usize, SIZE);
+        }
+        assert!(to.bytes == from.bytes);
+        // One at a time: always the fastest rail.
+        for i in 0..4 {
+            assert_eq!(during(|| pair.message(SIZE, SIZE, i))[0].signals, 1, "message {i}");
+        }
+        from.dereg();
+        to.dereg();
+        pair.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
 }

@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use mpib_tests::code::Success;
+use mpib_tests::code::{InvalidArgument, Success};
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
+use mpib_tests::process::MERGE;
 use mpib_tests::table::{TABLES, Table, newest};
-use mpib_tests::{here, is_child, isolated};
+use mpib_tests::vdevices::VERSIONS;
+use mpib_tests::{here, is_child, isolated, set};
 use tempfile::TempDir;
 
 /// A sysfs with these adapters at their PCI addresses, and the list of devices that have it.
@@ -154,5 +156,42 @@ fn the_speed_of_xdr_is_reported() {
         let speeds = [0, 1].map(|dev| newest().properties(dev).1.unwrap().speed);
         assert_eq!(speeds, [400_000, 800_000]);
         assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
+    });
+}
+
+/// NCCL 2.27 and later find no path to a device that is made of devices without a PCI address. With
+/// no setting at all such devices stay separate, and NCCL uses each.
+//= fused-devices.md: devices without a PCI address are not fused with each other
+#[test]
+fn devices_without_a_pci_address_stay_separate() {
+    let adapters = [("a", ""), ("b", ""), ("c", "0000:17:00.0"), ("d", "0000:17:00.1")];
+    with(here!(), &adapters, &[], || {
+        let made = |members: &[i32]| {
+            let count = newest().devices().1;
+            let codes: Vec<_> = VERSIONS.iter().map(|v| v.make(members.len() as i32, members)).collect();
+            (codes, newest().devices().1 - count)
+        };
+        set(MERGE, None::<&str>);
+        let ctx = init(newest());
+        let none = vec![(InvalidArgument, -1); VERSIONS.len()];
+        // Those with an address come first.
+        assert_eq!(listed(newest()).iter().map(|d| d.0.as_str()).collect::<Vec<_>>(), ["c", "d", "a", "b"]);
+        assert_eq!(made(&[2, 3]), (none, 0));
+        // One alone, the ports of one card, and one of each kind are devices.
+        for (members, made_of) in [(&[2][..], 4), (&[0, 1], 5), (&[0, 2], 6)] {
+            assert_eq!(made(members), (vec![(Success, made_of); VERSIONS.len()], 1), "{members:?}");
+        }
+        assert_eq!(take_warnings(), Vec::<String>::new());
+        for dev in [2, 3] {
+            let pair = connect(newest(), ctx, dev);
+            pair.message(100_000, 100_000, 1);
+            pair.close();
+        }
+        assert_eq!(newest().finalize(ctx), Success);
+        // The user requests it: NCCL 2.24 to 2.26 can use such a device.
+        set(MERGE, Some("a,b"));
+        let ctx = init(newest());
+        assert_eq!(made(&[2, 3]), (vec![(Success, 4); VERSIONS.len()], 1));
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }

@@ -8,7 +8,7 @@ use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds};
-use mpib_tests::{here, set, with_and_without_srq};
+use mpib_tests::{SPLIT_ALL, here, set, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 
@@ -45,6 +45,7 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
         ("MPIB_RAIL_SPEED", speed.as_str()),
         ("NCCL_IB_QPS_PER_CONNECTION", qps),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", split),
+        SPLIT_ALL,
     ];
     with_and_without_srq(test, &env, body);
 }

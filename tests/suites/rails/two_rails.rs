@@ -3,7 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
 use mpib_tests::table::newest;
-use mpib_tests::{here, mpib, with_and_without_srq};
+use mpib_tests::{TWO_RAILS, here, isolated, mpib, with_and_without_srq};
 
 /// Since the process began, per rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -270,6 +270,30 @@ fn registration_runs_beside_transfers() {
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(service.join().unwrap() > 0);
         });
+        pair.close();
+    });
+}
+
+/// With the default of `MPIB_SPLIT_MIN` a message below 64 KiB is one work request, and of every four
+/// messages one goes on SUP.
+//= mpib.md: small messages go whole, and over many of them SUP carries its share
+#[test]
+fn small_messages_go_whole_and_keep_the_share() {
+    let env = [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", "256")]].concat();
+    isolated(here!(), &env, || {
+        let pair = Pair::new(newest());
+        for size in [128, 512, 4096, 65_535] {
+            let counted = during(|| {
+                for i in 0..16 {
+                    let [sout, sup] = during(|| pair.message(size, size, i));
+                    assert_eq!(sout.signals + sup.signals, 1, "{size} bytes: {sout:?} {sup:?}");
+                }
+            });
+            assert_eq!(counted.map(|rail| rail.signals), [12, 4], "{size} bytes");
+            assert_eq!(counted[1].bytes as usize, 4 * size);
+        }
+        let [sout, sup] = during(|| pair.message(65_536, 65_536, 1));
+        assert_eq!([sout.signals, sup.signals, sup.bytes], [1, 1, 16_384], "64 KiB are split");
         pair.close();
     });
 }

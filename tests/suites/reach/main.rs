@@ -5,6 +5,7 @@ mod islands;
 mod many_networks;
 mod mesh;
 mod reported_topologies;
+mod routed;
 mod routes;
 mod subnets;
 mod util;

@@ -24,6 +24,18 @@ pub(crate) struct Setup {
     pub(crate) env_of: Vec<(&'static str, &'static str, &'static str)>,
     /// Host, adapter, and what else is to be said of it to softverbs: `,mtu=1024`.
     pub(crate) adapters: Vec<(&'static str, &'static str, &'static str)>,
+    /// Adapters on one network reach each other, whichever their subnets.
+    pub(crate) flat: bool,
+}
+
+/// The wire of all networks that a router is on.
+const ROUTED: usize = 1000;
+
+/// An address with a prefix that contains all of a test's: softverbs has no routers, so adapters
+/// that reach each other through one are on one wire and in one subnet.
+fn covered(addr: &str) -> String {
+    let (ip, _) = addr.split_once('/').unwrap();
+    format!("{ip}/{}", if ip.contains(':') { 32 } else { 8 })
 }
 
 /// Hosts, and a process on each.
@@ -37,12 +49,15 @@ pub(crate) struct Reach {
 
 /// The adapters of a host, as softverbs reads them.
 fn devices(setup: &Setup, host: &str) -> String {
-    let mut adapters: Vec<(&str, usize, Vec<&str>)> = Vec::new();
-    for (wire, network) in setup.topology.networks.iter().enumerate() {
+    let mut adapters: Vec<(&str, usize, Vec<String>)> = Vec::new();
+    for (n, network) in setup.topology.networks.iter().enumerate() {
+        let routed = network.iter().any(|end| setup.topology.routers.contains(&end.0));
+        let wire = if routed { ROUTED } else { n + 1 };
         for (_, interface, addr) in network.iter().filter(|end| end.0 == host && end.1.starts_with("mlx")) {
+            let addr = if routed || setup.flat { covered(addr) } else { (*addr).to_owned() };
             match adapters.iter_mut().find(|a| a.0 == *interface) {
                 Some(adapter) => adapter.2.push(addr),
-                None => adapters.push((interface, wire + 1, vec![addr])),
+                None => adapters.push((interface, wire, vec![addr])),
             }
         }
     }

@@ -14,15 +14,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{callgrind::Calls, contestant::Contestant, figures::Metric, scenario::Scenario};
+use super::{callgrind::Calls, contestant::Contestant, figures::Metric, null, scenario::Scenario};
 use crate::failure::{Context, Failure, Kind};
-use crate::perf::solo;
+use crate::perf::solo::{self, Workload};
 
 /// How long one child may take.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
-const DEPTH: usize = 8;
-/// Groups of [`DEPTH`] messages in two runs. The difference between the runs excludes the start.
+pub(super) const DEPTH: usize = 8;
+/// Groups of messages in two runs. The difference between the runs excludes the start.
 const GROUPS: [u64; 2] = [100, 600];
 
 /// What to measure.
@@ -35,6 +35,28 @@ pub(super) struct Work<'a> {
     pub(super) instructions: bool,
 }
 
+/// One run of both ends in one process, of messages of 8 bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Solo {
+    pub(super) workload: Workload,
+    pub(super) size: usize,
+    pub(super) depth: usize,
+    pub(super) groups: u64,
+    pub(super) repeat: u32,
+}
+
+impl Solo {
+    /// One group of messages of 8 bytes.
+    pub(super) const MESSAGES: Self =
+        Self { workload: Workload::Messages, size: 8, depth: DEPTH, groups: 1, repeat: 1 };
+}
+
+/// Instructions of one message, or of one call.
+pub(super) struct Instructions {
+    pub(super) plugin: f64,
+    pub(super) with_verbs: f64,
+}
+
 /// The results of one scenario: by metric and contestant, one value per round.
 pub(super) struct Samples {
     pub(super) scenario: Scenario,
@@ -42,7 +64,7 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    fn add(&mut self, metric: Metric, contestant: usize, contestants: usize, value: f64) {
+    pub(super) fn add(&mut self, metric: Metric, contestant: usize, contestants: usize, value: f64) {
         self.values.entry(metric).or_insert_with(|| vec![Vec::new(); contestants])[contestant].push(value);
     }
 }
@@ -67,15 +89,21 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
         for of in &mut samples {
             for index in in_turn(work.contestants.len(), round) {
                 bar.set_message(format!("{}, {}", of.scenario.name, work.contestants[index].name));
-                timed(work, of, index)?;
+                if of.scenario.null {
+                    null::timed(work, of, index)?;
+                } else {
+                    timed(work, of, index)?;
+                }
                 bar.inc(1);
             }
         }
     }
     for of in &mut samples {
         for index in 0..work.contestants.len() {
-            // Counts do not depend on rates.
-            if !of.scenario.unequal() {
+            if of.scenario.null && valgrind {
+                null::counted(work, of, index)?;
+            } else if !of.scenario.null && !of.scenario.unequal() {
+                // Counts do not depend on rates.
                 counted(work, of, index, valgrind)?;
             }
             bar.inc(1);
@@ -159,31 +187,19 @@ fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> R
         (64 << 10, [Metric::WorkRequests64K, Metric::Doorbells64K, Metric::Completions64K]),
     ];
     for (size, metrics) in sizes {
-        let (counts, _) = work.solo(&of.scenario, index, size, 1000, false)?;
+        let counts = work.solo(&of.scenario, index, Solo { size, groups: 1000, ..Solo::MESSAGES })?;
+        let verbs = counts.verbs.ok_or_else(|| unread("the plugin's libibverbs is not softverbs"))?;
         let each = |n: u64| n as f64 / counts.messages.max(1) as f64;
         // Receives are work requests, too.
-        let values = [counts.work_requests + counts.receives, counts.doorbells, counts.completions];
+        let values = [verbs.work_requests + verbs.receives, verbs.doorbells, verbs.completions];
         for (metric, value) in metrics.into_iter().zip(values) {
             of.add(metric, index, count, each(value));
         }
     }
-    if !valgrind {
-        return Ok(());
+    if valgrind {
+        let counted = work.instructions(&of.scenario, index, Solo::MESSAGES)?;
+        of.add(Metric::InstructionsAll, index, count, counted.with_verbs);
     }
-    let plugin = fs::canonicalize(&work.contestants[index].plugin).tool("find the plugin's file")?;
-    let plugin = plugin.to_string_lossy();
-    let exe = env::current_exe().tool("find this program's file")?;
-    let mut sums = [[0; 2]; 2];
-    for (i, groups) in GROUPS.into_iter().enumerate() {
-        let (_, calls) = work.solo(&of.scenario, index, 8, groups, true)?;
-        let calls = calls.ok_or_else(|| unread("no callgrind output"))?;
-        sums[i] =
-            [calls.between(&exe.to_string_lossy(), &plugin), calls.between(&plugin, "/libibverbs.so.1")];
-    }
-    let messages = (GROUPS[1] - GROUPS[0]) as f64 * DEPTH as f64;
-    let [all, verbs] = [0, 1].map(|what| (sums[1][what] as f64 - sums[0][what] as f64) / messages);
-    of.add(Metric::Instructions, index, count, all - verbs);
-    of.add(Metric::InstructionsAll, index, count, all);
     Ok(())
 }
 
@@ -207,49 +223,77 @@ impl Work<'_> {
         serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
     }
 
-    /// Runs both ends in one process, with or without callgrind.
-    fn solo(
+    /// Runs both ends in one process.
+    pub(super) fn solo(&self, scenario: &Scenario, index: usize, run: Solo) -> Result<solo::Counts, Failure> {
+        let exe = env::current_exe().tool("find this program's file")?;
+        self.solo_of(Command::new(exe), scenario, index, run)
+    }
+
+    /// Counts the instructions of a run, as the difference between two lengths of it.
+    pub(super) fn instructions(
         &self,
         scenario: &Scenario,
         index: usize,
-        size: usize,
-        groups: u64,
-        callgrind: bool,
-    ) -> Result<(solo::Counts, Option<Calls>), Failure> {
-        let one = &self.contestants[index];
+        run: Solo,
+    ) -> Result<Instructions, Failure> {
+        let plugin = fs::canonicalize(&self.contestants[index].plugin).tool("find the plugin's file")?;
+        let plugin = plugin.to_string_lossy();
         let exe = env::current_exe().tool("find this program's file")?;
         let dir = tempfile::tempdir().tool("make a temporary folder")?;
-        let (counts, calls) = (dir.path().join("counts"), dir.path().join("calls"));
-        let mut command = if callgrind { Command::new("valgrind") } else { Command::new(&exe) };
-        if callgrind {
-            let out = format!("--callgrind-out-file={}", calls.display());
+        let output = dir.path().join("calls");
+        let mut sums = [(0, 0, 0); 2];
+        for (sum, groups) in sums.iter_mut().zip(GROUPS) {
+            let mut command = Command::new("valgrind");
+            command.args(["--quiet", "--tool=callgrind", "--collect-atstart=no"]);
             // Only messages are counted: the handshake polls a different number of times in each
             // run.
-            let only = format!("--toggle-collect={}", solo::MOVES);
-            command.args(["--quiet", "--tool=callgrind", "--collect-atstart=no", &only, &out]).arg(&exe);
+            command.arg(format!("--toggle-collect={}", run.workload.function()));
+            command.arg(format!("--callgrind-out-file={}", output.display())).arg(&exe);
+            let counts = self.solo_of(command, scenario, index, Solo { groups, ..run })?;
+            let text = fs::read(&output).tool("read callgrind's output")?;
+            let calls = Calls::parse(&String::from_utf8_lossy(&text));
+            let calls = calls.ok_or_else(|| unread("callgrind's output"))?;
+            let all = calls.between(&exe.to_string_lossy(), &plugin);
+            *sum = (all, calls.between(&plugin, "/libibverbs.so.1"), counts.messages);
         }
+        let [(all, verbs, messages), (more, more_verbs, more_messages)] = sums;
+        if more <= all {
+            let function = run.workload.function();
+            return Err(unread(&format!("callgrind counted nothing: {function} is not in this program")));
+        }
+        let each = |few: u64, many: u64| (many as f64 - few as f64) / (more_messages - messages) as f64;
+        let with_verbs = each(all, more);
+        Ok(Instructions { plugin: with_verbs - each(verbs, more_verbs), with_verbs })
+    }
+
+    /// Runs both ends in one process with a command that ends with this program's file.
+    fn solo_of(
+        &self,
+        mut command: Command,
+        scenario: &Scenario,
+        index: usize,
+        run: Solo,
+    ) -> Result<solo::Counts, Failure> {
+        let one = &self.contestants[index];
+        let dir = tempfile::tempdir().tool("make a temporary folder")?;
+        let counts = dir.path().join("counts");
         command.arg(solo::COMMAND).arg("--plugin").arg(&one.plugin);
-        command.args(["--version", &one.check()?.to_string(), "--size", &size.to_string()]);
-        command
-            .args(["--depth", &DEPTH.to_string(), "--groups", &groups.to_string(), "--output"])
-            .arg(&counts);
+        command.args(["--version", &one.check()?.to_string(), "--workload", run.workload.name()]);
+        command.args(["--size", &run.size.to_string(), "--depth", &run.depth.to_string()]);
+        command.args(["--groups", &run.groups.to_string(), "--repeat", &run.repeat.to_string()]);
+        command.arg("--output").arg(&counts);
         if let Some(table) = &one.table {
             command.args(["--table", table]);
         }
         if one.merge && scenario.rates.len() > 1 {
             command.args(["--merge", "0,1"]);
         }
+        if scenario.null {
+            command.arg("--null");
+        }
         self.child(command, scenario, one, false)?;
         let text = fs::read_to_string(&counts).tool("read what was counted")?;
-        let counted: Option<solo::Counts> = serde_json::from_str(&text).tool("read what was counted")?;
-        let counted = counted.ok_or_else(|| unread("the plugin's libibverbs is not softverbs"))?;
-        let calls = if callgrind {
-            let text = fs::read(&calls).tool("read callgrind's output")?;
-            Some(Calls::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| unread("callgrind's output"))?)
-        } else {
-            None
-        };
-        Ok((counted, calls))
+        serde_json::from_str(&text).tool("read what was counted")
     }
 
     /// Runs a child in the scenario's environment; returns its stdout. If the child fails, the

@@ -12,14 +12,18 @@ pub(super) struct Scenario {
     pub(super) rates: &'static [f64],
     /// The second rail's share of a transfer, in parts per 1024, for plugins with such a setting.
     pub(super) share: u16,
+    /// Verbs complete at once, in process; the rates do not matter.
+    pub(super) null: bool,
 }
 
 /// The sums are what two cores can copy; the shares follow the rates.
-const ALL: [Scenario; 4] = [
-    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0 },
-    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512 },
-    Scenario { name: "4+2 GB/s", rates: &[4.0, 2.0], share: 341 },
-    Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205 },
+const ALL: [Scenario; 6] = [
+    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0, null: false },
+    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512, null: false },
+    Scenario { name: "4+2 GB/s", rates: &[4.0, 2.0], share: 341, null: false },
+    Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205, null: false },
+    Scenario { name: "null verbs, one rail", rates: &[4.0], share: 0, null: true },
+    Scenario { name: "null verbs, two rails", rates: &[2.0, 2.0], share: 512, null: true },
 ];
 
 /// Returns the scenarios whose name begins with `only`, or all.
@@ -65,6 +69,8 @@ impl Scenario {
             // RoCEv2 over IPv4. Otherwise NCCL's own transport would read sysfs, which softverbs
             // does not simulate.
             ("NCCL_IB_GID_INDEX", "3".into()),
+            // Its devices have no PCI address, and are merged only on request.
+            ("NCCL_NET_FORCE_MERGE", "rail0,rail1".into()),
         ];
         if self.rates.len() == 2 {
             out.push(("MPIB_HCA_SOUT", "rail0".into()));
@@ -90,7 +96,7 @@ mod tests {
     #[test]
     fn scenarios_are_chosen_by_the_beginning_of_their_name() {
         let names = |only| chosen(only).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>());
-        assert_eq!(names(None).unwrap().len(), 4);
+        assert_eq!(names(None).unwrap().len(), 6);
         assert_eq!(names(Some("4+")).unwrap(), ["4+2 GB/s", "4+1 GB/s"]);
         assert!(names(Some("three")).unwrap_err().message.contains("\"one rail, 4 GB/s\""));
     }

@@ -17,6 +17,7 @@ fn goal(row: &Row) -> String {
         Goal::RatioAtMost(most) => format!("<= {most}"),
         Goal::RatioAtLeast(least) => format!(">= {least}"),
         Goal::AtLeast(least) => format!(">= {least} {}", row.unit),
+        Goal::BothAtMost(ratio, value) => format!("<= {ratio}, and {value}"),
         Goal::None => String::new(),
     };
     match row.reached {

@@ -19,6 +19,7 @@ mod run;
 mod session;
 mod sizes;
 pub(crate) mod solo;
+mod thin;
 mod ui;
 pub(crate) mod worker;
 
@@ -83,9 +84,17 @@ impl Setting {
             role,
             plan: plan.clone(),
             verbose,
-            env: Vec::new(),
+            env: merged(&self.args.merge),
         }
     }
+}
+
+/// Returns the variables of a worker that merges devices: the plugin merges devices without a PCI
+/// address, as those of softverbs, only on request.
+fn merged(devices: &[i32]) -> Vec<(String, Option<String>)> {
+    const REQUEST: &str = "NCCL_NET_FORCE_MERGE";
+    let requested = devices.is_empty() || std::env::var_os(REQUEST).is_some();
+    if requested { Vec::new() } else { vec![(REQUEST.into(), Some("mpib perf --merge".into()))] }
 }
 
 /// Runs the command and prints failures.

@@ -2,8 +2,8 @@
 //! list a tool can determine whether a program would load.
 
 const LIST: &str = include_str!("../../ibverbs.symbols");
-/// The symbol that the library exports in addition to those of rdma-core.
-pub const OWN: &str = "softverbs_counters_json";
+/// The symbols that the library exports in addition to those of rdma-core.
+pub const OWN: [&str; 2] = ["softverbs_complete_at_once", "softverbs_counters_json"];
 /// Version of [`OWN`].
 pub const OWN_VERSION: &str = "SOFTVERBS";
 

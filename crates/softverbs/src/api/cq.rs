@@ -3,9 +3,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
 
@@ -14,6 +14,7 @@ use crate::abi::handle::{Acks, Handle};
 use crate::api::channel::Channel;
 use crate::api::device::Context;
 use crate::api::events;
+use crate::api::null;
 use crate::api::poll;
 use crate::clock;
 use crate::limits::{COMP_VECTORS, MAX_CQE};
@@ -37,6 +38,8 @@ pub(crate) struct Cq {
     pub(crate) qps: AtomicUsize,
     pub(crate) acks: Acks,
     pub(crate) async_acks: Acks,
+    /// Replaces the queue on the null data path.
+    pub(crate) null: OnceLock<Arc<null::Ring<sys::ibv_wc>>>,
 }
 
 // SAFETY: repr(C) with the C struct first.
@@ -95,6 +98,7 @@ impl Cq {
             qps: AtomicUsize::new(0),
             acks: Acks::default(),
             async_acks: Acks::default(),
+            null: OnceLock::new(),
         });
         process.cqs.put(index, Arc::clone(&cq));
         Ok(cq)

@@ -9,6 +9,7 @@ pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod modify;
 pub(crate) mod mr;
+pub(crate) mod null;
 pub(crate) mod pd;
 pub(crate) mod poll;
 pub(crate) mod qp;

@@ -59,7 +59,7 @@ fn count(process: &Process, device: usize, c: &Completion) {
 }
 
 /// Converts a completion to the C struct.
-fn to_wc(c: &Completion) -> sys::ibv_wc {
+pub(crate) fn to_wc(c: &Completion) -> sys::ibv_wc {
     sys::ibv_wc {
         wr_id: c.wr_id,
         status: c.status,
@@ -124,6 +124,11 @@ unsafe fn poll(
 /// # Safety
 /// `cq` is alive and `wc` has room for `n`.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, n: c_int, wc: *mut sys::ibv_wc) -> c_int {
+    // SAFETY: alive, as the caller guarantees.
+    if let Some(null) = unsafe { Cq::from_c(cq.cast()) }.ok().and_then(|cq| cq.null.get()) {
+        // SAFETY: room for `n`, as the caller guarantees.
+        return unsafe { null.poll(n, wc) };
+    }
     let mut taken = 0;
     let rc = border::code("ibv_poll_cq", || {
         let n = usize::try_from(n).map_err(|_| Errno(libc::EINVAL))?;

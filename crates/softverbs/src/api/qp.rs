@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdma_sys as sys;
 
@@ -14,6 +14,7 @@ use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
 use crate::api::device::Context;
 use crate::api::events;
+use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
 use crate::config::DeviceSpec;
@@ -63,6 +64,10 @@ pub(crate) struct Qp {
     pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
     pub(crate) counters: Arc<QpLive>,
+    /// Replaces the data path if the QP is on the null data path.
+    pub(crate) null: OnceLock<NullQp>,
+    /// Replaces the QP's own receive queue on the null data path.
+    pub(crate) null_receives: OnceLock<Arc<Ring<u64>>>,
 }
 
 // SAFETY: repr(C) with the C struct first.
@@ -171,6 +176,8 @@ impl Qp {
             probe_at: AtomicU64::new(0),
             due: AtomicU64::new(mover::NONE),
             acks: Acks::default(),
+            null: OnceLock::new(),
+            null_receives: OnceLock::new(),
         }
     }
 

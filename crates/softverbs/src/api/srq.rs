@@ -3,9 +3,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
 
@@ -13,6 +13,7 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::device::Context;
 use crate::api::events;
+use crate::api::null::Ring;
 use crate::api::pd::Pd;
 use crate::config::Capability;
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
@@ -39,6 +40,8 @@ pub(crate) struct Srq {
     /// QPs that receive from it.
     pub(crate) qps: AtomicUsize,
     pub(crate) acks: Acks,
+    /// Replaces the queue on the null data path.
+    pub(crate) null: OnceLock<Arc<Ring<u64>>>,
 }
 
 // SAFETY: repr(C) with the C struct first.
@@ -92,6 +95,7 @@ impl Srq {
             offset,
             qps: AtomicUsize::new(0),
             acks: Acks::default(),
+            null: OnceLock::new(),
         });
         process.srqs.put(index, Arc::clone(&srq));
         Ok(srq)
@@ -180,6 +184,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut sys::ibv_recv_wr,
     bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
+    // SAFETY: alive, as the caller guarantees.
+    if let Some(null) = unsafe { Srq::from_c(srq) }.ok().and_then(|srq| srq.null.get()) {
+        // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
+        return unsafe { null.post(wr, bad) };
+    }
     border::code("ibv_post_srq_recv", || {
         // SAFETY: writable, as the caller guarantees.
         let process = process::get().inspect_err(|_| unsafe { bad.write(wr) })?;

@@ -144,6 +144,20 @@ impl<'a> Receives<'a> {
         self.rq.tail.load(Acquire).wrapping_sub(self.rq.head.load(Acquire))
     }
 
+    /// Takes all posted receives, which no QP records; `take` gets their `wr_id`s in order.
+    pub(crate) fn take_all(&self, mut take: impl FnMut(u64)) {
+        let rq = self.rq;
+        let _guard = self.lock();
+        let (mut head, tail) = (rq.head.load(Relaxed), rq.tail.load(Relaxed));
+        while head != tail {
+            if let [wr_id, ..] = self.slot(head) {
+                take(wr_id.load(Relaxed));
+            }
+            head = head.wrapping_add(1);
+        }
+        rq.head.store(head, Release);
+    }
+
     /// Takes the oldest receive for the QP with this index, which records it. The flag reports that
     /// the armed limit was reached.
     pub(crate) fn take(&self, qp: u32) -> Option<(Taken, bool)> {

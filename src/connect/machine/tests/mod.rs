@@ -11,7 +11,7 @@ use proptest::test_runner::TestRunner;
 
 use crate::proto::{Ends, Role};
 use pair::{Node, Run, run};
-use scenario::{Scenario, any_dead, honest, lying};
+use scenario::{Dead, How, Scenario, any_dead, honest, lying};
 
 fn is_established(run: &Run, role: Role) -> bool {
     matches!(run.nodes.local(role).end, Some(Ok(())))
@@ -86,6 +86,10 @@ fn scenarios_reach_every_stage() {
         "still waiting for the first call of accept",
         "MakeEndpoint [(1, 1)]",
         "Report(Report { fault: true",
+        "Report(Report { fault: false",
+        "and not by the preferred addresses",
+        "; tried nevertheless: ",
+        "acceptor: Abandon(",
         "rails that do not work",
         "settings that must be equal at both ends differ",
         "no rail reaches",
@@ -151,6 +155,23 @@ proptest! {
         let text = error(&run, Role::Connector);
         prop_assert!(text.contains("no rail reaches") || text.contains("no rail works to the acceptor"), "{text}");
         prop_assert!(!text.contains("not tried"), "{text}");
+    }
+
+    /// What an end wrongly believes of routes costs no connection: if nothing else works, the
+    /// requested pair is tried.
+    #[test]
+    fn a_doubted_pair_is_the_last_resort(
+        honest in honest(false),
+        dead in prop::collection::vec(any_dead(), 1..6),
+    ) {
+        let dead = dead.into_iter().map(|dead| Dead { how: How::Doubted, ..dead }).collect();
+        let scenario = Scenario { dead, ..honest };
+        let run = run(&scenario);
+        agrees(&scenario, &run)?;
+        for role in Role::ALL {
+            let established = is_established(&run, role);
+            prop_assert!(established || error(&run, role).contains("no rail reaches"), "{}", run.trace.join("\n"));
+        }
     }
 
     /// An honest end finishes against every liar, and its driver never receives lists of wrong

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use super::liar::Liar;
-use super::scenario::{Dice, PATIENCE, Scenario};
+use super::scenario::{Dice, How, PATIENCE, Scenario};
 use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES};
 use crate::error::Error;
 use crate::policy::SplitMode;
@@ -45,6 +45,8 @@ pub(super) struct Node {
     lost: Option<(u64, String)>,
     works_done: u8,
     pub(super) stripes: Vec<(Route, usize)>,
+    /// Whether the attempt is the last one.
+    last: bool,
     /// Results of the last probes.
     results: Vec<Result<(), String>>,
     pub(super) kept: Option<Keep>,
@@ -126,6 +128,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
             lost: scenario.lost_at.map(|at| (at + dice.delay(), "the connection broke".to_owned())),
             works_done: 0,
             stripes: Vec::new(),
+            last: false,
             results: Vec::new(),
             kept: None,
             committed: false,
@@ -280,7 +283,8 @@ impl Sim<'_> {
                 let made = self.spoil(node, made);
                 node.machine.on_done(now, made);
             }
-            (Action::BringUp(BringUp { wiring, rails, retry_until }), Work::Local) => {
+            (Action::BringUp(BringUp { wiring, rails, retry_until, last, .. }), Work::Local) => {
+                node.last = last;
                 fits(node.role, &node.stripes, &wiring);
                 assert!(node.stripes.iter().all(|(r, _)| *r.rails.remote(node.role) < rails.len()));
                 assert!(retry_until <= now + self.scenario.end(node.role).0.connect_timeout);
@@ -288,12 +292,17 @@ impl Sim<'_> {
                 node.work = Work::BringUp(self.now + self.dice.delay(), outcome);
             }
             (Action::Probe, Work::Joined) => {
-                let dead = |i: usize| {
+                let result = |i: usize| {
                     let route = &node.stripes[i].0;
                     let before = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
-                    self.scenario.is_dead(node.role, route, before)
+                    match self.scenario.failure(node.role, route, before) {
+                        Some(How::Refused | How::Doubted) if !node.last => {
+                            Err("no route from here to there".to_owned())
+                        }
+                        Some(How::Silent | How::Refused) => Err("no answer".to_owned()),
+                        None | Some(How::Doubted) => Ok(()),
+                    }
                 };
-                let result = |i| if dead(i) { Err("no answer".to_owned()) } else { Ok(()) };
                 node.results = (0..node.stripes.len()).map(result).collect();
                 let delay = self.dice.delay();
                 node.work = Work::Probe((delay < 900).then_some(self.now + delay));
@@ -301,6 +310,15 @@ impl Sim<'_> {
             (Action::Stop, Work::Probe(_)) => {
                 node.results.fill(Err("too late".into()));
                 node.work = Work::Probe(Some(self.now));
+            }
+            (Action::Abandon(mask), Work::Probe(ends)) => {
+                let excluded = |i: usize| mask >> i & 1 == 1;
+                for (i, result) in node.results.iter_mut().enumerate().filter(|(i, _)| excluded(*i)) {
+                    *result = Err(format!("stripe {i} is abandoned"));
+                }
+                // A completion that is missing may have been one of theirs.
+                let all = (0..node.results.len()).all(excluded);
+                node.work = Work::Probe(if all { Some(self.now) } else { ends });
             }
             (Action::Keep(keep), Work::Joined) => {
                 assert!(!keep.stripes.is_empty() && keep.stripes.is_sorted());

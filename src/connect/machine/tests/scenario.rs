@@ -25,6 +25,8 @@ pub(super) struct Scenario {
     pub(super) plain: (u8, bool),
     /// The network of each rail, and whether NCCL requested the rail; SOUT and SUP always are.
     pub(super) rails: Ends<Vec<(u8, bool)>>,
+    /// Whether each rail has a second address, all of one network.
+    pub(super) dual_stack: bool,
     /// The ends' settings contradict each other.
     pub(super) terms_differ: bool,
     /// Routes whose probes fail.
@@ -47,8 +49,22 @@ pub(super) struct Dead {
     pub(super) role: Role,
     /// The rails of the connector and of the acceptor.
     pub(super) rails: (usize, usize),
+    /// Which of the pairs of addresses; `None`: all of them.
+    pub(super) alternate: Option<u8>,
     /// The stripe that fails; `None`: all of them.
     pub(super) stripe: Option<usize>,
+    pub(super) how: How,
+}
+
+/// How a route fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// The probe is not answered.
+    Silent,
+    /// The end does not try the route until nothing else is left, and is right.
+    Refused,
+    /// The end does not try the route until nothing else is left, and is wrong.
+    Doubted,
 }
 
 /// Delays. After the last number all are short.
@@ -85,10 +101,12 @@ impl Scenario {
         let rail = |(i, (net, requested)): (usize, &(u8, bool))| {
             let ip = format!("10.0.{net}.{}", 2 * i + role as usize + 1);
             let rail_role = if self.fused { i.min(1) } else { i };
-            RailInfo {
-                requested: *requested || self.fused,
-                ..roce(&format!("{role}{i}"), &ip, 24, rail_role as u8)
+            let mut rail = roce(&format!("{role}{i}"), &ip, 24, rail_role as u8);
+            if self.dual_stack {
+                let ip = format!("2001:db8::{}", 2 * i + role as usize + 1);
+                rail.addrs.extend(roce("", &ip, 64, 0).addrs);
             }
+            RailInfo { requested: *requested || self.fused, ..rail }
         };
         let most = if self.fused { 2 } else { 4 };
         let hello = Hello {
@@ -104,11 +122,23 @@ impl Scenario {
         (config, hello)
     }
 
-    /// Returns whether the probe of an end fails on a stripe of a route.
-    pub(super) fn is_dead(&self, role: Role, route: &Route, stripe: usize) -> bool {
+    /// Returns how a stripe of a route fails at an end, if it does.
+    pub(super) fn failure(&self, role: Role, route: &Route, stripe: usize) -> Option<How> {
         let rails = (route.rails.connector, route.rails.acceptor);
-        let fails = |dead: &Dead| dead.role == role && dead.rails == rails;
-        self.dead.iter().any(|dead| fails(dead) && dead.stripe.is_none_or(|n| n == stripe))
+        let fails = |dead: &&Dead| {
+            dead.role == role
+                && dead.rails == rails
+                && dead.alternate.is_none_or(|n| n == route.alternate)
+                && dead.stripe.is_none_or(|n| n == stripe)
+        };
+        // The worst one counts.
+        let mut found = self.dead.iter().filter(fails).map(|dead| dead.how);
+        found.clone().find(|how| *how != How::Doubted).or_else(|| found.next())
+    }
+
+    /// Returns whether a stripe of a route does not work at an end.
+    pub(super) fn is_dead(&self, role: Role, route: &Route, stripe: usize) -> bool {
+        self.failure(role, route, stripe).is_some_and(|how| how != How::Doubted)
     }
 
     /// Nothing goes wrong, and nobody is slow.
@@ -130,11 +160,10 @@ fn any_role() -> impl Strategy<Value = Role> {
 
 pub(super) fn any_dead() -> impl Strategy<Value = Dead> {
     let stripe = prop::option::of(0usize..4);
-    (any_role(), (0usize..4, 0usize..4), stripe).prop_map(|(role, rails, stripe)| Dead {
-        role,
-        rails,
-        stripe,
-    })
+    let how = prop_oneof![Just(How::Silent), Just(How::Refused), Just(How::Doubted)];
+    let rails = (0usize..4, 0usize..4);
+    (any_role(), rails, prop::option::of(0u8..2), stripe, how)
+        .prop_map(|(role, rails, alternate, stripe, how)| Dead { role, rails, alternate, stripe, how })
 }
 
 fn any_rails() -> impl Strategy<Value = Vec<(u8, bool)>> {
@@ -165,7 +194,7 @@ pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
     let some = if trouble { 0.3 } else { 0.0 };
     (
         (any::<bool>(), any::<bool>(), both(prop::bool::weighted(some))),
-        ((1u8..=4, any::<bool>()), (any_rails(), any_rails())),
+        ((1u8..=4, any::<bool>(), prop::bool::weighted(0.3)), (any_rails(), any_rails())),
         (prop::bool::weighted(some / 6.0), if trouble { dead.boxed() } else { Just(Vec::new()).boxed() }),
         sometimes(trouble, (any_role(), 1u8..10)),
         sometimes(trouble, 0u64..2000),
@@ -178,8 +207,9 @@ pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
                     fused,
                     advanced,
                     strict,
-                    plain,
+                    plain: (plain.0, plain.1),
                     rails: Ends { connector: c, acceptor: a },
+                    dual_stack: plain.2,
                     terms_differ: rest.0,
                     dead: rest.1,
                     failing_work,

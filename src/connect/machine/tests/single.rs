@@ -18,6 +18,7 @@ fn scenario(strict: bool) -> Scenario {
         strict: Ends { connector: strict, acceptor: strict },
         plain: (1, false),
         rails: Ends { connector: vec![(0, true), (1, true)], acceptor: vec![(0, true), (1, true)] },
+        dual_stack: false,
         terms_differ: false,
         dead: Vec::new(),
         failing_work: None,

@@ -32,7 +32,7 @@ pub(crate) fn library(world: &World) -> Outcome {
 
 /// Moves every size through the table of one version.
 pub(crate) fn table(world: &World, abi: u32) -> Outcome {
-    let mut pair = Pair::connected(world, abi, &[HALF])?;
+    let mut pair = Pair::connected(world, abi, &[HALF, ("MPIB_SPLIT_MIN", "0")])?;
     pair.send(Load { sizes: SMALL, group: 1, depth: 4, rounds: 2 })?;
     pair.send(Load { sizes: LARGE, group: 1, depth: 2, rounds: 1 })?;
     pair.send(Load { sizes: SMALL, group: 8, depth: 1, rounds: 2 })?;
