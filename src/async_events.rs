@@ -3,8 +3,9 @@
 //!
 //! Between two events the thread runs the jobs of [`Housekeeping`].
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -40,7 +41,9 @@ pub struct AsyncEvents {
 /// What the thread and the comms share.
 #[derive(Debug)]
 struct EventState {
-    comms: Mutex<Vec<Weak<CommWatch>>>,
+    comms: Mutex<HashMap<u64, Weak<CommWatch>>>,
+    /// Number of the last comm.
+    last: AtomicU64,
     /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
     end_comms: AtomicBool,
     /// Weights that follow the speeds of ports.
@@ -67,6 +70,9 @@ pub struct CommWatch {
     ended: OnceLock<(String, Instant)>,
     /// An event has ended the comm, or the comm has failed: calls look closer.
     marked: AtomicBool,
+    /// Its key in the list of all comms.
+    number: u64,
+    all: Weak<EventState>,
 }
 
 /// What a comm uses on one rail.
@@ -90,9 +96,9 @@ impl AsyncEvents {
         housekeeping: Arc<Housekeeping>,
         failed_routes: Arc<FailedRoutes>,
     ) -> Self {
-        let (comms, end_comms) = (Mutex::default(), AtomicBool::new(true));
+        let (comms, end_comms, last) = (Mutex::default(), AtomicBool::new(true), AtomicU64::new(0));
         let followers = Followers::default();
-        let state = EventState { comms, end_comms, followers, stats, housekeeping, failed_routes };
+        let state = EventState { comms, last, end_comms, followers, stats, housekeeping, failed_routes };
         Self { running: Mutex::default(), state: Arc::new(state) }
     }
 
@@ -124,14 +130,17 @@ impl AsyncEvents {
 
     /// Begins to watch the queues of a comm, until the result is dropped.
     pub fn watch(&self, name: String, rails: Vec<Queues>) -> Arc<CommWatch> {
-        let watch =
-            Arc::new(CommWatch { name, rails, ended: OnceLock::new(), marked: AtomicBool::new(false) });
-        let mut comms = self.state.comms.lock();
-        if comms.len() == comms.capacity() {
-            // Before the list would grow, not for each comm: that would be quadratic.
-            comms.retain(|comm| comm.strong_count() > 0);
-        }
-        comms.push(Arc::downgrade(&watch));
+        let number = self.state.last.fetch_add(1, Ordering::Relaxed);
+        let all = Arc::downgrade(&self.state);
+        let watch = Arc::new(CommWatch {
+            name,
+            rails,
+            ended: OnceLock::new(),
+            marked: AtomicBool::new(false),
+            number,
+            all,
+        });
+        self.state.comms.lock().insert(number, Arc::downgrade(&watch));
         watch
     }
 }
@@ -240,10 +249,20 @@ impl EventState {
 
     /// Returns the comms that use the subject of an event.
     fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<Arc<CommWatch>> {
-        let mut comms = self.comms.lock();
-        comms.retain(|comm| comm.strong_count() > 0);
         let uses = |comm: &CommWatch| comm.rails.iter().any(|q| q.includes(context.id(), event.about));
-        comms.iter().filter_map(Weak::upgrade).filter(|comm| uses(comm)).collect()
+        // The last reference to a comm must not be dropped under the lock that its drop takes.
+        let all: Vec<_> = self.comms.lock().values().filter_map(Weak::upgrade).collect();
+        let mut concerned: Vec<_> = all.into_iter().filter(|comm| uses(comm)).collect();
+        concerned.sort_by_key(|comm| comm.number);
+        concerned
+    }
+}
+
+impl Drop for CommWatch {
+    fn drop(&mut self) {
+        if let Some(all) = self.all.upgrade() {
+            all.comms.lock().remove(&self.number);
+        }
     }
 }
 

@@ -70,11 +70,19 @@ impl Handshake {
     /// # Errors
     /// The handshake has failed. The peer has been sent the reason.
     pub(crate) fn poll(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
+        let formed = self.poll_unsent();
+        // The messages of one call are one packet.
+        self.channel.iter().for_each(Channel::flush);
+        formed
+    }
+
+    fn poll_unsent(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
         loop {
             while let Some(action) = self.machine.poll_action() {
                 match action {
                     Action::Established => {
                         let channel = self.take_channel()?;
+                        channel.flush();
                         return self.work.take_comm(channel).map(Some);
                     }
                     Action::Fail(e) => {
@@ -131,7 +139,7 @@ impl Handshake {
     fn try_perform(&mut self, action: Action) -> Result<Option<Outcome>> {
         let channel = self.channel.as_ref().ok_or_else(ended)?;
         match action {
-            Action::Send(message) => match channel.send(&message) {
+            Action::Send(message) => match channel.queue(&message) {
                 Err(e) if channel.state() == ChannelState::Open => return Err(e),
                 // The loss of the peer is found behind its last messages, which may contain the
                 // reason.
@@ -141,7 +149,13 @@ impl Handshake {
             Action::Await(None) => channel.expect_nothing(),
             Action::Warn(text) => tracing::warn!(target: "net", "{text}"),
             Action::Report(report) => self.work.log_first(&report, &self.device, channel),
-            action => return self.work.perform(action, channel),
+            action => {
+                // The peer works at the same time.
+                if matches!(action, Action::MakeEndpoint(_) | Action::BringUp(_)) {
+                    channel.flush();
+                }
+                return self.work.perform(action, channel);
+            }
         }
         Ok(None)
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::control::interfaces;
 use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
@@ -42,7 +41,7 @@ pub(crate) fn prepare(
     let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
     let (mut usable, mut unusable) = (Vec::new(), Vec::new());
     for (role, nic, requested) in own.chain(others) {
-        match nic.now() {
+        match nic.known() {
             Ok(_) if usable.len() == MAX_OFFERS => too_many(process),
             Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
             Err(why) if unusable.len() < MAX_OFFERS => {
@@ -55,7 +54,7 @@ pub(crate) fn prepare(
         let why: Vec<_> = unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
-    let networks = interfaces()?;
+    let networks = process.control.interfaces()?;
     let rails = usable.iter().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
     let hello =

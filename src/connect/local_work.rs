@@ -137,6 +137,10 @@ impl LocalWork {
             Stage::Probe(probe) => {
                 let (process, endpoint) = (&self.settings.process, &probe.endpoint);
                 let results = self.known.learn(process, self.role, &self.rails, &self.stripes, endpoint);
+                // What the HELLO had may be out of date.
+                if results.iter().any(Result::is_err) {
+                    self.rails.iter().for_each(|rail| rail.nic.forget());
+                }
                 (Stage::Joined(probe.endpoint), Outcome::Probed(results))
             }
             Stage::Hint(formed) => (Stage::Formed(formed), Outcome::Hinted),

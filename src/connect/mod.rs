@@ -125,7 +125,7 @@ impl Listening {
     /// Opens a listener and writes its handle.
     pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_sout_sup);
-        let sout = sout.and_then(|nic| nic.now().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
+        let sout = sout.and_then(|nic| nic.known().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
         let adapters = || settings.process.devices.addrs();
         let options = Options { sout, adapters: &adapters, ..Options::from(&*settings.config) };
         let listener = Listener::open(&settings.process.control, &options)?;

@@ -9,6 +9,8 @@ use crate::transport::recv::receives::slots_per_queue;
 
 /// Work requests of 256 groups: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
+/// Receives that a rail may need: a slot takes one. Twice as many are refilled in batches.
+const SRQ_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes for 256 groups.
 const CTS_DEPTH: u32 = SLOTS as u32;
 /// One read for each flush.
@@ -48,7 +50,8 @@ impl Depths {
                 Self { srq: 0, receives: 0, first: each, others: each, flush: 0 }
             }
             Role::Acceptor => {
-                let shared = settings.config.srq_high.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let shared = settings.config.srq_high.min(SRQ_DEPTH);
+                let shared = shared.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
                 let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };

@@ -7,9 +7,9 @@ use std::time::Duration;
 use mio::Token;
 
 use super::connector::Connector;
-use super::interfaces::{in_groups, interfaces};
 use super::link::{ChannelState, Link};
-use super::reactor::{Command, Control, Reactor};
+use super::reactor::{Control, Reactor};
+use super::sockets::Entry;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Nonce};
 
@@ -39,17 +39,22 @@ impl Channel {
         timeout: Duration,
         silence: Duration,
     ) -> Result<Self> {
-        let local: Vec<_> = interfaces()?.into_iter().map(|i| i.addr).collect();
+        let interfaces = control.interfaces()?;
         let mut token = Nonce::default();
         getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
         let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
         let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
         let reactor = control.reactor()?;
         let link = Arc::new(Link::pending());
-        let (groups, times) = (in_groups(handle, &local), (timeout, silence));
-        let connector = Connector::new(Arc::clone(&link), groups, frame, token, times);
-        let id = reactor.next_token();
-        reactor.submit(Command::Connect(id, connector))?;
+        let local = interfaces.iter().map(|i| i.addr);
+        let (hello, times, known) = ((frame, token), (timeout, silence), Arc::clone(&control.known));
+        let connector = Connector::new(Arc::clone(&link), handle, local, hello, times, known);
+        let id = reactor.begin(|sockets| {
+            let id = sockets.next_token();
+            sockets.insert(id, Entry::Connector(connector));
+            sockets.step(id);
+            id
+        })?;
         Ok(Self::new(link, reactor, id))
     }
 
@@ -59,14 +64,30 @@ impl Channel {
         self.link.send(message)
     }
 
+    /// Queues a message for the next [`flush`](Self::flush): several messages are one packet then.
+    /// An error means that the connection has ended.
+    pub fn queue(&self, message: &Message) -> Result<()> {
+        self.link.enqueue(message)
+    }
+
+    /// Sends the queued messages.
+    pub fn flush(&self) {
+        self.link.flush();
+    }
+
     /// Returns the next message, or `None` if none has come. Messages from before the end of the
     /// connection come first. Then an error names the peer and the step: closed or lost.
     pub fn try_recv(&self) -> Result<Option<Message>> {
-        match self.link.try_recv()? {
-            Some(message) => Ok(Some(message)),
-            // A thread that has ended delivers nothing.
-            None => self.reactor.alive().map(|()| None),
+        if let Some(message) = self.link.try_recv()? {
+            return Ok(Some(message));
         }
+        self.reactor.drive()?;
+        self.link.try_recv()
+    }
+
+    /// Ends the handshake: the thread alone serves the connection from now on.
+    pub fn end_handshake(&self) -> Result<()> {
+        self.reactor.with(|sockets| sockets.hand_over(self.token))
     }
 
     /// Names the message that the owner waits for. Errors of [`try_recv`](Self::try_recv) contain
@@ -101,24 +122,21 @@ impl Channel {
         self.link.describe()
     }
 
-    /// Sends a BYE after everything sent before, and closes. The thread waits a while until the
+    /// Sends a BYE after everything sent before, and closes. The socket stays a while until the
     /// peer has read it and closed too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
         self.link.send_bye();
-        self.submit(Command::Linger(self.token));
-    }
-
-    /// Fails only if the thread has ended, and then nothing is left to close.
-    fn submit(&self, command: Command) {
-        let _ = self.reactor.submit(command);
+        // Fails only if the thread has ended, and then nothing is left to close.
+        let _ = self.reactor.with(|sockets| sockets.close(self.token));
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
-            self.submit(Command::Remove(self.token));
+            // As in `close`.
+            let _ = self.reactor.with(|sockets| sockets.remove(self.token));
         }
     }
 }

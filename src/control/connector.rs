@@ -9,13 +9,18 @@ use std::time::{Duration, Instant};
 use mio::Token;
 use mio::net::TcpStream;
 
+use super::interfaces::in_groups;
+use super::known_addresses::KnownAddresses;
 use super::link::Link;
-use super::reactor::{Entry, ReactorState};
 use super::socket;
-use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
+use super::sockets::{Entry, Sockets};
+use crate::proto::{Addr, HEADER_BYTES, Handle, Message, Nonce, Peeked};
 
-/// How long a group of addresses is tried before the next group is tried as well.
-const STAGGER: Duration = Duration::from_millis(100);
+/// How long an address is tried before the next one of its group is tried as well.
+const STAGGER: Duration = Duration::from_millis(15);
+/// How long the last address of a group is tried before the next group is tried as well, and the
+/// address that worked for this host before is tried alone.
+const GROUP_STAGGER: Duration = Duration::from_millis(100);
 /// How long to wait before an address that connected and closed without an answer is retried.
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long to wait before an address that failed once is retried. Doubles with each failure ...
@@ -48,6 +53,9 @@ pub(super) struct Connector {
     timeout: Duration,
     silence: Duration,
     until: Instant,
+    known: Arc<KnownAddresses>,
+    /// The handle's addresses, by which the host is known.
+    host: Box<[Addr]>,
 }
 
 /// An address to be tried.
@@ -56,8 +64,8 @@ struct Target {
     addr: SocketAddr,
     /// Not before this.
     from: Instant,
-    /// Not before this while others are in progress. The same for a whole group.
-    group_start: Instant,
+    /// Not before this while others are in progress.
+    next_at: Instant,
 }
 
 /// An address that has failed.
@@ -74,17 +82,28 @@ struct Failure {
 impl Connector {
     pub(super) fn new(
         link: Arc<Link>,
-        groups: Vec<Vec<SocketAddr>>,
-        hello: Vec<u8>,
-        token: Nonce,
+        handle: &Handle,
+        local: impl Iterator<Item = Addr> + Clone,
+        (hello, token): (Vec<u8>, Nonce),
         (timeout, silence): (Duration, Duration),
+        known: Arc<KnownAddresses>,
     ) -> Self {
         let now = Instant::now();
-        let starts = (0..).map(|n| now + n * STAGGER).zip(groups);
-        let target = |group_start, addr| Target { addr, from: now, group_start };
-        let targets: VecDeque<_> = starts
-            .flat_map(|(group_start, g)| g.into_iter().map(move |addr| target(group_start, addr)))
-            .collect();
+        let host: Box<[Addr]> = handle.addrs().into();
+        let worked = known.of(&host).map(|ip| SocketAddr::new(ip, handle.port()));
+        let mut next_at = now;
+        let mut targets = VecDeque::new();
+        let mut push = |addr, pause| {
+            targets.push_back(Target { addr, from: now, next_at });
+            next_at += pause;
+        };
+        worked.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));
+        for mut group in in_groups(handle, local) {
+            group.retain(|addr| Some(*addr) != worked);
+            let last = group.pop();
+            group.into_iter().for_each(|addr| push(addr, STAGGER));
+            last.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));
+        }
         Self {
             link,
             addrs: targets.len(),
@@ -99,11 +118,13 @@ impl Connector {
             timeout,
             silence,
             until: now + timeout,
+            known,
+            host,
         }
     }
 
     /// Starts the attempts that are due. Returns `None` when the channel has failed.
-    pub(super) fn on_timer(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
+    pub(super) fn on_timer(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let now = Instant::now();
         let all = self.failures.len() == self.addrs;
         let refused = all && self.failures.iter().all(|f| f.refused);
@@ -112,41 +133,41 @@ impl Connector {
             self.refused_since.map_or(self.until, |since| self.until.min(since + REFUSED_MAX));
         if refused && now >= refused_until {
             let advice = ". Each refuses connections: has the peer's process ended?";
-            return self.give_up("none of its addresses answers", advice, reactor);
+            return self.give_up("none of its addresses answers", advice, sockets);
         }
         if now >= self.until {
             let text = format!("no answer within {} ms (MPIB_CONNECT_TIMEOUT_MS)", self.timeout.as_millis());
             return self.give_up(
                 &text,
                 ". Does a firewall let TCP through to every port of that host?",
-                reactor,
+                sockets,
             );
         }
-        while self.start_group(me, now, reactor) {}
+        while self.start_due(me, now, sockets) {}
         if all && !std::mem::replace(&mut self.logged, true) {
             tracing::info!(target: "net", "the peer's listener cannot be reached yet, its addresses are retried: {}", self.failed());
         }
-        // If no attempt is in progress, a group is not waited for.
-        let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.group_start) };
+        // If no attempt is in progress, an address is not waited for.
+        let due = |t: &Target| if self.attempts.is_empty() { t.from } else { t.from.max(t.next_at) };
         let soonest = self.targets.iter().map(due).min().map_or(refused_until, |t| t.min(refused_until));
         if self.wake.is_none_or(|at| at <= now || soonest < at) {
             self.wake = Some(soonest);
-            reactor.wake_at(soonest, me);
+            sockets.wake_at(soonest, me);
         }
         Some(Entry::Connector(self))
     }
 
-    /// Tries all addresses that are due, or the next group if no attempt is in progress. Returns
+    /// Tries all addresses that are due, or the next one if no attempt is in progress. Returns
     /// `false` if there was nothing to try.
-    fn start_group(&mut self, me: Token, now: Instant, reactor: &mut ReactorState) -> bool {
+    fn start_due(&mut self, me: Token, now: Instant, sockets: &mut Sockets) -> bool {
         let ready = || self.targets.iter().filter(|t| t.from <= now);
-        let next = ready().map(|t| t.group_start).min().filter(|_| self.attempts.is_empty());
-        let group_start = next.map_or(now, |next| next.max(now));
+        let next = ready().map(|t| t.next_at).min().filter(|_| self.attempts.is_empty());
+        let next_at = next.map_or(now, |next| next.max(now));
         let (due, rest): (VecDeque<_>, _) =
-            self.targets.iter().partition(|t| t.from <= now && t.group_start <= group_start);
+            self.targets.iter().partition(|t| t.from <= now && t.next_at <= next_at);
         self.targets = rest;
         for target in &due {
-            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, reactor) {
+            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, sockets) {
                 Ok(token) => self.attempts.push(token),
                 Err(e) => self.failed_at(target.addr, &e),
             }
@@ -174,7 +195,7 @@ impl Connector {
 
     fn retry_after(&mut self, addr: SocketAddr, pause: Duration) {
         let from = Instant::now() + pause;
-        self.targets.push_back(Target { addr, from, group_start: from });
+        self.targets.push_back(Target { addr, from, next_at: from });
     }
 
     /// Lists the addresses that have failed, each with its latest error.
@@ -182,31 +203,31 @@ impl Connector {
         self.failures.iter().map(|f| format!("{}: {}", f.addr, f.why)).collect::<Vec<_>>().join("; ")
     }
 
-    fn give_up(self, why: &str, advice: &str, reactor: &mut ReactorState) -> Option<Entry> {
+    fn give_up(self, why: &str, advice: &str, sockets: &mut Sockets) -> Option<Entry> {
         let known = |addr: SocketAddr| self.failures.iter().any(|f| f.addr == addr);
         let mut tried = vec![self.failed()];
         // An address that has failed before is in the list with that error.
-        let pending = self.attempts.iter().filter_map(|t| reactor.attempt_state(*t));
+        let pending = self.attempts.iter().filter_map(|t| sockets.attempt_state(*t));
         tried.extend(pending.filter(|(addr, _)| !known(*addr)).map(|(_, state)| state));
         let left = self.targets.iter().filter(|t| !known(t.addr));
         tried.extend(left.map(|t| format!("{}: not tried", t.addr)));
         tried.retain(|text| !text.is_empty());
         self.end(
             format!("cannot connect to the peer's listener: {why}; tried {}{advice}", tried.join("; ")),
-            reactor,
+            sockets,
         )
     }
 
-    fn end(self, why: String, reactor: &mut ReactorState) -> Option<Entry> {
+    fn end(self, why: String, sockets: &mut Sockets) -> Option<Entry> {
         self.link.fail(why);
-        self.close(reactor);
+        self.close(sockets);
         None
     }
 
     /// Closes the attempts in progress.
-    pub(super) fn close(self, reactor: &mut ReactorState) {
+    pub(super) fn close(self, sockets: &mut Sockets) {
         for token in self.attempts {
-            reactor.remove(token);
+            sockets.remove(token);
         }
     }
 
@@ -217,30 +238,31 @@ impl Connector {
         attempt: Token,
         addr: SocketAddr,
         result: Outcome,
-        reactor: &mut ReactorState,
+        sockets: &mut Sockets,
     ) -> Option<Entry> {
         self.attempts.retain(|t| *t != attempt);
         match result {
             Outcome::Welcome(mut stream, rest) => {
                 // The channel's own token from here on. A new registration reports what waits to be
                 // read.
-                if let Err(e) = reactor.reregister(&mut stream, me) {
-                    return self.end(format!("{addr}: {e}"), reactor);
+                if let Err(e) = sockets.reregister(&mut stream, me) {
+                    return self.end(format!("{addr}: {e}"), sockets);
                 }
                 let link = Arc::clone(&self.link);
-                self.close(reactor);
+                self.known.add(&self.host, addr.ip());
+                self.close(sockets);
                 link.establish(stream, rest);
                 Some(Entry::Link(link))
             }
-            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), reactor),
+            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), sockets),
             Outcome::Unanswered(why) => {
                 self.record_failure(addr, why, false);
                 self.retry_after(addr, AGAIN);
-                self.on_timer(me, reactor)
+                self.on_timer(me, sockets)
             }
             Outcome::Failed(e) => {
                 self.failed_at(addr, &e);
-                self.on_timer(me, reactor)
+                self.on_timer(me, sockets)
             }
         }
     }
@@ -278,14 +300,14 @@ impl Attempt {
         addr: SocketAddr,
         (hello, token): (&Arc<[u8]>, Nonce),
         silence: Duration,
-        reactor: &mut ReactorState,
+        sockets: &mut Sockets,
     ) -> io::Result<Token> {
         let mut stream = TcpStream::connect(addr)?;
         socket::tune(&stream, silence)?;
-        let me = reactor.next_token();
-        reactor.register(&mut stream, me)?;
+        let me = sockets.next_token();
+        sockets.register(&mut stream, me)?;
         let hello = Arc::clone(hello);
-        reactor.insert(
+        sockets.insert(
             me,
             Entry::Attempt(Self {
                 connector,
@@ -308,14 +330,14 @@ impl Attempt {
     }
 
     /// Continues the attempt. Passes the result to the connector when there is one.
-    pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
+    pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let result = match self.advance() {
             Ok(None) => return Some(Entry::Attempt(self)),
             Ok(Some(outcome)) => outcome.with(self.stream, &self.read),
             Err(e) if self.connected => Outcome::Unanswered(e.to_string()),
             Err(e) => Outcome::Failed(e),
         };
-        reactor.attempt_ended(self.connector, me, self.addr, result);
+        sockets.attempt_ended(self.connector, me, self.addr, result);
         None
     }
 

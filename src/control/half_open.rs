@@ -11,7 +11,7 @@ use mio::net::TcpStream;
 use subtle::ConstantTimeEq;
 
 use super::link::Link;
-use super::reactor::{Entry, ReactorState};
+use super::sockets::{Entry, Sockets};
 use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
 
 /// A connection whose HELLO has not come.
@@ -49,13 +49,13 @@ impl HalfOpen {
     }
 
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
-    pub(super) fn on_ready(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
+    pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let verdict = match self.read_on() {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
             Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
             known => known,
         };
-        let acceptor = reactor.acceptor(self.listener)?;
+        let acceptor = sockets.acceptor(self.listener)?;
         acceptor.forget(me);
         match verdict {
             Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
@@ -66,7 +66,7 @@ impl HalfOpen {
                 // The peer may have closed; the owner sees that on the channel.
                 let _ = link.send(&welcome);
                 acceptor.hand_over(me, Arc::clone(&link));
-                reactor.again(me);
+                sockets.again(me);
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {
@@ -74,7 +74,7 @@ impl HalfOpen {
                 let link = Arc::new(Link::pending());
                 link.establish(self.stream, Vec::new());
                 let _ = link.send(&Message::Refuse { reason });
-                reactor.linger(me, link)
+                sockets.linger(me, link)
             }
             Verdict::Stranger(why) => {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);

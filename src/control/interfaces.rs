@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use super::options::Options;
@@ -20,11 +20,13 @@ const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "
 pub struct Interface {
     /// As `ip link` shows it.
     pub name: String,
+    /// Its index in the network namespace; 0 if it has just been removed.
+    pub index: u32,
     /// Address and prefix length.
     pub addr: Addr,
 }
 
-/// Returns the addresses of all interfaces that are up and running, loopback included.
+/// Reads the addresses of all interfaces that are up and running, loopback included.
 pub fn interfaces() -> Result<Vec<Interface>> {
     let all = getifaddrs().map_err(|e| Error::io("getifaddrs", e.into()))?;
     let wanted = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
@@ -39,7 +41,8 @@ pub fn interfaces() -> Result<Vec<Interface>> {
                 None if ip.is_ipv4() => 32,
                 None => 128,
             };
-            Some(Interface { name: i.interface_name, addr: Addr::new(ip, prefix as u8)? })
+            let index = if_nametoindex(i.interface_name.as_str()).unwrap_or(0);
+            Some(Interface { name: i.interface_name, index, addr: Addr::new(ip, prefix as u8)? })
         })
         .collect())
 }
@@ -151,10 +154,10 @@ fn nothing(interfaces: &[Interface], options: &Options<'_>) -> Error {
     }
 }
 
-/// A handle's addresses as a connector tries them, in groups, each at once: those of networks that
-/// this host is in, the others, loopback.
-pub(super) fn in_groups(handle: &Handle, local: &[Addr]) -> Vec<Vec<SocketAddr>> {
-    let near = |ip: IpAddr| local.iter().any(|a| a.same_subnet(ip));
+/// A handle's addresses as a connector tries them, in groups: those of networks that this host is
+/// in, the others, loopback.
+pub(super) fn in_groups(handle: &Handle, local: impl Iterator<Item = Addr> + Clone) -> Vec<Vec<SocketAddr>> {
+    let near = |ip: IpAddr| local.clone().any(|a| a.same_subnet(ip));
     let mut groups = vec![Vec::new(); 3];
     for ip in handle.addrs().iter().map(Addr::ip) {
         let group = if ip.is_loopback() { 2 } else { usize::from(!near(ip)) };
@@ -171,7 +174,7 @@ mod tests {
     use super::*;
 
     fn interface(name: &str, ip: &str, prefix: u8) -> Interface {
-        Interface { name: name.into(), addr: Addr::new(ip.parse().unwrap(), prefix).unwrap() }
+        Interface { name: name.into(), index: 0, addr: Addr::new(ip.parse().unwrap(), prefix).unwrap() }
     }
 
     fn host() -> Vec<Interface> {
@@ -328,8 +331,8 @@ mod tests {
             .map(|ip| Addr::new(ip.parse().unwrap(), 24).unwrap())
             .collect();
         let handle = Handle::new([0; 16], 7, &addrs).unwrap();
-        let local: Vec<Addr> = host().iter().map(|i| i.addr).collect();
-        let groups: Vec<Vec<String>> = in_groups(&handle, &local)
+        let local = host();
+        let groups: Vec<Vec<String>> = in_groups(&handle, local.iter().map(|i| i.addr))
             .iter()
             .map(|group| group.iter().map(ToString::to_string).collect())
             .collect();

@@ -93,7 +93,17 @@ impl Link {
         inner.stream = Some(stream);
         inner.unread = unread;
         self.decode_frames(&mut inner);
-        self.flush(&mut inner);
+        self.write(&mut inner);
+    }
+
+    /// Passes the socket to `f`, and whether everything is sent. Does nothing if there is none.
+    pub(super) fn with_stream(
+        &self,
+        f: impl FnOnce(&mut TcpStream, bool) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let mut inner = self.lock();
+        let all_sent = inner.outbox.is_empty();
+        inner.stream.as_mut().map_or(Ok(()), |stream| f(stream, all_sent))
     }
 
     /// Queues `message` as if it had just come.
@@ -122,8 +132,8 @@ impl Link {
         self.lock().step = step;
     }
 
-    /// Queues a frame and writes as much as the socket accepts. The thread writes the rest.
-    pub(super) fn send(&self, message: &Message) -> Result<()> {
+    /// Queues a frame. The next [`flush`](Self::flush) writes it.
+    pub(super) fn enqueue(&self, message: &Message) -> Result<()> {
         let frame =
             message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?;
         let mut inner = self.lock();
@@ -131,7 +141,19 @@ impl Link {
             return Err(end.error(&inner));
         }
         inner.outbox.extend_from_slice(&frame);
-        self.flush(&mut inner);
+        Ok(())
+    }
+
+    /// Writes as much of what is queued as the socket accepts. The rest is written when the socket
+    /// is ready.
+    pub(super) fn flush(&self) {
+        self.write(&mut self.lock());
+    }
+
+    /// Queues a frame and writes as much as the socket accepts.
+    pub(super) fn send(&self, message: &Message) -> Result<()> {
+        self.enqueue(message)?;
+        self.flush();
         Ok(())
     }
 
@@ -166,7 +188,7 @@ impl Link {
     pub(super) fn on_ready(&self) -> LinkStatus {
         loop {
             let mut inner = self.lock();
-            self.flush(&mut inner);
+            self.write(&mut inner);
             let drained = self.read(&mut inner);
             self.decode_frames(&mut inner);
             if inner.stream.is_none() {
@@ -181,7 +203,7 @@ impl Link {
     /// Reads and drops what comes after our own BYE. Returns `Closed` when the peer has closed too.
     pub(super) fn discard(&self) -> LinkStatus {
         let mut inner = self.lock();
-        self.flush(&mut inner);
+        self.write(&mut inner);
         let Some(mut stream) = inner.stream.as_ref() else { return LinkStatus::Closed };
         let mut sink = [0; 4096];
         for _ in 0..READ_BATCH / sink.len() {
@@ -197,7 +219,10 @@ impl Link {
         LinkStatus::Closed
     }
 
-    fn flush(&self, inner: &mut Inner) {
+    fn write(&self, inner: &mut Inner) {
+        if inner.outbox.is_empty() {
+            return;
+        }
         let Some(mut stream) = inner.stream.as_ref() else { return };
         let mut done = 0;
         let lost = loop {

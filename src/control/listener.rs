@@ -11,11 +11,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
 use super::half_open::HalfOpen;
-use super::interfaces::{fitted, interfaces, reachable};
+use super::interfaces::{fitted, reachable};
 use super::link::Link;
 use super::options::Options;
-use super::reactor::{Command, Control, Entry, Reactor, ReactorState};
+use super::reactor::{Control, Reactor};
 use super::socket;
+use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, Nonce};
 use crate::warned::Subject;
@@ -25,7 +26,7 @@ const HALF_OPEN_MAX: usize = 64;
 /// Most channels that may wait for `try_accept`, and most tokens that are remembered.
 const WAITING_MAX: usize = 64;
 /// Most connections accepted before other sockets are served.
-const ACCEPT_BATCH: usize = 64;
+const ACCEPT_BATCH: usize = 16;
 /// How long to wait if the process or the system has no descriptor or memory left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// How long an unknown peer may stay silent, even if the handshake's own limit is longer.
@@ -61,7 +62,7 @@ impl Accepted {
 impl Listener {
     /// Listens on a port that the system chooses.
     pub fn open(control: &Control, options: &Options<'_>) -> Result<Self> {
-        let addrs = reachable(&interfaces()?, options)?;
+        let addrs = reachable(&control.interfaces()?, options)?;
         let failed = |e| Error::io("listening for control connections", e);
         let mut socket = socket::listen(options.family).map_err(failed)?;
         let port = socket.local_addr().map_err(|e| Error::io("getsockname of a listener", e))?.port();
@@ -73,13 +74,15 @@ impl Listener {
         }
         let reactor = control.reactor()?;
         let accepted = Arc::new(Accepted::default());
-        let token = reactor.next_token();
-        let limit = options.timeout.min(STRANGER_LIMIT);
-        reactor.register(&mut socket, token).map_err(failed)?;
-        reactor.submit(Command::Listen(
-            token,
-            Acceptor::new(socket, Arc::clone(&accepted), nonce, (limit, options.silence)),
-        ))?;
+        let limits = (options.timeout.min(STRANGER_LIMIT), options.silence);
+        let waiting = Arc::clone(&accepted);
+        let token = reactor.begin(|sockets| {
+            let token = sockets.next_token();
+            sockets.register(&mut socket, token)?;
+            sockets.insert(token, Entry::Listener(Acceptor::new(socket, waiting, nonce, limits)));
+            Ok(token)
+        });
+        let token = token?.map_err(failed)?;
         Ok(Self { accepted, reactor, token, handle })
     }
 
@@ -91,10 +94,12 @@ impl Listener {
     /// Returns the next peer with a whole and valid HELLO, which is the first message of its
     /// channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
-        match self.accepted.with(VecDeque::pop_front) {
-            Some((token, link)) => Ok(Some(Channel::new(link, Arc::clone(&self.reactor), token))),
-            None => self.reactor.alive().map(|()| None),
+        let mut next = self.accepted.with(VecDeque::pop_front);
+        if next.is_none() {
+            self.reactor.drive()?;
+            next = self.accepted.with(VecDeque::pop_front);
         }
+        Ok(next.map(|(token, link)| Channel::new(link, Arc::clone(&self.reactor), token)))
     }
 
     /// Returns why a peer that knows the nonce was refused since the last call: its HELLO cannot be
@@ -119,11 +124,11 @@ fn log_left_out(handle: &Handle, left: &[Addr]) {
 impl Drop for Listener {
     fn drop(&mut self) {
         // If the thread has ended, nothing is left to close.
-        let _ = self.reactor.submit(Command::Remove(self.token));
+        let _ = self.reactor.with(|sockets| sockets.remove(self.token));
     }
 }
 
-/// The thread's part of a listener.
+/// The part of a listener that belongs to its socket.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     pub(super) socket: TcpListener,
@@ -159,7 +164,7 @@ impl Acceptor {
     }
 
     /// Accepts what waits in the backlog.
-    pub(super) fn on_ready(&mut self, me: Token, reactor: &mut ReactorState) {
+    pub(super) fn on_ready(&mut self, me: Token, sockets: &mut Sockets) {
         for _ in 0..ACCEPT_BATCH {
             let (mut stream, addr) = match self.socket.accept() {
                 Ok(accepted) => accepted,
@@ -172,29 +177,29 @@ impl Acceptor {
                         tracing::warn!(target: "net", "accepting control connections fails and is retried: {e} (raise ulimit -n?)");
                     }
                     self.exhausted = true;
-                    return reactor.wake_at(Instant::now() + EXHAUSTED_PAUSE, me);
+                    return sockets.wake_at(Instant::now() + EXHAUSTED_PAUSE, me);
                 }
             };
             self.exhausted = false;
             let addr = socket::canonical(addr);
-            let token = reactor.next_token();
+            let token = sockets.next_token();
             if let Err(e) =
-                socket::tune(&stream, self.silence).and_then(|()| reactor.register(&mut stream, token))
+                socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut stream, token))
             {
                 tracing::debug!(target: "net", "dropped {addr}: {e}");
                 continue;
             }
             if self.half_open.len() == HALF_OPEN_MAX {
                 let oldest = self.half_open.pop_front();
-                oldest.into_iter().for_each(|token| reactor.remove(token));
+                oldest.into_iter().for_each(|token| sockets.remove(token));
             }
             self.half_open.push_back(token);
             let until = Instant::now() + self.limit;
-            reactor.wake_at(until, token);
-            reactor.insert(token, Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until)));
+            sockets.wake_at(until, token);
+            sockets.insert(token, Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until)));
         }
         // More may wait; other sockets are served first.
-        reactor.again(me);
+        sockets.again(me);
     }
 
     /// Removes a connection that is no longer half open.
@@ -226,10 +231,10 @@ impl Acceptor {
     }
 
     /// Closes all connections that nobody will accept any more.
-    pub(super) fn close(self, reactor: &mut ReactorState) {
+    pub(super) fn close(self, sockets: &mut Sockets) {
         let waiting = self.accepted.with(std::mem::take);
         for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {
-            reactor.remove(token);
+            sockets.remove(token);
         }
     }
 }

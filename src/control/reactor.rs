@@ -1,152 +1,150 @@
-//! The background thread, and its table of all sockets.
+//! Who serves the sockets: NCCL's calls while handshakes make progress, else a background thread.
+//!
+//! A call of `connect` or `accept` that finds nothing of its own serves the ready sockets of all
+//! handshakes of the process ([`Reactor::drive`]). No handshake therefore waits for a time slice of
+//! the thread. The thread checks every [`QUIET`] whether the sockets are served. If no socket was
+//! ready for that long, the thread serves them from then on, and calls that wait make no system
+//! call. The first event gives them back to the calls. Established connections belong to the
+//! thread.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mio::event::Source;
-use mio::{Events, Interest, Poll, Registry, Token, Waker};
-use parking_lot::Mutex;
+use mio::{Events, Poll, Token, Waker};
+use parking_lot::{Mutex, MutexGuard};
 
-use super::connector::{Attempt, Connector, Outcome};
-use super::half_open::HalfOpen;
-use super::link::{Link, LinkStatus};
-use super::listener::Acceptor;
+use super::interface_watch::Interfaces;
+use super::interfaces::Interface;
+use super::known_addresses::KnownAddresses;
+use super::sockets::{HANDSHAKES, Sockets, WAKER};
 use crate::error::{Error, Result};
 use crate::warned::Warned;
 
-const WAKER: Token = Token(0);
-/// How long a closed channel waits until its peer has read what is left, and has closed too.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long the sockets of handshakes may be quiet before the thread serves them.
+const QUIET: Duration = Duration::from_millis(10);
+/// How long the thread outlives its last user: the next one finds it running.
+const KEEP: Duration = Duration::from_secs(1);
 
 /// The control connections of a process, and the thread that serves them.
 #[derive(Debug)]
 pub struct Control {
-    running: Mutex<Weak<Reactor>>,
+    running: Mutex<Running>,
+    interfaces: Interfaces,
+    pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    users: Weak<Reactor>,
+    /// The thread's state outlives the last user.
+    shared: Weak<Shared>,
 }
 
 impl Control {
     pub(crate) fn new(warned: Arc<Warned>) -> Self {
-        Self { running: Mutex::default(), warned }
+        Self { running: Mutex::default(), interfaces: Interfaces::default(), known: Arc::default(), warned }
+    }
+
+    /// Returns the addresses of all interfaces that are up and running, loopback included.
+    pub fn interfaces(&self) -> Result<Arc<[Interface]>> {
+        self.interfaces.now()
     }
 
     /// Returns the running thread, or starts one.
     pub(super) fn reactor(&self) -> Result<Arc<Reactor>> {
         let mut running = self.running.lock();
         // A thread that has ended has reported that to its users; new users get a new one.
-        if let Some(reactor) = running.upgrade().filter(|r| r.alive().is_ok()) {
+        if let Some(reactor) = running.users.upgrade().filter(|r| r.alive().is_ok()) {
             return Ok(reactor);
         }
-        let reactor = Arc::new(Reactor::start()?);
-        *running = Arc::downgrade(&reactor);
+        let kept = running.shared.upgrade().filter(|shared| shared.keep());
+        let shared = match kept {
+            Some(shared) => shared,
+            None => {
+                Shared::start().map_err(|e| Error::io("starting the thread of the control connections", e))?
+            }
+        };
+        let reactor = Arc::new(Reactor { shared: Arc::clone(&shared) });
+        *running = Running { users: Arc::downgrade(&reactor), shared: Arc::downgrade(&shared) };
         Ok(reactor)
     }
 }
 
-/// The thread as its users hold it. It ends when the last one is dropped.
+/// The thread as its users hold it. It ends some time after the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Reactor {
-    queue: Arc<CommandQueue>,
+    shared: Arc<Shared>,
 }
 
 /// What the thread and its users share.
 #[derive(Debug)]
-struct CommandQueue {
-    commands: Mutex<Vec<Command>>,
-    waker: Waker,
-    registry: Registry,
-    tokens: AtomicUsize,
+struct Shared {
+    serving: Mutex<Serving>,
+    /// Whether NCCL's calls serve the handshakes: a copy of the field of `Serving` that is read
+    /// without the lock.
+    driven: AtomicBool,
     dead: AtomicBool,
 }
 
-/// A command to the thread.
+/// The sockets, and who serves them.
 #[derive(Debug)]
-pub(super) enum Command {
-    /// Serves a listener.
-    Listen(Token, Acceptor),
-    /// Connects.
-    Connect(Token, Connector),
-    /// Closes at once.
-    Remove(Token),
-    /// Closes when all is sent and the peer has closed.
-    Linger(Token),
-    /// Ends the thread when nothing is left.
-    Stop,
-}
-
-/// One socket, or group of sockets, that the thread serves.
-#[derive(Debug)]
-pub(super) enum Entry {
-    Listener(Acceptor),
-    HalfOpen(HalfOpen),
-    Connector(Connector),
-    Attempt(Attempt),
-    Link(Arc<Link>),
-    Lingering(Lingering),
-}
-
-/// A connection that has sent its last frame, and waits until the peer has read it and closed.
-#[derive(Debug)]
-pub(super) struct Lingering {
-    link: Arc<Link>,
-    /// Bytes that are not sent.
-    left: usize,
-    until: Instant,
+struct Serving {
+    sockets: Sockets,
+    waker: Waker,
+    driven: bool,
+    /// Whether a socket of a handshake was ready since the last check.
+    active: bool,
+    next_check: Instant,
+    /// When the thread wakes without an event.
+    sleeps_until: Option<Instant>,
+    /// Since when the thread has no user.
+    unused_since: Option<Instant>,
 }
 
 impl Reactor {
-    /// Starts the thread.
-    pub(super) fn start() -> Result<Self> {
-        Self::spawn().map_err(|e| Error::io("starting the thread of the control connections", e))
-    }
-
-    fn spawn() -> io::Result<Self> {
-        let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
-        let registry = poll.registry().try_clone()?;
-        let queue = Arc::new(CommandQueue {
-            commands: Mutex::default(),
-            waker,
-            registry,
-            tokens: AtomicUsize::new(WAKER.0 + 1),
-            dead: AtomicBool::new(false),
-        });
-        let reactor = ReactorState {
-            queue: Arc::clone(&queue),
-            entries: HashMap::new(),
-            timers: BinaryHeap::new(),
-            again: Vec::new(),
-        };
-        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, reactor))?;
-        Ok(Self { queue })
-    }
-
-    /// Returns a token that was never used: a late event must not reach another socket.
-    pub(super) fn next_token(&self) -> Token {
-        self.queue.next_token()
-    }
-
-    /// Registers `source`: its events wake the thread when there is something to accept.
-    pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.queue.registry.register(source, token, Interest::READABLE)
-    }
-
-    /// Queues a command and wakes the thread.
-    pub(super) fn submit(&self, command: Command) -> Result<()> {
+    /// Passes the sockets to `f`, which begins or ends a handshake or a connection.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Sockets) -> T) -> Result<T> {
+        let mut serving = self.shared.lock();
         self.alive()?;
-        self.queue.with_commands(|c| c.push(command));
-        self.queue.waker.wake().map_err(|e| Error::io("waking the thread of the control connections", e))
+        let result = f(&mut serving.0.sockets);
+        serving.0.wake_for_timers()?;
+        Ok(result)
+    }
+
+    /// As [`with`](Self::with), for new sockets of a handshake: NCCL's calls serve them.
+    pub(super) fn begin<T>(&self, f: impl FnOnce(&mut Sockets) -> T) -> Result<T> {
+        let mut serving = self.shared.lock();
+        self.alive()?;
+        let result = f(&mut serving.0.sockets);
+        serving.0.drive(&self.shared)?;
+        Ok(result)
+    }
+
+    /// Serves the sockets of all handshakes that are ready, if NCCL's calls serve them now and no
+    /// other call is at it. Waits for nothing.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub(super) fn drive(&self) -> Result<()> {
+        if self.shared.driven.load(Ordering::Acquire)
+            && let Some(mut serving) = self.shared.try_lock()
+        {
+            serving.0.serve();
+            serving.0.wake_for_timers()?;
+        }
+        self.alive()
     }
 
     /// Returns an error if the thread has ended. Only a bug in this plugin can end it.
     pub(super) fn alive(&self) -> Result<()> {
-        if self.queue.dead.load(Ordering::Acquire) {
+        if self.shared.dead.load(Ordering::Acquire) {
             return Err(Error::Internal("the thread of the control connections has ended".into()));
         }
         Ok(())
@@ -155,228 +153,179 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        // Not joined: lingering channels may take seconds, and the plugin's file is never unmapped.
-        let _ = self.submit(Command::Stop);
-    }
-}
-
-impl CommandQueue {
-    fn next_token(&self) -> Token {
-        Token(self.tokens.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn with_commands<T>(&self, f: impl FnOnce(&mut Vec<Command>) -> T) -> T {
-        f(&mut self.commands.lock())
-    }
-}
-
-/// The thread's own state.
-pub(super) struct ReactorState {
-    queue: Arc<CommandQueue>,
-    entries: HashMap<Token, Entry>,
-    timers: BinaryHeap<Reverse<(Instant, Token)>>,
-    /// To be stepped once more, after the others.
-    again: Vec<Token>,
-}
-
-fn run(mut poll: Poll, mut reactor: ReactorState) {
-    let mut events = Events::with_capacity(256);
-    let mut stopping = false;
-    loop {
-        match poll.poll(&mut events, reactor.timeout()) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => {
-                return tracing::warn!(target: "net", "the thread of the control connections ends: poll: {e}");
-            }
-        }
-        for command in reactor.queue.with_commands(std::mem::take) {
-            stopping |= reactor.execute(command);
-        }
-        for event in &events {
-            reactor.step(event.token());
-        }
-        for token in std::mem::take(&mut reactor.again) {
-            reactor.step(token);
-        }
-        reactor.run_timers();
-        if stopping && reactor.entries.is_empty() {
-            return;
-        }
-    }
-}
-
-impl ReactorState {
-    /// Returns `true` for [`Command::Stop`].
-    fn execute(&mut self, command: Command) -> bool {
-        match command {
-            Command::Listen(token, acceptor) => {
-                self.insert(token, Entry::Listener(acceptor));
-                // It was registered before: an event that came meanwhile found no entry.
-                self.step(token);
-            }
-            Command::Connect(token, connector) => {
-                self.insert(token, Entry::Connector(connector));
-                self.step(token);
-            }
-            Command::Remove(token) => self.remove(token),
-            Command::Linger(token) => {
-                if let Some(Entry::Link(link)) = self.entries.remove(&token) {
-                    let entry = self.linger(token, link);
-                    self.put_back(token, entry);
-                } else {
-                    self.remove(token);
-                }
-            }
-            Command::Stop => return true,
-        }
-        false
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        if !self.again.is_empty() {
-            return Some(Duration::ZERO);
-        }
-        self.timers.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()))
-    }
-
-    /// Handles an event or a timer of `token`. Neither has any other meaning than "try again".
-    fn step(&mut self, token: Token) {
-        // Removed while it runs, since it may change the table.
-        let Some(entry) = self.entries.remove(&token) else { return };
-        let entry = match entry {
-            Entry::Listener(mut acceptor) => {
-                acceptor.on_ready(token, self);
-                Some(Entry::Listener(acceptor))
-            }
-            Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
-            Entry::Connector(connector) => connector.on_timer(token, self),
-            Entry::Attempt(attempt) => attempt.on_ready(token, self),
-            Entry::Link(link) => (link.on_ready() == LinkStatus::Open).then_some(Entry::Link(link)),
-            Entry::Lingering(lingering) => lingering.advance(token, self),
-        };
-        self.put_back(token, entry);
-    }
-
-    fn put_back(&mut self, token: Token, entry: Option<Entry>) {
-        if let Some(entry) = entry {
-            self.entries.insert(token, entry);
-        }
-    }
-
-    fn run_timers(&mut self) {
+        // The thread is not joined: lingering channels may take seconds, and the plugin's file is
+        // never unmapped.
         let now = Instant::now();
-        while let Some(Reverse((at, token))) = self.timers.peek().copied() {
-            if at > now {
-                break;
-            }
-            self.timers.pop();
-            // An established connection has no deadline: this timer is one of its half-open time.
-            if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
-                self.step(token);
-            }
-        }
-    }
-
-    pub(super) fn next_token(&self) -> Token {
-        self.queue.next_token()
-    }
-
-    pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.queue.registry.register(source, token, Interest::READABLE | Interest::WRITABLE)
-    }
-
-    pub(super) fn reregister(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
-        self.queue.registry.reregister(source, token, Interest::READABLE | Interest::WRITABLE)
-    }
-
-    pub(super) fn insert(&mut self, token: Token, entry: Entry) {
-        self.entries.insert(token, entry);
-    }
-
-    /// Steps `token` once more. For an entry that stops before its socket would block: no further
-    /// event would come for the rest.
-    pub(super) fn again(&mut self, token: Token) {
-        self.again.push(token);
-    }
-
-    pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
-        self.timers.push(Reverse((at, token)));
-    }
-
-    /// Closes an entry at once, with all that belongs to it.
-    pub(super) fn remove(&mut self, token: Token) {
-        match self.entries.remove(&token) {
-            Some(Entry::Listener(acceptor)) => acceptor.close(self),
-            Some(Entry::Connector(connector)) => connector.close(self),
-            Some(Entry::Link(link)) => link.abort(),
-            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(_)) | None => {}
-        }
-    }
-
-    pub(super) fn acceptor(&mut self, token: Token) -> Option<&mut Acceptor> {
-        match self.entries.get_mut(&token) {
-            Some(Entry::Listener(acceptor)) => Some(acceptor),
-            _ => None,
-        }
-    }
-
-    pub(super) fn attempt_state(&self, token: Token) -> Option<(SocketAddr, String)> {
-        match self.entries.get(&token) {
-            Some(Entry::Attempt(attempt)) => Some(attempt.describe()),
-            _ => None,
-        }
-    }
-
-    /// Passes the result of an attempt to its connector.
-    pub(super) fn attempt_ended(
-        &mut self,
-        connector: Token,
-        attempt: Token,
-        addr: SocketAddr,
-        result: Outcome,
-    ) {
-        if let Some(Entry::Connector(c)) = self.entries.remove(&connector) {
-            let entry = c.on_result(connector, attempt, addr, result, self);
-            self.put_back(connector, entry);
-        }
-    }
-
-    /// Keeps `link` until the peer has read its last frame.
-    pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
-        lingering.advance(token, self)
+        let mut serving = self.shared.lock();
+        serving.0.unused_since = Some(now);
+        // Fails only if the descriptor is closed, and then the thread has ended.
+        let _ = serving.0.wake_by(now + KEEP);
     }
 }
 
-impl Lingering {
-    /// Extends the time whenever the peer has read something.
-    fn advance(mut self, me: Token, reactor: &mut ReactorState) -> Option<Entry> {
-        if self.link.discard() == LinkStatus::Closed {
-            self.link.abort();
-            return None;
-        }
-        let left = self.link.unsent();
-        if left < self.left {
-            self.left = left;
-            self.until = Instant::now() + LINGER;
-            reactor.wake_at(self.until, me);
-        }
-        if Instant::now() >= self.until {
-            self.link.abort();
-            return None;
-        }
-        Some(Entry::Lingering(self))
+impl Shared {
+    fn start() -> io::Result<Arc<Self>> {
+        let poll = Poll::new()?;
+        let now = Instant::now();
+        let serving = Serving {
+            sockets: Sockets::new(poll.registry().try_clone()?)?,
+            waker: Waker::new(poll.registry(), WAKER)?,
+            driven: true,
+            active: true,
+            next_check: now + QUIET,
+            sleeps_until: Some(now),
+            unused_since: None,
+        };
+        let shared = Arc::new(Self {
+            serving: Mutex::new(serving),
+            driven: AtomicBool::new(true),
+            dead: AtomicBool::new(false),
+        });
+        let thread = Arc::clone(&shared);
+        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, &thread))?;
+        Ok(shared)
+    }
+
+    fn lock(&self) -> Locked<'_> {
+        Locked(self.serving.lock(), &self.dead)
+    }
+
+    fn try_lock(&self) -> Option<Locked<'_>> {
+        Some(Locked(self.serving.try_lock()?, &self.dead))
+    }
+
+    /// Keeps a thread that has no user; returns `false` if it has ended.
+    fn keep(&self) -> bool {
+        let mut serving = self.lock();
+        serving.0.unused_since = None;
+        !self.dead.load(Ordering::Acquire)
     }
 }
 
-impl Drop for ReactorState {
-    /// Runs also when the thread panics: nothing waits forever.
+/// The lock of the sockets. A panic under it may have lost a socket: all connections fail then, and
+/// none waits forever.
+struct Locked<'a>(MutexGuard<'a, Serving>, &'a AtomicBool);
+
+impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.queue.dead.store(true, Ordering::Release);
-        for (_, entry) in self.entries.drain() {
-            if let Entry::Link(link) = entry {
-                link.fail("the thread of the control connections has ended".into());
+        if thread::panicking() {
+            self.1.store(true, Ordering::Release);
+            self.0.sockets.fail_all();
+        }
+    }
+}
+
+impl Serving {
+    /// Serves the ready sockets of handshakes.
+    fn serve(&mut self) {
+        self.active |= self.sockets.serve_handshakes();
+    }
+
+    /// Makes NCCL's calls serve the handshakes.
+    fn drive(&mut self, shared: &Shared) -> Result<()> {
+        self.active = true;
+        if !self.driven {
+            self.sockets.watch_handshakes(false).map_err(failed)?;
+            self.driven = true;
+            shared.driven.store(true, Ordering::Release);
+            self.next_check = Instant::now() + QUIET;
+        }
+        self.wake_by(self.next_check)
+    }
+
+    /// Makes the thread wake up at `at`, or earlier.
+    fn wake_by(&mut self, at: Instant) -> Result<()> {
+        if self.sleeps_until.is_none_or(|until| at < until) {
+            self.waker.wake().map_err(failed)?;
+            self.sleeps_until = Some(at);
+        }
+        Ok(())
+    }
+
+    fn wake_for_timers(&mut self) -> Result<()> {
+        self.sockets.next_timer().map_or(Ok(()), |at| self.wake_by(at))
+    }
+
+    /// Does the thread's part. Returns how long it may sleep: `None` if it is to end.
+    fn check(&mut self, shared: &Shared) -> io::Result<Option<Option<Duration>>> {
+        let now = Instant::now();
+        self.sockets.run_timers(now);
+        if !self.driven {
+            self.active = false;
+            self.serve();
+            if self.active {
+                self.sockets.watch_handshakes(false)?;
+                self.next_check = now + QUIET;
+            }
+        } else if now >= self.next_check {
+            if !self.active {
+                self.serve();
+            }
+            if !self.active {
+                self.sockets.watch_handshakes(true)?;
+            }
+            self.next_check = now + QUIET;
+        } else {
+            return Ok(Some(self.sleep(now)));
+        }
+        self.driven = std::mem::take(&mut self.active);
+        shared.driven.store(self.driven, Ordering::Release);
+        let unused = self.unused_since.is_some_and(|since| now >= since + KEEP);
+        if unused && self.sockets.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(self.sleep(now)))
+    }
+
+    /// Returns how long the thread may sleep.
+    fn sleep(&mut self, now: Instant) -> Option<Duration> {
+        let check = self.driven.then_some(self.next_check);
+        let again = (!self.driven && self.sockets.is_behind()).then_some(now);
+        let unused = self.unused_since.filter(|_| self.sockets.is_empty()).map(|since| since + KEEP);
+        let until = [check, again, unused, self.sockets.next_timer()].into_iter().flatten().min();
+        self.sleeps_until = until;
+        until.map(|at| at.saturating_duration_since(now))
+    }
+}
+
+fn failed(e: io::Error) -> Error {
+    Error::io("serving the control connections", e)
+}
+
+/// Marks the end of the thread.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let mut serving = self.0.lock();
+        self.0.dead.store(true, Ordering::Release);
+        serving.0.sockets.fail_all();
+    }
+}
+
+fn run(mut poll: Poll, shared: &Shared) {
+    let _end = End(shared);
+    let mut events = Events::with_capacity(256);
+    let mut timeout = Some(QUIET);
+    loop {
+        let checked = match poll.poll(&mut events, timeout) {
+            Ok(()) => {
+                let mut serving = shared.lock();
+                // Awake: nothing has to wake the thread now.
+                serving.0.sleeps_until = Some(Instant::now());
+                let tokens = events.iter().map(|event| event.token());
+                let established = tokens.filter(|token| !matches!(*token, WAKER | HANDSHAKES));
+                established.for_each(|token: Token| serving.0.sockets.step(token));
+                serving.0.check(shared)
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => Err(e),
+        };
+        match checked {
+            Ok(Some(sleep)) => timeout = sleep,
+            Ok(None) => return,
+            Err(e) => {
+                return tracing::warn!(target: "net", "the thread of the control connections ends: {e}");
             }
         }
     }

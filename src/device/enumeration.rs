@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
+
 use super::discovery::{self, Adapter, Seen};
 use super::gid::Wanted;
 use super::mr_cache::Registrations;
@@ -92,6 +94,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 port: *port,
                 wanted: Wanted::new(config, context.name(), port.number),
                 registrations: Registrations::new(),
+                known: Mutex::default(),
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
                 no_loopback: OnceLock::new(),

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
+
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
 use super::mr_cache::Registrations;
@@ -22,12 +24,24 @@ pub struct Nic {
     pub(super) wanted: Wanted,
     /// Registrations of NCCL's memory, shared by all comms.
     pub(super) registrations: Registrations,
+    /// What [`known`](Self::known) has read.
+    pub(super) known: Mutex<Option<Known>>,
     /// Whether it registers DMA-BUFs, or why not, once that was tried.
     pub(super) dmabuf: OnceLock<Result<(), String>>,
     /// Whether it has SRQs, or why not, once that was tried.
     pub(super) srq: OnceLock<Result<(), String>>,
     /// Why packets of the port to itself do not arrive, once that has been seen.
     pub(super) no_loopback: OnceLock<String>,
+}
+
+/// A usable port as it was read, with [`Context::changes`] from before.
+#[derive(Debug)]
+pub(super) struct Known {
+    changes: u64,
+    port: Port,
+    gids: Vec<Gid>,
+    /// Index of `NCCL_IB_PKEY_VALUE` in the P_Key table.
+    pkey_index: Option<u16>,
 }
 
 impl Nic {
@@ -56,6 +70,25 @@ impl Nic {
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
         usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
             .map_err(|trouble| trouble.to_string())
+    }
+
+    /// As [`now`](Self::now). Queries only after an event of the adapter or a
+    /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: whatever
+    /// depends on an entry of a table compares the entry first.
+    pub fn known(&self) -> Result<(Port, Vec<Gid>), String> {
+        let changes = self.pd.context().changes();
+        let mut place = self.known.lock();
+        if let Some(known) = place.as_ref().filter(|known| Some(known.changes) == changes) {
+            return Ok((known.port, known.gids.clone()));
+        }
+        let (port, gids) = self.now()?;
+        *place = changes.map(|changes| Known { changes, port, gids: gids.clone(), pkey_index: None });
+        Ok((port, gids))
+    }
+
+    /// Forgets what was read: a connection over this port could not be set up.
+    pub fn forget(&self) {
+        *self.known.lock() = None;
     }
 
     /// Whether connections that receive on it can flush: by the setting, else if it reaches GPU
@@ -92,11 +125,19 @@ impl Nic {
     pub fn pkey_index(&self, config: &Config) -> Result<u16> {
         let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
         let context = self.pd.context();
+        // The top bit is not part of the partition's number: it marks full members.
+        let fits = |key: &u16| key & 0x7fff == value & 0x7fff;
+        let last = self.known.lock().as_ref().and_then(|known| known.pkey_index);
+        if let Some(index) = last
+            && fits(&context.pkey(self.port.number, index)?)
+        {
+            return Ok(index);
+        }
         let port = context.port(self.port.number)?;
         let keys: Vec<u16> = (0..port.pkeys).map(|i| context.pkey(port.number, i)).collect::<Result<_>>()?;
-        // The top bit is not part of the partition's number: it marks full members.
-        let found = keys.iter().position(|key| key & 0x7fff == value & 0x7fff);
-        found.and_then(|i| u16::try_from(i).ok()).ok_or_else(|| {
+        let found = keys.iter().position(fits).and_then(|i| u16::try_from(i).ok());
+        self.known.lock().iter_mut().for_each(|known| known.pkey_index = found);
+        found.ok_or_else(|| {
             let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
             Error::config(
                 "NCCL_IB_PKEY_VALUE",
@@ -139,9 +180,14 @@ impl Nic {
     /// Returns the present index of a GID in the port's table. The error is the reason why it
     /// cannot be used.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
+        let same = |g: &Gid| (g.raw, g.kind) == (gid.raw, gid.kind);
+        let entry = self.pd.context().gid_at(self.port.number, gid.index);
+        if entry.is_some_and(|g| same(&g) && g.interface == gid.interface) {
+            return Ok(gid.index);
+        }
         let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
         let gids = self.pd.context().gids(&port);
-        let found = gids.iter().filter(|g| (g.raw, g.kind) == (gid.raw, gid.kind));
+        let found = gids.iter().filter(|g| same(g));
         // The table may have the same address for several interfaces.
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
         found.map(|g| g.index).ok_or_else(|| {

@@ -103,7 +103,7 @@ impl Devices {
         let physical = |list: &List| list.physical().to_vec();
         let physical = self.list.read().as_ref().map(physical).unwrap_or_default();
         let nics = physical.into_iter().flat_map(|d| &d.rails);
-        nics.filter_map(|nic| nic.now().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
+        nics.filter_map(|nic| nic.known().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
     }
 
     /// Returns the open adapters, each once.

@@ -86,10 +86,9 @@ impl Plan {
         }
     }
 
-    /// Returns whether rails with this role get queue pairs. Between islands SUP's do not: SUP
-    /// networks end at their island, so their bring-up would time out.
+    /// Returns whether rails with this role get queue pairs: those that may carry data do.
     pub fn joins(self, role: RailRole) -> bool {
-        self != Self::Isolated(Class::Inter) || role == RailRole::SOUT
+        self.home().is_none_or(|home| role == home)
     }
 
     /// Returns the only rail that may carry data, if there is just one.

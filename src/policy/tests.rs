@@ -120,7 +120,7 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
 fn plans_follow_mode_and_class() {
     use crate::route::tests::roce;
     let table = [
-        (Mode::Vanilla, false, "10.0.0.2", [true, true], Some(RailRole::SUP), RailRole::SUP),
+        (Mode::Vanilla, false, "10.0.0.2", [false, true], Some(RailRole::SUP), RailRole::SUP),
         (Mode::Vanilla, false, "10.0.1.2", [true, false], Some(RailRole::SOUT), RailRole::SOUT),
         (Mode::Advanced, false, "10.0.0.2", [true, true], None, RailRole::SOUT),
         (Mode::Advanced, false, "10.0.1.2", [true, true], None, RailRole::SOUT),

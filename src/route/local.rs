@@ -1,8 +1,6 @@
 //! This host as its peers see it: its name, its usable ports and the networks of their addresses.
 
-use std::sync::Arc;
-
-use nix::net::if_::if_indextoname;
+use std::sync::{Arc, OnceLock};
 
 use crate::control::Interface;
 use crate::device::Nic;
@@ -76,13 +74,14 @@ pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) 
 /// interface, else of any interface with this address. Returns 0 if no interface has the address,
 /// as in a container that has the adapter but not its interface.
 pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
-    let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
     let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = with_address().find(|i| Some(&i.name) == name.as_ref());
+    let own = with_address().find(|i| i.index == gid.interface && i.index != 0);
     own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
 }
 
 /// Returns the host's name for HELLOs and logs.
 pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |n| n.trim().to_owned())
+    static NAME: OnceLock<String> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/hostname");
+    NAME.get_or_init(|| read().map_or_else(|_| "?".into(), |n| n.trim().to_owned())).clone()
 }

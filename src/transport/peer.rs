@@ -21,6 +21,8 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(channel: Channel) -> Self {
+        // Fails only if the thread has ended, and then the channel has failed, too.
+        let _ = channel.end_handshake();
         let name = channel.describe();
         Self { channel: Some(channel), name, lost_since: None }
     }

@@ -5,12 +5,14 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
 
-use super::event::AsyncEvent;
+use super::event::{About, AsyncEvent};
 use super::port::{Gid, Port};
 use super::{log_failure, mlx5dv, non_null, shim, zero};
 
@@ -21,6 +23,8 @@ pub struct Context {
     name: String,
     sysfs: String,
     transport: sys::ibv_transport_type::Type,
+    /// Events so far that may have changed a port or a table.
+    changes: AtomicU64,
 }
 
 // SAFETY: libibverbs locks inside; calls on one context may come from any thread.
@@ -120,7 +124,7 @@ impl Context {
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
-        let context = Self { raw, name: name.to_owned(), sysfs, transport };
+        let context = Self { raw, name: name.to_owned(), sysfs, transport, changes: AtomicU64::new(0) };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
@@ -201,6 +205,21 @@ impl Context {
         indices.filter_map(entry).collect()
     }
 
+    /// Returns an entry of the GID table of a port; `None` if it is empty, or if the library reads
+    /// tables only.
+    pub fn gid_at(&self, port: u8, index: u8) -> Option<Gid> {
+        // SAFETY: open context.
+        unsafe { shim::gid_at(self.raw.as_ptr(), port, index) }.and_then(Gid::of)
+    }
+
+    /// Returns a number that changes with each event that may have changed a port or a table.
+    /// `None` while an event waits to be read.
+    pub fn changes(&self) -> Option<u64> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let mut fd = [PollFd::new(self.async_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fd, PollTimeout::ZERO), Ok(0)).then_some(changes)
+    }
+
     /// Calls `ibv_query_pkey`. The result is in host byte order; its top bit marks a full member.
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let mut key = 0;
@@ -217,7 +236,12 @@ impl Context {
     pub fn next_event(&self) -> io::Result<Option<AsyncEvent>> {
         // SAFETY: open context whose descriptor does not block.
         match unsafe { shim::next_event(self.raw.as_ptr()) } {
-            Ok(event) => Ok(Some(event)),
+            Ok(event) => {
+                if matches!(event.about, About::Port(_) | About::Device) {
+                    self.changes.fetch_add(1, Ordering::Release);
+                }
+                Ok(Some(event))
+            }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
             Err(e) => Err(e),
         }

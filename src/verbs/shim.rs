@@ -171,17 +171,43 @@ pub(super) unsafe fn gid_table(context: *mut sys::ibv_context, room: usize) -> O
     let n = usize::try_from(n).ok().filter(|n| *n <= room)?;
     // SAFETY: the capacity is `room`, and the call wrote `n` entries.
     unsafe { entries.set_len(n) };
-    let entry = |entry: sys::ibv_gid_entry| {
-        let kind = match entry.gid_type {
-            GID_TYPE_ROCE_V1 => GidType::RoceV1,
-            GID_TYPE_ROCE_V2 => GidType::RoceV2,
-            _ => GidType::Plain,
-        };
-        // SAFETY: both views of the union are plain bytes.
-        let raw = unsafe { entry.gid.raw };
-        GidEntry { port: entry.port_num, index: entry.gid_index, raw, kind, interface: entry.ndev_ifindex }
+    Some(entries.into_iter().map(gid_entry).collect())
+}
+
+/// `_ibv_query_gid_ex` (IBVERBS_1.11), which rdma-sys's allow-list misses, too.
+type QueryGidEx = unsafe extern "C" fn(
+    *mut sys::ibv_context,
+    port: u32,
+    index: u32,
+    *mut sys::ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int;
+
+/// Reads one entry with one call. `None` if the entry is empty, or the library has no
+/// `ibv_query_gid_ex`.
+///
+/// # Safety
+/// `context` points to a live `ibv_context`.
+pub(super) unsafe fn gid_at(context: *mut sys::ibv_context, port: u8, index: u8) -> Option<GidEntry> {
+    let query = newer!(c"_ibv_query_gid_ex", QueryGidEx)?;
+    let mut entry = std::mem::MaybeUninit::<sys::ibv_gid_entry>::zeroed();
+    let size = size_of::<sys::ibv_gid_entry>();
+    // SAFETY: live context, and a writable entry of the given size.
+    let rc = unsafe { query(context, port.into(), index.into(), entry.as_mut_ptr(), 0, size) };
+    // SAFETY: zeroed, then written; integers only.
+    (rc == 0).then(|| gid_entry(unsafe { entry.assume_init() }))
+}
+
+fn gid_entry(entry: sys::ibv_gid_entry) -> GidEntry {
+    let kind = match entry.gid_type {
+        GID_TYPE_ROCE_V1 => GidType::RoceV1,
+        GID_TYPE_ROCE_V2 => GidType::RoceV2,
+        _ => GidType::Plain,
     };
-    Some(entries.into_iter().map(entry).collect())
+    // SAFETY: both views of the union are plain bytes.
+    let raw = unsafe { entry.gid.raw };
+    GidEntry { port: entry.port_num, index: entry.gid_index, raw, kind, interface: entry.ndev_ifindex }
 }
 
 /// Reads one entry, which may be empty, for libraries without [`gid_table`]: `ibv_query_gid`, and

@@ -142,12 +142,22 @@ fn half_round_trips_are_checked_like_everything() {
 
 #[test]
 fn further_connections_are_made_and_closed() {
-    let output = perf(&["--connections", "5", "--json"]).args(QUICK).output().unwrap();
+    for at_once in [1, 3] {
+        further_connections_at_once(at_once);
+    }
+}
+
+fn further_connections_at_once(at_once: u32) {
+    let at_once_arg = at_once.to_string();
+    let args = ["--connections", "5", "--at-once", &at_once_arg, "--json"];
+    let output = perf(&args).args(QUICK).output().unwrap();
     let report = json(&output);
     assert_eq!(report["ok"], true, "{}", text(&output.stderr));
     let made = &report["tables"][0]["connections"];
-    assert_eq!(made["count"], 5);
-    assert!(made["per_second"].as_f64().unwrap() > 0.0);
+    assert_eq!((&made["count"], &made["at_once"]), (&5.into(), &at_once.into()));
+    for what in ["per_second", "open_close"] {
+        assert!(made[what].as_f64().unwrap() > 0.0, "{what}");
+    }
     for end in ["memory", "peer_memory"] {
         // A comm of the fake plugin is one block of some kilobytes.
         let memory = made[end]["resident"].as_f64().unwrap();
@@ -155,7 +165,10 @@ fn further_connections_are_made_and_closed() {
     }
     let table = text(&perf(&["--connections", "5"]).args(QUICK).output().unwrap().stdout);
     let lines: Vec<_> = table.lines().collect();
-    assert!(lines[1].starts_with("5 connections: ") && lines[2].trim_start().starts_with("size"), "{table}");
+    assert!(
+        lines[1].starts_with("5 connections, 1 at a time: ") && lines[2].trim_start().starts_with("size"),
+        "{table}"
+    );
 }
 
 #[test]

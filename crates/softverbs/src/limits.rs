@@ -2,7 +2,7 @@
 //! that the object calls enforce.
 
 /// `max_qp`, per process.
-pub(crate) const MAX_QP: u32 = 4096;
+pub(crate) const MAX_QP: u32 = 32_768;
 /// `max_qp_wr`, per queue.
 pub(crate) const MAX_QP_WR: u32 = 16_384;
 /// `max_sge`, per work request.
@@ -10,11 +10,11 @@ pub(crate) const MAX_SGE: u32 = 32;
 /// `max_inline_data` in bytes, per QP.
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// `max_cq`, per process.
-pub(crate) const MAX_CQ: u32 = 4096;
+pub(crate) const MAX_CQ: u32 = 16_384;
 /// `max_cqe`, per CQ.
 pub(crate) const MAX_CQE: u32 = 1 << 20;
 /// `max_srq`, per process.
-pub(crate) const MAX_SRQ: u32 = 1024;
+pub(crate) const MAX_SRQ: u32 = 16_384;
 /// `max_srq_wr`.
 pub(crate) const MAX_SRQ_WR: u32 = 1 << 16;
 /// `max_srq_sge`.

@@ -78,18 +78,18 @@ impl Receives {
         }
     }
 
-    /// Returns whether one more slot may be used while so many are outstanding.
-    fn suffice(&self, outstanding: usize) -> bool {
-        self.posted > outstanding as isize || self.posted >= self.slots
+    /// Returns how many more slots may be used while so many are outstanding.
+    fn spare(&self, outstanding: usize) -> isize {
+        // A slot is used only if it is free, so at most all others of its queue are outstanding.
+        self.posted - (outstanding as isize).min(self.slots - 1)
     }
 
     /// Returns how many more slots may be used, while so many are outstanding, before the receives
     /// must be checked again. Then it is time to refill, if one may be used at all.
     pub(crate) fn credit(&self, outstanding: usize) -> usize {
-        // A slot consumes at most one receive, so the difference does not shrink by arrivals.
-        let spare = self.posted - outstanding as isize;
-        let beyond_low = usize::try_from(spare - self.low).unwrap_or(0);
-        beyond_low.max(usize::from(self.suffice(outstanding)))
+        // A slot consumes at most one receive of a queue, so arrivals leave the number as it is.
+        let spare = self.spare(outstanding);
+        usize::try_from((spare - self.low).max(spare.min(1))).unwrap_or(0)
     }
 
     /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
@@ -120,7 +120,7 @@ impl Receives {
 
     #[cold]
     fn refill_if_few(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
-        let enough = self.posted > self.low && self.suffice(outstanding);
+        let enough = self.posted > self.low && self.spare(outstanding) > 0;
         if enough { Ok(()) } else { Ok(self.fill(qps)?) }
     }
 

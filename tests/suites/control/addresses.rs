@@ -9,14 +9,15 @@ use mpib_tests::hosts::watch::{INFO, log, warnings};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::log::{LOG, take_warning, take_warnings};
 use mpib_tests::pair::{connect, init, until};
-use mpib_tests::peer::Peer;
+use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set};
+use nccl_net_mpib::proto::Handle;
 
 /// Two hosts with a port each, whose interface has all addresses that its table may have, and a
 /// network for control connections.
 struct Two {
-    _hosts: Hosts,
+    hosts: Hosts,
     a: Peer,
     b: Peer,
 }
@@ -44,7 +45,7 @@ impl Two {
             hosts.peer(host, &[OOB, ("SOFTVERBS_DEVICES", &devices), ("MPIB_PROBE_TIMEOUT_MS", "5000")])
         };
         let (a, b) = (peer("a", 1), peer("b", 2));
-        Self { _hosts: hosts, a, b }
+        Self { hosts, a, b }
     }
 
     /// Replaces the tables by lists of addresses; `-` is an empty entry.
@@ -173,6 +174,31 @@ fn a_removed_address_is_named_in_the_reason() {
         // And back.
         two.tables("2001:db8::1/64", "2001:db8::2/64");
         two.connected_by("2001:db8::1", "2001:db8::2");
+        two.finish();
+    });
+}
+
+//= reach.md: interfaces are read again after the kernel has announced a change
+#[test]
+fn a_handle_names_the_addresses_of_the_moment() {
+    on_hosts(here!(), &[], || {
+        let mut two = Two::up();
+        let named = |two: &mut Two| {
+            let handle = Handle::decode(&handle_of(&two.b.ask("listen"))).unwrap();
+            handle.addrs().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let address = |two: &Two, what: &str| {
+            let done =
+                two.hosts.command("b", "ip").args(["addr", what, "192.168.8.2/24", "dev", "oob"]).status();
+            assert!(done.unwrap().success(), "ip addr {what}");
+        };
+        for _ in 0..3 {
+            assert_eq!(named(&mut two), ["192.168.9.2/24"]);
+            assert_eq!(named(&mut two), ["192.168.9.2/24"]);
+            address(&two, "add");
+            assert_eq!(named(&mut two), ["192.168.9.2/24", "192.168.8.2/24"]);
+            address(&two, "del");
+        }
         two.finish();
     });
 }

@@ -103,7 +103,7 @@ fn a_listener_that_closes_without_an_answer_is_tried_again() {
     assert_eq!(recv(&channel), Message::Ready);
 }
 
-//= reach.md: addresses of local networks are tried at once, and silence delays no other
+//= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
 #[test]
 fn a_silent_address_does_not_hold_up_the_next() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -118,10 +118,10 @@ fn a_silent_address_does_not_hold_up_the_next() {
     assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
 }
 
-/// In less time than one has before those of other networks are tried beside it.
-//= reach.md: addresses of local networks are tried at once, and silence delays no other
+/// In less time than the last one has before those of other networks are tried beside it.
+//= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
 #[test]
-fn all_addresses_of_own_networks_are_tried_at_once() {
+fn all_addresses_of_own_networks_are_tried_soon() {
     let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];
     let first = std::net::TcpListener::bind((ips[0], 0)).unwrap();
     let port = first.local_addr().unwrap().port();
@@ -135,6 +135,28 @@ fn all_addresses_of_own_networks_are_tried_at_once() {
         assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
     }
     drop((first, others));
+}
+
+/// A host that was reached at one of its addresses is tried there alone.
+//= reach.md: the address that worked for a host is tried first
+#[test]
+fn the_address_that_worked_is_tried_first_and_alone() {
+    let other = std::net::TcpListener::bind(("127.0.0.11", 0)).unwrap();
+    let port = other.local_addr().unwrap().port();
+    let ours = std::net::TcpListener::bind(("127.0.0.12", port)).unwrap();
+    let handle = handle_with(port, &["127.0.0.11", "127.0.0.12"]);
+    for known in [false, true] {
+        let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+        // The first address says nothing, unless it is not tried at all.
+        let (mut stream, token) = accept_raw(&ours);
+        stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
+        until("the connector to know", || {
+            channel.try_recv().unwrap();
+            channel.peer()
+        });
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.accept().is_ok(), !known, "tried at the other address");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use mpib_tests::{here, isolated};
 use nccl_net_mpib::control::{ChannelState, Listener};
 use nccl_net_mpib::proto::Message;
 
-use super::util::{connect, listen, recv, stranger};
+use super::util::{connect, control, listen, recv, stranger};
 
 /// Threads of ours.
 fn threads() -> usize {
@@ -19,6 +19,8 @@ fn threads() -> usize {
 fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
     isolated(here!(), &[], || {
         assert_eq!(threads(), 0, "nothing runs before it is needed");
+        // The socket by which the kernel announces changes of interfaces stays.
+        control().interfaces().unwrap();
         let before = descriptors();
         let listener = listen();
         // A thread gives itself its name when it first runs.

@@ -70,7 +70,9 @@ metrics! {
     WorkRequests64K: "work requests for 64 KiB", "", Lower, Goal::None;
     Doorbells64K: "doorbells for 64 KiB", "", Lower, Goal::None;
     Completions64K: "completions for 64 KiB", "", Lower, Goal::None;
-    Connections: "connections made", "1/s", Higher, Goal::RatioAtLeast(1.0);
+    Connections: "connections, one after the other", "1/s", Higher, Goal::RatioAtLeast(1.0);
+    Connections64: "connections, 64 at a time", "1/s", Higher, Goal::RatioAtLeast(1.0);
+    OpenClose: "open and close of a connection, both ends spinning", "ms", Lower, Goal::RatioAtMost(1.0);
     MemoryResident: "memory of a connection, resident", "KiB", Lower, Goal::RatioAtMost(1.0);
     MemoryPrivate: "memory of a connection, private", "KiB", Lower, Goal::RatioAtMost(1.0);
     NullTime8: "message of 8 B, 8 in flight", "ns", Lower, Goal::RatioAtMost(0.55);

@@ -138,6 +138,8 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
     };
     let connections = work.connections.to_string();
     let latency = perf(&["--sizes", "8", "--ping-pong", "--depth", "2", "--connections", &connections])?;
+    let at_once = ["--sizes", "8", "--time", "0.01", "--connections", &connections, "--at-once", "64"];
+    let at_once = work.perf(&of.scenario, index, &at_once)?;
     let rates = [(8, Metric::Rate8), (32, Metric::Rate32)]
         .into_iter()
         .map(|(depth, metric)| Ok((metric, perf(&["--sizes", "8", "--depth", &depth.to_string()])?)))
@@ -157,8 +159,10 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
     for (i, metric) in sizes.into_iter().enumerate() {
         add(metric, number(result(&bandwidth, i)?, &["gigabytes_per_second"])?);
     }
-    let made = table(&latency)?.get("connections").ok_or_else(|| unread("no connections"))?;
+    let made = connections_of(&latency)?;
     add(Metric::Connections, number(made, &["per_second"])?);
+    add(Metric::Connections64, number(connections_of(&at_once)?, &["per_second"])?);
+    add(Metric::OpenClose, number(made, &["open_close"])? * 1e3);
     for (metric, what) in [(Metric::MemoryResident, "resident"), (Metric::MemoryPrivate, "private")] {
         let both = number(made, &["memory", what])? + number(made, &["peer_memory", what])?;
         add(metric, both / 2.0 / 1024.0);
@@ -364,6 +368,11 @@ fn unread(what: &str) -> Failure {
 /// Returns the only table of a report.
 fn table(report: &Value) -> Result<&Value, Failure> {
     report.get("tables").and_then(|t| t.get(0)).ok_or_else(|| unread("no table"))
+}
+
+/// Returns the result for `--connections`.
+fn connections_of(report: &Value) -> Result<&Value, Failure> {
+    table(report)?.get("connections").ok_or_else(|| unread("no connections"))
 }
 
 /// Returns the n-th size of a report.

@@ -14,6 +14,8 @@ pub(crate) const PORT: u16 = 18518;
 
 /// More connections would show nothing new.
 const MOST_CONNECTIONS: i64 = 10_000;
+/// More handles at a time may not fit into the sockets between the two ends.
+const MOST_AT_ONCE: i64 = 64;
 
 /// Moves data through any NCCL network plugin, between two processes or two machines, and checks
 /// every byte
@@ -81,6 +83,10 @@ pub(crate) struct PerfArgs {
     /// memory
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_CONNECTIONS))]
     pub(crate) connections: u32,
+
+    /// Make this many of the further connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_AT_ONCE))]
+    pub(crate) at_once: u32,
 
     /// Device index, at both ends
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
@@ -203,6 +209,7 @@ pub(crate) struct Plan {
     pub(crate) bidirectional: bool,
     pub(crate) ping_pong: bool,
     pub(crate) connections: usize,
+    pub(crate) at_once: usize,
     pub(crate) check: bool,
     pub(crate) memory: usize,
     pub(crate) timeout: Duration,
@@ -220,6 +227,7 @@ impl PerfArgs {
             bidirectional: self.bidirectional,
             ping_pong: self.ping_pong,
             connections: self.connections as usize,
+            at_once: self.at_once as usize,
             check: !self.no_check,
             memory: self.memory,
             timeout: self.timeout,
@@ -257,6 +265,9 @@ impl Plan {
         }
         if self.connections > MOST_CONNECTIONS as usize || (self.ping_pong && self.receives != 1) {
             return bad(format!("connections {}, ping-pong of {} receives", self.connections, self.receives));
+        }
+        if !(1..=MOST_AT_ONCE as usize).contains(&self.at_once) {
+            return bad(format!("{} connections at a time, expected 1 to {MOST_AT_ONCE}", self.at_once));
         }
         let day = Duration::from_secs(86_400);
         if self.time > day || self.timeout > day || self.timeout.is_zero() {

@@ -1,13 +1,16 @@
-//! Further connections, one after another: their rate, and the memory of each.
+//! Further connections: their rate, the memory of each, and the time to open and close one.
 
 use std::{fs, time::Instant};
 
 use super::{
     link::{Message, Role, expect_message},
     report::{Connections, PerConnection},
-    session::Session,
+    session::{Comms, Patience, Session},
 };
 use crate::failure::{Context, Failure};
+
+/// Connections that are opened and closed one after another.
+const ROUNDS: usize = 41;
 
 /// Makes and closes as many connections as the plan has. Both ends return the same result.
 pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
@@ -15,16 +18,19 @@ pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
     let mut made = Vec::with_capacity(count);
     let before = Memory::now()?;
     let started = Instant::now();
-    for _ in 0..count {
-        made.push(session.connect()?);
+    while made.len() < count {
+        let (few, patience) = (session.plan.at_once.min(count - made.len()), session.plan.timeout);
+        made.extend(session.connect_at_once(few, Patience::new(patience))?);
     }
     let seconds = started.elapsed().as_secs_f64();
     let memory = Memory::now()?.since(&before, count);
+    let open_close = open_and_close(session)?;
     let result = match session.role {
         Role::A => {
             let peer_memory = expect_message!(session.link, Message::Memory(memory) => memory);
             let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-            let result = Connections { count, seconds, per_second, memory, peer_memory };
+            let at_once = session.plan.at_once;
+            let result = Connections { count, at_once, seconds, per_second, memory, peer_memory, open_close };
             session.link.send(&Message::Connections(result))?;
             result
         }
@@ -37,6 +43,19 @@ pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
         comms.close()?;
     }
     Ok(result)
+}
+
+/// Returns the median of the seconds that one connection takes from listen to the end of close.
+fn open_and_close(session: &mut Session<'_>) -> Result<f64, Failure> {
+    let mut seconds = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        let patience = Patience::spinning(session.plan.timeout);
+        session.connect_at_once(1, patience)?.into_iter().try_for_each(Comms::close)?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[ROUNDS / 2])
 }
 
 /// Memory of this process in bytes.

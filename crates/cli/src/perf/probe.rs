@@ -32,6 +32,7 @@ impl Probe {
             bidirectional: false,
             ping_pong: false,
             connections: 0,
+            at_once: 1,
             check: true,
             memory: 16 << 20,
             timeout: self.timeout,

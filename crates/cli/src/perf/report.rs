@@ -76,12 +76,16 @@ pub(crate) struct AbiReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Connections {
     pub(crate) count: usize,
+    /// How many were made at a time.
+    pub(crate) at_once: usize,
     pub(crate) seconds: f64,
     pub(crate) per_second: f64,
     /// At the end that connects.
     pub(crate) memory: PerConnection,
     /// At the end that accepts.
     pub(crate) peer_memory: PerConnection,
+    /// Seconds to open and close one connection, while both ends poll without a pause: the median.
+    pub(crate) open_close: f64,
 }
 
 /// Bytes for one connection at one end.
@@ -183,9 +187,12 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
 pub(super) fn connections(c: &Connections) -> String {
     let kib = |bytes: f64| bytes / 1024.0;
     format!(
-        "{} connections: {:.0} per second; resident for each {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
+        "{} connections, {} at a time: {:.0} per second, {:.2} ms to open and close one; resident for each {:.1} KiB \
+         ({:.1} private) here, {:.1} KiB ({:.1} private) there",
         c.count,
+        c.at_once,
         c.per_second,
+        c.open_close * 1e3,
         kib(c.memory.resident),
         kib(c.memory.private),
         kib(c.peer_memory.resident),

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::failure::{Failure, Kind};
 use mpib::device::Device;
-use nccl_net_host::{Handle, Net, RecvComm, SendComm, Watch};
+use nccl_net_host::{Handle, Listener as NetListener, Net, RecvComm, SendComm, Watch};
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
@@ -43,6 +43,37 @@ impl Comms {
         self.send.map_or(Ok(()), SendComm::close)?;
         self.recv.map_or(Ok(()), RecvComm::close)?;
         Ok(())
+    }
+}
+
+/// A connection in the making.
+struct Pending {
+    /// Until connect has returned a comm.
+    handle: Option<Handle>,
+    /// Until accept has returned a comm.
+    listener: Option<NetListener>,
+    comms: Comms,
+}
+
+impl Pending {
+    fn waits(&self) -> bool {
+        self.handle.is_some() || self.listener.is_some()
+    }
+
+    /// Calls connect and accept once; returns whether one of them has returned a comm.
+    fn poll(&mut self, net: &Net, device: i32) -> Result<bool, Failure> {
+        if let Some(handle) = &mut self.handle {
+            self.comms.send = net.connect(device, handle)?;
+        }
+        let connected = self.comms.send.is_some() && self.handle.take().is_some();
+        let Some(listener) = self.listener.take() else { return Ok(connected) };
+        self.comms.recv = listener.accept()?;
+        if self.comms.recv.is_none() {
+            self.listener = Some(listener);
+            return Ok(connected);
+        }
+        listener.close()?;
+        Ok(true)
     }
 }
 
@@ -122,50 +153,58 @@ impl Session<'_> {
         (self.role == Role::A || self.plan.both_ways(), self.role == Role::B || self.plan.both_ways())
     }
 
-    /// Listens, exchanges handles, and polls connect and accept until both return a comm.
+    /// Makes one connection.
     pub(super) fn connect(&mut self) -> Result<Comms, Failure> {
+        let patience = Patience::new(self.plan.timeout);
+        let mut made = self.connect_at_once(1, patience)?;
+        made.pop().ok_or_else(|| Failure::new(Kind::Peer, "no connection was made"))
+    }
+
+    /// Listens `count` times, exchanges handles, and polls each connect and accept in turn until
+    /// all have returned a comm.
+    pub(super) fn connect_at_once(
+        &mut self,
+        count: usize,
+        mut patience: Patience,
+    ) -> Result<Vec<Comms>, Failure> {
         let (sends, receives) = self.directions();
-        let mut listening = None;
-        if receives {
-            let listener = self.net.listen(self.device)?;
-            self.link.send(&Message::Handle(listener.handle().0.to_vec()))?;
-            listening = Some(listener);
+        let mut all = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut one = Pending { handle: None, listener: None, comms: Comms { send: None, recv: None } };
+            if receives {
+                let listener = self.net.listen(self.device)?;
+                self.link.send(&Message::Handle(listener.handle().0.to_vec()))?;
+                one.listener = Some(listener);
+            }
+            all.push(one);
         }
-        let mut handle = None;
-        if sends {
+        for one in all.iter_mut().filter(|_| sends) {
             let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
             let Ok(bytes) = bytes.try_into() else {
                 return Err(Failure::new(Kind::Peer, "the other end sent a handle of a wrong length"));
             };
-            handle = Some(Handle(bytes));
+            one.handle = Some(Handle(bytes));
         }
-        let mut comms = Comms { send: None, recv: None };
-        let mut patience = Patience::new(self.plan.timeout);
-        while (sends && comms.send.is_none()) || (receives && comms.recv.is_none()) {
-            if let (None, Some(handle)) = (&comms.send, &mut handle) {
-                comms.send = self.net.connect(self.device, handle)?;
-            }
-            if let Some(listener) = listening.take() {
-                comms.recv = listener.accept()?;
-                if comms.recv.is_some() {
-                    listener.close()?;
-                } else {
-                    listening = Some(listener);
+        while all.iter().any(Pending::waits) {
+            for one in all.iter_mut().filter(|one| one.waits()) {
+                if one.poll(&self.net, self.device)? {
+                    patience.moved();
                 }
             }
             patience.idle(self.link, || {
-                let waits = |waits: bool, call: &str| match waits {
-                    true => format!("; {call} has returned no comm"),
-                    false => String::new(),
+                let count = |waits: usize, call: &str| match waits {
+                    0 => String::new(),
+                    1 => format!("; {call} has returned no comm"),
+                    n => format!("; {call} has returned no comm for {n} connections"),
                 };
-                let c = waits(sends && comms.send.is_none(), "connect");
-                let a = waits(receives && comms.recv.is_none(), "accept");
+                let c = count(all.iter().filter(|one| one.handle.is_some()).count(), "connect");
+                let a = count(all.iter().filter(|one| one.listener.is_some()).count(), "accept");
                 format!("the connection is not made{c}{a}")
             })?;
         }
         self.link.send(&Message::Connected)?;
         expect_message!(self.link, Message::Connected => ());
-        Ok(comms)
+        Ok(all.into_iter().map(|one| one.comms).collect())
     }
 
     /// Returns the layout of a region for this size, and how many groups may be in flight.
@@ -184,6 +223,7 @@ impl Session<'_> {
 /// Yields between polls, up to a limit.
 pub(super) struct Patience {
     limit: Duration,
+    yields: bool,
     since: Option<Instant>,
     polls: u32,
 }
@@ -193,7 +233,12 @@ impl Patience {
     const STRIDE: u32 = 256;
 
     pub(super) const fn new(limit: Duration) -> Self {
-        Self { limit, since: None, polls: 0 }
+        Self { limit, yields: true, since: None, polls: 0 }
+    }
+
+    /// Polls without a pause, as NCCL's threads do.
+    pub(super) const fn spinning(limit: Duration) -> Self {
+        Self { yields: false, ..Self::new(limit) }
     }
 
     /// Restarts the limit after progress.
@@ -204,7 +249,9 @@ impl Patience {
 
     /// Waits after a poll without progress; `state` describes the requests in flight.
     pub(super) fn idle(&mut self, link: &mut Link, state: impl Fn() -> String) -> Result<(), Failure> {
-        std::thread::yield_now();
+        if self.yields {
+            std::thread::yield_now();
+        }
         self.polls = self.polls.wrapping_add(1);
         if !self.polls.is_multiple_of(Self::STRIDE) {
             return Ok(());

@@ -6,8 +6,14 @@ use crate::abi::border::Errno;
 
 /// See the module.
 pub(crate) struct Table<T> {
-    slots: RwLock<Vec<Slot<T>>>,
+    slots: RwLock<Slots<T>>,
     max: u32,
+}
+
+struct Slots<T> {
+    all: Vec<Slot<T>>,
+    /// No smaller index is free.
+    free_from: usize,
 }
 
 enum Slot<T> {
@@ -27,33 +33,38 @@ impl<T> Slot<T> {
 
 impl<T> Table<T> {
     pub(crate) fn new(max: u32) -> Self {
-        Self { slots: RwLock::default(), max }
+        Self { slots: RwLock::new(Slots { all: Vec::new(), free_from: 0 }), max }
     }
 
     /// Counts the indices that are not free.
     pub(crate) fn used(&self) -> usize {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.iter().filter(|slot| !matches!(slot, Slot::Free)).count()
+        slots.all.iter().filter(|slot| !matches!(slot, Slot::Free)).count()
     }
 
     /// Reserves a free index for an object under construction.
     pub(crate) fn reserve(&self) -> Result<u32, Errno> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let index = match slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            Some(index) => index,
-            None if slots.len() < self.max as usize => {
-                slots.push(Slot::Free);
-                slots.len() - 1
-            }
-            None => return Err(Errno(libc::ENOMEM)),
-        };
-        slots[index] = Slot::Reserved;
+        let Slots { all, free_from } = &mut *slots;
+        let found = all.iter().skip(*free_from).position(|slot| matches!(slot, Slot::Free));
+        let index = found.map_or(all.len(), |past| *free_from + past);
+        if index == self.max as usize {
+            return Err(Errno(libc::ENOMEM));
+        }
+        if index == all.len() {
+            all.push(Slot::Free);
+        }
+        all[index] = Slot::Reserved;
+        *free_from = index + 1;
         u32::try_from(index).map_err(|_| Errno(libc::ENOMEM))
     }
 
     fn set(&self, index: u32, value: Slot<T>) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get_mut(index as usize) {
+        if matches!(value, Slot::Free) {
+            slots.free_from = slots.free_from.min(index as usize);
+        }
+        if let Some(slot) = slots.all.get_mut(index as usize) {
             *slot = value;
         }
     }
@@ -76,7 +87,7 @@ impl<T> Table<T> {
     /// Calls `f` with the object at `index`, if there is one, while the table is locked.
     pub(crate) fn with<R>(&self, index: u32, f: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        match slots.get(index as usize) {
+        match slots.all.get(index as usize) {
             Some(Slot::Used(object)) => Some(f(object)),
             _ => None,
         }
@@ -85,13 +96,13 @@ impl<T> Table<T> {
     /// Returns the object with the smallest `key`.
     pub(crate) fn least<K: Ord>(&self, key: impl Fn(&T) -> K) -> Option<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        let used = slots.iter().filter_map(Slot::object);
+        let used = slots.all.iter().filter_map(Slot::object);
         used.min_by_key(|object| key(object)).map(Arc::clone)
     }
 
     /// Returns all objects.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.iter().filter_map(Slot::object).map(Arc::clone).collect()
+        slots.all.iter().filter_map(Slot::object).map(Arc::clone).collect()
     }
 }

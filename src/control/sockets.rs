@@ -1,0 +1,296 @@
+//! The table of all sockets of control connections.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::event::Source;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Registry, Token};
+
+use super::connector::{Attempt, Connector, Outcome};
+use super::half_open::HalfOpen;
+use super::link::{Link, LinkStatus};
+use super::listener::Acceptor;
+
+/// The token by which the thread is woken.
+pub(super) const WAKER: Token = Token(0);
+/// The token of all sockets of handshakes together.
+pub(super) const HANDSHAKES: Token = Token(1);
+const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
+/// How long a closed channel waits until its peer has read what is left, and has closed too.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// One socket, or group of sockets.
+#[derive(Debug)]
+pub(super) enum Entry {
+    Listener(Acceptor),
+    HalfOpen(HalfOpen),
+    Connector(Connector),
+    Attempt(Attempt),
+    Link(Arc<Link>),
+    Lingering(Lingering),
+}
+
+/// A connection that has sent its last frame, and waits until the peer has read it and closed.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    link: Arc<Link>,
+    /// Bytes that are not sent.
+    left: usize,
+    until: Instant,
+}
+
+/// All sockets.
+pub(super) struct Sockets {
+    /// The sockets of listeners and handshakes.
+    handshakes: Poll,
+    events: Events,
+    /// The sockets of established connections. The thread waits for them.
+    established: Registry,
+    entries: HashMap<Token, Entry>,
+    timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    /// Entries to be stepped once more, after the others.
+    again: Vec<Token>,
+    /// The ready entries while they are stepped.
+    ready: Vec<Token>,
+    last: usize,
+}
+
+impl Sockets {
+    pub(super) fn new(established: Registry) -> io::Result<Self> {
+        Ok(Self {
+            handshakes: Poll::new()?,
+            events: Events::with_capacity(64),
+            established,
+            entries: HashMap::new(),
+            timers: BinaryHeap::new(),
+            again: Vec::new(),
+            ready: Vec::new(),
+            last: HANDSHAKES.0,
+        })
+    }
+
+    /// Begins or ends to wake the thread by events of handshakes.
+    pub(super) fn watch_handshakes(&self, watch: bool) -> io::Result<()> {
+        let fd = self.handshakes.as_raw_fd();
+        match watch {
+            true => self.established.register(&mut SourceFd(&fd), HANDSHAKES, Interest::READABLE),
+            false => self.established.deregister(&mut SourceFd(&fd)),
+        }
+    }
+
+    /// Steps the sockets of handshakes that are ready. Returns whether there were any.
+    pub(super) fn serve_handshakes(&mut self) -> bool {
+        // An interrupted call finds the events the next time.
+        let polled = self.handshakes.poll(&mut self.events, Some(Duration::ZERO));
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        if polled.is_ok() {
+            ready.extend(self.events.iter().map(|event| event.token()));
+        }
+        ready.append(&mut self.again);
+        ready.iter().for_each(|token| self.step(*token));
+        let any = !ready.is_empty();
+        self.ready = ready;
+        if self.next_timer().is_some() {
+            self.run_timers(Instant::now());
+        }
+        any
+    }
+
+    /// Handles an event or a timer of `token`. Neither has any other meaning than "try again".
+    pub(super) fn step(&mut self, token: Token) {
+        // Removed while it runs, since it may change the table.
+        let Some(entry) = self.entries.remove(&token) else { return };
+        let entry = match entry {
+            Entry::Listener(mut acceptor) => {
+                acceptor.on_ready(token, self);
+                Some(Entry::Listener(acceptor))
+            }
+            Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
+            Entry::Connector(connector) => connector.on_timer(token, self),
+            Entry::Attempt(attempt) => attempt.on_ready(token, self),
+            Entry::Link(link) => (link.on_ready() == LinkStatus::Open).then_some(Entry::Link(link)),
+            Entry::Lingering(lingering) => lingering.advance(token, self),
+        };
+        self.put_back(token, entry);
+    }
+
+    fn put_back(&mut self, token: Token, entry: Option<Entry>) {
+        if let Some(entry) = entry {
+            self.entries.insert(token, entry);
+        }
+    }
+
+    /// Steps the entries whose timers are due.
+    pub(super) fn run_timers(&mut self, now: Instant) {
+        while let Some(Reverse((at, token))) = self.timers.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            // An established connection has no deadline: this timer is one of its half-open time.
+            if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
+                self.step(token);
+            }
+        }
+    }
+
+    /// Returns when the next timer is due.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Returns whether an entry has to be stepped without an event.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns a token that was never used: a late event must not reach another socket.
+    pub(super) fn next_token(&mut self) -> Token {
+        self.last += 1;
+        Token(self.last)
+    }
+
+    /// Adds a socket of a handshake.
+    pub(super) fn register(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
+        self.handshakes.registry().register(source, token, BOTH)
+    }
+
+    /// Gives a socket of a handshake another token.
+    pub(super) fn reregister(&self, source: &mut impl Source, token: Token) -> io::Result<()> {
+        self.handshakes.registry().reregister(source, token, BOTH)
+    }
+
+    pub(super) fn insert(&mut self, token: Token, entry: Entry) {
+        self.entries.insert(token, entry);
+    }
+
+    /// Steps `token` once more. For an entry that stops before its socket would block: no further
+    /// event would come for the rest.
+    pub(super) fn again(&mut self, token: Token) {
+        self.again.push(token);
+    }
+
+    pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
+        self.timers.push(Reverse((at, token)));
+    }
+
+    /// Moves a connection whose handshake is over to the thread.
+    pub(super) fn hand_over(&mut self, token: Token) {
+        let Some(Entry::Link(link)) = self.entries.get(&token) else { return };
+        let moved = link.with_stream(|stream, all_sent| {
+            self.handshakes.registry().deregister(stream)?;
+            let interest = if all_sent { Interest::READABLE } else { BOTH };
+            self.established.register(stream, token, interest)
+        });
+        if let Err(e) = moved {
+            link.fail(format!("epoll_ctl failed: {e}"));
+        }
+    }
+
+    /// Closes an entry at once, with all that belongs to it.
+    pub(super) fn remove(&mut self, token: Token) {
+        match self.entries.remove(&token) {
+            Some(Entry::Listener(acceptor)) => acceptor.close(self),
+            Some(Entry::Connector(connector)) => connector.close(self),
+            Some(Entry::Link(link)) => link.abort(),
+            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(_)) | None => {}
+        }
+    }
+
+    pub(super) fn acceptor(&mut self, token: Token) -> Option<&mut Acceptor> {
+        match self.entries.get_mut(&token) {
+            Some(Entry::Listener(acceptor)) => Some(acceptor),
+            _ => None,
+        }
+    }
+
+    pub(super) fn attempt_state(&self, token: Token) -> Option<(SocketAddr, String)> {
+        match self.entries.get(&token) {
+            Some(Entry::Attempt(attempt)) => Some(attempt.describe()),
+            _ => None,
+        }
+    }
+
+    /// Passes the result of an attempt to its connector.
+    pub(super) fn attempt_ended(
+        &mut self,
+        connector: Token,
+        attempt: Token,
+        addr: SocketAddr,
+        result: Outcome,
+    ) {
+        if let Some(Entry::Connector(c)) = self.entries.remove(&connector) {
+            let entry = c.on_result(connector, attempt, addr, result, self);
+            self.put_back(connector, entry);
+        }
+    }
+
+    /// Closes a channel once all is sent and the peer has closed. A channel that is not connected
+    /// yet is closed at once.
+    pub(super) fn close(&mut self, token: Token) {
+        if let Some(Entry::Link(link)) = self.entries.remove(&token) {
+            if link.unsent() > 0 {
+                // A socket of a handshake is registered for both already, and this call fails.
+                let _ = link.with_stream(|stream, _| self.established.reregister(stream, token, BOTH));
+            }
+            let entry = self.linger(token, link);
+            self.put_back(token, entry);
+        } else {
+            self.remove(token);
+        }
+    }
+
+    /// Keeps `link` until the peer has read its last frame.
+    pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+        let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
+        lingering.advance(token, self)
+    }
+
+    /// Ends all connections: nothing serves them any more.
+    pub(super) fn fail_all(&mut self) {
+        for (_, entry) in self.entries.drain() {
+            if let Entry::Link(link) = entry {
+                link.fail("the thread of the control connections has ended".into());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sockets").field("entries", &self.entries.len()).finish_non_exhaustive()
+    }
+}
+
+impl Lingering {
+    /// Extends the time whenever the peer has read something.
+    fn advance(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
+        if self.link.discard() == LinkStatus::Closed {
+            self.link.abort();
+            return None;
+        }
+        let left = self.link.unsent();
+        if left < self.left {
+            self.left = left;
+            self.until = Instant::now() + LINGER;
+            sockets.wake_at(self.until, me);
+        }
+        if Instant::now() >= self.until {
+            self.link.abort();
+            return None;
+        }
+        Some(Entry::Lingering(self))
+    }
+}
