@@ -1,6 +1,6 @@
 //! The 32-bit immediate of an RDMA write: slot, rails of the message, size.
 
-use super::MAX_RAILS;
+use super::{MAX_RAILS, SLOTS};
 
 /// Bytes of the large unit of sizes.
 const UNIT: usize = 128;
@@ -14,8 +14,8 @@ pub struct ImmLayout {
     all: u32,
     /// Bits below `size_q`.
     low_bits: u32,
-    /// The bits that a message on one rail, with a size in the small unit, has in common with all
-    /// such messages: mask and unit.
+    /// The bits that every message on one rail has in common if its size is in the small unit: mask,
+    /// unit, and the bits of the slot that are always 0.
     fixed: u32,
 }
 
@@ -53,7 +53,7 @@ impl ImmLayout {
         }
         let rails = rails as u32;
         let low_bits = 8 + if rails <= 2 { 2 } else { rails };
-        Some(Self { all: (1 << rails) - 1, low_bits, fixed: ((1 << low_bits) - (1 << 8)) | (1 << 31) })
+        Some(Self { all: (1 << rails) - 1, low_bits, fixed: ((1 << low_bits) - SLOTS as u32) | (1 << 31) })
     }
 
     /// Returns the mask of all rails of the connection.
@@ -125,14 +125,14 @@ impl ImmLayout {
         if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
     }
 
-    /// Decodes an immediate. `None` for words that [`Self::encode`] never returns: an empty mask, a
-    /// rail that the connection does not have, a size in the wrong unit.
+    /// Decodes an immediate. `None` for words that no sender makes: an empty mask, a rail that the
+    /// connection does not have, a slot that does not exist, a size in the wrong unit.
     #[inline]
     pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
         // No rail, or one outside of the connection: the mask is in the lowest bits.
-        if mask.wrapping_sub(1) >= self.all {
+        if mask.wrapping_sub(1) >= self.all || slot as usize >= SLOTS {
             return None;
         }
         let mask = mask as u8;
@@ -250,7 +250,7 @@ mod tests {
     proptest! {
         //= protocol.md: immediate: documented bits; each word is one message or refused
         #[test]
-        fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
+        fn decode_undoes_encode(l in layout(), slot in 0..SLOTS as u8, mask: u8, bytes in size()) {
             let word = l.encode(slot, mask, l.size(bytes));
             // Rails outside of the connection do not alter other fields.
             let mask = mask & l.all_rails();
@@ -277,8 +277,25 @@ mod tests {
                     let q = word >> (8 + mask_bits);
                     let half = 1u32 << (23 - mask_bits);
                     let wrong_unit = q >= half && (q - half) < half / 128;
-                    prop_assert!(mask == 0 || mask >> rails != 0 || wrong_unit);
+                    let wrong_slot = word as u8 as usize >= SLOTS;
+                    prop_assert!(mask == 0 || mask >> rails != 0 || wrong_unit || wrong_slot);
                 }
+            }
+        }
+
+        /// The short way decodes what the general one does, and only messages on the rail.
+        #[test]
+        fn decode_whole_is_decode_for_one_rail(
+            l in layout(), rail in 0usize..8, slot: u8, mask: u8, bytes in 0usize..1 << 24, noise: u32,
+        ) {
+            let sent = l.encode(slot, mask, l.size(bytes));
+            for word in [sent, l.encode(slot % SLOTS as u8, 1 << rail, l.size(bytes)), noise] {
+                let small = |imm: &Imm| imm.mask == 1 << rail && word >> 31 == 0;
+                let expected = l.decode(word).filter(small).map(|imm| (imm.slot, imm.size.bytes().unwrap()));
+                prop_assert_eq!(l.decode_whole(word, rail), expected, "{:#x}", word);
+            }
+            if bytes < l.exact_below() && mask & l.all_rails() == mask {
+                prop_assert_eq!(l.encode_exact(slot, mask, bytes as u32), sent);
             }
         }
 

@@ -32,52 +32,34 @@ pub(crate) trait Progress {
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
-    /// Polls every CQ.
+    /// Polls the CQ of every rail.
     fn poll(&mut self) -> Fast<()> {
-        for queue in 0..self.comm().queues.len() {
-            self.poll_queue(queue)?;
-        }
-        Ok(())
+        (0..self.comm().rails.len()).try_for_each(|rail| self.poll_rail(rail).map(drop))
     }
 
-    /// Polls a CQ. Returns whether anything has completed.
+    /// Polls the CQ of a rail. Returns whether anything has completed.
     #[inline(never)]
-    fn poll_queue(&mut self, queue: usize) -> Fast<bool> {
+    fn poll_rail(&mut self, rail: usize) -> Fast<bool> {
         let mut batch = Batch::new();
-        let any = self.comm().queues.poll(queue, &mut batch)?;
+        let any = self.comm().rails[rail].cq.poll(&mut batch)?;
         if any {
-            self.handle(queue, &mut batch)?;
+            self.handle(rail, &mut batch)?;
         }
         Ok(any)
     }
 
-    /// Handles a batch of completions, and further ones if it was full.
+    /// Handles a batch of a rail's completions, and further ones if it was full.
     #[inline(always)]
-    fn handle(&mut self, queue: usize, batch: &mut Batch) -> Fast<()> {
-        match self.comm().queues.only_rail(queue) {
-            Some(rail) => self.handle_on(queue, batch, |_, _| rail),
-            None => self.handle_on(queue, batch, |comm, completion| comm.queues.rail(queue, completion)),
-        }
-    }
-
-    /// Like [`handle`](Self::handle). `rail` returns the rail of a completion.
-    #[inline(always)]
-    fn handle_on(
-        &mut self,
-        queue: usize,
-        batch: &mut Batch,
-        rail: impl Fn(&Comm, &Completion) -> usize,
-    ) -> Fast<()> {
+    fn handle(&mut self, rail: usize, batch: &mut Batch) -> Fast<()> {
         for left in (0..BATCHES).rev() {
             for completion in batch.iter() {
-                let rail = rail(self.comm(), completion);
                 if completion.status() != 0 {
                     self.comm().failed_completion(rail, completion)?;
                     continue;
                 }
                 self.completed(rail, completion)?;
             }
-            if left == 0 || !batch.is_full() || !self.comm().queues.poll(queue, batch)? {
+            if left == 0 || !batch.is_full() || !self.comm().rails[rail].cq.poll(batch)? {
                 break;
             }
         }
@@ -88,18 +70,17 @@ pub(crate) trait Progress {
     /// completed.
     fn poll_awaited(&mut self, request: Self::Request) -> Fast<bool> {
         let (mut any, mut polled) = (false, 0);
-        let (awaited, queues) = (self.awaited(request), self.comm().queues.len());
-        let begin = self.comm().queues.begin();
-        for queue in (begin..queues).chain(0..begin) {
-            if !self.comm().queues.serves(queue, awaited) {
+        let (awaited, rails, first) = (self.awaited(request), self.comm().rails.len(), self.comm().next_rail);
+        for rail in (first..rails).chain(0..first) {
+            if awaited >> rail & 1 == 0 {
                 continue;
             }
-            let found = self.poll_queue(queue)?;
+            let found = self.poll_rail(rail)?;
             any |= found;
             polled += 1;
-            // A queue that had something is likely to have more at the next call.
-            let next = if found { queue } else { (queue + 1) % queues };
-            self.comm().queues.begin_with(next);
+            // A CQ that had something is likely to have more at the next call.
+            let next = if found { rail } else { (rail + 1) % rails };
+            self.comm().next_rail = next;
             if polled == POLLED_QUEUES {
                 break;
             }
@@ -112,11 +93,11 @@ pub(crate) trait Progress {
 #[inline(always)]
 pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
     let comm = state.comm();
-    let (false, Some(only)) = (comm.is_marked(), comm.queues.only()) else {
+    let (false, [only]) = (comm.is_marked(), &*comm.rails) else {
         return progress_unusual(state, request);
     };
     let mut batch = Batch::new();
-    match only.poll(&mut batch) {
+    match only.cq.poll(&mut batch) {
         // Most polls end here.
         Ok(false) => comm.found_nothing(S::outstanding(request)),
         Ok(true) => state.handle(0, &mut batch).map_err(|e| state.comm().fail(e)),
@@ -124,7 +105,7 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
     }
 }
 
-/// Like [`progress`], for a comm with several CQs, or one that needs a closer look.
+/// Like [`progress`], for a comm of several rails, or one that needs a closer look.
 #[inline(never)]
 fn progress_unusual<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
     if state.comm().is_marked() {

@@ -112,14 +112,7 @@ impl Receives {
 
     /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
     /// more.
-    #[inline]
     pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
-        let enough = self.posted > self.low && self.posted > outstanding as isize;
-        if enough { Ok(()) } else { self.refill_if_few(outstanding, qps) }
-    }
-
-    #[cold]
-    fn refill_if_few(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
         let enough = self.posted > self.low && self.spare(outstanding) > 0;
         if enough { Ok(()) } else { Ok(self.fill(qps)?) }
     }
