@@ -15,7 +15,7 @@ use crate::proto::Mode;
 
 pub use capacity::{max_connections, speed};
 pub use plan::{Plan, Stripes, terms};
-pub use split::{HintSource, Limits, Policy, Source, weights};
+pub use split::{Cut, HintSource, Limits, Policy, Source, weights};
 
 /// How a device or a connection divides transfers among its rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
