@@ -16,7 +16,7 @@ use crate::proto::Mode;
 
 pub use capacity::{max_connections, speed};
 pub use plan::{Plan, Stripes, terms};
-pub use split::{HintSource, Limits, Policy, Source, Whole};
+pub use split::{Cut, HintSource, Limits, Policy, Source, Whole};
 pub use weights::{Followers, Weights};
 
 /// How a device or a connection divides transfers among its rails.

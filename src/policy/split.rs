@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Plan, SplitMode, Weights};
 use crate::config::Config;
-use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
+use crate::proto::{RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
 use crate::route::Class;
 
 /// The newest hint for a connection.
@@ -108,7 +108,12 @@ impl Policy {
     /// transfer goes on SOUT if SOUT may carry data, regardless of the share.
     pub fn split(&self, size: usize) -> Option<Split> {
         let mut split = Split::NONE;
-        self.cut(size, self.share(size), |_| 0, &mut split).then_some(split)
+        match self.cut(size, self.share(size), &mut split) {
+            Cut::Done => {}
+            Cut::Whole => split.whole(size, self.least_busy(|_| 0)),
+            Cut::NoRail => return None,
+        }
+        Some(split)
     }
 
     /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if at most one
@@ -144,16 +149,9 @@ impl Policy {
         (below > 1).then_some(Whole { below, rail, share })
     }
 
-    /// Cuts a transfer in place, with the result of [`share`](Self::share). `in_flight` returns the
-    /// work requests in flight on a rail. Returns `false` if no rail may carry data.
+    /// Cuts a transfer in place, with the result of [`share`](Self::share).
     #[inline(always)]
-    pub fn cut(
-        &self,
-        size: usize,
-        share: Option<u16>,
-        in_flight: impl Fn(usize) -> u32,
-        split: &mut Split,
-    ) -> bool {
+    pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> Cut {
         match (share, &self.source) {
             // Below the alignment no second rail has a part.
             (Some(sup), _) if size < self.split_min && size >= SPLIT_ALIGN => {
@@ -162,19 +160,18 @@ impl Policy {
             // There is a share only if both rails may carry data.
             (Some(sup), _) => split.cut_by_share(size, sup),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
-                let weights = weights.now();
-                if size >= self.split_min || self.available & self.available.wrapping_sub(1) == 0 {
-                    return split.cut(size, &weights, self.available);
+                if size < self.split_min && self.available & self.available.wrapping_sub(1) != 0 {
+                    return Cut::Whole;
                 }
-                split.whole(size, self.least_busy(&weights, in_flight));
+                return if split.cut(size, &weights.now(), self.available) { Cut::Done } else { Cut::NoRail };
             }
             // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {
                 split.whole(size, self.available.trailing_zeros() as usize);
             }
-            (None, _) => return false,
+            (None, _) => return Cut::NoRail,
         }
-        true
+        Cut::Done
     }
 
     /// Chooses SOUT (0) or SUP (1) for a whole transfer, by what SUP has carried of the whole
@@ -195,18 +192,31 @@ impl Policy {
 
     /// Chooses the rail on which a whole transfer is likely to end first: the one with the fewest
     /// work requests in flight in proportion to its weight. Of equal ones it is the lowest.
-    #[inline(never)]
-    fn least_busy(&self, weights: &[u16; MAX_RAILS], in_flight: impl Fn(usize) -> u32) -> usize {
-        let load = |rail| (u64::from(in_flight(rail)) + 1, u64::from(weights[rail]));
+    /// `in_flight` returns the work requests in flight on a rail.
+    pub fn least_busy(&self, in_flight: impl Fn(usize) -> u32) -> usize {
+        let weights = self.weights().map(|weights| weights.now());
+        let weight = |rail: usize| weights.map_or(1, |weights| u64::from(weights[rail]));
+        let load = |rail| (u64::from(in_flight(rail)) + 1, weight(rail));
         let mut best = self.available.trailing_zeros() as usize;
-        let (mut least, mut weight) = load(best);
+        let (mut least, mut best_weight) = load(best);
         for rail in rails(self.available).skip(1) {
-            let (requests, rail_weight) = load(rail);
-            // least / weight > requests / rail_weight
-            if least * rail_weight > requests * weight {
-                (best, least, weight) = (rail, requests, rail_weight);
+            let (requests, weight) = load(rail);
+            // least / best_weight > requests / weight
+            if least * weight > requests * best_weight {
+                (best, least, best_weight) = (rail, requests, weight);
             }
         }
         best
     }
+}
+
+/// The result of [`Policy::cut`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The split is made.
+    Done,
+    /// The transfer is too small to be split. It goes on the [least busy](Policy::least_busy) rail.
+    Whole,
+    /// No rail may carry data.
+    NoRail,
 }

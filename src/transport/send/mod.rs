@@ -13,7 +13,7 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::policy::Policy;
+use crate::policy::{Cut, Policy};
 use crate::proto::{FIFO_BYTES, RECORD_BYTES, SLOTS, Sequence, rails};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
@@ -294,11 +294,15 @@ impl SendState {
         let (place, count, target) = (found.place, found.count, found.target());
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
-        let send = &mut self.sends[usize::from(index)];
-        let in_flight = |rail: usize| self.comm.rails[rail].in_flight();
-        if !self.policy.cut(buffer.len, share, in_flight, &mut send.split) {
-            return Err(internal("the policy has no rail"));
+        match self.policy.cut(buffer.len, share, &mut self.sends[usize::from(index)].split) {
+            Cut::Done => {}
+            Cut::Whole => {
+                let rail = self.least_busy(slot);
+                self.sends[usize::from(index)].split.whole(buffer.len, rail);
+            }
+            Cut::NoRail => return Err(internal("the policy has no rail")),
         }
+        let send = &mut self.sends[usize::from(index)];
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
         (send.buffer, send.target, send.slot) = (buffer, target, slot);
@@ -317,6 +321,18 @@ impl SendState {
         self.cells.get(index).begin();
         self.in_flight += 1;
         Ok(Some(index))
+    }
+
+    /// Returns the rail for a whole send. Sends of the group that is being matched count as in
+    /// flight: they will be posted together.
+    #[inline(never)]
+    fn least_busy(&self, slot: u8) -> usize {
+        let group = &self.groups[usize::from(slot)];
+        self.policy.least_busy(|rail| {
+            let matched = rails(group.matched).map(|place| usize::from(group.sends[place]));
+            let waiting = matched.filter(|index| self.sends[*index].split.bytes(rail) > 0).count();
+            self.comm.rails[rail].in_flight() + waiting as u32
+        })
     }
 
     /// Matches a send with one of a group's several receives, and posts the group if it was the
