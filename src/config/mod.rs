@@ -23,7 +23,6 @@ use form::{
     WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
-use unsupported::without_effect;
 pub use unsupported::{Finding, nearest};
 
 use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
@@ -317,17 +316,6 @@ impl Config {
     /// With `MPIB_STRICT=1`: the same text.
     pub fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
-    }
-
-    /// Describes the settings in `env` that do not have the effect that a user expects: those out
-    /// of bounds, for which another value is used, and those without effect.
-    pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
-        let substituted = |(bad, used): &(BadSetting, String)| Finding {
-            degraded: true,
-            text: format!("{bad}; {used} is used"),
-        };
-        let substituted = self.substituted.iter().map(substituted);
-        substituted.chain(without_effect(env)).chain(self.idle()).chain(self.short_silence()).collect()
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Mutex;
 
-use super::unsupported::{self, Other};
+use super::unsupported::{self, Other, without_effect};
 use super::*;
 
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {

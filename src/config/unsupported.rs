@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use super::Config;
 use super::form::shown;
+use crate::error::BadSetting;
 
 /// The state of a feature, or the effect of a setting, that a user may have requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +129,19 @@ others! {
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
     "NCCL_MESH_DEBUG" note: "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET show what this plugin does";
     "NCCL_MESH_GID_INDEX" missed: "NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs";
+}
+
+impl Config {
+    /// Describes the settings in `env` that do not have the effect that a user expects: those out
+    /// of bounds, for which another value is used, and those without effect.
+    pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+        let substituted = |(bad, used): &(BadSetting, String)| Finding {
+            degraded: true,
+            text: format!("{bad}; {used} is used"),
+        };
+        let substituted = self.substituted.iter().map(substituted);
+        substituted.chain(without_effect(env)).chain(self.idle()).chain(self.short_silence()).collect()
+    }
 }
 
 /// Describes the variables of `env` that have no effect.
