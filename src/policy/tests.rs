@@ -210,7 +210,7 @@ fn small_transfers_are_decided_before() {
     assert_eq!(whole(shared, Source::Fixed(1024), 0), share(128, 1, 1024));
     assert_eq!(whole(shared, hint(1024), 4096), share(4097, 0, 0));
     assert_eq!(whole(shared, hint(1024), 0), None);
-    let alone = Some(Whole { below: usize::MAX, rail: 1, share: None });
+    let alone = Some(Whole { below: usize::MAX, rail: 0, share: None });
     assert_eq!(whole(Plan::Isolated(Class::Inter), Source::Fixed(341), 0), alone);
     assert_eq!(weighed(&[(1, 1), (2, 2)]).whole(), Some(Whole { below: 128, rail: 0, share: None }));
 }

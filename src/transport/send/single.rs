@@ -56,7 +56,7 @@ impl SendState {
         let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);
         let wr_id = queue.signal(Work::Data { slot }, 1);
-        write.set(local, found.remote(rail), imm, wr_id, buffer.len <= queue.inline());
+        write.set(local, found.remote(rail), imm, wr_id);
         queue.post_imm(write).map_err(Unusual::Failed)?;
         self.comm.stats.sent_whole(rail, buffer.len, self.usual.share);
         Ok(index)
