@@ -109,10 +109,11 @@ fn message() -> impl Strategy<Value = Message> {
                 prop::collection::vec(unusable_rail(), 0..4),
                 prop::collection::vec(unusable_rail(), 31..=32)
             ],
+            any::<bool>(),
         )
-            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable)| Message::Hello(
-                Hello { nonce, token, pid, host, terms, rotation, rails, unusable }
-            )),
+            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, others)| {
+                Message::Hello(Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others })
+            }),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
         Just(Message::Ready),
@@ -153,7 +154,7 @@ fn hello() -> Hello {
         why: "down".into(),
     }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable }
+    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable, others: false }
 }
 
 /// Returns the body of a message with one byte changed.

@@ -35,6 +35,8 @@ pub struct Hello {
     pub rails: Vec<RailInfo>,
     /// The unusable rails of this end, at most [`MAX_OFFERS`].
     pub unusable: Vec<UnusableRail>,
+    /// Whether the process has other ports, which a second HELLO would list.
+    pub others: bool,
 }
 
 /// A rail that cannot be used at present.
@@ -171,7 +173,9 @@ impl Hello {
         out.list(&self.unusable, MAX_OFFERS, "rails that cannot be used", |out, rail| {
             rail.write(out);
             Ok(())
-        })
+        })?;
+        out.u8(self.others.into());
+        Ok(())
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -192,6 +196,7 @@ impl Hello {
             rotation: from.u32("rotation")?,
             rails: from.list(MAX_OFFERS, "rails", RailInfo::read)?,
             unusable: from.list(MAX_OFFERS, "rails that cannot be used", UnusableRail::read)?,
+            others: from.flag("other ports")?,
         })
     }
 }

@@ -8,12 +8,13 @@
 //! first one, and all its routes are probed.
 //!
 //! With `MPIB_ROUTE=any` the first HELLOs list the requested rails alone. If none of their routes
-//! works, each end sends a second HELLO with all ports of its process, and the attempts go on.
+//! works and an end has other ports, each end sends a second HELLO with all ports of its process,
+//! and the attempts go on.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
-use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role, RoutePolicy, Terms};
+use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role, RoutePolicy};
 use crate::route::{Choice, End, Route, is_disjoint};
 
 /// The routes of one handshake.
@@ -77,19 +78,15 @@ pub(crate) struct Report {
     pub(crate) text: String,
 }
 
-/// Returns whether a first HELLO with these terms lists the requested rails alone. With the other
-/// policies the ranking needs all ports.
-fn lists_others_later(terms: &Terms) -> bool {
-    terms.route == RoutePolicy::Any && !terms.fused
-}
-
-/// Returns the first HELLO of an end whose ports are all in `all`, the requested ones first.
+/// Returns the first HELLO of an end whose ports are all in `all`, the requested ones first. It
+/// lists the requested ones alone, unless the ranking of the policy needs all.
 pub(crate) fn first_hello(all: &Hello) -> Hello {
     let mut first = all.clone();
-    if lists_others_later(&all.terms) {
+    if all.terms.route == RoutePolicy::Any {
         first.rails.retain(|rail| rail.requested);
         first.unusable.retain(|rail| rail.requested);
     }
+    first.others = first.rails.len() + first.unusable.len() < all.rails.len() + all.unusable.len();
     first
 }
 
@@ -104,7 +101,7 @@ impl Attempts {
         let Ends { connector, acceptor } = &hellos;
         let plan = Plan::new(&connector.terms, &acceptor.terms, &connector.rails, &acceptor.rails);
         let choice = plan.choose(connector.terms.route, connector, acceptor, connector.rotation);
-        let complete = ![connector, acceptor].iter().any(|hello| lists_others_later(&hello.terms));
+        let complete = !connector.others && !acceptor.others;
         let mut attempts = Self {
             role,
             hellos,
@@ -143,7 +140,7 @@ impl Attempts {
     /// The peer's second HELLO contradicts its first; no pair of rails is a route.
     pub(super) fn extend(&mut self, local: Hello, remote: Hello, peer: &str) -> Result<()> {
         let before = self.remote();
-        if remote.terms != before.terms || !remote.rails.starts_with(&before.rails) {
+        if remote.terms != before.terms || !remote.rails.starts_with(&before.rails) || remote.others {
             let what = format!("{peer} sent a second HELLO that contradicts its first one");
             return Err(Error::Protocol(what));
         }

@@ -118,6 +118,7 @@ impl Scenario {
             rotation: 0,
             rails: self.rails.local(role).iter().take(most).enumerate().map(rail).collect(),
             unusable: Vec::new(),
+            others: false,
         };
         (config, hello)
     }
