@@ -20,9 +20,14 @@ put() {
     mv -f "$2.new" "$2"
 }
 
-cargo build --locked --profile "$profile" -p nccl-net-mpib -p mpib
+cargo build --locked --profile "$profile" -p mpib
+# As a shared object alone: with the Rust library beside it, calls inside of the file would go
+# through a table.
+cargo rustc --locked --profile "$profile" -p nccl-net-mpib --lib --crate-type cdylib
 put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
 put "$out/mpib" build/mpib
 # NCCL looks for this name without NCCL_NET_PLUGIN.
 ln -sfn libnccl-net-mpib.so build/libnccl-net.so
+# RCCL looks for this name with NCCL_NET_PLUGIN=mpib.
+ln -sfn libnccl-net-mpib.so build/librccl-net-mpib.so
 crates/softverbs/build-libibverbs.sh build/softverbs "$profile"

@@ -15,6 +15,7 @@ done
 install -d "$root/lib/mpib/softverbs" "$root/bin"
 install -m 755 build/libnccl-net-mpib.so "$root/lib/libnccl-net-mpib.so"
 ln -sfn libnccl-net-mpib.so "$root/lib/libnccl-net.so"
+ln -sfn libnccl-net-mpib.so "$root/lib/librccl-net-mpib.so"
 install -m 755 build/mpib "$root/bin/mpib"
 # In a separate folder: on the default library path it would replace the real libibverbs.
 install -m 755 build/softverbs/libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so.1"

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
+use crate::policy::Followers;
 use crate::stats::Stats;
 use crate::verbs::{About, AsyncEvent, Context};
 
@@ -45,6 +46,8 @@ struct EventState {
     last: AtomicU64,
     /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
     end_comms: AtomicBool,
+    /// Weights that follow the speeds of ports.
+    followers: Followers,
     stats: Arc<Stats>,
     housekeeping: Arc<Housekeeping>,
     failed_routes: Arc<FailedRoutes>,
@@ -65,6 +68,8 @@ pub struct CommWatch {
     rails: Vec<Queues>,
     /// Why an event ended the comm, and when the event came.
     ended: OnceLock<(String, Instant)>,
+    /// An event has ended the comm, or the comm has failed: calls look closer.
+    marked: AtomicBool,
     /// Its key in the list of all comms.
     number: u64,
     all: Weak<EventState>,
@@ -92,7 +97,8 @@ impl AsyncEvents {
         failed_routes: Arc<FailedRoutes>,
     ) -> Self {
         let (comms, end_comms, last) = (Mutex::default(), AtomicBool::new(true), AtomicU64::new(0));
-        let state = EventState { comms, last, end_comms, stats, housekeeping, failed_routes };
+        let followers = Followers::default();
+        let state = EventState { comms, last, end_comms, followers, stats, housekeeping, failed_routes };
         Self { running: Mutex::default(), state: Arc::new(state) }
     }
 
@@ -117,11 +123,23 @@ impl AsyncEvents {
         Ok(thread)
     }
 
+    /// Returns the connections whose weights the events of ports renew.
+    pub fn followers(&self) -> &Followers {
+        &self.state.followers
+    }
+
     /// Begins to watch the queues of a comm, until the result is dropped.
     pub fn watch(&self, name: String, rails: Vec<Queues>) -> Arc<CommWatch> {
         let number = self.state.last.fetch_add(1, Ordering::Relaxed);
         let all = Arc::downgrade(&self.state);
-        let watch = Arc::new(CommWatch { name, rails, ended: OnceLock::new(), number, all });
+        let watch = Arc::new(CommWatch {
+            name,
+            rails,
+            ended: OnceLock::new(),
+            marked: AtomicBool::new(false),
+            number,
+            all,
+        });
         self.state.comms.lock().insert(number, Arc::downgrade(&watch));
         watch
     }
@@ -209,6 +227,7 @@ impl EventState {
             // The first event stays.
             let why = format!("{} is over, since an adapter reported: {text}", comm.name);
             let _ = comm.ended.set((why, Instant::now()));
+            comm.mark();
         }
         if !concerned.is_empty() {
             let names: Vec<_> = concerned.iter().take(NAMED).map(|c| c.name.as_str()).collect();
@@ -216,6 +235,10 @@ impl EventState {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let verb = if ends { "ends" } else { "concerns" };
             text += &format!("; it {verb} {}{more}", names.join(", "));
+        }
+        let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };
+        for (port, mbps) in changed {
+            text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
         if event.is_fatal() || event.is_link_down() {
             tracing::warn!(target: "net", "{text}");
@@ -244,10 +267,16 @@ impl Drop for CommWatch {
 }
 
 impl CommWatch {
-    /// Whether an event has ended the comm, or will when its grace period is over: one load.
+    /// Returns whether an event has ended the comm, or will when its grace period is over, or the
+    /// comm has failed: one load.
     #[inline]
     pub fn is_marked(&self) -> bool {
-        self.ended.get().is_some()
+        self.marked.load(Ordering::Acquire)
+    }
+
+    /// Marks the comm, for good.
+    pub fn mark(&self) {
+        self.marked.store(true, Ordering::Release);
     }
 
     /// Returns why an event ended the comm, once the grace period is over.

@@ -36,16 +36,20 @@ extern "C" fn in_child() {
     PARENT.store(OWNER.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Returns an error in a child of a process that has called [`watch`]. Costs one load.
-#[inline]
+/// Returns whether this process is a child of one that has called [`watch`]: one load.
+#[inline(always)]
+pub(crate) fn is_child() -> bool {
+    PARENT.load(Ordering::Relaxed) != 0
+}
+
+/// Returns an error in a child of a process that has called [`watch`].
+#[inline(always)]
 pub(crate) fn check() -> Result<()> {
-    match PARENT.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        parent => Err(refusal(parent)),
-    }
+    if is_child() { Err(refusal(PARENT.load(Ordering::Relaxed))) } else { Ok(()) }
 }
 
 #[cold]
+#[inline(never)]
 fn refusal(parent: u32) -> Error {
     Error::Usage(format!(
         "this process was forked from process {parent} after NCCL was initialised there, and has neither the plugin's threads nor \

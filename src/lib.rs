@@ -24,6 +24,7 @@ mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;
 pub mod log;
+mod nccl;
 #[forbid(unsafe_code)]
 pub mod plugin;
 #[forbid(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod process;
 pub mod proto;
 #[forbid(unsafe_code)]
 pub mod route;
+mod state_lock;
 #[forbid(unsafe_code)]
 pub mod stats;
 mod sync;

@@ -49,19 +49,29 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         event.record(&mut line);
         let file = c_string(meta.file().unwrap_or("?"));
         let number = c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0);
-        let (mut rest, mut before) = (line.0.as_str(), "");
-        loop {
-            let (piece, more) = cut(rest);
-            let after = if more.is_empty() { "" } else { " …" };
-            let text = c_string(&format!("NET/MPIB : {before}{piece}{after}"));
+        let log = |text: &str| {
+            let text = c_string(&format!("NET/MPIB : {text}"));
             logger.log(level(*meta.level()), flags(meta.target()), &file, number, &text);
-            if more.is_empty() {
-                return;
-            }
-            (rest, before) = (more, "… ");
+        };
+        let (head, mut rest) = cut(&line.0);
+        if rest.is_empty() {
+            return log(head);
+        }
+        log(&format!("{head} …"));
+        while !rest.is_empty() {
+            let (piece, more) = cut(rest);
+            log(&format!("… {piece}{}", if more.is_empty() { "" } else { " …" }));
+            rest = more;
+        }
+        // NCCL keeps the last warning as its last error: the cause, not the end of the advice.
+        if level(*meta.level()) == Level::Warn {
+            log(&format!("{AGAIN}{head} …"));
         }
     }
 }
+
+/// Begins the last line of a warning of several lines.
+const AGAIN: &str = "in short: ";
 
 /// Most bytes of a message in one line: many releases of NCCL cut a line, with their prefix, at
 /// 1023.
@@ -179,5 +189,22 @@ mod tests {
             ]
         );
         assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_NET, "NET/MPIB : log test: five".into())]);
+        the_last_line_of_a_long_warning_is_its_beginning();
+    }
+
+    /// A part of the test above: there is one logger.
+    fn the_last_line_of_a_long_warning_is_its_beginning() {
+        static LONG: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
+        install(Logger::from_fn(|level, flags, file, _, text| keep(&LONG, level, flags, file, text)));
+        let filler = "log test ".repeat(200);
+        tracing::warn!(target: "net", "the cause, {filler}and the advice of a log test");
+        tracing::info!(target: "net", "no warning, {filler}and more of a log test");
+        let seen = LONG.lock().unwrap();
+        let texts = |of: Level| -> Vec<&str> { seen.iter().filter(|s| s.0 == of).map(|s| &*s.3).collect() };
+        let [first, _, end, last] = texts(Level::Warn)[..] else { panic!("{seen:?}") };
+        assert!(first.starts_with("NET/MPIB : the cause, log test ") && first.ends_with(" …"), "{first}");
+        assert!(end.starts_with("NET/MPIB : … ") && end.ends_with("the advice of a log test"), "{end}");
+        assert_eq!(last, first.replace("NET/MPIB : ", "NET/MPIB : in short: "));
+        assert!(texts(Level::Info).last().unwrap().ends_with("and more of a log test"), "{seen:?}");
     }
 }

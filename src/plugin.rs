@@ -12,13 +12,13 @@ use nccl_net_versions::{
 use parking_lot::RwLock;
 
 use crate::async_events::EventThread;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
 use crate::device::{self, Device, Devices, Gpu, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, log, policy};
+use crate::{fork_guard, log, nccl, policy};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -49,6 +49,13 @@ fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Resu
 #[cold]
 fn reported(call: &'static str, e: &Error) -> Failure {
     e.report(call)
+}
+
+/// Reports a call in a forked child.
+#[cold]
+#[inline(never)]
+fn in_child(call: &'static str) -> Failure {
+    fork_guard::check().err().map_or(Failure::Internal, |e| reported(call, &e))
 }
 
 /// Like [`logged`], for a call that must do nothing in a forked child.
@@ -87,14 +94,16 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
-    let mut findings = config::without_effect(std::env::vars_os());
-    findings.extend(device::findings(&config, &process.devices.all()));
+    let mut findings = config.findings(std::env::vars_os());
+    let devices = process.devices.all();
+    findings.extend(device::findings(&config, &devices));
+    findings.extend(device::data_direct(&config, &devices));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.contexts())?;
-    if process.set_latest(Arc::clone(&config)) {
+    if process.set_latest(Arc::clone(&config), args.version) {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
@@ -128,15 +137,15 @@ pub(crate) fn describe(device: &Device) -> String {
 fn properties(process: &Process, dev: usize) -> Result<Properties> {
     let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
-    let first = rails().next().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let shown = device.shown().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
     // A message may go on any one rail alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
     let max_bytes = usize::try_from(whole(largest)).unwrap_or(0).max(1);
     Ok(Properties {
         name: device.name,
-        pci_path: device.pci_path,
-        guid: first.limits().guid,
+        pci_path: device.pci_path(process.expects_cards()),
+        guid: shown.limits().guid,
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
         // be registered on the others.
@@ -222,6 +231,9 @@ impl NetPlugin for Plugin {
 
     fn logger(logger: Logger) {
         log::install(logger);
+        if let Some(release) = logger.address().and_then(nccl::release) {
+            Process::global().set_release(release);
+        }
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {
@@ -229,6 +241,7 @@ impl NetPlugin for Plugin {
     }
 
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {
+        Process::global().set_table(args.version);
         // Only these tables bring a callback, and handles for its events.
         if args.version >= 10 {
             let mut settings = ctx.settings.write();
@@ -324,6 +337,11 @@ impl NetPlugin for Plugin {
     }
 
     #[inline(always)]
+    fn may_send(comm: &SendComm) -> bool {
+        fork_guard::is_child() || comm.may_send()
+    }
+
+    #[inline(always)]
     fn isend<'a>(
         comm: &'a SendComm,
         buffer: Buffer,
@@ -331,8 +349,8 @@ impl NetPlugin for Plugin {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        if let Err(e) = fork_guard::check() {
-            return Err(reported("isend", &e));
+        if fork_guard::is_child() {
+            return Err(in_child("isend"));
         }
         logged("isend", comm.send(buffer, tag, mr, profiler))
     }
@@ -343,8 +361,8 @@ impl NetPlugin for Plugin {
         buffers: &[RecvBuffer<'_, Self>],
         optional_completion: bool,
     ) -> Result<Option<&'a Tagged<Request>>, Failure> {
-        if let Err(e) = fork_guard::check() {
-            return Err(reported("irecv", &e));
+        if fork_guard::is_child() {
+            return Err(in_child("irecv"));
         }
         logged(
             "irecv",
@@ -363,13 +381,16 @@ impl NetPlugin for Plugin {
     }
 
     #[inline(always)]
+    fn collect(request: &Request) -> Option<c_int> {
+        if fork_guard::is_child() { None } else { request.collect_one() }
+    }
+
+    #[inline(always)]
     fn test(request: &Request, sizes: &mut Sizes) -> Result<bool, Failure> {
-        if fork_guard::check().is_ok()
-            && let Some(size) = request.finished()
-        {
-            return sizes.set(0, size).map(|()| true);
+        if fork_guard::is_child() {
+            return Err(in_child("test"));
         }
-        here("test", || request.test(sizes))
+        logged("test", request.test(sizes))
     }
 
     fn close_send(comm: SendComm) -> Result<(), Failure> {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::net::IpAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -49,6 +49,10 @@ pub struct Process {
     pub profiler_seen: Arc<AtomicBool>,
     /// The settings of the latest init.
     latest: RwLock<Option<Arc<Config>>>,
+    /// The version of the table whose init was the latest.
+    table: AtomicU32,
+    /// The release of NCCL, as `ncclGetVersion` reports it; 0 if it is not known.
+    release: AtomicU32,
 }
 
 impl Process {
@@ -72,6 +76,8 @@ impl Process {
             begun: ConnectionCounts::default(),
             profiler_seen: Arc::default(),
             latest: RwLock::default(),
+            table: AtomicU32::new(0),
+            release: AtomicU32::new(0),
         })
     }
 
@@ -87,8 +93,32 @@ impl Process {
         self.latest.read().clone()
     }
 
-    /// Stores the settings of an init. Returns `true` for the first one.
-    pub(crate) fn set_latest(&self, config: Arc<Config>) -> bool {
+    /// Returns whether this NCCL expects ports of one card to have one PCI path, as its own
+    /// transport has it. NCCL 2.24 to 2.26, by tables v9 and v10, compare all but the last digit of
+    /// the paths to find ports of one card, and use no device made of ports with one path.
+    pub fn expects_cards(&self) -> bool {
+        const FIRST_OF_V10: u32 = 22700;
+        match self.table.load(Ordering::Relaxed) {
+            9 => false,
+            10 => self.release.load(Ordering::Relaxed) >= FIRST_OF_V10,
+            _ => true,
+        }
+    }
+
+    /// Stores the release of NCCL.
+    pub(crate) fn set_release(&self, release: u32) {
+        self.release.store(release, Ordering::Relaxed);
+    }
+
+    /// Stores the version of the table whose init is the latest.
+    pub(crate) fn set_table(&self, version: u32) {
+        self.table.store(version, Ordering::Relaxed);
+    }
+
+    /// Stores the settings of an init by the table with this version. Returns `true` for the first
+    /// one.
+    pub(crate) fn set_latest(&self, config: Arc<Config>, table: u32) -> bool {
+        self.set_table(table);
         self.latest.write().replace(config).is_none()
     }
 }

@@ -76,6 +76,21 @@ pub struct Counters {
     _taken: Option<ConnectionEntry>,
 }
 
+/// Counts the sends that wait for the peer. NCCL's progress thread alone calls isend, so there is
+/// one writer without the lock, too.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits(Option<&'static Entry>);
+
+impl Waits {
+    /// Counts a call.
+    #[inline(always)]
+    pub fn no_receive(self) {
+        if let Some(entry) = self.0 {
+            entry.wait_for_peer();
+        }
+    }
+}
+
 impl Counters {
     /// Begins to count. `rails` has the role, and HCA and port, of each rail. `elsewhere`: NCCL did
     /// not request one of the rails.
@@ -123,20 +138,59 @@ impl Counters {
     /// Counts a completed request of so many messages with so many bytes in all.
     #[inline]
     pub fn done(&self, messages: usize, bytes: usize) {
-        self.entry.iter().for_each(|entry| entry.done(messages, bytes));
+        if let Some(entry) = self.entry {
+            entry.done(messages, bytes);
+        }
     }
 
     /// Counts a send that returns no request since the peer has posted no receive.
     #[inline]
     pub fn no_receive<T>(&self) -> Option<T> {
-        self.entry.iter().for_each(|entry| entry.wait_for_peer());
+        self.waits().no_receive();
         None
+    }
+
+    /// Returns the counter of [`no_receive`](Self::no_receive), for use without the lock.
+    pub fn waits(&self) -> Waits {
+        Waits(self.entry)
+    }
+
+    /// Counts a usual send: a message that is one work request on one rail.
+    #[inline(always)]
+    pub fn sent_whole(&self, rail: usize, bytes: usize, share: Option<u16>) {
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted(1, 1, bytes);
+            entry.request();
+            if let Some(share) = share {
+                entry.share(share);
+            }
+        }
+    }
+
+    /// Counts a usual receive: its CTS write is a work request.
+    #[inline(always)]
+    pub fn offered(&self, rail: usize) {
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted_bare();
+            entry.request();
+        }
+    }
+
+    /// Counts a message that arrived on one rail and completes its request.
+    #[inline(always)]
+    pub fn arrived_whole(&self, rail: usize, bytes: usize) {
+        if let Some(entry) = self.entry {
+            entry.rail(rail).arrived();
+            entry.done(1, bytes);
+        }
     }
 
     /// Counts a call that returns no request since a queue is full.
     #[inline]
     pub fn no_room<T>(&self) -> Option<T> {
-        self.entry.iter().for_each(|entry| entry.wait_for_queue());
+        if let Some(entry) = self.entry {
+            entry.wait_for_queue();
+        }
         None
     }
 
@@ -144,36 +198,48 @@ impl Counters {
     /// total.
     #[inline]
     pub fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
-        self.entry.iter().for_each(|entry| entry.rail(rail).posted(work_requests, parts, bytes));
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted(work_requests, parts, bytes);
+        }
     }
 
     /// Counts a posted work request that carries no part of a message.
     #[inline]
     pub fn posted_bare(&self, rail: usize) {
-        self.entry.iter().for_each(|entry| entry.rail(rail).posted_bare());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted_bare();
+        }
     }
 
     /// Counts completed work requests of a rail.
     #[inline]
     pub fn completed(&self, rail: usize, work_requests: u32) {
-        self.entry.iter().for_each(|entry| entry.rail(rail).completed(work_requests));
+        if let Some(entry) = self.entry {
+            entry.rail(rail).completed(work_requests);
+        }
     }
 
     /// Counts a message, or a part of one, that arrived on a rail.
     #[inline]
     pub fn arrived(&self, rail: usize) {
-        self.entry.iter().for_each(|entry| entry.rail(rail).arrived());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).arrived();
+        }
     }
 
     /// Counts a completion with an error.
     #[cold]
     pub fn rail_error(&self, rail: usize) {
-        self.entry.iter().for_each(|entry| entry.rail(rail).error());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).error();
+        }
     }
 
     /// Records why a call failed, and with it the connection.
     #[cold]
     pub fn failure(&self, why: &Error) {
-        self.entry.iter().for_each(|entry| entry.failure(&why.to_string()));
+        if let Some(entry) = self.entry {
+            entry.failure(&why.to_string());
+        }
     }
 }

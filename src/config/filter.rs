@@ -174,6 +174,12 @@ impl HcaFilter {
         item.map_or((None, None), |i| (i.rail, i.plane))
     }
 
+    /// Returns the items that select none of these ports.
+    pub fn unmatched(&self, ports: &[(&str, u8)]) -> Vec<&HcaName> {
+        let missed = |i: &&HcaItem| !ports.iter().any(|(name, port)| self.hits(i, name, *port));
+        self.0.items.iter().filter(missed).map(|i| &i.hca).collect()
+    }
+
     fn hits(&self, item: &HcaItem, name: &str, port: u8) -> bool {
         self.0.same(&item.hca.name, name) && item.hca.port.is_none_or(|p| p == port)
     }

@@ -32,6 +32,11 @@ pub(super) trait Form {
     fn expected(&self) -> String;
     /// Writes the value as a user would.
     fn show(&self, value: &Self::Value) -> String;
+    /// Returns the value that is used, with a warning, for a text that does not parse. `None`: the
+    /// text is an error.
+    fn substitute(&self, _text: &str) -> Option<Self::Value> {
+        None
+    }
 }
 
 /// Parses the text of one variable.
@@ -41,6 +46,13 @@ pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> 
         let found = shown(&text.to_string_lossy());
         BadSetting { variable, found, expected: form.expected() + ", or unset" }
     })
+}
+
+/// Returns the value that is used for a text that does not parse, and how a warning names it.
+pub(super) fn substitute<F: Form>(form: &F, text: &OsStr) -> Option<(F::Value, String)> {
+    let value = form.substitute(text.to_str()?.trim())?;
+    let shown = form.show(&value);
+    Some((value, shown))
 }
 
 /// The header of the manual's table.
@@ -119,6 +131,33 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
     }
     fn show(&self, value: &T) -> String {
         value.to_string()
+    }
+}
+
+/// A whole number within bounds. The largest one is used, with a warning, for any number out of
+/// bounds: verbs keeps a few bits of such a number, or takes 0 for no limit.
+#[derive(Debug)]
+pub(super) struct WholeOrLargest<T>(Whole<T>);
+
+impl<T> WholeOrLargest<T> {
+    pub(super) const fn new(low: T, high: T) -> Self {
+        Self(Whole::new(low, high))
+    }
+}
+
+impl<T: TryFrom<u64> + PartialOrd + Display + Copy> Form for WholeOrLargest<T> {
+    type Value = T;
+    fn parse(&self, text: &str) -> Option<T> {
+        self.0.parse(text)
+    }
+    fn expected(&self) -> String {
+        self.0.expected()
+    }
+    fn show(&self, value: &T) -> String {
+        self.0.show(value)
+    }
+    fn substitute(&self, text: &str) -> Option<T> {
+        number(text).map(|_| self.0.high)
     }
 }
 

@@ -8,6 +8,8 @@
 mod address;
 mod filter;
 mod form;
+mod profile;
+mod retries;
 mod unsupported;
 
 use std::ffi::{OsStr, OsString};
@@ -18,9 +20,10 @@ pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
     AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
-    WholeOrUnset,
+    WholeOrLargest, WholeOrUnset,
 };
-pub use unsupported::{Finding, without_effect};
+pub use retries::RetryTime;
+pub use unsupported::{Finding, nearest};
 
 use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
 
@@ -36,11 +39,13 @@ macro_rules! settings {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Config {
             $($(#[doc = $doc])+ pub $field: $ty,)*
+            /// Settings that are out of bounds, each with the value that is used in its place.
+            pub substituted: Vec<(BadSetting, String)>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* }
+                Self { $($field: $default,)* substituted: Vec::new() }
             }
         }
 
@@ -60,9 +65,18 @@ macro_rules! settings {
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
                         Ok(value) => config.$field = value,
-                        Err(e) => bad.push(e),
+                        Err(e) => match form::substitute(&$form, &text) {
+                            Some((value, used)) => {
+                                config.$field = value;
+                                config.substituted.push((e, used));
+                            }
+                            None => bad.push(e),
+                        },
                     }
                 })*
+                if config.strict {
+                    bad.extend(config.substituted.drain(..).map(|(e, _)| e));
+                }
                 if bad.is_empty() {
                     bad = config.contradictions();
                 }
@@ -149,6 +163,10 @@ settings! {
     /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
     /// adapters differently then number them alike. 0: the order of the verbs library.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
+    /// 1: a virtual function shows NCCL the PCI path of its physical one, whose link it shares. 0:
+    /// its own. See [fused-devices.md](fused-devices.md#properties-that-nccl-sees).
+    merge_vfs: bool = true, "NCCL_IB_MERGE_VFS", Flag,
+        differs: "the kernel's link physfn names the physical function; net_ib takes all devices of a bus for one card";
     /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
     /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the
@@ -188,11 +206,13 @@ settings! {
     /// have it, else 1.
     roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
         differs: "unset is both, not 2";
-    /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power.
-    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31),
-        differs: "0 (no timeout) is refused";
+    /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power. Adapters may wait up to
+    /// four times as long, see [reach.md](reach.md#how-long-adapters-try).
+    timeout: u8 = 20, "NCCL_IB_TIMEOUT", WholeOrLargest::<u8>::new(1, 31),
+        differs: "31, with a warning, for 0 (no timeout) and above 31";
     /// Retransmissions of an unacknowledged packet.
-    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7);
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", WholeOrLargest::<u8>::new(0, 7),
+        differs: "7, with a warning, for more than 7";
     /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1.
     pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
     /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. -1:
@@ -240,14 +260,18 @@ settings! {
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// How long a peer's host may be silent on the control connection, in ms. Then the connection
-    /// fails, even if its rails work. Adapters give up on a peer after about 35 s
-    /// (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
-    peer_timeout: Duration = Duration::from_secs(60), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
+    /// fails, even if its rails work. The default is longer than adapters may take to give up on a
+    /// peer, see [reach.md](reach.md#how-long-adapters-try).
+    peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
     /// verbs library supports it. Adapters without support ignore it.
     relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
+    /// What is logged of an adapter's Data Direct interface, which this plugin does not use. 0: one
+    /// line at INFO. 1, 2: a warning.
+    data_direct: u8 = 1, "NCCL_IB_DATA_DIRECT", Whole::<u8>::new(0, 2),
+        differs: "the interface is never used";
     /// Makes received data visible to the GPU by a read on each rail in iflush. Unset: for GPU
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).

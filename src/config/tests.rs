@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Mutex;
 
-use super::unsupported::{self, Other};
+use super::unsupported::{self, Other, without_effect};
 use super::*;
 
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {
@@ -42,6 +42,7 @@ fn every_variable_is_read() {
         ("NCCL_SOCKET_FAMILY", "AF_INET6"),
         ("NCCL_IB_HCA", "^mlx5_3:1"),
         ("NCCL_IB_DEVICE_PCI_ORDER", "0"),
+        ("NCCL_IB_MERGE_VFS", "0"),
         ("NCCL_IB_MERGE_NICS", "0"),
         ("MPIB_RAIL_SPEED", "mlx5_0:400000,mlx5_1:2:1"),
         ("NCCL_IB_QPS_PER_CONNECTION", "128"),
@@ -70,6 +71,7 @@ fn every_variable_is_read() {
         ("MPIB_PEER_TIMEOUT_MS", "1000"),
         ("MPIB_PROBE_TIMEOUT_MS", "1"),
         ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
+        ("NCCL_IB_DATA_DIRECT", "2"),
         ("MPIB_FLUSH", "1"),
         ("MPIB_SRQ_LOW", "1"),
         ("MPIB_SRQ_HIGH", "2"),
@@ -137,6 +139,7 @@ fn bounds_are_exact() {
         ("MPIB_SUP_QP", "0", "33"),
         ("MPIB_STRICT", "-1", "2"),
         ("NCCL_IB_DEVICE_PCI_ORDER", "-1", "2"),
+        ("NCCL_IB_MERGE_VFS", "-1", "2"),
         ("NCCL_IB_MERGE_NICS", "-1", "2"),
         ("NCCL_IB_QPS_PER_CONNECTION", "0", "129"),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", "-1", "2"),
@@ -144,8 +147,8 @@ fn bounds_are_exact() {
         ("NCCL_IB_AR_THRESHOLD", "-1", "1073741825"),
         ("NCCL_IB_GID_INDEX", "-2", "256"),
         ("NCCL_IB_ROCE_VERSION_NUM", "0", "3"),
-        ("NCCL_IB_TIMEOUT", "0", "32"),
-        ("NCCL_IB_RETRY_CNT", "-1", "8"),
+        ("NCCL_IB_TIMEOUT", "-1", "32s"),
+        ("NCCL_IB_RETRY_CNT", "-1", "8x"),
         ("NCCL_IB_PKEY", "-1", "65536"),
         ("NCCL_IB_SL", "-2", "16"),
         ("NCCL_IB_TC", "-2", "256"),
@@ -157,6 +160,7 @@ fn bounds_are_exact() {
         ("MPIB_CONNECT_TIMEOUT_MS", "0", "3600001"),
         ("MPIB_PEER_TIMEOUT_MS", "999", "3600001"),
         ("MPIB_PROBE_TIMEOUT_MS", "0", "3600001"),
+        ("NCCL_IB_DATA_DIRECT", "-1", "3"),
         ("MPIB_SRQ_LOW", "0", "32768"),
         ("MPIB_SRQ_HIGH", "1", "32769"),
         ("MPIB_CTS_SIGNAL_INTERVAL", "0", "257"),
@@ -170,6 +174,36 @@ fn bounds_are_exact() {
             assert_eq!(bad(&[(variable, text)])[0].variable, variable, "{text}");
         }
     }
+}
+
+/// Launch scripts have such values, with which NCCL's own transport runs.
+//= configuration.md: NCCL_IB_RETRY_CNT
+//= configuration.md: NCCL_IB_TIMEOUT
+#[test]
+fn retries_and_timeouts_out_of_bounds_are_cut_with_a_warning() {
+    for (variable, text, used, bounds) in [
+        ("NCCL_IB_RETRY_CNT", "8", 7, "0 to 7"),
+        ("NCCL_IB_RETRY_CNT", "15", 7, "0 to 7"),
+        ("NCCL_IB_RETRY_CNT", "300", 7, "0 to 7"),
+        ("NCCL_IB_TIMEOUT", "0", 31, "1 to 31"),
+        ("NCCL_IB_TIMEOUT", " 0x20", 31, "1 to 31"),
+    ] {
+        let config = read(&[(variable, text)]).unwrap();
+        assert_eq!(if used == 7 { config.retry_cnt } else { config.timeout }, used, "{variable}={text}");
+        let mut found = config.findings(std::iter::empty());
+        // An adapter that never gives up is another finding.
+        found.retain(|finding| finding.degraded);
+        let expected =
+            format!("{variable}={text:?}: expected a whole number from {bounds}, or unset; {used} is used");
+        assert_eq!(found, [Finding { degraded: true, text: expected }]);
+        let strict = bad(&[(variable, text), ("MPIB_STRICT", "1")]);
+        assert_eq!((strict.len(), strict[0].variable), (1, variable));
+        assert!(strict[0].expected.ends_with(&format!("{bounds}, or unset")), "{}", strict[0]);
+    }
+    let within = read(&[("NCCL_IB_RETRY_CNT", "0"), ("NCCL_IB_TIMEOUT", "1")]).unwrap();
+    assert_eq!(within.findings(std::iter::empty()), []);
+    let within = read(&[("NCCL_IB_RETRY_CNT", "7"), ("NCCL_IB_TIMEOUT", "31")]).unwrap();
+    assert_eq!((within.retry_cnt, within.timeout, within.substituted), (7, 31, Vec::new()));
 }
 
 #[test]
@@ -263,7 +297,8 @@ fn the_manual_has_every_variable_without_effect() {
 #[test]
 fn each_variable_of_nccls_transport_is_either_read_or_explained() {
     let read = Config::VARIABLES.iter().filter(|v| v.starts_with("NCCL_IB_"));
-    let mut all: Vec<&str> = read.copied().chain(unsupported::OTHERS.iter().map(|o| o.variable)).collect();
+    let others = unsupported::OTHERS.iter().map(|o| o.variable).filter(|v| v.starts_with("NCCL_IB_"));
+    let mut all: Vec<&str> = read.copied().chain(others).collect();
     all.sort_unstable();
     assert_eq!(all, unsupported::NCCL_IB, "a setting is none of OTHERS");
 }

@@ -1,10 +1,11 @@
-//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport that this
-//! plugin does not read, and unknown names. They are logged.
+//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport and of the
+//! NCCL mesh plugin that this plugin does not read, and unknown names. They are logged.
 
 use std::ffi::OsString;
 
 use super::Config;
 use super::form::shown;
+use crate::error::BadSetting;
 
 /// The state of a feature, or the effect of a setting, that a user may have requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,11 +102,9 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
-    "NCCL_IB_DATA_DIRECT" ["0"] note: "the plugin uses the listed adapters, never a Data Direct function";
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
-    "NCCL_IB_EVENT_BASED_LB" ["0"] missed: "the split does not follow changes of the ports' speeds; see MPIB_MODE";
-    "NCCL_IB_EVENT_BASED_LB_REMOTE" note: "the split does not follow changes of the ports' speeds";
-    "NCCL_IB_MERGE_VFS" ["0"] note: "each function of an adapter shows its own PCI path";
+    "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow the speeds of this end's ports";
+    "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
     "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed follows from the link width and speed that ibv_query_port returns";
@@ -128,14 +127,30 @@ others! {
     "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always logged";
     "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
+    "NCCL_MESH_DEBUG" note: "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET show what this plugin does";
+    "NCCL_MESH_GID_INDEX" missed: "NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs";
+}
+
+impl Config {
+    /// Describes the settings in `env` that do not have the effect that a user expects: those out
+    /// of bounds, for which another value is used, and those without effect.
+    pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+        let substituted = |(bad, used): &(BadSetting, String)| Finding {
+            degraded: true,
+            text: format!("{bad}; {used} is used"),
+        };
+        let substituted = self.substituted.iter().map(substituted);
+        substituted.chain(without_effect(env)).chain(self.idle()).chain(self.short_silence()).collect()
+    }
 }
 
 /// Describes the variables of `env` that have no effect.
-pub fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+pub(super) fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
     let mut found: Vec<_> = env
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter(|(name, value)| {
-            name.starts_with("MPIB_") || name.starts_with("NCCL_IB_") && !value.is_empty()
+            let of_nccl = name.starts_with("NCCL_IB_") || OTHERS.iter().any(|o| o.variable == name.as_str());
+            name.starts_with("MPIB_") || of_nccl && !value.is_empty()
         })
         .filter(|(name, _)| !Config::VARIABLES.contains(&name.as_str()))
         .collect();
@@ -154,7 +169,7 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
         let text = format!(
             "{name_shown}={} has no effect: {whose}; the nearest name is {}",
             shown(value),
-            nearest(name)
+            nearest(name, Config::VARIABLES).unwrap_or_default()
         );
         return Some(Finding { degraded: true, text });
     };
@@ -167,10 +182,9 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
     })
 }
 
-/// Returns the setting that an unknown name most likely means.
-fn nearest(name: &str) -> &'static str {
-    let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
-    Config::VARIABLES.iter().min_by_key(distance).copied().unwrap_or_default()
+/// Returns the one of `known` that an unknown name most likely means.
+pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, name)).copied()
 }
 
 /// Makes the second table in `docs/guide/configuration.md`.

@@ -17,7 +17,7 @@ use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Cq, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;
@@ -318,7 +318,7 @@ impl LocalRoute {
         let agreed = if requested { self.ece(with.settings)? } else { None };
         let queue =
             |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
-        let send_queues: Box<[_]> =
+        let send_queues: SendQueues =
             self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
         let flush = self.flush.map(|qp| {
             let own = qp.number();

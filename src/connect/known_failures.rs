@@ -125,7 +125,8 @@ impl KnownFailures {
         if route.one_subnet || local.port.link != LinkLayer::Ethernet {
             return None;
         }
-        unrouted(local.gids.get(*route.addrs.local(role))?, self.peer_gid(role, route)?)
+        let (gid, interface) = local.interface(*route.addrs.local(role))?;
+        unrouted(gid, interface, self.peer_gid(role, route)?)
     }
 
     fn peer_gid(&self, role: Role, route: &Route) -> Option<[u8; 16]> {

@@ -55,7 +55,7 @@ pub(crate) fn prepare(
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
     let networks = process.control.interfaces()?;
-    let rails = usable.iter().map(|local| local.info(&networks)).collect::<Result<_>>()?;
+    let rails = usable.iter_mut().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
     let (pid, host) = (std::process::id(), host_name());
     let hello = Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others: false };

@@ -30,8 +30,7 @@ use crate::error::{Error, Result};
 use crate::policy::{HintSource, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::transport::Settings;
-use crate::transport::recv::RecvComm;
-use crate::transport::send::SendComm;
+use crate::transport::{RecvComm, SendComm};
 
 /// A connection attempt between two calls of `connect`.
 #[derive(Debug)]
@@ -86,6 +85,9 @@ impl PendingConnects {
         let hints = flow.map(|flow| Box::new(flow) as Box<dyn HintSource>);
         let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
         let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
+        if let Some(weights) = policy.weights() {
+            settings.process.events.followers().add(weights, comm.nics(), speeds);
+        }
         Ok(Some(SendComm::new(comm, policy, settings)))
     }
 

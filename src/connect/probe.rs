@@ -1,6 +1,7 @@
 //! The probes of a handshake. A route works if a write of a full packet completes on each of its
-//! queue pairs. It can flush if a read completes on the queue pair for flushes. An empty write precedes them on the first
-//! queue pair: it distinguishes a route that loses only long packets from one that loses all.
+//! queue pairs. It can flush if a read completes on the queue pair for flushes. An empty write
+//! precedes them on the first queue pair: it distinguishes a route that loses only long packets from
+//! one that loses all.
 
 use crate::connect::endpoint::Endpoint;
 use crate::connect::loopback::keep_without_flush;
@@ -86,9 +87,9 @@ impl ProbeRun {
             if probes.writes > 0 {
                 return Err(Error::Peer(late.into()));
             }
-            give_up_flush(settings, rail, late)?;
             probes.reads = 0;
-            // A provider may have left a completion of the queue pair that is destroyed now.
+            give_up_flush(settings, rail, late)?;
+            // Removes what the destroyed queue pair may have left.
             poll(settings, i, rail, probes)
         });
     }
@@ -163,7 +164,11 @@ fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> 
     let mut batch = Batch::new();
     rail.cq.poll(&mut batch).map_err(|e| *e)?;
     for completion in batch.iter() {
-        if receives::is_flushed(completion) {
+        let qpn = completion.qpn();
+        let is_data = rail.send_queues.iter().any(|queue| queue.number() == qpn);
+        let is_stale = !is_data && rail.no_flush.is_some();
+        // Some providers keep completions of a queue pair that is destroyed.
+        if is_stale || receives::is_flushed(completion) {
             continue;
         }
         if completion.status() != 0 {
@@ -175,7 +180,7 @@ fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> 
                 e => return Err(e),
             }
         }
-        let (qpn, id) = (completion.qpn(), completion.wr_id());
+        let id = completion.wr_id();
         if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
             rail.send_queues[at].sent(id).map_err(|e| *e)?;
             probes.writes -= 1;
@@ -183,7 +188,7 @@ fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> 
         } else if let Some(queue) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
             queue.sent(id).map_err(|e| *e)?;
             probes.reads -= 1;
-        } else if rail.no_flush.is_none() {
+        } else {
             return Err(Error::Internal(format!(
                 "a probe completed on queue pair {qpn}, which does not belong to its rail"
             )));

@@ -7,12 +7,12 @@ use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
 use crate::transport::recv::receives::slots_per_queue;
 
-/// Work requests of 256 groups: a write and the signaled write on each rail.
+/// Work requests of all groups in flight: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
 /// Receives that a rail may need: a slot takes one. Twice as many are refilled in batches.
 const SRQ_DEPTH: u32 = 2 * SLOTS as u32;
-/// CTS writes for 256 groups.
-const CTS_DEPTH: u32 = SLOTS as u32;
+/// CTS writes for four times the groups in flight: one in 128 is signaled, twice per queue.
+const CTS_DEPTH: u32 = 4 * SLOTS as u32;
 /// One read for each flush.
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group.

@@ -20,7 +20,7 @@ pub(crate) fn check_distance(settings: &Settings, requested: &[Arc<Nic>], used: 
     for nic in others.filter(|nic| nic.takes_gpu_memory()) {
         let Some(place) = nic.place() else { continue };
         let places: Vec<_> = requested.iter().filter_map(|r| Some((r, r.place()?))).collect();
-        let is_near = places.iter().any(|(_, other)| !place.is_away_from(other));
+        let is_near = places.iter().any(|(_, other)| place.away_from(other).is_none());
         let Some((other, there)) = places.first().filter(|_| !is_near) else { continue };
         let (name, other) = (nic.name(), other.name());
         let what = format!(

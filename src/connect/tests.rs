@@ -205,7 +205,7 @@ fn two_processes_in_one_connect_and_share_nothing() {
         let (process, config) = (Process::new(), Arc::new(Config::read(var).unwrap()));
         let hold = process.devices.open(&config).unwrap();
         let events = process.events.start(&config, || process.devices.contexts()).unwrap();
-        assert!(process.set_latest(Arc::clone(&config)), "the first init of this process");
+        assert!(process.set_latest(Arc::clone(&config), 12), "the first init of this process");
         (Arc::new(Settings::new(Arc::clone(&process), config, None, None)), hold, events, process)
     };
     let last = format!("={}", names[1]);

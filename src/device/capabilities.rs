@@ -25,6 +25,25 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     ]
 }
 
+/// Describes each adapter of the devices with a Data Direct interface, which is not used.
+pub fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> {
+    let mut found: Vec<(usize, Finding)> = Vec::new();
+    for nic in devices.iter().flat_map(|device| &device.rails) {
+        let context = nic.pd().context();
+        if found.iter().any(|(id, _)| *id == context.id()) {
+            continue;
+        }
+        let Some(path) = context.data_direct() else { continue };
+        let text = format!(
+            "{}: its Data Direct interface {path} is not used: GPU memory goes through the adapter's own PCI function, which may be \
+             slower. NCCL's own transport uses the interface; NCCL_IB_DATA_DIRECT=0 says that it is not wanted",
+            context.name()
+        );
+        found.push((context.id(), Finding { degraded: config.data_direct != 0, text }));
+    }
+    found.into_iter().map(|(_, finding)| finding).collect()
+}
+
 /// Ports or adapters that either all have a feature, or all lack it for the same reason.
 #[derive(Debug)]
 pub struct Answer {
@@ -82,11 +101,14 @@ fn grouped(
 fn gpu(found: Gpu, by_file: bool) -> Finding {
     let text = match found {
         Gpu::Direct(_) => format!("GPUDirect RDMA is on: {found}"),
-        Gpu::NoModule if by_file => format!("GPUDirect RDMA is by DMA-BUF only: {found}"),
-        Gpu::NoModule => format!("GPUDirect RDMA is off, GPU memory is copied through the host: {found}"),
-        Gpu::NoDriver => "GPUDirect RDMA is off: no NVIDIA driver is loaded (no /sys/module/nvidia)".into(),
+        Gpu::NoModule(_) if by_file => format!("GPUDirect RDMA is by DMA-BUF only: {found}"),
+        Gpu::NoModule(_) => format!("GPUDirect RDMA is off, GPU memory is copied through the host: {found}"),
+        Gpu::NoDriver => {
+            "GPUDirect RDMA is off: no GPU's driver is loaded (no /sys/module/nvidia, no /sys/module/amdgpu)"
+                .into()
+        }
     };
-    Finding { degraded: found == Gpu::NoModule && !by_file, text }
+    Finding { degraded: matches!(found, Gpu::NoModule(_)) && !by_file, text }
 }
 
 fn ordering(config: &Config, can: bool) -> Finding {
@@ -118,12 +140,13 @@ fn flush(config: &Config) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::gpu::NVIDIA;
 
     #[test]
     fn only_what_somebody_misses_is_lost() {
         for by_file in [false, true] {
             assert!(!gpu(Gpu::Direct("module/nvidia_peermem/version"), by_file).degraded);
-            assert_eq!(gpu(Gpu::NoModule, by_file).degraded, !by_file);
+            assert_eq!(gpu(Gpu::NoModule(&NVIDIA), by_file).degraded, !by_file);
             assert!(!gpu(Gpu::NoDriver, by_file).degraded);
         }
     }

@@ -8,12 +8,13 @@ use parking_lot::Mutex;
 use super::discovery::{self, Adapter, Seen};
 use super::gid::Wanted;
 use super::mr_cache::Registrations;
-use super::net_device::{Device, leak};
+use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
 use super::pci;
 use super::selection::{self, Plan};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::proto::{Mode, SHARE_ONE};
 use crate::verbs::Pd;
 use crate::warned::{Subject, Warned};
 
@@ -37,23 +38,56 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
     }
     let plans = selection::plan(config, &seen.found)?;
     let left_out = selection::left_out(config, &seen.found);
+    if let Some(unknown) = left_out.unknown_text() {
+        degraded(config, unknown)?;
+    }
     if let Some(lost) = left_out.lost_text() {
         degraded(config, lost)?;
     }
     if let Some(idle) = left_out.idle_text() {
         tracing::info!(target: "init", "{idle}");
     }
-    build(config, plans, &seen)
+    let devices = build(config, plans, &seen)?;
+    for text in devices.iter().filter_map(rails_apart) {
+        tracing::warn!(target: "init", "{text}");
+    }
+    Ok(devices)
+}
+
+/// Returns the rail of SOUT and SUP that carries most data, as far as the settings say it. In
+/// vanilla mode that is SUP, which carries all data within an island.
+fn data_rail(config: &Config) -> usize {
+    const SUP: usize = 1;
+    match (config.sup_share, config.mode) {
+        (Some(share), _) if share >= SHARE_ONE / 2 => SUP,
+        (None, Mode::Vanilla) => SUP,
+        _ => 0,
+    }
+}
+
+/// Describes SOUT and SUP if they are far from each other on this host.
+pub(super) fn rails_apart(device: &Device) -> Option<String> {
+    let [sout, sup] = &device.rails[..] else { return None };
+    let apart = device.is_sout_sup.then(|| sout.place()?.away_from(&sup.place()?)).flatten()?;
+    let shown = device.shown()?;
+    Some(format!(
+        "SOUT {} and SUP {} are {apart}: NCCL sees the place of {} alone, and chooses GPUs, GPUDirect and channels by it, also for \
+         data on the other rail. Two ports of one NUMA node and PCI root are faster",
+        sout.name(),
+        sup.name(),
+        shown.name()
+    ))
 }
 
 /// Makes the devices of these plans.
 pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> {
-    let mut devices = Vec::with_capacity(plans.len());
+    let mut devices: Vec<Device> = Vec::with_capacity(plans.len());
+    let mut cards: Vec<Option<pci::Address>> = Vec::with_capacity(plans.len());
     for plan in plans {
         let mut rails = Vec::with_capacity(plan.rails.len());
         for &i in &plan.rails {
             let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
-            rails.push(Arc::new(Nic {
+            let nic = Arc::new(Nic {
                 name: format!("{}:{}", context.name(), port.number),
                 pd: Arc::new(Pd::new(context)?),
                 limits: *limits,
@@ -64,18 +98,24 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
                 no_loopback: OnceLock::new(),
-            }));
+            });
+            nic.check_pkey_index(config)?;
+            rails.push(nic);
         }
-        let pci_path = rails.first().and_then(|n| n.pd.context().pci_path());
-        let address = pci_path.as_deref().and_then(pci::Address::of);
-        let on_card = |other: &&Device| {
-            address.zip(other.pci_address()).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))
+        let shown = if rails.len() > 1 { data_rail(config) } else { 0 };
+        let pci_path = rails.get(shown).and_then(|nic: &Arc<Nic>| nic.pd.context().pci_path());
+        let card = pci_path.as_deref().and_then(pci::card);
+        let on_card = |other: &&Option<pci::Address>| {
+            card.zip(**other).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))
         };
-        let card_place = u8::try_from(devices.iter().filter(on_card).count()).unwrap_or(u8::MAX);
+        let card_place = u8::try_from(cards.iter().filter(on_card).count()).unwrap_or(u8::MAX);
+        cards.push(card);
         let index = c_int::try_from(devices.len()).map_err(|_| Error::Internal("too many devices".into()))?;
         devices.push(Device {
             name: leak(plan.name),
-            pci_path: pci_path.map(leak),
+            pci: pci_path
+                .map(|path| PciPaths { card: leak(pci::folded(&path, config.merge_vfs)), own: leak(path) }),
+            shown,
             card_place,
             is_sout_sup: rails.len() > 1,
             rails,

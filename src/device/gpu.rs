@@ -10,23 +10,55 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-/// Below sysfs: the driver's nvidia_peermem, and the two names of older modules.
-const FILES: [&str; 3] = [
-    "module/nvidia_peermem/version",
-    "kernel/mm/memory_peers/nv_mem/version",
-    "kernel/mm/memory_peers/nv_mem_nc/version",
-];
+/// A maker of GPUs: its driver, and what connects that with the RDMA core.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Maker {
+    name: &'static str,
+    /// Below sysfs: the driver itself.
+    driver: &'static str,
+    /// Below sysfs: one of these files exists while a module gives GPU memory to RDMA adapters.
+    files: [&'static str; 3],
+    /// Whether the files count only while the driver is loaded.
+    with_driver: bool,
+    /// How to load such a module.
+    remedy: &'static str,
+}
 
-/// Below sysfs: the NVIDIA driver itself.
-const DRIVER: &str = "module/nvidia";
+pub(super) static NVIDIA: Maker = Maker {
+    name: "NVIDIA",
+    driver: "module/nvidia",
+    // The driver's nvidia_peermem, and the two names of older modules.
+    files: [
+        "module/nvidia_peermem/version",
+        "kernel/mm/memory_peers/nv_mem/version",
+        "kernel/mm/memory_peers/nv_mem_nc/version",
+    ],
+    with_driver: false,
+    remedy: "To load one, on the host before the job starts: modprobe nvidia-peermem",
+};
+
+static AMD: Maker = Maker {
+    name: "AMD",
+    driver: "module/amdgpu",
+    // The driver registers itself with the RDMA core, which has the file in one of these places.
+    files: [
+        "kernel/mm/memory_peers/amdkfd/version",
+        "kernel/memory_peers/amdkfd/version",
+        "memory_peers/amdkfd/version",
+    ],
+    with_driver: true,
+    remedy: "amdgpu needs an RDMA core with peer memory: that of the adapter's maker, such as MLNX_OFED or bnxt's ib_peer_mem, loaded before amdgpu",
+};
+
+static MAKERS: [&Maker; 2] = [&NVIDIA, &AMD];
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gpu {
     /// Adapters reach GPU memory: this file below sysfs exists.
     Direct(&'static str),
-    /// The driver is loaded, but no module that connects it with the RDMA core.
-    NoModule,
+    /// This maker's driver is loaded, but no module that connects it with the RDMA core.
+    NoModule(&'static Maker),
     /// No driver is loaded.
     NoDriver,
 }
@@ -40,10 +72,12 @@ impl Gpu {
 
     /// Examines the files below `sys`.
     pub fn probe(sys: &Path) -> Self {
-        match FILES.iter().find(|file| sys.join(file).exists()) {
+        let there = |file: &str| sys.join(file).exists();
+        let count = |maker: &&&Maker| !maker.with_driver || there(maker.driver);
+        let file = MAKERS.iter().filter(count).flat_map(|maker| maker.files).find(|file| there(file));
+        match file {
             Some(file) => Self::Direct(file),
-            None if sys.join(DRIVER).exists() => Self::NoModule,
-            None => Self::NoDriver,
+            None => MAKERS.iter().find(|m| there(m.driver)).map_or(Self::NoDriver, |m| Self::NoModule(m)),
         }
     }
 
@@ -81,16 +115,20 @@ pub(super) fn causes(errno: Errno, dmabuf: bool) -> String {
 /// What was found, and what to do if adapters do not reach GPU memory.
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing = match self {
+        let (maker, missing) = match self {
             Self::Direct(file) => return write!(f, "/sys/{file} is there"),
-            Self::NoModule => "the NVIDIA driver is loaded",
-            Self::NoDriver => "the NVIDIA driver is not loaded (no /sys/module/nvidia)",
+            Self::NoModule(maker) => (*maker, format!("the {} driver is loaded", maker.name)),
+            Self::NoDriver => (
+                &NVIDIA,
+                "the NVIDIA driver is not loaded (no /sys/module/nvidia), nor AMD's (no /sys/module/amdgpu)"
+                    .to_owned(),
+            ),
         };
-        let files = FILES.map(|file| format!("/sys/{file}")).join(", ");
+        let files = maker.files.map(|file| format!("/sys/{file}")).join(", ");
         write!(
             f,
-            "{missing}, and none of the modules that give GPU memory to RDMA adapters is: looked for {files}. \
-             To load one, on the host before the job starts: modprobe nvidia-peermem"
+            "{missing}, and none of the modules that give GPU memory to RDMA adapters is: looked for {files}. {}",
+            maker.remedy
         )
     }
 }
@@ -111,19 +149,29 @@ mod tests {
 
     #[test]
     fn each_file_of_a_module_is_enough() {
-        for file in FILES {
+        for file in NVIDIA.files {
             assert_eq!(with(&[file]), Gpu::Direct(file));
             assert_eq!(with(&[file, "module/nvidia/version"]), Gpu::Direct(file));
+        }
+        for file in AMD.files {
+            assert_eq!(with(&[file, "module/amdgpu/version"]), Gpu::Direct(file));
+            // A file that the RDMA core has left behind.
+            assert_eq!(with(&[file]), Gpu::NoDriver);
         }
     }
 
     #[test]
     fn without_a_module_the_driver_tells_whether_one_is_missed() {
         assert_eq!(with(&[]), Gpu::NoDriver);
-        assert_eq!(with(&["module/nvidia/version"]), Gpu::NoModule);
+        assert_eq!(with(&["module/nvidia/version"]), Gpu::NoModule(&NVIDIA));
+        assert_eq!(with(&["module/amdgpu/version"]), Gpu::NoModule(&AMD));
+        assert_eq!(with(&["module/amdgpu/version", NVIDIA.files[0]]), Gpu::Direct(NVIDIA.files[0]));
         // A folder without the file: a module that is being removed, or another module's.
         assert_eq!(with(&["module/nvidia_peermem/refcnt"]), Gpu::NoDriver);
-        assert_eq!(with(&["module/nvidia/version", "kernel/mm/memory_peers/other/version"]), Gpu::NoModule);
+        assert_eq!(
+            with(&["module/nvidia/version", "kernel/mm/memory_peers/other/version"]),
+            Gpu::NoModule(&NVIDIA)
+        );
         assert_eq!(Gpu::probe(Path::new("/nowhere")), Gpu::NoDriver);
     }
 
@@ -145,10 +193,13 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_with_what_to_do() {
-        for gpu in [Gpu::NoModule, Gpu::NoDriver] {
+        for gpu in [Gpu::NoModule(&NVIDIA), Gpu::NoDriver] {
             let text = gpu.to_string();
-            assert!(FILES.iter().all(|file| text.contains(file)), "{text}");
+            assert!(NVIDIA.files.iter().all(|file| text.contains(file)), "{text}");
             assert!(text.contains("modprobe nvidia-peermem"), "{text}");
         }
+        let text = Gpu::NoModule(&AMD).to_string();
+        assert!(text.contains("the AMD driver is loaded") && text.contains("amdkfd"), "{text}");
+        assert!(!text.contains("nvidia"), "{text}");
     }
 }

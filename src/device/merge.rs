@@ -65,8 +65,9 @@ pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> 
         |id: fn(&Device) -> Option<i16>| id(first).filter(|_| others.iter().all(|o| id(o) == id(first)));
     Ok(Device {
         name: leak(joined),
-        pci_path: first.pci_path,
+        pci: first.pci,
         card_place: first.card_place,
+        shown: first.shown,
         rails: parts.iter().flat_map(|part| part.rails.iter().cloned()).collect(),
         is_sout_sup: false,
         members: members.to_vec(),

@@ -19,10 +19,11 @@ mod registry;
 mod selection;
 mod survey;
 
-pub use capabilities::{Answer, dmabuf, findings, receive_queues};
+pub use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues};
 pub use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registration};
-pub use net_device::Device;
+pub use net_device::{Device, PciPaths};
 pub use nic::Nic;
+pub(crate) use pci::Place;
 pub use registry::{Devices, Hold};
 pub use survey::{PortView, Survey, survey};

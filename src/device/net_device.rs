@@ -11,10 +11,12 @@ use super::pci;
 pub struct Device {
     /// Unique among the physical devices. A virtual device of a single one has the same name.
     pub name: &'static CStr,
-    /// sysfs path of the first rail's PCI device.
-    pub pci_path: Option<&'static CStr>,
+    /// Where the rail `shown` is on PCI, if it is.
+    pub pci: Option<PciPaths>,
     /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
+    /// Index of the rail by which NCCL knows where the device is: PCI path, GUID and port.
+    pub shown: usize,
     /// Whether its rails are SOUT and SUP, for which `policy` has its own rules.
     pub is_sout_sup: bool,
     /// Number of devices before it on the same PCI card. Ports of one adapter have one GUID, and
@@ -29,20 +31,35 @@ pub struct Device {
     pub plane_id: Option<i16>,
 }
 
+/// sysfs paths of a PCI device.
+#[derive(Debug, Clone, Copy)]
+pub struct PciPaths {
+    /// Its own.
+    pub own: &'static CStr,
+    /// That of its card: of function 0.
+    pub card: &'static CStr,
+}
+
 impl Device {
-    /// Returns its first rail's port number plus its place among the devices of one PCI card.
-    pub fn port(&self) -> c_int {
-        let number = self.rails.first().map_or(0, |nic| nic.port.number);
-        c_int::from(number) + c_int::from(self.card_place)
+    /// Returns the PCI path that NCCL sees: that of the card, or the port's own.
+    pub fn pci_path(&self, of_card: bool) -> Option<&'static CStr> {
+        self.pci.map(|paths| if of_card { paths.card } else { paths.own })
     }
 
     /// Whether its first rail is a PCI device.
     pub(crate) fn is_on_pci(&self) -> bool {
-        self.pci_address().is_some()
+        self.pci.is_some_and(|paths| paths.own.to_str().is_ok_and(|path| pci::Address::of(path).is_some()))
     }
 
-    pub(super) fn pci_address(&self) -> Option<pci::Address> {
-        pci::Address::of(self.pci_path?.to_str().ok()?)
+    /// Returns the port by which NCCL knows where the device is.
+    pub fn shown(&self) -> Option<&Nic> {
+        self.rails.get(self.shown).map(|nic| &**nic)
+    }
+
+    /// Returns the number of the shown port plus its place among the devices of one PCI card.
+    pub fn port(&self) -> c_int {
+        let number = self.shown().map_or(0, |nic| nic.port.number);
+        c_int::from(number) + c_int::from(self.card_place)
     }
 
     /// Whether each of its ports registers DMA-BUFs.

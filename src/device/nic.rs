@@ -147,6 +147,36 @@ impl Nic {
         })
     }
 
+    /// Checks that `NCCL_IB_PKEY` is the index of a P_Key of the port, if it is set.
+    ///
+    /// # Errors
+    /// The port has no P_Key there. The error lists what it has.
+    pub(super) fn check_pkey_index(&self, config: &Config) -> Result<()> {
+        let index = config.pkey_index;
+        if index == 0 || config.pkey_value.is_some() {
+            return Ok(());
+        }
+        let (context, port) = (self.pd.context(), self.port.number);
+        let entries = context.port(port)?.pkeys;
+        let keys: Vec<(u16, u16)> = (0..entries)
+            .map(|i| Ok((i, context.pkey(port, i)?)))
+            .filter(|entry| entry.as_ref().ok().is_none_or(|(_, key)| key & 0x7fff != 0))
+            .collect::<Result<_>>()?;
+        if keys.iter().any(|(i, _)| *i == index) {
+            return Ok(());
+        }
+        let keys: Vec<_> = keys.iter().map(|(i, key)| format!("{i} ({key:#06x})")).collect();
+        Err(Error::config(
+            "NCCL_IB_PKEY",
+            index.to_string(),
+            format!(
+                "the index of a P_Key of every port that is used; the table of {} has {entries} entries, with P_Keys at {}",
+                self.name,
+                keys.join(", ")
+            ),
+        ))
+    }
+
     /// Returns the present index of a GID in the port's table. The error is the reason why it
     /// cannot be used.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {

@@ -1,6 +1,8 @@
-//! PCI addresses of adapters, and their places in the PCI tree.
+//! Adapters on the PCI bus: their addresses, their places in the PCI tree, and the paths that NCCL
+//! sees.
 
 use std::fmt;
+use std::fs;
 use std::path::Path;
 
 /// Domain, bus, device and function, in this order.
@@ -27,8 +29,8 @@ impl Address {
         })
     }
 
-    /// Whether both are functions of one card: a slot's bus has one card, whose virtual functions
-    /// have other device numbers.
+    /// Whether both are functions of one card: a slot's bus has one card, and its virtual functions
+    /// may have other device numbers.
     pub(super) fn is_of_card(&self, other: &Self) -> bool {
         (self.domain, self.bus) == (other.domain, other.bus)
     }
@@ -51,18 +53,28 @@ impl Place {
     pub(crate) fn of(path: String) -> Self {
         let is_root = |part: &&str| part.strip_prefix("pci").is_some_and(|rest| rest.contains(':'));
         let root = path.split('/').find(is_root).map(str::to_owned);
-        let node = std::fs::read_to_string(Path::new(&path).join("numa_node")).ok();
+        // The kernel shows -1 where it knows no node.
+        let node = fs::read_to_string(Path::new(&path).join("numa_node")).ok();
         let numa_node = node.and_then(|node| node.trim().parse().ok());
         Self { path, root, numa_node }
     }
 
-    /// Whether the two are known to be under different roots or at different NUMA nodes.
-    pub(crate) fn is_away_from(&self, other: &Self) -> bool {
-        fn differ<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
-            a.zip(b).is_some_and(|(a, b)| a != b)
+    /// Describes what is between two devices that are far from each other: two NUMA nodes, or else
+    /// two PCI roots. `None` if they are near, or if that is not known.
+    pub(crate) fn away_from(&self, other: &Self) -> Option<String> {
+        match (self.numa_node, other.numa_node) {
+            (Some(a), Some(b)) if a != b => return Some(format!("on NUMA nodes {a} and {b}")),
+            _ => {}
         }
-        differ(self.root.as_ref(), other.root.as_ref())
-            || differ(self.numa_node.as_ref(), other.numa_node.as_ref())
+        match (&self.root, &other.root) {
+            (Some(a), Some(b)) if a != b => Some(format!("below the PCI roots {a} and {b}")),
+            _ => None,
+        }
+    }
+
+    /// Returns the NUMA node, if the kernel knows it.
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        self.numa_node
     }
 }
 
@@ -71,6 +83,28 @@ impl fmt::Display for Place {
         f.write_str(&self.path)?;
         self.numa_node.map_or(Ok(()), |node| write!(f, ", NUMA node {node}"))
     }
+}
+
+/// Returns the path that NCCL sees in place of an adapter's own, by which it computes distances and
+/// the bandwidth of PCI links: that of function 0, for each function of a card has the card's one
+/// link. A virtual function counts as its physical one if `merge_vfs`. Function 0 must exist,
+/// because NCCL reads speed and width of the link there.
+pub(super) fn folded(path: &str, merge_vfs: bool) -> String {
+    let physical = if merge_vfs { physical(path) } else { path.to_owned() };
+    let first = physical.rsplit_once('.').filter(|_| Address::of(&physical).is_some());
+    let first = first.map(|(before, _)| format!("{before}.0"));
+    first.filter(|first| Path::new(first).exists()).unwrap_or(physical)
+}
+
+/// Returns the address of the card of an adapter: of its physical function, if the adapter is a
+/// virtual one whose physical one this host has.
+pub(super) fn card(path: &str) -> Option<Address> {
+    Address::of(&physical(path))
+}
+
+fn physical(path: &str) -> String {
+    let physical = fs::canonicalize(Path::new(path).join("physfn")).ok();
+    physical.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| path.to_owned())
 }
 
 fn hex(digits: &str) -> Option<u32> {
@@ -104,28 +138,75 @@ mod tests {
         }
     }
 
+    /// A sysfs with these folders of functions and links to physical functions.
+    fn sysfs(functions: &[&str], physfns: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        functions.iter().for_each(|f| fs::create_dir_all(folder.path().join(f)).unwrap());
+        for (of, to) in physfns {
+            let link = folder.path().join(of).join("physfn");
+            std::os::unix::fs::symlink(folder.path().join(to), link).unwrap();
+        }
+        folder
+    }
+
+    //= fused-devices.md: functions of one card have one PCI path
+    #[test]
+    fn functions_of_a_card_are_folded() {
+        let (one, two) = ("pci0000:16/0000:16:02.0", "pci0000:3a/0000:3a:00.0");
+        let all = ["0000:17:00.0", "0000:17:00.1", "0000:17:00.2", "0000:17:01.3", "0000:18:00.5"];
+        let all = all.map(|f| format!("{one}/{f}"));
+        let lone = format!("{two}/0000:3b:00.1");
+        let functions: Vec<&str> = all.iter().map(String::as_str).chain([&*lone]).collect();
+        // The last two are virtual functions of 0000:17:00.1, on its bus and on the next.
+        let physfns = [(&*all[2], &*all[1]), (&*all[3], &*all[1]), (&*all[4], &*all[1])];
+        let folder = sysfs(&functions, &physfns);
+        let base = fs::canonicalize(folder.path()).unwrap();
+        let path = |function: &str| base.join(function).to_str().unwrap().to_owned();
+        let first = path(&all[0]);
+        for (function, merged, separate) in [
+            (&all[0], &first, &first),
+            (&all[1], &first, &first),
+            (&all[2], &first, &first),
+            (&all[3], &first, &path(&all[3])),
+            (&all[4], &first, &path(&all[4])),
+            // Function 0 is not here, as in a guest.
+            (&lone, &path(&lone), &path(&lone)),
+        ] {
+            assert_eq!(
+                (folded(&path(function), true), folded(&path(function), false)),
+                (merged.clone(), separate.clone())
+            );
+            assert_eq!(card(&path(function)).unwrap().is_of_card(&card(&first).unwrap()), *function != lone);
+        }
+        assert_eq!(folded("/sys/devices/virtual/x.y", true), "/sys/devices/virtual/x.y");
+    }
+
     #[test]
     fn places_differ_by_root_or_numa_node_if_both_are_known() {
         let sys = tempfile::tempdir().unwrap();
         let place = |path: &str, node: &str| {
             let path = sys.path().join(path);
-            std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("numa_node"), node).unwrap();
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("numa_node"), node).unwrap();
             Place::of(path.to_string_lossy().into_owned())
         };
         let a = place("devices/pci0000:40/0000:40:01.0/0000:42:00.0", "0\n");
+        let (nodes, roots) = ("on NUMA nodes 0 and 1", "below the PCI roots pci0000:40 and pci0000:80");
         for (path, node, away) in [
-            ("devices/pci0000:40/0000:40:02.0/0000:43:00.0", "0\n", false),
-            ("devices/pci0000:40/0000:40:02.0/0000:44:00.0", "1\n", true),
-            ("devices/pci0000:40/0000:40:02.0/0000:45:00.0", "-1\n", false),
-            ("devices/pci0000:80/0000:80:02.0/0000:81:00.0", "0\n", true),
-            ("devices/platform/HISI0000:00", "0\n", false),
+            ("devices/pci0000:40/0000:40:02.0/0000:43:00.0", "0\n", None),
+            ("devices/pci0000:40/0000:40:02.0/0000:44:00.0", "1\n", Some(nodes)),
+            ("devices/pci0000:40/0000:40:02.0/0000:45:00.0", "-1\n", None),
+            ("devices/pci0000:80/0000:80:02.0/0000:81:00.0", "0\n", Some(roots)),
+            ("devices/pci0000:80/0000:80:02.0/0000:82:00.0", "-1\n", Some(roots)),
+            ("devices/pci0000:80/0000:80:02.0/0000:83:00.0", "1\n", Some(nodes)),
+            ("devices/platform/HISI0000:00", "0\n", None),
         ] {
             let b = place(path, node);
-            assert_eq!((a.is_away_from(&b), b.is_away_from(&a)), (away, away), "{b}");
+            assert_eq!(a.away_from(&b).as_deref(), away, "{b}");
+            assert_eq!(b.away_from(&a).is_some(), away.is_some(), "{b}");
         }
         assert!(a.to_string().ends_with("/0000:42:00.0, NUMA node 0"));
-        assert!(!a.is_away_from(&Place::of("/nowhere".into())));
+        assert_eq!(a.away_from(&Place::of("/nowhere".into())), None);
     }
 
     #[test]

@@ -38,6 +38,12 @@ struct List {
     holds: usize,
 }
 
+impl List {
+    fn physical(&self) -> &[&'static Device] {
+        &self.shown[..self.physical]
+    }
+}
+
 /// A context's hold on the devices.
 ///
 /// NCCL makes its virtual devices anew when it has closed the plugin and opens it again, so the
@@ -58,6 +64,7 @@ impl Devices {
     pub fn open(self: &Arc<Self>, config: &Config) -> Result<Hold> {
         let mut list = self.list.write();
         if let Some(list) = &mut *list {
+            list.physical().iter().flat_map(|d| &d.rails).try_for_each(|nic| nic.check_pkey_index(config))?;
             let changed = selection::changed(&list.first, config);
             if !changed.is_empty() {
                 let what = format!(
@@ -93,7 +100,7 @@ impl Devices {
     /// Returns the current IP addresses of the devices' ports.
     pub fn addrs(&self) -> Vec<IpAddr> {
         // The virtual devices have no other ports.
-        let physical = |list: &List| list.shown[..list.physical].to_vec();
+        let physical = |list: &List| list.physical().to_vec();
         let physical = self.list.read().as_ref().map(physical).unwrap_or_default();
         let nics = physical.into_iter().flat_map(|d| &d.rails);
         nics.filter_map(|nic| nic.known().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::discovery::{Adapter, discover};
-use super::enumeration::build;
+use super::enumeration::{build, rails_apart};
 use super::gid::{self, Wanted};
 use super::net_device::Device;
 use super::selection::{self, Found};
@@ -40,6 +40,10 @@ pub struct Survey {
     pub lost: Option<String>,
     /// One sentence on idle ports that nobody misses.
     pub idle: Option<String>,
+    /// One sentence on SOUT and SUP if they are far from each other.
+    pub apart: Option<String>,
+    /// One sentence on names in `NCCL_IB_HCA` that select no port. A failure with `MPIB_STRICT=1`.
+    pub unknown: Option<String>,
 }
 
 /// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
@@ -66,10 +70,13 @@ pub fn survey(config: &Config) -> Result<Survey> {
     };
     let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
     let left_out = selection::left_out(config, &seen.found);
+    let devices = selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen));
     Ok(Survey {
         ports,
-        devices: selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen)),
+        apart: devices.iter().flatten().find_map(rails_apart),
+        devices,
         lost: left_out.lost_text(),
         idle: left_out.idle_text(),
+        unknown: left_out.unknown_text(),
     })
 }

@@ -5,8 +5,8 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use Level::{Fail, Note, Ok as Good, Warn};
 
-use crate::config::{Config, Finding, without_effect};
-use crate::device::{Answer, Device, Gpu, Survey, dmabuf, findings, receive_queues};
+use crate::config::{Config, Finding};
+use crate::device::{Answer, Device, Gpu, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -27,6 +27,7 @@ pub(super) fn all(
     checks.push(control_addresses(control));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     checks.extend(answers("receives", &receive_queues(&devices)));
+    checks.push(Check::new("retries", Good, config.retry_text()));
     checks.extend(memory(config, &devices));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks
@@ -54,9 +55,8 @@ fn settings(config: &Config, bad: &[BadSetting]) -> Vec<Check> {
         _ => format!("not the defaults: {}", set.join(" ")),
     };
     let mut checks = vec![Check::new("settings", Good, text)];
-    checks.extend(
-        without_effect(std::env::vars_os()).iter().map(|found| feature(config, "settings", found, Note)),
-    );
+    let findings = config.findings(std::env::vars_os());
+    checks.extend(findings.iter().map(|found| feature(config, "settings", found, Note)));
     checks
 }
 
@@ -79,7 +79,9 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
         Ok(_) => Vec::new(),
         Err(e) => vec![Check::new("devices", Fail, e.to_string())],
     };
+    checks.extend(survey.unknown.iter().map(|text| degraded(config, "ports", text)));
     checks.extend(survey.lost.iter().map(|text| degraded(config, "ports", text)));
+    checks.extend(survey.apart.iter().map(|text| Check::new("devices", Warn, text)));
     checks.extend(survey.idle.iter().map(|text| Check::new("ports", Note, text)));
     checks
 }
@@ -172,6 +174,8 @@ fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let features = features.zip(findings(config, devices));
     let mut checks: Vec<Check> =
         features.map(|((id, rest), found)| feature(config, id, &found, rest)).collect();
+    let unused = data_direct(config, devices);
+    checks.extend(unused.iter().map(|found| feature(config, "datadirect", found, Note)));
     checks.extend(answers("dmabuf", &dmabuf(devices)));
     checks
 }

@@ -1,7 +1,6 @@
 //! Collects the report. Changes nothing in the process.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{
@@ -97,7 +96,7 @@ fn devices(survey: &Result<Survey>, config: &Config) -> Vec<Device> {
     let one = |device: &device::Device| Device {
         name: device.name.to_string_lossy().into_owned(),
         speed_mbps: policy::speed(device, config),
-        pci_path: device.pci_path.map(|path| path.to_string_lossy().into_owned()),
+        pci_path: device.pci.map(|pci| pci.card.to_string_lossy().into_owned()),
         max_connections: policy::max_connections(device, config),
         rail_id: device.rail_id,
         plane_id: device.plane_id,
@@ -120,7 +119,7 @@ fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
             device: device.map(|d| d.name.to_string_lossy().into_owned()),
             state: view.state.as_ref().map(|port| state(port, view)),
             pci_path: view.pci_path.clone(),
-            numa: view.pci_path.as_deref().and_then(|path| numa(Path::new(path))),
+            numa: view.pci_path.clone().and_then(|path| device::Place::of(path).numa_node()),
             gids: view.gids.iter().map(|(gid, verdict)| entry(gid, verdict, networks)).collect(),
         }
     };
@@ -151,11 +150,6 @@ fn infiniband(port: &verbs::Port, view: &PortView) -> Infiniband {
         subnet: used.first().map(|(_, gid)| Subnet::of(gid.raw).to_string()),
         flid: used.iter().find_map(|(_, gid)| gid.flid()),
     }
-}
-
-/// Reads the NUMA node of a PCI device. The kernel shows -1 if it knows none.
-fn numa(device: &Path) -> Option<u32> {
-    std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
 }
 
 fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {

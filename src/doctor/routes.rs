@@ -71,6 +71,43 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::policy;
+    use crate::proto::{Nonce, RailInfo};
+    use crate::route::tests::with;
+
+    fn hello_of(rails: Vec<RailInfo>) -> Hello {
+        Hello {
+            nonce: Nonce::default(),
+            token: Nonce::default(),
+            pid: 1,
+            host: "node".into(),
+            terms: policy::terms(&Config::default(), false),
+            rotation: 0,
+            rails,
+            unusable: Vec::new(),
+        }
+    }
+
+    /// Each pair of ports is one row, in the order of the attempts, with the addresses that are
+    /// tried first.
+    #[test]
+    fn a_pair_with_several_pairs_of_addresses_is_one_row() {
+        let dual = |name: &str, n: u8| {
+            with(name, &[(&format!("10.{n}.0.1"), 31), (&format!("fd00::{n}"), 64)], true)
+        };
+        let (ours, theirs) = (hello_of(vec![dual("a", 1)]), hello_of(vec![dual("b", 2), dual("c", 3)]));
+        let rows = pairs(&ours, &theirs);
+        let text = |pair: &Pair| (pair.theirs.clone(), pair.verdict, pair.way.clone().unwrap());
+        assert_eq!(
+            rows.iter().map(text).collect::<Vec<_>>(),
+            [
+                ("b".into(), Verdict::First, "a (10.1.0.1/31) to b (10.2.0.1/31)".into()),
+                ("c".into(), Verdict::Later, "a (10.1.0.1/31) to c (10.3.0.1/31)".into()),
+            ]
+        );
+        assert!(rows.iter().all(|pair| pair.why.ends_with("; 1 other pair(s) of their addresses follow")));
+    }
 
     #[test]
     fn what_is_no_hello_is_an_error_that_says_whose() {

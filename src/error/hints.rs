@@ -22,7 +22,8 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
             "There is no route from this rail to the peer's GID: compare both GIDs' networks, and NCCL_IB_GID_INDEX"
         }
         ("ibv_modify_qp", Errno::EINVAL) => {
-            "The GID index, MTU, P_Key or peer address does not fit this port: compare with ibv_devinfo -v and NCCL_IB_GID_INDEX"
+            "The GID index, MTU, P_Key or peer address does not fit this port: compare ibv_devinfo -v with NCCL_IB_GID_INDEX and \
+             NCCL_IB_PKEY"
         }
         ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
             "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"

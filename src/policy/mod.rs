@@ -9,13 +9,15 @@ mod plan;
 mod split;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use crate::config::Config;
 use crate::proto::Mode;
 
 pub use capacity::{max_connections, speed};
 pub use plan::{Plan, Stripes, terms};
-pub use split::{HintSource, Limits, Policy, Source, weights};
+pub use split::{Cut, HintSource, Limits, Policy, Source, Whole};
+pub use weights::{Followers, Weights};
 
 /// How a device or a connection divides transfers among its rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

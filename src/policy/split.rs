@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 
-use super::{Plan, SplitMode};
+use super::{Plan, SplitMode, Weights};
 use crate::config::Config;
-use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
+use crate::proto::{RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
 use crate::route::Class;
 
 /// The newest hint for a connection.
@@ -21,8 +22,8 @@ pub enum Source {
     Fixed(u16),
     /// The agent's share for SUP, which may change between transfers.
     Hint(Box<dyn HintSource>),
-    /// A weight for each rail instead of a share: see [`weights`].
-    Weights([u16; MAX_RAILS]),
+    /// A weight for each rail instead of a share.
+    Weights(Arc<Weights>),
 }
 
 impl Source {
@@ -31,27 +32,12 @@ impl Source {
     /// of each rail in Mb/s.
     pub fn new(split: SplitMode, hints: Option<Box<dyn HintSource>>, speeds: &[(u32, u32)]) -> Self {
         match (split, hints) {
-            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(weights(speeds)),
+            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(Arc::new(Weights::new(speeds))),
             (SplitMode::Fixed(share), _) => Self::Fixed(share),
             (SplitMode::Hinted, Some(hints)) => Self::Hint(hints),
             (SplitMode::BySpeed | SplitMode::Isolated | SplitMode::Hinted, _) => Self::Fixed(0),
         }
     }
-}
-
-/// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
-/// counts. A speed of 0 is unknown, and then all rails weigh the same.
-pub fn weights(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
-    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
-    let known = speeds.iter().all(|pair| slower(pair) > 0);
-    let largest = speeds.iter().map(slower).max().unwrap_or(0);
-    // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
-    let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
-    let mut weights = [0; MAX_RAILS];
-    for (place, pair) in weights.iter_mut().zip(speeds) {
-        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
-    }
-    weights
 }
 
 /// The sizes below which a transfer is not split.
@@ -85,6 +71,17 @@ pub struct Policy {
     due: Cell<i64>,
 }
 
+/// Transfers that always go whole on one rail: those with at least one byte and fewer than `below`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whole {
+    /// The first size that is not among them.
+    pub below: usize,
+    /// Their rail.
+    pub rail: usize,
+    /// What [`Policy::share`] returns for each of them.
+    pub share: Option<u16>,
+}
+
 impl Policy {
     /// Makes the policy of a connection whose rails have these roles, in order.
     pub fn new(plan: Plan, source: Source, limits: Limits, roles: &[RailRole]) -> Self {
@@ -99,11 +96,24 @@ impl Policy {
         }
     }
 
+    /// Returns the weights by which it cuts, if it does.
+    pub fn weights(&self) -> Option<&Arc<Weights>> {
+        match &self.source {
+            Source::Weights(weights) => Some(weights),
+            Source::Fixed(_) | Source::Hint(_) => None,
+        }
+    }
+
     /// Cuts one transfer of `size` bytes while no rail has work requests in flight. An empty
     /// transfer goes on SOUT if SOUT may carry data, regardless of the share.
     pub fn split(&self, size: usize) -> Option<Split> {
         let mut split = Split::NONE;
-        self.cut(size, self.share(size), |_| 0, &mut split).then_some(split)
+        match self.cut(size, self.share(size), &mut split) {
+            Cut::Done => {}
+            Cut::Whole => split.whole(size, self.least_busy(|_| 0)),
+            Cut::NoRail => return None,
+        }
+        Some(split)
     }
 
     /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if at most one
@@ -122,16 +132,26 @@ impl Policy {
         Some(share.min(SHARE_ONE))
     }
 
-    /// Cuts a transfer in place, with the result of [`share`](Self::share). `in_flight` returns the
-    /// work requests in flight on a rail. Returns `false` if no rail may carry data.
+    /// Returns the transfers that always go whole on the same rail, if there are any. The data path
+    /// decides nothing for them.
+    pub fn whole(&self) -> Option<Whole> {
+        let first = usize::try_from(self.available.trailing_zeros()).ok().filter(|_| self.available != 0)?;
+        let below = match &self.source {
+            _ if self.available.count_ones() == 1 => usize::MAX,
+            Source::Weights(_) | Source::Fixed(_) => SPLIT_ALIGN,
+            Source::Hint(_) => self.threshold.saturating_add(1),
+        };
+        let share = self.share(1);
+        let rail = match share {
+            Some(SHARE_ONE..) => 1,
+            _ => first,
+        };
+        (below > 1).then_some(Whole { below, rail, share })
+    }
+
+    /// Cuts a transfer in place, with the result of [`share`](Self::share).
     #[inline(always)]
-    pub fn cut(
-        &self,
-        size: usize,
-        share: Option<u16>,
-        in_flight: impl Fn(usize) -> u32,
-        split: &mut Split,
-    ) -> bool {
+    pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> Cut {
         match (share, &self.source) {
             // Below the alignment no second rail has a part.
             (Some(sup), _) if size < self.split_min && size >= SPLIT_ALIGN => {
@@ -140,18 +160,18 @@ impl Policy {
             // There is a share only if both rails may carry data.
             (Some(sup), _) => split.cut_by_share(size, sup),
             (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
-                if size >= self.split_min || self.available & self.available.wrapping_sub(1) == 0 {
-                    return split.cut(size, weights, self.available);
+                if size < self.split_min && self.available & self.available.wrapping_sub(1) != 0 {
+                    return Cut::Whole;
                 }
-                split.whole(size, self.least_busy(weights, in_flight));
+                return if split.cut(size, &weights.now(), self.available) { Cut::Done } else { Cut::NoRail };
             }
             // On the only rail, or on the first of several. No rail has weight 0.
             (None, _) if self.available != 0 => {
                 split.whole(size, self.available.trailing_zeros() as usize);
             }
-            (None, _) => return false,
+            (None, _) => return Cut::NoRail,
         }
-        true
+        Cut::Done
     }
 
     /// Chooses SOUT (0) or SUP (1) for a whole transfer, by what SUP has carried of the whole
@@ -172,18 +192,31 @@ impl Policy {
 
     /// Chooses the rail on which a whole transfer is likely to end first: the one with the fewest
     /// work requests in flight in proportion to its weight. Of equal ones it is the lowest.
-    #[inline(never)]
-    fn least_busy(&self, weights: &[u16; MAX_RAILS], in_flight: impl Fn(usize) -> u32) -> usize {
-        let load = |rail| (u64::from(in_flight(rail)) + 1, u64::from(weights[rail]));
+    /// `in_flight` returns the work requests in flight on a rail.
+    pub fn least_busy(&self, in_flight: impl Fn(usize) -> u32) -> usize {
+        let weights = self.weights().map(|weights| weights.now());
+        let weight = |rail: usize| weights.map_or(1, |weights| u64::from(weights[rail]));
+        let load = |rail| (u64::from(in_flight(rail)) + 1, weight(rail));
         let mut best = self.available.trailing_zeros() as usize;
-        let (mut least, mut weight) = load(best);
+        let (mut least, mut best_weight) = load(best);
         for rail in rails(self.available).skip(1) {
-            let (requests, rail_weight) = load(rail);
-            // least / weight > requests / rail_weight
-            if least * rail_weight > requests * weight {
-                (best, least, weight) = (rail, requests, rail_weight);
+            let (requests, weight) = load(rail);
+            // least / best_weight > requests / weight
+            if least * weight > requests * best_weight {
+                (best, least, best_weight) = (rail, requests, weight);
             }
         }
         best
     }
+}
+
+/// The result of [`Policy::cut`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The split is made.
+    Done,
+    /// The transfer is too small to be split. It goes on the [least busy](Policy::least_busy) rail.
+    Whole,
+    /// No rail may carry data.
+    NoRail,
 }

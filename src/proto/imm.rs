@@ -1,6 +1,6 @@
 //! The 32-bit immediate of an RDMA write: slot, rails of the message, size.
 
-use super::MAX_RAILS;
+use super::{MAX_RAILS, SLOTS};
 
 /// Bytes of the large unit of sizes.
 const UNIT: usize = 128;
@@ -14,6 +14,9 @@ pub struct ImmLayout {
     all: u32,
     /// Bits below `size_q`.
     low_bits: u32,
+    /// The bits that every message on one rail has in common if its size is in the small unit: mask,
+    /// unit, and the bits of the slot that are always 0.
+    fixed: u32,
 }
 
 /// A message size in an immediate: exact, or a reference to the completion record.
@@ -49,7 +52,8 @@ impl ImmLayout {
             return None;
         }
         let rails = rails as u32;
-        Some(Self { all: (1 << rails) - 1, low_bits: 8 + if rails <= 2 { 2 } else { rails } })
+        let low_bits = 8 + if rails <= 2 { 2 } else { rails };
+        Some(Self { all: (1 << rails) - 1, low_bits, fixed: ((1 << low_bits) - SLOTS as u32) | (1 << 31) })
     }
 
     /// Returns the mask of all rails of the connection.
@@ -102,14 +106,33 @@ impl ImmLayout {
         slot as u32 | (mask as u32 & self.all) << 8 | size_q << self.low_bits
     }
 
-    /// Decodes an immediate. `None` for words that [`Self::encode`] never returns: an empty mask, a
-    /// rail that the connection does not have, a size in the wrong unit.
+    /// Returns the largest size below which every size is exact.
+    pub const fn exact_below(self) -> usize {
+        1 << self.count_bits()
+    }
+
+    /// Like [`encode`](Self::encode), for a size below [`exact_below`](Self::exact_below).
+    #[inline]
+    pub const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
+        slot as u32 | (mask as u32) << 8 | bytes << self.low_bits
+    }
+
+    /// Decodes the immediate of a message that is whole on `rail`: its slot, and its size in the
+    /// small unit. `None` for all others.
+    #[inline(always)]
+    pub const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
+        let size = word.wrapping_shr(self.low_bits) as usize;
+        if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
+    }
+
+    /// Decodes an immediate. `None` for words that no sender makes: an empty mask, a rail that the
+    /// connection does not have, a slot that does not exist, a size in the wrong unit.
     #[inline]
     pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
         // No rail, or one outside of the connection: the mask is in the lowest bits.
-        if mask.wrapping_sub(1) >= self.all {
+        if mask.wrapping_sub(1) >= self.all || slot as usize >= SLOTS {
             return None;
         }
         let mask = mask as u8;
@@ -227,7 +250,7 @@ mod tests {
     proptest! {
         //= protocol.md: immediate: documented bits; each word is one message or refused
         #[test]
-        fn decode_undoes_encode(l in layout(), slot: u8, mask: u8, bytes in size()) {
+        fn decode_undoes_encode(l in layout(), slot in 0..SLOTS as u8, mask: u8, bytes in size()) {
             let word = l.encode(slot, mask, l.size(bytes));
             // Rails outside of the connection do not alter other fields.
             let mask = mask & l.all_rails();
@@ -254,8 +277,25 @@ mod tests {
                     let q = word >> (8 + mask_bits);
                     let half = 1u32 << (23 - mask_bits);
                     let wrong_unit = q >= half && (q - half) < half / 128;
-                    prop_assert!(mask == 0 || mask >> rails != 0 || wrong_unit);
+                    let wrong_slot = word as u8 as usize >= SLOTS;
+                    prop_assert!(mask == 0 || mask >> rails != 0 || wrong_unit || wrong_slot);
                 }
+            }
+        }
+
+        /// The short way decodes what the general one does, and only messages on the rail.
+        #[test]
+        fn decode_whole_is_decode_for_one_rail(
+            l in layout(), rail in 0usize..8, slot: u8, mask: u8, bytes in 0usize..1 << 24, noise: u32,
+        ) {
+            let sent = l.encode(slot, mask, l.size(bytes));
+            for word in [sent, l.encode(slot % SLOTS as u8, 1 << rail, l.size(bytes)), noise] {
+                let small = |imm: &Imm| imm.mask == 1 << rail && word >> 31 == 0;
+                let expected = l.decode(word).filter(small).map(|imm| (imm.slot, imm.size.bytes().unwrap()));
+                prop_assert_eq!(l.decode_whole(word, rail), expected, "{:#x}", word);
+            }
+            if bytes < l.exact_below() && mask & l.all_rails() == mask {
+                prop_assert_eq!(l.encode_exact(slot, mask, bytes as u32), sent);
             }
         }
 

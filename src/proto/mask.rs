@@ -63,6 +63,13 @@ impl Arrivals {
     /// No arrival.
     pub const NONE: Self = Self { want: 0, got: 0 };
 
+    /// Returns the arrivals of a message that is whole on a rail, below 8.
+    #[inline]
+    pub const fn whole(rail: usize) -> Self {
+        let mask = 1u8.wrapping_shl(rail as u32);
+        Self { want: mask, got: mask }
+    }
+
     /// Records an arrival: its mask and its rail.
     #[inline]
     pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {

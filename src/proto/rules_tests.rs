@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// An entry of the FIFO is valid for one receive only, although every 256th uses its slot.
+    /// An entry of the FIFO is valid for one receive only, although every 64th uses its slot.
     //= protocol.md: CTS entry: valid for one receive only
     #[test]
     fn an_entry_is_of_one_receive(start in 1u64..1 << 40, later in 1usize..=512, index in 0usize..MAX_RECVS) {
@@ -162,6 +162,6 @@ proptest! {
         prop_assert_eq!(seq.cts_offset(index) == other.cts_offset(index), later % SLOTS == 0);
         prop_assert_eq!(seq.record_offset() == other.record_offset(), later % SLOTS == 0);
         prop_assert_ne!(seq.number(), other.number());
-        prop_assert_eq!(u64::from(seq.slot()), seq.number() % 256);
+        prop_assert_eq!(u64::from(seq.slot()), seq.number() % SLOTS as u64);
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{CTS_BYTES, MAX_RECVS, RECORD_BYTES};
 
-/// The maximum number of groups in flight.
-pub const SLOTS: usize = 256;
+/// The maximum number of groups in flight. NCCL has at most 32; a slot of an optional receive stays
+/// in use until its data has arrived. Few slots stay in the processors' caches.
+pub const SLOTS: usize = 64;
 /// Bytes of the sender's FIFO of CTS entries.
 pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
 /// Bytes of the receiver's completion records.
@@ -24,8 +25,9 @@ impl Sequence {
     /// The first receive of a comm.
     pub const FIRST: Self = Self(1);
 
-    #[cfg(test)]
-    pub(super) const fn from_number(number: u64) -> Self {
+    /// Returns the receive with this number, at least 1.
+    #[inline]
+    pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 
@@ -91,12 +93,12 @@ mod tests {
         }
         for qps in 1..=32 {
             let mut uses = vec![0; qps];
-            (0..=255).for_each(|slot| uses[qp_of_slot(slot, qps)] += 1);
+            (0..SLOTS as u8).for_each(|slot| uses[qp_of_slot(slot, qps)] += 1);
             assert!(uses.iter().all(|n| (SLOTS / qps..=SLOTS.div_ceil(qps)).contains(n)), "{uses:?}");
         }
     }
 
-    //= protocol.md: slots: 256, each place of the ring used once
+    //= protocol.md: slots: 64, each place of the ring used once
     #[test]
     fn a_ring_of_receives_uses_every_place_once() {
         let (mut seq, mut slots, mut cts, mut records) =
@@ -109,7 +111,7 @@ mod tests {
         assert_eq!(seq.slot(), Sequence::FIRST.slot());
         assert!(cts.iter().all(|o| o % CTS_BYTES == 0 && o + CTS_BYTES <= FIFO_BYTES));
         assert!(records.iter().all(|o| o % RECORD_BYTES == 0 && o + RECORD_BYTES <= RECORDS_BYTES));
-        assert_eq!((FIFO_BYTES, RECORDS_BYTES), (131_072, 16_384));
+        assert_eq!((FIFO_BYTES, RECORDS_BYTES), (32_768, 4_096));
     }
 
     #[test]

@@ -101,8 +101,7 @@ impl Split {
     /// [`by_share`](Self::by_share) does, in place.
     #[inline]
     pub const fn cut_by_share(&mut self, size: usize, share: u16) {
-        let one = SHARE_ONE as usize;
-        let exact = size / one * share as usize + size % one * share as usize / one;
+        let exact = (size as u128 * share as u128 / SHARE_ONE as u128) as usize;
         let sup = if share >= SHARE_ONE { size } else { exact - exact % SPLIT_ALIGN };
         self.mask = (sup < size || size == 0) as u8 | ((sup > 0) as u8) << 1;
         self.size = size;

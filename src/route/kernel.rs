@@ -9,13 +9,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::net::if_::{if_indextoname, if_nametoindex};
+use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
 use super::address::gid_addr;
-use crate::control::{Interface, interfaces};
 use crate::verbs::Gid;
 
 /// Bytes of `struct nlmsghdr` and of `struct rtmsg`.
@@ -27,15 +26,14 @@ const ROUTE: usize = 12;
 const UNROUTED: &str = "no route from ";
 
 /// Returns why no packet with the address of a local RoCE GID reaches the address in the peer's, if
-/// the kernel has no route for it on the GID's interface. `None` if there is a route, and if the
-/// process cannot know: it does not see the interface, the addresses are link-local, or the kernel
-/// refuses the request.
-pub(crate) fn unrouted(local: &Gid, peer: [u8; 16]) -> Option<String> {
+/// the kernel has no route for it on the GID's interface. `None` if there is a route, and if it is
+/// unknown: the addresses are link-local, or the kernel refuses the request.
+pub(crate) fn unrouted(local: &Gid, interface: &str, peer: [u8; 16]) -> Option<String> {
     let (from, to) = (local.addr(), gid_addr(peer));
     if local.is_link_local() || from.is_ipv4() != to.is_ipv4() {
         return None;
     }
-    let (name, index) = interface(&interfaces().ok()?, local)?;
+    let index = if_nametoindex(interface).ok()?;
     let missing = match look_up(Some(from), index, to) {
         Answer::Missing => true,
         // Linux takes a route of another interface for IPv6 unless the request has no source.
@@ -44,24 +42,12 @@ pub(crate) fn unrouted(local: &Gid, peer: [u8; 16]) -> Option<String> {
         }
         Answer::Route { .. } | Answer::Unknown => false,
     };
-    missing.then(|| format!("{UNROUTED}{from} ({name}) to {to}"))
+    missing.then(|| format!("{UNROUTED}{from} ({interface}) to {to}"))
 }
 
 /// Returns whether a reason of PROBED is one of [`unrouted`].
 pub(crate) fn is_unrouted(reason: &str) -> bool {
     reason.starts_with(UNROUTED)
-}
-
-/// Returns name and index of the interface of a GID: the GID's own if it has the address, else the
-/// only one that has it.
-fn interface(all: &[Interface], gid: &Gid) -> Option<(String, u32)> {
-    let mut with_address = all.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
-    if let Some(own) = own.filter(|own| with_address.clone().any(|i| i.name == *own)) {
-        return Some((own, gid.interface));
-    }
-    let only = with_address.next().filter(|_| with_address.next().is_none())?;
-    Some((only.name.clone(), if_nametoindex(only.name.as_str()).ok()?))
 }
 
 /// What the kernel has on a destination.

@@ -19,6 +19,8 @@ pub(crate) struct LocalRail {
     pub(crate) role: RailRole,
     /// Whether the port belongs to the device that NCCL requested.
     requested: bool,
+    /// Names of the network interfaces of `gids`, as far as [`info`](Self::info) has seen them.
+    interfaces: Vec<Option<String>>,
 }
 
 impl LocalRail {
@@ -35,17 +37,20 @@ impl LocalRail {
             tracing::info!(target: "net", "{name} has {n} addresses; the HELLO advertises {MAX_RAIL_ADDRS}");
             gids.truncate(MAX_RAIL_ADDRS);
         }
-        Self { nic: Arc::clone(nic), port, gids, role, requested }
+        Self { nic: Arc::clone(nic), port, gids, role, requested, interfaces: Vec::new() }
     }
 
     /// Describes the port for the HELLO.
-    pub(crate) fn info(&self, networks: &[Interface]) -> Result<RailInfo> {
-        let addr = |gid: &Gid| RailAddr {
+    pub(crate) fn info(&mut self, networks: &[Interface]) -> Result<RailInfo> {
+        let seen: Vec<Seen> = self.gids.iter().map(|gid| Seen::new(networks, gid)).collect();
+        let addr = |(gid, seen): (&Gid, &Seen)| RailAddr {
             gid: gid.raw,
             gid_index: gid.index,
             gid_kind: gid.kind,
-            prefix_len: prefix_len(networks, gid),
+            prefix_len: seen.prefix_len,
         };
+        let addrs = self.gids.iter().zip(&seen).map(addr).collect();
+        self.interfaces = seen.into_iter().map(|seen| seen.interface).collect();
         let (name, port) = (self.nic.name(), &self.port);
         let mtu = Mtu::from_raw(port.mtu.into());
         Ok(RailInfo {
@@ -54,12 +59,17 @@ impl LocalRail {
             link_layer: port.link,
             mtu: mtu.ok_or_else(|| Error::Internal(format!("{name} has MTU number {}", port.mtu)))?,
             lid: port.lid,
-            addrs: self.gids.iter().map(addr).collect(),
+            addrs,
             speed_mbps: port.speed,
             role: self.role,
             requested: self.requested,
             grh_required: port.grh_required,
         })
+    }
+
+    /// Returns a GID and the name of its network interface; `None` if the process does not see it.
+    pub(crate) fn interface(&self, gid: usize) -> Option<(&Gid, &str)> {
+        Some((self.gids.get(gid)?, self.interfaces.get(gid)?.as_deref()?))
     }
 }
 
@@ -70,13 +80,33 @@ pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) 
     LocalRail::new(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
 }
 
-/// Returns the prefix length of the network that a GID is an address of: that of the GID's own
-/// interface, else of any interface with this address. Returns 0 if no interface has the address,
-/// as in a container that has the adapter but not its interface.
+/// What the process sees of the network that a GID is an address of.
+struct Seen {
+    /// That of the GID's own interface, else of any interface with this address. 0 if no interface
+    /// has the address, as in a container that has the adapter but not its interface.
+    prefix_len: u8,
+    /// The GID's own interface, else the only one with this address.
+    interface: Option<String>,
+}
+
+impl Seen {
+    fn new(networks: &[Interface], gid: &Gid) -> Self {
+        let mut found = networks.iter().filter(|i| i.addr.ip() == gid.addr());
+        let Some(first) = found.next() else { return Self { prefix_len: 0, interface: None } };
+        let own =
+            std::iter::once(first).chain(found.clone()).find(|i| i.index == gid.interface && i.index != 0);
+        let only = Some(first).filter(|_| found.next().is_none());
+        Self {
+            prefix_len: own.unwrap_or(first).addr.prefix(),
+            interface: own.or(only).map(|i| i.name.clone()),
+        }
+    }
+}
+
+/// Returns the prefix length of the network that a GID is an address of, or 0 if the process sees
+/// no interface with the address.
 pub(crate) fn prefix_len(networks: &[Interface], gid: &Gid) -> u8 {
-    let with_address = || networks.iter().filter(|i| i.addr.ip() == gid.addr());
-    let own = with_address().find(|i| i.index == gid.interface && i.index != 0);
-    own.or_else(|| with_address().next()).map_or(0, |i| i.addr.prefix())
+    Seen::new(networks, gid).prefix_len
 }
 
 /// Returns the host's name for HELLOs and logs.

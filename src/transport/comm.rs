@@ -15,11 +15,10 @@ use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
-use crate::verbs::{Batch, Chain, Completion, Region};
+use crate::verbs::{Chain, Completion, Region};
 
-/// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
-/// however many completions there are.
-const BATCHES: usize = 32;
+/// The peer's state is checked at one of so many polls that find nothing.
+const PEER_CHECK_INTERVAL: u32 = 32;
 
 /// Default of `NCCL_IB_AR_THRESHOLD`, in bytes.
 const AR_THRESHOLD: u32 = 8192;
@@ -40,6 +39,10 @@ pub(crate) struct Comm {
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watch: Arc<CommWatch>,
     failed: Option<Error>,
+    /// The rail whose CQ the next poll of several begins with.
+    pub(crate) next_rail: usize,
+    /// Polls that find nothing before the next check of the peer; at least 1.
+    idle_polls: u32,
 }
 
 /// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion
@@ -76,6 +79,8 @@ impl Comm {
             profiler: None,
             watch,
             failed: None,
+            next_rail: 0,
+            idle_polls: 1,
         }
     }
 
@@ -89,28 +94,39 @@ impl Comm {
             settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
     }
 
-    /// Returns an error if the comm has failed, or if an adapter's event has ended it.
+    /// Returns an error if the comm has failed, or if an adapter's event has ended it: one load.
     #[inline(always)]
     pub(crate) fn check_usable(&mut self) -> Fast<()> {
+        if self.is_marked() { self.check_marked() } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_marked(&mut self) -> Fast<()> {
         self.not_failed()?;
-        self.not_ended()
+        self.ended()
+    }
+
+    /// Returns whether the comm has failed, or an event has ended it or is about to: one load.
+    #[inline(always)]
+    pub(crate) fn is_marked(&self) -> bool {
+        self.watch.is_marked()
+    }
+
+    /// Returns the mark that [`check_usable`](Self::check_usable) reads, for use without the lock.
+    pub(crate) fn watch(&self) -> Arc<CommWatch> {
+        Arc::clone(&self.watch)
     }
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
 
-    #[inline]
-    fn not_failed(&self) -> Fast<()> {
+    pub(crate) fn not_failed(&self) -> Fast<()> {
         match &self.failed {
             None => Ok(()),
             Some(e) => Err(closed(e)),
         }
-    }
-
-    #[inline(always)]
-    fn not_ended(&mut self) -> Fast<()> {
-        if self.watch.is_marked() { self.ended() } else { Ok(()) }
     }
 
     #[cold]
@@ -124,7 +140,21 @@ impl Comm {
         }
     }
 
+    /// Called when a poll has found nothing: now and then returns an error if the peer is dead and
+    /// `outstanding` can no longer complete.
+    #[inline(always)]
+    pub(crate) fn found_nothing(&mut self, outstanding: Option<&'static str>) -> Fast<()> {
+        self.idle_polls -= 1;
+        if self.idle_polls != 0 {
+            return Ok(());
+        }
+        self.idle_polls = PEER_CHECK_INTERVAL;
+        outstanding.map_or(Ok(()), |what| self.check_peer(what))
+    }
+
     /// Returns an error if the peer is dead and `outstanding` can no longer complete.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn check_peer(&mut self, outstanding: &str) -> Fast<()> {
         let here = self.peer.check(outstanding);
         self.fail_on_error(here)
@@ -145,6 +175,7 @@ impl Comm {
         }
         if self.failed.is_none() {
             self.failed = Some(e.closed());
+            self.watch.mark();
             self.peer.refuse(&e);
         }
         e
@@ -153,7 +184,7 @@ impl Comm {
     /// Turns a failed completion into the comm's error. A flushed receive is none: it does not name
     /// the cause, which another completion, an event or the peer reports.
     #[cold]
-    fn failed_completion(&self, rail: usize, completion: &Completion) -> Fast<()> {
+    pub(crate) fn failed_completion(&self, rail: usize, completion: &Completion) -> Fast<()> {
         if receives::is_flushed(completion) {
             return Ok(());
         }
@@ -180,69 +211,15 @@ impl Comm {
         }
     }
 
-    /// Returns the largest message in bytes that fits through any single rail: a policy may send
-    /// all of it on one.
-    pub(crate) fn max_message(&self) -> usize {
-        self.rails.iter().map(|r| r.nic.port().max_message as usize).min().unwrap_or(0)
-    }
-}
-
-/// The state of one end, as `test` drives it.
-pub(crate) trait Progress {
-    /// Returns the part that both ends have.
-    fn comm(&mut self) -> &mut Comm;
-
-    /// Names what the peer still has to do for a request; `None` for a request without the peer.
-    fn outstanding(index: usize) -> Option<&'static str>;
-
-    /// Returns whether a request is in flight.
-    fn pending(&self, index: usize) -> bool;
-
-    /// Handles one successful completion of a rail.
-    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
-
-    /// Polls the CQ of every rail.
-    #[inline]
-    fn drain(&mut self) -> Fast<()> {
-        let mut batch = Batch::new();
-        for rail in 0..self.comm().rails.len() {
-            for _ in 0..BATCHES {
-                self.comm().rails[rail].cq.poll(&mut batch)?;
-                for completion in batch.iter() {
-                    if completion.status() != 0 {
-                        self.comm().failed_completion(rail, completion)?;
-                        continue;
-                    }
-                    self.completed(rail, completion)?;
-                }
-                if !batch.is_full() {
-                    break;
-                }
-            }
-        }
-        Ok(())
+    /// Returns the size in bytes of the largest message that is one write on any rail: a policy may
+    /// send all of it on one.
+    pub(crate) fn largest_write(&self) -> usize {
+        self.rails.iter().map(Rail::largest_write).min().unwrap_or(0)
     }
 
-    /// Polls every CQ, then does what the completions call for.
-    fn poll(&mut self) -> Fast<()> {
-        self.drain()
-    }
-}
-
-/// Makes progress for a request that is not completed.
-pub(crate) fn progress<S: Progress>(state: &mut S, index: usize) -> Fast<()> {
-    state.comm().not_failed()?;
-    let polled = state.poll();
-    state.comm().fail_on_error(polled)?;
-    if !state.pending(index) {
-        return Ok(());
-    }
-    // A failed completion names the cause; the event that comes with it does not. So the completion
-    // is checked first.
-    state.comm().not_ended()?;
-    match S::outstanding(index) {
-        Some(outstanding) => state.comm().check_peer(outstanding),
-        None => Ok(()),
+    /// Returns the size in bytes of the largest message.
+    pub(crate) fn longest_send(&self) -> usize {
+        self.rails.iter().map(Rail::longest_send).min().unwrap_or(0)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Established connections: sends, receives, progress, memory registration.
 
 pub(crate) mod comm;
-mod lock;
+mod comms;
 pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;
+mod progress;
 pub(crate) mod rail;
 pub(crate) mod recv;
 mod request;
@@ -13,8 +14,7 @@ pub(crate) mod send_queue;
 mod settings;
 pub(crate) mod work;
 
+pub use comms::{RecvComm, SendComm};
 pub use memory::Mr;
-pub use recv::RecvComm;
 pub use request::Request;
-pub use send::SendComm;
 pub use settings::Settings;

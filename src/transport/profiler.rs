@@ -107,6 +107,23 @@ impl CommProfiler {
         true
     }
 
+    /// Returns `true`, and counts the operation, if it is not to be reported. Otherwise nothing is
+    /// counted, and [`should_report`](Self::should_report) decides.
+    #[inline(always)]
+    pub(crate) fn skips(profiler: &mut Option<Box<Self>>, handle: ProfilerHandle) -> bool {
+        let Some(profiler) = profiler.as_deref_mut() else { return true };
+        if handle.is_none() {
+            return true;
+        }
+        match profiler.skip.checked_sub(1) {
+            None => false,
+            Some(left) => {
+                profiler.skip = left;
+                true
+            }
+        }
+    }
+
     /// Starts an event. Returns whether the profiler accepted it.
     #[inline(always)]
     pub(crate) fn start(

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::async_events::Queues;
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast};
-use crate::proto::{GidKind, RailRole, qp_of_slot};
+use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq};
 
@@ -18,7 +18,7 @@ use crate::verbs::{Completion, Cq};
 #[derive(Debug)]
 pub(crate) struct Rail {
     // The queue pairs are dropped before the memory that they write.
-    pub(crate) send_queues: Box<[SendQueue]>,
+    pub(crate) send_queues: SendQueues,
     /// The queue pair that is connected to itself, at a receiver that can flush.
     pub(crate) flush: Option<SendQueue>,
     /// Why there is none, if the receiver flushes and the adapter does not reach itself.
@@ -47,18 +47,30 @@ impl Rail {
     /// Returns the send queue of a slot's queue pair.
     #[inline]
     pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
-        &self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot(slot)
     }
 
     /// Like [`send_queue`](Self::send_queue).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
-        &mut self.send_queues[qp_of_slot(slot, self.send_queues.len())]
+        self.send_queues.of_slot_mut(slot)
     }
 
     /// Returns the work requests in flight on all queue pairs for data.
     pub(crate) fn in_flight(&self) -> u32 {
         self.send_queues.iter().map(SendQueue::in_flight).sum()
+    }
+
+    /// Returns the largest write of the rail's adapter in bytes, a multiple of [`SPLIT_ALIGN`].
+    pub(crate) fn largest_write(&self) -> usize {
+        (self.nic.port().max_message as usize / SPLIT_ALIGN * SPLIT_ALIGN).max(SPLIT_ALIGN)
+    }
+
+    /// Returns the largest send in bytes: eight such sends, one for each receive of a group, fit
+    /// into the send queue with the write that carries the immediate.
+    pub(crate) fn longest_send(&self) -> usize {
+        let depth = self.send_queues.iter().map(SendQueue::send_depth).min().unwrap_or(0) as usize;
+        self.largest_write().saturating_mul(depth.saturating_sub(1) / MAX_RECVS)
     }
 
     /// Names HCA, port and both addresses, for the log.

@@ -1,8 +1,11 @@
 //! One queue pair of a rail, and the account of its send queue.
 
+use std::ops::{Deref, DerefMut};
+
 use crate::error::{Error, Fast, Result};
+use crate::proto::qp_of_slot;
 use crate::transport::work::Work;
-use crate::verbs::{Blanks, Chain, Qp, Ready};
+use crate::verbs::{Blanks, Chain, ImmWrite, Qp, Ready, WordsWrite};
 
 /// A connected queue pair.
 #[derive(Debug)]
@@ -16,6 +19,59 @@ pub(crate) struct SendQueue {
     signalled: u32,
     /// Work requests known to be completed: up to the last polled completion.
     done: u32,
+}
+
+/// The send queues of a rail, at least one.
+#[derive(Debug)]
+pub(crate) struct SendQueues {
+    queues: Box<[SendQueue]>,
+    /// All bits below the number of queues if that is a power of two, else all bits.
+    mask: usize,
+}
+
+impl FromIterator<SendQueue> for SendQueues {
+    fn from_iter<I: IntoIterator<Item = SendQueue>>(queues: I) -> Self {
+        let queues: Box<[_]> = queues.into_iter().collect();
+        let mask = if queues.len().is_power_of_two() { queues.len() - 1 } else { usize::MAX };
+        Self { queues, mask }
+    }
+}
+
+impl Deref for SendQueues {
+    type Target = [SendQueue];
+
+    fn deref(&self) -> &[SendQueue] {
+        &self.queues
+    }
+}
+
+impl DerefMut for SendQueues {
+    fn deref_mut(&mut self) -> &mut [SendQueue] {
+        &mut self.queues
+    }
+}
+
+impl SendQueues {
+    /// Returns the index of the queue of a slot.
+    #[inline(always)]
+    fn index(&self, slot: u8) -> usize {
+        // As usual, without a division.
+        let index = usize::from(slot) & self.mask;
+        if index < self.queues.len() { index } else { qp_of_slot(slot, self.queues.len()) }
+    }
+
+    /// Returns the queue of a slot.
+    #[inline(always)]
+    pub(crate) fn of_slot(&self, slot: u8) -> &SendQueue {
+        &self.queues[self.index(slot)]
+    }
+
+    /// Like [`of_slot`](Self::of_slot).
+    #[inline(always)]
+    pub(crate) fn of_slot_mut(&mut self, slot: u8) -> &mut SendQueue {
+        let index = self.index(slot);
+        &mut self.queues[index]
+    }
 }
 
 impl SendQueue {
@@ -76,6 +132,38 @@ impl SendQueue {
         }
         self.qp.post(chain)?;
         self.posted = self.posted.wrapping_add(n as u32);
+        if signalled {
+            self.signalled = self.posted;
+        }
+        Ok(())
+    }
+
+    /// Posts the chain and empties it if it has no room for another work request. None of its work
+    /// requests is signalled.
+    #[inline]
+    pub(crate) fn post_if_full(&mut self, chain: &mut Chain) -> Fast<()> {
+        if !chain.is_full() {
+            return Ok(());
+        }
+        self.post(chain, false)?;
+        chain.clear();
+        Ok(())
+    }
+
+    /// Posts a signalled write with immediate, for which there is room.
+    #[inline(always)]
+    pub(crate) fn post_imm(&mut self, write: &mut ImmWrite) -> Fast<()> {
+        self.qp.post_imm(write)?;
+        self.posted = self.posted.wrapping_add(1);
+        self.signalled = self.posted;
+        Ok(())
+    }
+
+    /// Posts a write of words, for which there is room.
+    #[inline(always)]
+    pub(crate) fn post_words(&mut self, write: &mut WordsWrite, signalled: bool) -> Fast<()> {
+        self.qp.post_words(write)?;
+        self.posted = self.posted.wrapping_add(1);
         if signalled {
             self.signalled = self.posted;
         }

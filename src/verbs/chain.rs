@@ -103,6 +103,12 @@ impl Chain {
         self.len == 0
     }
 
+    /// Returns whether the chain has no room for another work request.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == MAX
+    }
+
     /// Adds an RDMA write from registered memory; without memory, a write of zero bytes. `imm`
     /// makes it a write with immediate, `signal` a signalled one with that `wr_id`. Returns `false`
     /// if the chain is full.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 use super::event::{About, AsyncEvent};
 use super::port::{Gid, Port};
-use super::{log_failure, non_null, shim, zero};
+use super::{log_failure, mlx5dv, non_null, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -141,6 +141,12 @@ impl Context {
     pub fn pci_path(&self) -> Option<String> {
         let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
         path.to_str().map(str::to_owned)
+    }
+
+    /// Returns the sysfs path of the adapter's Data Direct interface, if it has one.
+    pub fn data_direct(&self) -> Option<String> {
+        // SAFETY: open for as long as `self` lives.
+        unsafe { mlx5dv::data_direct(self.raw.as_ptr(), &self.sysfs) }
     }
 
     /// Calls `ibv_query_device`.

@@ -132,16 +132,18 @@ impl Cq {
     }
 
     /// Polls at most sixteen completions into the caller's batch: moving a batch costs more than a
-    /// poll. Allocates nothing.
-    #[inline]
-    pub fn poll(&self, batch: &mut Batch) -> Fast<()> {
-        batch.len = 0;
+    /// poll. Returns whether there were any; else the batch is unchanged. Allocates nothing.
+    #[inline(always)]
+    pub fn poll(&self, batch: &mut Batch) -> Fast<bool> {
         // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
         let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.room.as_mut_ptr().cast()) };
+        if n == 0 {
+            return Ok(false);
+        }
         match usize::try_from(n) {
             Ok(n) => {
                 batch.len = n.min(BATCH);
-                Ok(())
+                Ok(true)
             }
             Err(_) => Err(self.failed(n)),
         }

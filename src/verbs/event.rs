@@ -64,11 +64,12 @@ const KINDS: &[(i32, &str, Element, &str)] = &[
     (17, "CLIENT_REREGISTER", Element::Port, "the subnet manager asks for registrations anew"),
     (18, "GID_CHANGE", Element::Port, "the GID table changed"),
     (19, "WQ_FATAL", Element::None, "a work queue failed"),
-    (20, "DEVICE_SPEED_CHANGE", Element::None, "a port's speed changed"),
+    (DEVICE_SPEED_CHANGE, "DEVICE_SPEED_CHANGE", Element::None, "a port's speed changed"),
 ];
 
 const DEVICE_FATAL: i32 = 8;
 const PORT_ERR: i32 = 10;
+const DEVICE_SPEED_CHANGE: i32 = 20;
 
 fn known(kind: i32) -> Option<&'static (i32, &'static str, Element, &'static str)> {
     KINDS.iter().find(|known| known.0 == kind)
@@ -99,6 +100,12 @@ impl AsyncEvent {
     /// Returns whether a port came up.
     pub fn is_link_up(&self) -> bool {
         self.kind == 9
+    }
+
+    /// Returns whether the speed of a port may have changed: an adapter reports that, or a link came up,
+    /// which may have trained to another width.
+    pub fn is_speed(&self) -> bool {
+        self.kind == DEVICE_SPEED_CHANGE || self.is_link_up()
     }
 
     /// Returns whether a table of a port, or its LID, changed.

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::io;
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -177,7 +178,31 @@ pub struct Region {
     mrs: Vec<Arc<Mr>>,
     /// The keys of each registration.
     keys: Vec<Keys>,
-    memory: Memory,
+    memory: Arc<Memory>,
+}
+
+/// The words of a [`Region`], which they keep mapped.
+#[derive(Debug)]
+pub struct Words {
+    // Copied: the data path reads the words through one pointer.
+    start: NonNull<AtomicU64>,
+    words: usize,
+    _memory: Arc<Memory>,
+}
+
+// SAFETY: plain memory that is accessed as atomics only.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: as in `Memory::words`; the memory lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
 }
 
 /// Zeroed words in pages that hold nothing else: `ibv_fork_init` may withhold registered pages from
@@ -228,6 +253,7 @@ impl Region {
     pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
         let memory = Memory::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
+        let memory = Arc::new(memory);
         let addr = memory.start.as_ptr().expose_provenance();
         // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
         let mut mrs = Vec::<Arc<Mr>>::with_capacity(pds.len());
@@ -245,6 +271,12 @@ impl Region {
     /// Returns the memory.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.words()
+    }
+
+    /// Returns the memory as an object that does not borrow the region.
+    pub fn share(&self) -> Words {
+        let memory = &self.memory;
+        Words { start: memory.start, words: memory.words, _memory: Arc::clone(memory) }
     }
 
     /// Returns the address of word `index`.

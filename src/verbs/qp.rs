@@ -10,7 +10,8 @@ use sys::ibv_qp_attr_mask as bits;
 use crate::error::{Error, Fast, Result};
 use crate::proto::Ece;
 
-use super::{Blanks, Chain, Cq, Pd, Srq, failed, log_failure, non_null, shim, zero};
+use super::prepared::Prepared;
+use super::{Blanks, Chain, Cq, ImmWrite, Pd, Srq, WordsWrite, failed, log_failure, non_null, shim, zero};
 
 /// A queue pair that is not connected yet.
 #[derive(Debug)]
@@ -353,6 +354,27 @@ impl Qp<Ready> {
         // SAFETY: live QP past RESET, and a chain that the provider reads and does not write.
         let rc = unsafe { sys::ibv_post_recv(self.raw.qp.as_ptr(), first, &raw mut bad) };
         zero("ibv_post_recv", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.number))
+    }
+
+    /// Posts the write: one doorbell.
+    #[inline(always)]
+    pub fn post_imm(&self, write: &mut ImmWrite) -> Fast<()> {
+        self.post_prepared(write.prepared())
+    }
+
+    /// Posts the write: one doorbell.
+    #[inline(always)]
+    pub fn post_words(&self, write: &mut WordsWrite) -> Fast<()> {
+        self.post_prepared(write.prepared())
+    }
+
+    #[inline(always)]
+    fn post_prepared(&self, write: &mut Prepared) -> Fast<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: live QP in RTS, and one work request with its entry, which live during the call
+        // with the bytes that they contain. The device checks registered memory.
+        let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), write.as_ptr(), &raw mut bad) };
+        if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }
     }
 
     #[cold]

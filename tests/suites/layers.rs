@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 14] = [
     &["route"],
     &["control", "device"],
     &["housekeeping", "verbs"],
-    &["config", "log", "failed_routes", "fork_guard", "warned"],
+    &["config", "log", "nccl", "failed_routes", "fork_guard", "state_lock", "warned"],
     &["error"],
     &["proto"],
     &["sync"],

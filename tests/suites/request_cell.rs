@@ -9,7 +9,7 @@ mod cell;
 mod explore;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
 }
 mod proto {
     pub(crate) use nccl_net_mpib::proto::MAX_RECVS;

@@ -90,28 +90,57 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
 /// # Safety
 /// `handle` is NULL, unaligned, or readable at its start. If the tag there is that of `kind`, it is
 /// a live `Tagged<T>` that no other thread closes during `'a`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn borrow_tagged<'a, T>(
     kind: Kind,
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<&'a T, Refusal> {
-    if handle.is_null() {
-        return Err(Refusal::Null(what));
+    // SAFETY: as the caller promises.
+    match unsafe { tagged(kind, handle) } {
+        Some(value) => Ok(value),
+        None => Err(not_tagged(kind, what, handle)),
     }
-    let wrong = Refusal::WrongHandle { what, expected: kind.name() };
+}
+
+/// Like [`borrow_tagged`], but returns `None` for every handle that is wrong.
+///
+/// # Safety
+/// As for [`borrow_tagged`].
+#[inline(always)]
+pub(crate) unsafe fn tagged<'a, T>(kind: Kind, handle: *mut c_void) -> Option<&'a T> {
     let value = handle.cast::<Tagged<T>>();
+    // Two branches that are never taken are cheaper than one on both conditions.
+    if handle.is_null() {
+        return wrong_handle();
+    }
     if !value.is_aligned() {
-        return Err(wrong);
+        return wrong_handle();
     }
     // SAFETY: the handle is not NULL, aligned, and readable as the caller promises. The tag is the
     // first field of every `Tagged`.
     let tag = unsafe { (*handle.cast::<AtomicU64>()).load(Ordering::Relaxed) };
     if tag != kind.tag() {
-        return Err(wrong);
+        return None;
     }
     // SAFETY: the tag is right, so the handle is a live `Tagged<T>`, as the caller promises.
-    Ok(unsafe { &*value })
+    Some(unsafe { &*value })
+}
+
+/// Marks a branch as one that is not expected.
+#[cold]
+fn wrong_handle<T>() -> Option<T> {
+    None
+}
+
+// Out of line: the checks of the data path then move no error text.
+#[cold]
+#[inline(never)]
+fn not_tagged(kind: Kind, what: &'static str, handle: *mut c_void) -> Refusal {
+    match handle.is_null() {
+        true => Refusal::Null(what),
+        false => Refusal::WrongHandle { what, expected: kind.name() },
+    }
 }
 
 #[cold]

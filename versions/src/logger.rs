@@ -1,6 +1,6 @@
 //! NCCL's logger.
 
-use core::ffi::{CStr, c_int, c_ulong};
+use core::ffi::{CStr, c_int, c_ulong, c_void};
 
 use nccl_net_abi as abi;
 
@@ -38,6 +38,14 @@ impl Logger {
     /// Returns a logger for tests and tools that run a plugin without NCCL.
     pub const fn from_fn(log: LogFn) -> Self {
         Self(Sink::Rust(log))
+    }
+
+    /// Returns the address of NCCL's function, which is in libnccl. `None` for other loggers.
+    pub fn address(&self) -> Option<*const c_void> {
+        match self.0 {
+            Sink::C(log) => log.map(|log| log as *const c_void),
+            Sink::Rust(_) => None,
+        }
     }
 
     /// Logs one line. `flags` are `NCCL_INIT`, `NCCL_NET`, …, or-ed. The text is never used as a

@@ -121,12 +121,20 @@ pub trait NetPlugin: Sized + 'static {
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
     ) -> Result<Self::Mr, Failure>;
-    /// `deregMr`, on any comm of the device. Drops the registration by default.
+    /// `deregMr`, on any comm of the device, unless the registration is NULL. Drops the registration
+    /// by default.
     fn dereg_mr(mr: Self::Mr) -> Result<(), Failure> {
         drop(mr);
         Ok(())
     }
 
+    /// Returns whether `isend` would find a receive. If not, the call ends before its other
+    /// arguments are checked, and `isend` is not called. A plugin that cannot know returns `true`,
+    /// the default. Must not panic.
+    #[inline(always)]
+    fn may_send(_: &Self::Send) -> bool {
+        true
+    }
     /// `isend`: starts a send, or returns `None` to be called again.
     fn isend<'a>(
         comm: &'a Self::Send,
@@ -150,6 +158,13 @@ pub trait NetPlugin: Sized + 'static {
         _: &[(Buffer, Option<&Self::Mr>)],
     ) -> Result<Option<&'a Tagged<Self::Request>>, Failure> {
         Ok(None)
+    }
+    /// The short way of `test`: returns the size of a completed request of one message, which is
+    /// free from then on. `None`, the default, if there is more to do: then `test` is called. Must
+    /// not panic.
+    #[inline(always)]
+    fn collect(_: &Self::Request) -> Option<c_int> {
+        None
     }
     /// `test`: returns `true` once the request is complete, after it has set its sizes. The request
     /// is free from then on, and NCCL does not use it again.

@@ -55,7 +55,7 @@ pub(crate) mod thunk {
     use crate::calls::{self, ContextOf, Length};
     use crate::guard::guard;
     use crate::props::{FromProperties, VirtualDevice};
-    use crate::{CommConfig, NetPlugin};
+    use crate::{CommConfig, NetPlugin, Sizes};
 
     type Ptr = *mut c_void;
     type DevComm = *mut *mut abi::v7::DeviceHandle;
@@ -124,17 +124,9 @@ pub(crate) mod thunk {
         ) "regMrDmaBuf" => calls::reg_mr_dma_buf::<P>(comm, data, size, mem, offset, fd, mhandle);
         dereg_mr(comm: Ptr, mhandle: Ptr) "deregMr" => calls::dereg_mr::<P>(comm, mhandle);
 
-        isend_v6[S: Length](comm: Ptr, data: Ptr, size: S, tag: c_int, mhandle: Ptr, request: *mut Ptr) "isend"
-            => calls::isend::<P, S>(comm, data, size, tag, mhandle, core::ptr::null_mut(), request);
-        isend_v10(
-            comm: Ptr,
-            data: Ptr,
-            size: usize,
-            tag: c_int,
-            mhandle: Ptr,
-            phandle: Ptr,
-            request: *mut Ptr,
-        ) "isend" => calls::isend::<P, usize>(comm, data, size, tag, mhandle, phandle, request);
+        #[cold]
+        #[inline(never)]
+        isend_refused(comm: Ptr, request: *mut Ptr) "isend" => calls::isend::<P>(comm, request);
         irecv_v6[S: Length](
             comm: Ptr,
             n: c_int,
@@ -163,7 +155,100 @@ pub(crate) mod thunk {
             mhandles: *mut Ptr,
             request: *mut Ptr,
         ) "iflush" => calls::iflush::<P>(comm, n, data, sizes, mhandles, request);
-        test(request: Ptr, done: *mut c_int, sizes: *mut c_int) "test"
+        #[cold]
+        #[inline(never)]
+        test_refused(request: Ptr, done: *mut c_int, sizes: *mut c_int) "test"
             => calls::test::<P>(request, done, sizes);
+    }
+
+    pub(crate) unsafe extern "C" fn isend_v6<P: NetPlugin, S: Length>(
+        comm: Ptr,
+        data: Ptr,
+        size: S,
+        tag: c_int,
+        mhandle: Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        // SAFETY: NCCL keeps the promises listed in `calls`.
+        unsafe { isend::<P, S>(comm, data, size, tag, mhandle, core::ptr::null_mut(), request) }
+    }
+
+    pub(crate) unsafe extern "C" fn isend_v10<P: NetPlugin>(
+        comm: Ptr,
+        data: Ptr,
+        size: usize,
+        tag: c_int,
+        mhandle: Ptr,
+        phandle: Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        // SAFETY: NCCL keeps the promises listed in `calls`.
+        unsafe { isend::<P, usize>(comm, data, size, tag, mhandle, phandle, request) }
+    }
+
+    /// `isend`. A call that comes before the receive, as most do, takes the short way.
+    #[inline(always)]
+    unsafe fn isend<P: NetPlugin, S: Length>(
+        comm: Ptr,
+        data: Ptr,
+        size: S,
+        tag: c_int,
+        mhandle: Ptr,
+        phandle: Ptr,
+        request: *mut Ptr,
+    ) -> ncclResult_t {
+        // SAFETY: as the caller promises.
+        match unsafe { calls::due::<P>(comm, request) } {
+            Some(None) => abi::ncclSuccess,
+            Some(Some(calls::DueSend { comm, request })) => {
+                isend_due::<P, S>(comm, data, size, tag, mhandle, phandle, request)
+            }
+            // SAFETY: as above.
+            None => unsafe { isend_refused::<P>(comm, request) },
+        }
+    }
+
+    // The arguments of isend in their order: they stay in their registers.
+    #[inline(never)]
+    extern "C" fn isend_due<P: NetPlugin, S: Length>(
+        comm: &calls::Sender<P>,
+        data: Ptr,
+        size: S,
+        tag: c_int,
+        mhandle: Ptr,
+        phandle: Ptr,
+        request: calls::Out<Ptr>,
+    ) -> ncclResult_t {
+        guard::<P>("isend", || {
+            // SAFETY: NCCL keeps the promises listed in `calls`.
+            unsafe { calls::DueSend::<P> { comm, request }.run::<S>(data, size, tag, mhandle, phandle) }
+        })
+    }
+
+    /// `test`. A request that is already completed, as most are, takes the short way.
+    pub(crate) unsafe extern "C" fn test<P: NetPlugin>(
+        request: Ptr,
+        done: *mut c_int,
+        sizes: *mut c_int,
+    ) -> ncclResult_t {
+        // SAFETY: NCCL keeps the promises listed in `calls`.
+        match unsafe { calls::collect::<P>(request, done, sizes) } {
+            Some(None) => abi::ncclSuccess,
+            Some(Some(calls::PendingTest { request, done, sizes })) => {
+                test_pending::<P>(request, done, sizes)
+            }
+            // SAFETY: as above.
+            None => unsafe { test_refused::<P>(request, done, sizes) },
+        }
+    }
+
+    // The parts as arguments: they fit in registers. `extern "C"` like its caller, which then jumps.
+    #[inline(never)]
+    extern "C" fn test_pending<P: NetPlugin>(
+        request: &P::Request,
+        done: calls::Out<c_int>,
+        sizes: Sizes,
+    ) -> ncclResult_t {
+        guard::<P>("test", || calls::PendingTest::<P> { request, done, sizes }.run())
     }
 }

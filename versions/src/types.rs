@@ -222,6 +222,7 @@ pub struct RecvBuffer<'a, P: NetPlugin> {
 /// One size for a send, one per receive of a group, none for a flush. They go directly into NCCL's
 /// array.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct Sizes(Option<NonNull<c_int>>);
 
 impl Sizes {

@@ -120,7 +120,9 @@ every_version! {
         let (send, recv) = (rig.send(ctx), rig.recv(ctx));
         let mr = rig.mr(send);
         let mut stranger = [0u64; 8];
-        for wrong in [ptr::null_mut(), send, recv, stranger.as_mut_ptr().cast(), STALE] {
+        assert_eq!(rig.net.dereg_mr(send, ptr::null_mut()), ncclSuccess);
+        assert_eq!(rig.record.refusal(), None);
+        for wrong in [send, recv, stranger.as_mut_ptr().cast(), STALE] {
             assert_eq!(rig.net.dereg_mr(send, wrong), ncclInvalidArgument);
         }
         assert!(rig.record.calls_of("dereg_mr").is_empty());

@@ -69,6 +69,7 @@ fn a_good_host_is_usable_and_told_in_full() {
     assert_eq!(report["island"], "hosts whose SOUT is in 10.9.0.0/24");
     found.says("init", "ok", &["with 1 device(s): sout+sup"]);
     found.says("verbs", "ok", &["softverbs"]);
+    found.says("retries", "ok", &["after 34 s", "NCCL_IB_TIMEOUT=20", "up to 137 s"]);
     found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
 }
 

@@ -29,7 +29,7 @@
 //! 4. **Connect and post.** Move the QPs to INIT, RTR and RTS, and post work requests. Data moves
 //!    during `ibv_post_send` or, for large transfers, while any thread of the process polls.
 //! 5. **Complete.** `ibv_poll_cq` returns completions when rate and latency of the devices allow.
-//! 6. **Break.** [`set_link`], [`set_addrs`], [`raise_event`], [`fail_modify_qp`],
+//! 6. **Break.** [`set_link`], [`set_rate`], [`set_addrs`], [`raise_event`], [`fail_modify_qp`],
 //!    [`fail_loopback`], [`fail_registration`] and [`fail_fork_init`] inject faults.
 //! 7. **Inspect.** [`counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show
 //!    what the program under test did.
@@ -105,7 +105,7 @@ pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, conf
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
     EventTarget, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of, fail_registration,
-    raise_event, set_addrs, set_link,
+    raise_event, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,

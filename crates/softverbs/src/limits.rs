@@ -30,7 +30,7 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 /// `num_comp_vectors`.
 pub(crate) const COMP_VECTORS: i32 = 4;
 /// Largest message in bytes (`max_msg_sz`).
-pub(crate) const MAX_MSG: u64 = 1 << 31;
+pub(crate) const MAX_MSG: u32 = 1 << 31;
 /// `gid_tbl_len`: entries of the GID table of a port.
 pub(crate) const MAX_GIDS: usize = 32;
 /// Devices per process.

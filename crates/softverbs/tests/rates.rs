@@ -66,6 +66,31 @@ fn completions_are_due_when_the_link_has_sent_the_data() {
     assert_eq!(b.poll_recv().wr_id, 1);
     assert_eq!(b.poll_recv().wr_id, 2);
     assert!(now() >= received[1]);
+    a_rate_can_be_changed();
+}
+
+/// Part of the one test of this file, for which the rates are those of `devices`.
+fn a_rate_can_be_changed() {
+    const DEVICE_SPEED_CHANGE: u32 = 20;
+    let opts = || Opts { device: 2, ..Opts::default() };
+    let (a, b) = pair(opts(), opts());
+    softverbs::set_rate("third", 5_000_000_000).expect("a device and a rate");
+    let mut kinds = std::iter::from_fn(|| async_event(a.ctx, true));
+    assert!(kinds.any(|kind| kind == DEVICE_SPEED_CHANGE));
+    // SAFETY: an open context and a writable struct.
+    let port = unsafe {
+        let mut attr: sys::ibv_port_attr = std::mem::zeroed();
+        assert_eq!(sys::ibv_query_port(b.ctx, 1, (&raw mut attr).cast()), 0);
+        attr
+    };
+    assert_eq!((port.active_speed, port.active_width), (4, 2), "four lanes of 10 Gb/s");
+
+    softverbs::set_rate("slow", 1 << 11).expect("a device and a rate");
+    let times = burst(1, 4);
+    assert!(times.windows(2).all(|w| w[1] - w[0] == 32_000_000_000), "{times:?}");
+    for (device, rate) in [("slow", 0), ("none", 1)] {
+        assert!(softverbs::set_rate(device, rate).unwrap_err().to_string().contains(device));
+    }
 }
 
 fn now() -> u64 {

@@ -1,4 +1,5 @@
-//! Writes CTS entries: into this end's control memory, and from there into the sender's FIFO.
+//! Writes CTS entries into the sender's FIFO: a single one inline, those of a larger group from this
+//! end's control memory.
 
 use std::sync::atomic::Ordering;
 
@@ -10,17 +11,19 @@ use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, MAX_RECVS, RECORDS_BYTE
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
+use crate::transport::rail::Rail;
 use crate::transport::recv::profiling;
 use crate::transport::recv::slot::Slot;
+use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
-use crate::verbs::{Local, Remote};
+use crate::verbs::{Local, Remote, WordsWrite};
 
 /// Index of the queue pair that carries all CTS writes. One queue pair keeps them in order, and one
 /// completion covers all earlier ones.
 pub(crate) const CTS_QUEUE: usize = 0;
 
-/// Writes the CTS entries of one comm. They lie behind the completion records of the control
-/// memory, in the layout of the sender's FIFO.
+/// Writes the CTS entries of one comm. Those that do not go inline lie behind the completion
+/// records of the control memory, in the layout of the sender's FIFO.
 #[derive(Debug)]
 pub(crate) struct CtsWriter {
     /// Sequence number of the next group.
@@ -29,6 +32,11 @@ pub(crate) struct CtsWriter {
     rail: usize,
     /// Every n-th write is signalled.
     signal_interval: u32,
+    /// Whether the queue pair takes an entry inline.
+    inline: bool,
+    /// The sender's FIFO.
+    fifo: Remote,
+    words: WordsWrite,
 }
 
 impl CtsWriter {
@@ -37,7 +45,9 @@ impl CtsWriter {
         let rail = comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0);
         let depth = comm.rails.get(rail).map_or(2, |r| r.send_queues[CTS_QUEUE].send_depth());
         let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
-        Self { seq: Sequence::FIRST, rail, signal_interval }
+        let inline = comm.rails.get(rail).is_some_and(|r| r.send_queues[CTS_QUEUE].inline() >= CTS_BYTES);
+        let fifo = Remote { addr: comm.remote.addr, rkey: comm.remote.rkeys[rail] };
+        Self { seq: Sequence::FIRST, rail, signal_interval, inline, fifo, words: WordsWrite::new() }
     }
 
     /// Returns the sequence number of the next group.
@@ -64,9 +74,46 @@ impl CtsWriter {
         comm.rails[self.rail].send_queues[CTS_QUEUE].room() > 0
     }
 
+    /// Returns the rail that carries the writes.
+    #[inline(always)]
+    pub(crate) fn rail(&self) -> usize {
+        self.rail
+    }
+
+    /// Returns the send queue of all writes.
+    #[inline(always)]
+    pub(crate) fn queue<'a>(&self, rails: &'a mut [Rail]) -> &'a mut SendQueue {
+        &mut rails[self.rail].send_queues[CTS_QUEUE]
+    }
+
+    /// Returns whether the next write can go inline and unsignalled, and there is room for it.
+    #[inline(always)]
+    pub(crate) fn is_simple(&self, queue: &SendQueue) -> bool {
+        self.inline && queue.room() > 0 && queue.uncovered() + 1 < self.signal_interval
+    }
+
+    /// Writes the one CTS entry of the next group, inline, and advances the sequence number. If
+    /// `signal` is given, the write is signalled with that `wr_id`.
+    #[inline(always)]
+    pub(crate) fn write_inline(
+        &mut self,
+        queue: &mut SendQueue,
+        buffer: Buffer,
+        tag: i32,
+        rkeys: &[u32; MAX_RAILS],
+        signal: Option<u64>,
+    ) -> Fast<()> {
+        let words = self.entry(buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
+        let Remote { addr, rkey } = self.fifo;
+        let to = Remote { addr: addr + self.seq.cts_offset(0) as u64, rkey };
+        self.words.set(words, to, signal);
+        queue.post_words(&mut self.words, signal.is_some())?;
+        self.seq = self.seq.next();
+        Ok(())
+    }
+
     /// Writes the CTS entries of the next group and advances the sequence number. `events`: whether
     /// to start the profiler events of its receives.
-    #[inline(always)]
     pub(crate) fn post<P: NetPlugin<Mr = Mr>>(
         &mut self,
         comm: &mut Comm,
@@ -74,92 +121,68 @@ impl CtsWriter {
         buffers: &[RecvBuffer<'_, P>],
         events: bool,
     ) -> Fast<()> {
-        match buffers {
-            [one] => {
-                if events && CommProfiler::should_report(&mut comm.profiler, one.profiler) {
-                    profiling::start(comm, self.seq.slot(), 0, one.profiler);
-                }
-                let words = self.stage(comm, slot, 0, one, 1);
-                self.write(comm, 1, Some(&words))?;
+        for (i, b) in buffers.iter().enumerate() {
+            slot.set_room(i, b.buffer.len);
+            if events && CommProfiler::should_report(&mut comm.profiler, b.profiler) {
+                profiling::start(comm, self.seq.slot(), i, b.profiler);
             }
-            several => self.post_several(comm, slot, several)?,
         }
+        let queue = self.queue(&mut comm.rails);
+        let signalled = queue.uncovered() + 1 >= self.signal_interval;
+        let signal = signalled.then(|| queue.signal(Work::Cts, 1));
+        match buffers {
+            [one] if self.inline => self.write_inline(queue, one.buffer, one.tag, rkeys(one), signal)?,
+            several => self.write_staged(comm, several, signal)?,
+        }
+        comm.stats.posted_bare(self.rail);
+        Ok(())
+    }
+
+    /// Writes the CTS entries of the next group from the control memory, where they lie in the
+    /// layout of the sender's FIFO, and advances the sequence number.
+    fn write_staged<P: NetPlugin<Mr = Mr>>(
+        &mut self,
+        comm: &mut Comm,
+        buffers: &[RecvBuffer<'_, P>],
+        signal: Option<u64>,
+    ) -> Fast<()> {
+        let (offset, count) = (self.seq.cts_offset(0), buffers.len());
+        let Comm { rails, region, chain, .. } = comm;
+        let start = (RECORDS_BYTES + offset) / 8;
+        let places = region.words()[start..].as_chunks::<CTS_WORDS>().0;
+        for ((index, b), places) in buffers.iter().enumerate().zip(places) {
+            let words = self.entry(b.buffer, b.tag, rkeys(b), (count as u8, index as u8)).words();
+            places.iter().zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
+        }
+        let to = Remote { addr: self.fifo.addr + offset as u64, rkey: self.fifo.rkey };
+        let lkey = region.mrs()[self.rail].lkey();
+        let from = Local { addr: region.addr(start) as u64, len: (count * CTS_BYTES) as u32, lkey };
+        chain.clear();
+        if !chain.write(Some(from), to, None, signal) {
+            return Err(no_fit());
+        }
+        self.queue(rails).post(chain, signal.is_some())?;
         self.seq = self.seq.next();
         Ok(())
     }
 
-    #[inline(never)]
-    fn post_several<P: NetPlugin<Mr = Mr>>(
-        &self,
-        comm: &mut Comm,
-        slot: &mut Slot,
-        buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<()> {
-        for (i, b) in buffers.iter().enumerate() {
-            if CommProfiler::should_report(&mut comm.profiler, b.profiler) {
-                profiling::start(comm, self.seq.slot(), i, b.profiler);
-            }
-            self.stage(comm, slot, i, b, buffers.len());
-        }
-        self.write(comm, buffers.len(), None)
-    }
-
-    /// Stores one entry in the control memory, where it stays as long as its receive, and returns
-    /// its words.
-    #[inline]
-    fn stage<P: NetPlugin<Mr = Mr>>(
-        &self,
-        comm: &Comm,
-        slot: &mut Slot,
-        index: usize,
-        recv: &RecvBuffer<'_, P>,
-        count: usize,
-    ) -> [u64; CTS_WORDS] {
-        let Buffer { addr, len } = recv.buffer;
-        slot.set_room(index, len);
-        let cts = Cts {
-            addr: addr as u64,
-            size: len as u64,
-            rkeys: *recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys),
-            tag: recv.tag,
-            count: count as u8,
-            index: index as u8,
-            seq: self.seq.number(),
-        };
-        let words = cts.words().map(u64::to_le);
-        let start = (RECORDS_BYTES + self.seq.cts_offset(index)) / 8;
-        for (place, word) in comm.region.words()[start..start + CTS_WORDS].iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
-        }
-        words
-    }
-
-    /// Posts one write with the entries of the whole group. If `one` is given, its words go inline
-    /// where the queue pair has room for them; all else is read from the control memory.
+    /// Returns entry `index` of the next group, which has `count` receives.
     #[inline(always)]
-    fn write(&self, comm: &mut Comm, count: usize, one: Option<&[u64; CTS_WORDS]>) -> Fast<()> {
-        let offset = self.seq.cts_offset(0);
-        let Comm { rails, region, remote, chain, stats, .. } = comm;
-        let queue = &mut rails[self.rail].send_queues[CTS_QUEUE];
-        let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[self.rail] };
-        let signalled = queue.uncovered() + 1 >= self.signal_interval;
-        let signal = signalled.then(|| queue.signal(Work::Cts, 1));
-        chain.clear();
-        let fitted = match one {
-            Some(words) if queue.inline() >= CTS_BYTES => chain.write_inline(words, to, signal),
-            _ => {
-                let addr = region.addr((RECORDS_BYTES + offset) / 8) as u64;
-                let lkey = region.mrs()[self.rail].lkey();
-                chain.write(Some(Local { addr, len: (count * CTS_BYTES) as u32, lkey }), to, None, signal)
-            }
-        };
-        if !fitted {
-            return Err(no_fit());
-        }
-        queue.post(chain, signalled)?;
-        stats.posted_bare(self.rail);
-        Ok(())
+    fn entry(
+        &self,
+        Buffer { addr, len }: Buffer,
+        tag: i32,
+        rkeys: &[u32; MAX_RAILS],
+        (count, index): (u8, u8),
+    ) -> Cts {
+        let seq = self.seq.number();
+        Cts { addr: addr as u64, size: len as u64, rkeys: *rkeys, tag, count, index, seq }
     }
+}
+
+/// Returns the remote keys of a receive. An empty one needs none.
+fn rkeys<'a, P: NetPlugin<Mr = Mr>>(recv: &RecvBuffer<'a, P>) -> &'a [u32; MAX_RAILS] {
+    recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys)
 }
 
 #[cold]

@@ -8,16 +8,16 @@
 use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{MAX_RAILS, SLOTS, rails};
+use crate::proto::{MAX_RAILS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;
-use crate::transport::request::{Pool, REQUESTS};
+use crate::transport::request::cells::Cells;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
 /// Most flushes in flight on one comm. NCCL has at most 32 operations in flight.
-pub(crate) const FLUSHES: usize = REQUESTS;
+pub(crate) const FLUSHES: usize = 256;
 
 /// Bytes of a receiver's control memory into which flushes read: eight for each rail. Nothing uses
 /// the data.
@@ -28,6 +28,7 @@ pub(crate) const SINK_BYTES: usize = 8 * MAX_RAILS;
 pub(crate) struct Flushes {
     /// By flush: the rails whose read is outstanding.
     pending: Box<[u8]>,
+    cells: Cells<FLUSHES>,
     /// Where the search for a free request begins.
     next: u8,
     /// Stripes that must read in a flush: those whose rail has carried data.
@@ -60,7 +61,7 @@ pub(crate) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer
 
 impl Flushes {
     /// `rails` are those of the comm, with the stripes of a rail next to each other.
-    pub(crate) fn new(sink: usize, rails: &[Rail]) -> Self {
+    pub(crate) fn new(cells: Cells<FLUSHES>, sink: usize, rails: &[Rail]) -> Self {
         let (mut flusher, mut last, mut lacking) = ([0; MAX_RAILS], 0, 0);
         for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
             if leads(rail) {
@@ -69,7 +70,7 @@ impl Flushes {
             *place = last;
             lacking |= u8::from(rail.no_flush.is_some()) << i;
         }
-        Self { pending: vec![0; FLUSHES].into(), next: 0, carried: 0, flusher, lacking, sink }
+        Self { pending: vec![0; FLUSHES].into(), cells, next: 0, carried: 0, flusher, lacking, sink }
     }
 
     /// Returns whether a rail that cannot flush has ever carried data.
@@ -100,15 +101,20 @@ impl Flushes {
 
     /// Returns a place for a flush; `None` if no rail that can flush has ever carried data. Returns an error if all
     /// places are in use, because NCCL takes a flush without a request for a completed one.
-    pub(crate) fn begin(&mut self, pool: &Pool) -> Fast<Option<u8>> {
+    pub(crate) fn begin(&mut self) -> Fast<Option<u8>> {
         let readers = self.carried & !self.lacking;
         if readers == 0 {
             return Ok(None);
         }
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
-        let index = pool.free(SLOTS, &mut self.next).ok_or_else(full)?;
+        let index = self.cells.find_free(&mut self.next).ok_or_else(full)?;
         self.pending[usize::from(index)] = readers;
         Ok(Some(index))
+    }
+
+    /// Marks a flush as posted.
+    pub(crate) fn posted(&self, index: u8) {
+        self.cells.get(index).begin();
     }
 
     /// Posts the reads of a flush.
@@ -136,13 +142,18 @@ impl Flushes {
         Ok(())
     }
 
+    /// Returns the mask of the rails whose read is outstanding.
+    pub(crate) fn awaited(&self, index: u8) -> u8 {
+        self.pending[usize::from(index)]
+    }
+
     /// Handles the completion of one rail's read. Returns `true` if it completes the flush.
-    pub(crate) fn read(&mut self, rail: usize, index: u8, pool: &Pool) -> bool {
+    pub(crate) fn read(&mut self, rail: usize, index: u8) -> bool {
         let pending = &mut self.pending[usize::from(index)];
         let before = std::mem::replace(pending, *pending & !(1 << rail));
         let done = before != 0 && *pending == 0;
         if done {
-            pool.cell(SLOTS + usize::from(index)).complete(&[]);
+            self.cells.get(index).complete(&[]);
         }
         done
     }

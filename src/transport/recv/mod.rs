@@ -5,44 +5,42 @@ pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
 pub(crate) mod receives;
+mod single;
 mod slot;
 
 use std::sync::{Arc, Weak};
 
-use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, RecvBuffer, Tagged};
-
-use crate::transport::Settings;
-use crate::transport::comm::{Comm, Progress, progress};
-use cts_writer::CtsWriter;
-use slot::{ArrivalError, Slot, read_record};
+use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
 use crate::housekeeping::{Housekeeping, Job};
 use crate::proto::{FIFO_BYTES, Imm, MAX_RECVS, RECORDS_BYTES, Record, SLOTS, Sequence};
-use crate::transport::lock::StateLock;
+use crate::state_lock::{Entered, StateLock};
+use crate::transport::comm::Comm;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
-use crate::transport::rail::Rail;
-use crate::transport::request::{Owner, Pool, Request};
+use crate::transport::progress::{Progress, progress};
+use crate::transport::request::cells::Cells;
+use crate::transport::settings::Settings;
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
+use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
+use single::NotSingle;
+use slot::{ArrivalError, Slot, read_record};
 
 /// Bytes of a receiver's control memory: the completion records that the sender writes, the CTS
 /// entries to send from, and the bytes that flushes read into.
 pub(crate) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
 pub(crate) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
 
-/// A receiving comm.
-#[derive(Debug)]
-pub struct RecvComm(Arc<Receiver>);
-
 /// The part of a receiving comm that its requests refer to.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// By slot, then the requests of flushes, if the comm can flush.
-    pool: Pool,
+    cells: Cells<SLOTS>,
+    /// Those of flushes. `None` if the comm cannot flush.
+    flush_cells: Option<Cells<FLUSHES>>,
     memory: Registrar,
     /// Flushes also read host memory: `MPIB_FLUSH=1`.
     flush_host: bool,
@@ -58,11 +56,16 @@ pub(crate) struct Receiver {
 pub(crate) struct RecvState {
     pub(crate) comm: Comm,
     pub(crate) cts: CtsWriter,
-    pub(crate) pool: Pool,
-    /// By slot. The index of a receive's request is its slot.
+    /// By slot: the index of a receive's request is its slot.
+    pub(crate) cells: Cells<SLOTS>,
+    /// By slot.
     pub(crate) slots: Box<[Slot; SLOTS]>,
     /// Slots whose data is outstanding.
     pub(crate) outstanding: usize,
+    /// Of these, the slots whose request has completed ahead of the data.
+    pub(crate) ahead: usize,
+    /// Groups that may be posted before [`ready`](Self::ready) has to look again.
+    credit: usize,
     /// Next sequence number and outstanding slots at the last pass of housekeeping: see
     /// [`optional`].
     pub(crate) idle_mark: Option<(Sequence, usize)>,
@@ -71,106 +74,143 @@ pub(crate) struct RecvState {
     flushes: Option<Flushes>,
 }
 
-impl RecvComm {
-    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Self {
+impl Receiver {
+    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, profiling::RECEIVES);
         let cts = CtsWriter::new(&comm, config);
-        let receiver = Arc::new_cyclic(|me: &Weak<Receiver>| {
-            let flushes = flush::possible(&comm.rails);
-            let pool = Pool::new(me, SLOTS + if flushes { FLUSHES } else { 0 });
-            Receiver {
-                pool: pool.clone(),
-                memory: Registrar::new(comm.nics(), config),
-                flush_host: config.flush == Some(true),
-                _flow: flow,
-                housekeeping: Arc::clone(&settings.process.housekeeping),
-                state: StateLock::new(RecvState {
-                    flushes: flushes.then(|| Flushes::new(SINK / 8, &comm.rails)),
-                    comm,
-                    cts,
-                    pool,
-                    slots: Box::new([Slot::EMPTY; SLOTS]),
-                    outstanding: 0,
-                    idle_mark: None,
-                }),
-            }
+        let cells = Cells::new();
+        let flush_cells = flush::possible(&comm.rails).then(Cells::new);
+        let flushes = flush_cells.clone().map(|cells| Flushes::new(cells, SINK / 8, &comm.rails));
+        let receiver = Arc::new(Self {
+            cells: cells.clone(),
+            flush_cells,
+            memory: Registrar::new(comm.nics(), config),
+            flush_host: config.flush == Some(true),
+            _flow: flow,
+            housekeeping: Arc::clone(&settings.process.housekeeping),
+            state: StateLock::new(RecvState {
+                flushes,
+                comm,
+                cts,
+                cells,
+                slots: Box::new([Slot::EMPTY; SLOTS]),
+                outstanding: 0,
+                ahead: 0,
+                credit: 0,
+                idle_mark: None,
+            }),
         });
         settings.process.housekeeping.add(JOB, job(&receiver));
-        Self(receiver)
+        receiver
     }
 
-    /// Registers memory for this comm's receives.
-    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
-        self.0.memory.register(buffer, kind, dmabuf)
+    pub(crate) fn cells(&self) -> &Cells<SLOTS> {
+        &self.cells
     }
 
-    /// Offers a group of 1 to 8 buffers to the sender. Returns `None` while 256 groups are in
-    /// flight. `OPTIONAL`: NCCL does not need the completion of a single buffer.
-    // Compiled for both cases: ordinary receives pay nothing for optional ones.
-    #[inline]
-    pub fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+    /// Returns the states of flushes. `None` if the comm cannot flush.
+    pub(crate) fn flush_cells(&self) -> Option<Cells<FLUSHES>> {
+        self.flush_cells.clone()
+    }
+
+    pub(crate) fn memory(&self) -> &Registrar {
+        &self.memory
+    }
+
+    /// Starts a group of receives, and returns the index of its request.
+    #[inline(always)]
+    pub(crate) fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &self,
         buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<Option<&Tagged<Request>>> {
-        let inner = &*self.0;
+    ) -> Fast<Option<u8>> {
         match buffers {
             // The usual case first.
-            [one] => inner.memory.check(one.mr, one.buffer)?,
+            [one] => self.memory.check(one.mr, one.buffer)?,
             wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
-            several => several.iter().try_for_each(|b| inner.memory.check(b.mr, b.buffer))?,
+            several => several.iter().try_for_each(|b| self.memory.check(b.mr, b.buffer))?,
         }
-        inner.with(|state| {
-            state.comm.check_usable()?;
-            let slot = state.cts.next().slot();
-            let request = inner.pool.get(slot.into());
-            match state.start::<P, OPTIONAL>(slot, request, buffers) {
-                Ok(taken) => Ok(taken.then_some(request)),
-                Err(e) => Err(state.comm.fail(e)),
-            }
-        })
+        let mut state = self.state.enter()?;
+        let started = match state.comm.check_usable() {
+            Ok(()) => state.start_single::<P, OPTIONAL>(buffers),
+            Err(e) => Err(NotSingle::Failed(e)),
+        };
+        match started {
+            Ok(slot) => state.leave(Ok(Some(slot))),
+            Err(why) => match buffers {
+                // A copy: the usual receive then stays in registers.
+                [one] => Self::receive_unusual::<P, OPTIONAL>(state, why, &[RecvBuffer { ..*one }]),
+                several => Self::receive_unusual::<P, OPTIONAL>(state, why, several),
+            },
+        }
     }
 
-    /// Makes arrived data in `buffers` visible to the GPU. Returns `None` if nothing has to be
-    /// done, as for host memory.
-    pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
+    /// Starts a group that is not [`single`].
+    #[inline(never)]
+    fn receive_unusual<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        mut state: Entered<'_, RecvState>,
+        why: NotSingle,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<Option<u8>> {
+        let slot = match why {
+            NotSingle::Unusual => state.start::<P, OPTIONAL>(buffers),
+            NotSingle::Failed(e) => Err(e),
+        };
+        let slot = slot.map_err(|e| state.fail(e));
+        state.leave(slot)
+    }
+
+    /// Starts a flush, and returns the index of its request.
+    pub(crate) fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<u8>> {
         for (buffer, mr) in buffers {
-            self.0.memory.check_start(*mr, *buffer)?;
+            self.memory.check_start(*mr, *buffer)?;
         }
-        if self.0.pool.len() == SLOTS {
-            return Ok(None);
-        }
-        let target = flush::target(buffers).filter(|(_, mr)| self.0.flush_host || mr.kind() != MemKind::Host);
+        let target = flush::target(buffers).filter(|(_, mr)| self.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
-        self.0.with(|state| {
+        self.with(|state| {
             state.comm.check_usable()?;
             state.check_flushable(buffers)?;
-            let RecvState { comm, flushes: Some(flushes), pool, .. } = state else { return Ok(None) };
-            let Some(index) = flushes.begin(pool)? else { return Ok(None) };
+            let RecvState { comm, flushes: Some(flushes), .. } = state else { return Ok(None) };
+            let Some(index) = flushes.begin()? else { return Ok(None) };
             let posted = flushes.post(comm, index, target);
             comm.fail_on_error(posted)?;
             comm.stats.request(None);
-            let request = self.0.pool.get(SLOTS + usize::from(index));
-            request.cell().begin();
-            Ok(Some(request))
+            flushes.posted(index);
+            Ok(Some(index))
         })
     }
 
     /// Sends BYE to the peer.
-    pub fn close(self) -> Result<()> {
-        self.0.housekeeping.remove(&self.0);
+    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        self.housekeeping.remove(self);
         let close = |state: &mut RecvState| {
             state.await_outstanding_data();
             state.comm.peer.close();
             Ok(())
         };
-        self.0.state.with(close).map_err(|e| *e)
+        self.state.with(close).map_err(|e| *e)
     }
-}
 
-impl Receiver {
-    /// Runs `f` on the state. If the comm has failed, also revokes completions ahead of data.
     #[inline(always)]
+    pub(crate) fn progress(&self, index: u8) -> Fast<()> {
+        let mut state = self.state.enter()?;
+        match progress(&mut *state, Operation::Receive(index)) {
+            Ok(()) => state.leave(Ok(())),
+            Err(e) => Self::failed(state, e),
+        }
+    }
+
+    #[cold]
+    fn failed(state: Entered<'_, RecvState>, e: Box<Error>) -> Fast<()> {
+        state.revoke();
+        state.leave(Err(e))
+    }
+
+    pub(crate) fn progress_flush(&self, index: u8) -> Fast<()> {
+        self.with(|state| progress(state, Operation::Flush(index)))
+    }
+
+    /// Runs `f` on the state. If the comm has failed, also revokes completions ahead of data.
     fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
@@ -179,16 +219,6 @@ impl Receiver {
     /// state.
     pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
         self.state.try_with(|state| state.poll_idle().inspect_err(|_| state.revoke()))
-    }
-}
-
-impl Owner for Receiver {
-    fn progress(&self, index: usize) -> Fast<()> {
-        self.with(|state| progress(state, index))
-    }
-
-    fn operation(&self, index: usize) -> &'static str {
-        if index < SLOTS { "receive" } else { "flush" }
     }
 }
 
@@ -209,37 +239,61 @@ impl Job for Receiver {
     }
 }
 
+/// A request of a receiver.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Operation {
+    /// By slot.
+    Receive(u8),
+    /// By index.
+    Flush(u8),
+}
+
 impl Progress for RecvState {
+    type Request = Operation;
+
     #[inline]
     fn comm(&mut self) -> &mut Comm {
         &mut self.comm
     }
 
     /// A flush does not involve the peer, so a dead peer does not fail it.
-    fn outstanding(index: usize) -> Option<&'static str> {
-        (index < SLOTS).then_some("receives")
+    #[inline]
+    fn outstanding(operation: Operation) -> Option<&'static str> {
+        match operation {
+            Operation::Receive(_) => Some("receives"),
+            Operation::Flush(_) => None,
+        }
     }
 
     #[inline]
-    fn pending(&self, index: usize) -> bool {
-        self.pool.cell(index).is_in_flight()
-    }
-
-    /// Polls every CQ, then replaces consumed receives.
-    fn poll(&mut self) -> Fast<()> {
-        self.drain()?;
-        self.refill()
+    fn pending(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::Receive(slot) => self.cells.get(slot).is_in_flight(),
+            Operation::Flush(index) => self.awaits_flush(index) != 0,
+        }
     }
 
     #[inline]
+    fn awaited(&self, operation: Operation) -> u8 {
+        match operation {
+            // Data may come on any rail, and so may what breaks the protocol.
+            Operation::Receive(_) => u8::MAX,
+            Operation::Flush(index) => self.awaits_flush(index),
+        }
+    }
+
+    #[inline(always)]
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         match completion.kind() {
             Kind::Arrived(word) => {
-                self.comm.stats.arrived(rail);
-                match self.comm.rails[rail].arrived(completion, word as u8) {
-                    true => self.arrived(rail, word),
-                    false => Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8))),
+                if !self.comm.rails[rail].arrived(completion, word as u8) {
+                    return Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8)));
                 }
+                if self.arrived_single(rail, word) {
+                    return Ok(());
+                }
+                self.comm.stats.arrived(rail);
+                self.arrived(rail, word)
             }
             Kind::Sent => self.sent(rail, completion.wr_id()),
             Kind::Other(_) => Err(unknown(completion)),
@@ -248,58 +302,66 @@ impl Progress for RecvState {
 }
 
 impl RecvState {
-    /// Starts a group in `slot`, the next one. Returns `false` if there is no room.
-    #[inline]
+    /// Returns the mask of the rails whose read a flush waits for.
+    fn awaits_flush(&self, index: u8) -> u8 {
+        self.flushes.as_ref().map_or(0, |flushes| flushes.awaited(index))
+    }
+
+    #[cold]
+    fn fail(&mut self, e: Box<Error>) -> Box<Error> {
+        let e = self.comm.fail(e);
+        self.revoke();
+        e
+    }
+
+    /// Starts a group of any kind. Returns `None` if there is no room.
+    #[inline(never)]
     fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &mut self,
-        slot: u8,
-        request: &Request,
         buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<bool> {
+    ) -> Fast<Option<u8>> {
+        let slot = self.cts.next().slot();
         let ahead = OPTIONAL && self.may_complete_ahead(buffers.len())?;
-        let ready = request.cell().is_free() && self.ready();
-        if !ready && !self.made_ready(request)? {
-            self.comm.stats.no_room::<()>();
-            return Ok(false);
+        let ready = self.cells.get(slot).is_free() && self.ready()?;
+        if !ready && !self.made_ready(slot)? {
+            return Ok(self.comm.stats.no_room());
         }
-        let place = &mut self.slots[usize::from(slot)];
+        let place = &mut self.slots[usize::from(slot) % SLOTS];
         place.begin(buffers.len());
         // The slot must be ready before the peer learns of it.
-        request.cell().begin();
+        self.cells.get(slot).begin();
         self.outstanding += 1;
+        self.credit -= 1;
         // A receive that completes ahead of its data has no profiler events: NCCL's own event ends
         // first.
         self.cts.post(&mut self.comm, place, buffers, !ahead)?;
         self.comm.stats.request(None);
         if ahead {
-            request.cell().complete_ahead();
+            self.complete_ahead(slot);
         }
-        Ok(true)
+        Ok(Some(slot))
     }
 
     /// Polls, and returns whether the request is free and everything is [`ready`](Self::ready) now.
     #[cold]
-    fn made_ready(&mut self, request: &Request) -> Fast<bool> {
+    fn made_ready(&mut self, slot: u8) -> Fast<bool> {
         self.poll()?;
-        Ok(request.cell().is_free() && self.ready())
+        Ok(self.cells.get(slot).is_free() && self.ready()?)
     }
 
-    /// Returns whether a CTS write fits, and each rail has receives for every outstanding slot and
-    /// one more.
-    #[inline]
-    fn ready(&self) -> bool {
-        let enough = |r: &Rail| r.receives.as_ref().is_some_and(|s| s.suffice(self.outstanding));
-        self.cts.has_room(&self.comm) && self.comm.rails.iter().all(enough)
-    }
-
-    /// Keeps receives posted for every outstanding slot and one more.
-    #[inline]
-    fn refill(&mut self) -> Fast<()> {
-        self.comm.rails.iter_mut().try_for_each(|rail| rail.refill(self.outstanding))
+    /// Replaces consumed receives if few are left. Returns whether a CTS write fits, and each rail
+    /// has a receive for every outstanding slot and one more.
+    fn ready(&mut self) -> Fast<bool> {
+        self.credit = usize::MAX;
+        for rail in &mut self.comm.rails {
+            rail.refill(self.outstanding)?;
+            let credit = rail.receives.as_ref().map_or(0, |receives| receives.credit(self.outstanding));
+            self.credit = self.credit.min(credit);
+        }
+        Ok(self.credit > 0 && self.cts.has_room(&self.comm))
     }
 
     /// Returns an error if data in one of `buffers` has come over a rail that cannot flush.
-    #[inline]
     fn check_flushable(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<()> {
         match &self.flushes {
             Some(flushes) if flushes.may_lack() => Ok(self.check_carriers(flushes, buffers)?),
@@ -320,6 +382,7 @@ impl RecvState {
     }
 
     /// Handles the completion of one of this end's work requests.
+    #[inline(never)]
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
         let on = &mut self.comm.rails[rail];
         let known = match Work::of(wr_id) {
@@ -327,7 +390,7 @@ impl RecvState {
             Work::Flush { index } => {
                 let known = on.flush.as_mut().map_or(Ok(0), |queue| queue.sent(wr_id))?;
                 if let Some(flushes) = &mut self.flushes
-                    && flushes.read(rail, index, &self.pool)
+                    && flushes.read(rail, index)
                 {
                     self.comm.stats.done(0, 0);
                 }
@@ -340,28 +403,26 @@ impl RecvState {
     }
 
     /// Handles an immediate from the peer.
-    #[inline]
+    #[inline(never)]
     fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
         self.check_arrival(rail, word).map_err(|e| self.protocol_error(rail, word, e))
     }
 
-    #[inline]
     fn check_arrival(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
         let imm = self.comm.layout.decode(word).ok_or(ArrivalError::Word)?;
-        match self.pool.cell(imm.slot.into()).is_in_flight() {
+        match self.cells.get(imm.slot).is_in_flight() {
             true => self.apply_arrival::<false>(imm, rail),
             false => self.apply_arrival::<true>(imm, rail),
         }
     }
 
     /// `AHEAD`: the request is not in flight, so it must have completed ahead of its data.
-    #[inline(always)]
     fn apply_arrival<const AHEAD: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), ArrivalError> {
-        let request = self.pool.cell(imm.slot.into());
+        let request = self.cells.get(imm.slot);
         if AHEAD && !request.awaits_data() {
             return Err(ArrivalError::Idle(imm.slot));
         }
-        let slot = &mut self.slots[usize::from(imm.slot)];
+        let slot = &mut self.slots[usize::from(imm.slot) % SLOTS];
         let size = slot.arrived(imm, rail)?;
         if let Some(flushes) = &mut self.flushes {
             flushes.carried(rail);
@@ -384,6 +445,7 @@ impl RecvState {
             }
         }
         self.outstanding -= 1;
+        self.ahead -= usize::from(AHEAD);
         Ok(())
     }
 

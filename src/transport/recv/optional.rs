@@ -9,29 +9,37 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Fast;
-use crate::proto::SLOTS;
-use crate::transport::comm::Progress;
+use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
+use crate::transport::request::cell::RequestCell;
 
-/// With this many receives outstanding, an optional receive polls first. NCCL has at most this many
-/// operations in flight.
-const MANY: usize = 32;
 /// How long close waits for immediates, which arrive right after the data that NCCL has seen.
 const LAST: Duration = Duration::from_millis(200);
 
 impl RecvState {
+    /// With this many receives outstanding, an optional receive polls first. NCCL has at most this
+    /// many operations in flight.
+    pub(crate) const MANY: usize = 32;
+
     /// Returns whether an optional receive may complete ahead of its data. After the peer's death
     /// it may not, because the request must report it.
     pub(crate) fn may_complete_ahead(&mut self, receives: usize) -> Fast<bool> {
-        if self.outstanding >= MANY {
+        if self.outstanding >= Self::MANY {
             self.poll()?;
         }
         Ok(receives == 1 && self.comm.peer.is_connected())
     }
 
+    /// Completes a request ahead of its data.
+    #[inline]
+    pub(crate) fn complete_ahead(&mut self, slot: u8) {
+        self.cells.get(slot).complete_ahead();
+        self.ahead += 1;
+    }
+
     /// Returns whether a request has completed ahead of data that is still outstanding.
     fn awaits_data(&self) -> bool {
-        self.outstanding > 0 && (0..SLOTS).any(|slot| self.pool.cell(slot).awaits_data())
+        self.ahead > 0
     }
 
     /// After a failure of the comm, revokes the completions ahead of data that NCCL has not
@@ -39,7 +47,7 @@ impl RecvState {
     #[cold]
     pub(crate) fn revoke(&self) {
         if self.comm.has_failed() {
-            (0..SLOTS).for_each(|slot| self.pool.cell(slot).revoke());
+            self.cells.iter().for_each(RequestCell::revoke);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::verbs::{Blanks, Completion, Srq};
 /// The receives of a rail, and how many of them are posted.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    // Signed: a faulty device that completes more than was posted must not wrap them.
+    // Counts are signed: one that a faulty device takes below zero does not wrap.
     /// Receives in the SRQ, or in that queue pair's queue that has the fewest.
     posted: isize,
     /// The queues are refilled when `posted` is at most this.
@@ -34,6 +34,7 @@ pub(crate) struct Receives {
 }
 
 /// Where the receives are posted.
+// With a `Vec`, one comparison finds the first case of an `Option<Receives>`.
 #[derive(Debug)]
 enum Queues {
     Shared(Arc<Srq>),
@@ -77,10 +78,18 @@ impl Receives {
         }
     }
 
-    /// Returns whether one more slot may be used while so many are outstanding.
-    #[inline]
-    pub(crate) fn suffice(&self, outstanding: usize) -> bool {
-        self.posted > outstanding as isize || self.posted >= self.slots
+    /// Returns how many more slots may be used while so many are outstanding.
+    fn spare(&self, outstanding: usize) -> isize {
+        // A slot is used only if it is free, so at most all others of its queue are outstanding.
+        self.posted - (outstanding as isize).min(self.slots - 1)
+    }
+
+    /// Returns how many more slots may be used, while so many are outstanding, before the receives
+    /// must be checked again. Then it is time to refill, if one may be used at all.
+    pub(crate) fn credit(&self, outstanding: usize) -> usize {
+        // A slot consumes at most one receive of a queue, so arrivals leave the number as it is.
+        let spare = self.spare(outstanding);
+        usize::try_from((spare - self.low).max(spare.min(1))).unwrap_or(0)
     }
 
     /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
@@ -96,22 +105,15 @@ impl Receives {
                 let index = qp_of_slot(slot, posted.len());
                 posted[index] -= 1;
                 self.posted = self.posted.min(posted[index]);
-                qps[index].number() == completion.qpn()
+                qps.get(index).is_some_and(|qp| qp.number() == completion.qpn())
             }
         }
     }
 
     /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
     /// more.
-    #[inline]
     pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
-        let enough = self.posted > self.low && self.posted > outstanding as isize;
-        if enough { Ok(()) } else { self.refill_if_few(outstanding, qps) }
-    }
-
-    #[cold]
-    fn refill_if_few(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
-        let enough = self.posted > self.low && self.suffice(outstanding);
+        let enough = self.posted > self.low && self.spare(outstanding) > 0;
         if enough { Ok(()) } else { Ok(self.fill(qps)?) }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, Step, Violation};
 use crate::transport::comm::Comm;
 
-/// One group of receives. Its CTS entries stay in the control memory, for sending them again.
+/// One group of receives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     count: u8,
@@ -63,9 +63,19 @@ impl Slot {
         self.arrivals.seen()
     }
 
+    /// Handles the only immediate of a group of one, which arrived on `rail`. Otherwise returns
+    /// `false` and changes nothing.
+    #[inline(always)]
+    pub(crate) fn arrived_whole(&mut self, rail: usize, size: usize) -> bool {
+        let whole = self.count == 1 && self.arrivals.expected() == 0 && size <= self.rooms[0];
+        if whole {
+            self.arrivals = Arrivals::whole(rail);
+        }
+        whole
+    }
+
     /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the
     /// size once the immediates of all rails have arrived.
-    #[inline]
     pub(crate) fn arrived(&mut self, imm: Imm, rail: usize) -> Result<Option<SizeQ>, ArrivalError> {
         let Imm { slot, mask, size } = imm;
         if self.arrivals.seen() != 0 && self.size != size {

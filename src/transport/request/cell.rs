@@ -22,7 +22,7 @@
 //! request before its data has arrived, and the slot stays in use until it has.
 
 use crate::proto::MAX_RECVS;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const IN_FLIGHT: u32 = 1;
@@ -35,11 +35,14 @@ const COMPLETED_AHEAD: u32 = 16;
 /// NCCL has collected the request; its data has not arrived.
 const COLLECTED_AHEAD: u32 = 17;
 
-/// The state of one request, and the sizes of its messages once it is completed.
+/// The state of one request, and the sizes of its messages once it is completed. A size fits into
+/// 32 bits: NCCL gets it as an `int`.
+// Aligned: state and first size never lie in two cache lines.
 #[derive(Debug)]
+#[repr(C, align(16))]
 pub(crate) struct RequestCell {
     state: AtomicU32,
-    sizes: [AtomicUsize; MAX_RECVS],
+    sizes: [AtomicU32; MAX_RECVS],
 }
 
 /// What [`RequestCell::completed`] found.
@@ -55,7 +58,7 @@ pub(crate) enum Found {
 
 impl RequestCell {
     pub(crate) fn new() -> Self {
-        Self { state: AtomicU32::new(FREE), sizes: std::array::from_fn(|_| AtomicUsize::new(0)) }
+        Self { state: AtomicU32::new(FREE), sizes: std::array::from_fn(|_| AtomicU32::new(0)) }
     }
 
     /// Collects a request of one message and returns its size; the request is free afterwards. Also
@@ -70,7 +73,7 @@ impl RequestCell {
         }
         let size = self.sizes[0].load(Ordering::Relaxed);
         self.free();
-        Some(size)
+        Some(size as usize)
     }
 
     /// Returns whether the request is completed. [`sizes`](Self::sizes) then has the sizes, and
@@ -88,7 +91,7 @@ impl RequestCell {
     /// Yields the size in bytes of each message of a completed request.
     #[inline]
     pub(crate) fn sizes(&self, count: usize) -> impl Iterator<Item = usize> {
-        self.sizes.iter().take(count).map(|size| size.load(Ordering::Relaxed))
+        self.sizes.iter().take(count).map(|size| size.load(Ordering::Relaxed) as usize)
     }
 
     /// Makes the request available for the next operation.
@@ -123,7 +126,7 @@ impl RequestCell {
     /// Completes a request of one message of `size` bytes.
     #[inline]
     pub(crate) fn complete_one(&self, size: usize) {
-        self.sizes[0].store(size, Ordering::Relaxed);
+        self.sizes[0].store(size as u32, Ordering::Relaxed);
         self.state.store(DONE_ONE, Ordering::Release);
     }
 
@@ -131,7 +134,7 @@ impl RequestCell {
     pub(crate) fn complete(&self, sizes: &[usize]) {
         let count = sizes.len().min(MAX_RECVS);
         for (place, size) in self.sizes.iter().zip(sizes) {
-            place.store(*size, Ordering::Relaxed);
+            place.store(*size as u32, Ordering::Relaxed);
         }
         self.state.store(DONE + count as u32, Ordering::Release);
     }
@@ -155,7 +158,7 @@ impl RequestCell {
     /// the request.
     #[cold]
     fn complete_instead(&self, size: usize) -> bool {
-        self.sizes[0].store(size, Ordering::Relaxed);
+        self.sizes[0].store(size as u32, Ordering::Relaxed);
         self.change(COMPLETED_AHEAD, DONE_ONE)
     }
 

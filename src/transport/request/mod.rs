@@ -1,141 +1,123 @@
 //! What NCCL holds while a send, a receive or a flush is in flight.
 
-mod cell;
+pub(crate) mod cell;
+pub(crate) mod cells;
 
-use std::fmt;
-use std::sync::{Arc, Weak};
+use std::ffi::c_int;
+use std::sync::Arc;
 
 use nccl_net_versions::{Sizes, Tagged};
 
 use crate::error::{Error, Fast};
-use crate::proto::SLOTS;
+use crate::transport::recv::Receiver;
+use crate::transport::send::Sender;
 use cell::{Found, RequestCell};
+use cells::Cells;
 
-/// Requests per comm: NCCL has at most 32 operations in flight, each of up to 8 sends.
-pub(crate) const REQUESTS: usize = SLOTS;
-
-/// One entry of its comm's pool. A request does not keep its comm alive: the requests of a closed
-/// comm are invalid.
+/// One request of a comm. It refers to the part of the comm that makes progress; the comm owns its
+/// requests.
 #[derive(Debug)]
 pub struct Request {
-    cell: RequestCell,
-    owner: Weak<dyn Owner>,
-    index: usize,
+    /// The states of all requests of its kind.
+    cells: Arc<[RequestCell]>,
+    index: u8,
+    owner: Owner,
 }
 
-/// The comm of a request, as the request drives it.
-pub(crate) trait Owner: fmt::Debug + Send + Sync {
-    /// Polls the comm's queues for the request with this index.
-    ///
-    /// # Errors
-    /// The comm has failed.
-    fn progress(&self, index: usize) -> Fast<()>;
-
-    /// Names the operation of the request with this index: send, receive or flush.
-    fn operation(&self, index: usize) -> &'static str;
-}
-
-/// The requests of one comm, made once.
+/// The comm of a request, and the kind of request.
 #[derive(Debug, Clone)]
-pub(crate) struct Pool(Arc<[Tagged<Request>]>);
+pub(crate) enum Owner {
+    Send(Arc<Sender>),
+    Receive(Arc<Receiver>),
+    Flush(Arc<Receiver>),
+}
 
-impl Pool {
-    /// Makes `requests` free requests of `owner`.
-    pub(crate) fn new<O: Owner + 'static>(owner: &Weak<O>, requests: usize) -> Self {
-        let owner: Weak<dyn Owner> = owner.clone();
-        let one = |index| Request { cell: RequestCell::new(), owner: owner.clone(), index };
-        Self((0..requests).map(|index| Tagged::new(one(index))).collect())
+/// The requests of one kind of a comm, made once.
+#[derive(Debug)]
+pub(crate) struct Requests<const N: usize>(Box<[Tagged<Request>; N]>);
+
+impl<const N: usize> Requests<N> {
+    pub(crate) fn new(cells: &Cells<N>, owner: &Owner) -> Self {
+        let one = |index| Request { cells: cells.share(), index: index as u8, owner: owner.clone() };
+        Self(Box::new(std::array::from_fn(|index| Tagged::new(one(index)))))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    #[inline]
-    pub(crate) fn get(&self, index: usize) -> &Tagged<Request> {
-        &self.0[index]
-    }
-
-    /// The state of a request.
-    #[inline]
-    pub(crate) fn cell(&self, index: usize) -> &RequestCell {
-        self.get(index).cell()
-    }
-
-    /// Returns the place of a free one of the [`REQUESTS`] that begin at index `start`. The search
-    /// begins at place `next`, which is then the place behind the one found.
-    #[inline]
-    pub(crate) fn free(&self, start: usize, next: &mut u8) -> Option<u8> {
-        let place = *next;
-        *next = place.wrapping_add(1);
-        if self.cell(start + usize::from(place)).is_free() { Some(place) } else { self.search(start, next) }
-    }
-
-    /// Only reached if NCCL tests an older request after a newer one.
-    #[cold]
-    fn search(&self, start: usize, next: &mut u8) -> Option<u8> {
-        let place = (0..REQUESTS).map(|i| next.wrapping_add(i as u8));
-        let place = place.into_iter().find(|place| self.cell(start + usize::from(*place)).is_free())?;
-        *next = place.wrapping_add(1);
-        Some(place)
+    /// Returns a request, whose index is below `N`.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: u8) -> &Tagged<Request> {
+        // No bounds check for each message.
+        &self.0[usize::from(index) % N]
     }
 }
 
 impl Request {
     /// Collects a completed request of one message and returns its size; the request is invalid
     /// afterwards. Returns `None` if there is more to do: see [`test`](Self::test).
-    #[inline]
-    pub fn finished(&self) -> Option<usize> {
-        self.cell.collect_one()
+    #[inline(always)]
+    pub fn collect_one(&self) -> Option<c_int> {
+        self.cells.get(usize::from(self.index))?.collect_one().map(|size| size as c_int)
     }
 
     /// Makes progress. Returns `true`, once, when the request is completed, and stores its sizes.
     ///
     /// # Errors
-    /// The comm has failed or is closed, or the request was collected before.
+    /// The comm has failed, or the request was collected before.
+    #[inline(always)]
     pub fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
-        // `finished` has found it so; the usual case goes straight to the queues.
-        if !self.cell.is_in_flight() && self.collect(sizes)? {
+        let cell = self.cell();
+        // `collect_one` has found it so; the usual case goes straight to the queues.
+        if !cell.is_in_flight() && self.collect(sizes)? {
             return Ok(true);
         }
-        self.owner.upgrade().ok_or_else(closed)?.progress(self.index)?;
-        self.collect(sizes)
+        match &self.owner {
+            Owner::Send(sender) => sender.progress(self.index)?,
+            Owner::Receive(receiver) => receiver.progress(self.index)?,
+            Owner::Flush(receiver) => receiver.progress_flush(self.index)?,
+        }
+        if cell.is_in_flight() {
+            return Ok(false);
+        }
+        match cell.collect_one() {
+            Some(size) => sizes.set(0, size).map(|()| true).map_err(|_| self.too_large()),
+            None => self.collect(sizes),
+        }
+    }
+
+    #[inline(always)]
+    fn cell(&self) -> &RequestCell {
+        &self.cells[usize::from(self.index)]
     }
 
     /// Collects the request if it is completed.
+    #[inline(never)]
     fn collect(&self, sizes: &mut Sizes) -> Fast<bool> {
-        let count = match self.cell.completed() {
+        let cell = self.cell();
+        let count = match cell.completed() {
             Found::Pending => return Ok(false),
             Found::Stale => return Err(self.stale()),
             Found::Done(count) => count,
         };
-        for (message, size) in self.cell.sizes(count).enumerate() {
-            sizes.set(message, size).map_err(|_| too_large(self.index))?;
+        for (message, size) in cell.sizes(count).enumerate() {
+            sizes.set(message, size).map_err(|_| self.too_large())?;
         }
-        self.cell.free();
+        cell.free();
         Ok(true)
     }
 
     #[cold]
     fn stale(&self) -> Box<Error> {
-        let what = self.owner.upgrade().map_or("request", |owner| owner.operation(self.index));
+        let what = match &self.owner {
+            Owner::Send(_) => "send",
+            Owner::Receive(_) => "receive",
+            Owner::Flush(_) => "flush",
+        };
         Error::Argument(format!("the {what} was already done: its request is no longer valid")).into()
     }
 
-    /// The state, for the comm that completes it.
-    #[inline]
-    pub(crate) fn cell(&self) -> &RequestCell {
-        &self.cell
+    #[cold]
+    fn too_large(&self) -> Box<Error> {
+        let index = self.index;
+        let why = format!("request {index} is completed with more bytes than its receive has room for");
+        Error::Internal(why).into()
     }
-}
-
-#[cold]
-fn closed() -> Box<Error> {
-    Error::Argument("the request's connection is closed".into()).into()
-}
-
-#[cold]
-fn too_large(index: usize) -> Box<Error> {
-    Error::Internal(format!("request {index} is completed with more bytes than its receive has room for"))
-        .into()
 }

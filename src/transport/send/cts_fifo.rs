@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Fast};
 use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence};
+use crate::verbs::Remote;
 
 /// The remote side of a send: the address and keys of the receive it matches.
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +42,37 @@ impl<'a> Match<'a> {
         Self { place, count, room: u64::from_le(words[1].load(Ordering::Relaxed)), words }
     }
 
+    /// Returns the address, and the remote key of one rail.
+    #[inline(always)]
+    pub(crate) fn remote(&self, rail: usize) -> Remote {
+        let word = |i: usize| u64::from_le(self.words[i].load(Ordering::Relaxed));
+        let keys = word(2 + rail / 2 % (MAX_RAILS / 2));
+        Remote { addr: word(0), rkey: (keys >> (rail % 2 * 32)) as u32 }
+    }
+
     #[inline]
     pub(crate) fn target(&self) -> Target {
         let word = |i: usize| u64::from_le(self.words[i].load(Ordering::Relaxed));
         Target { addr: word(0), rkeys: [word(2), word(3), word(4), word(5)] }
     }
+}
+
+/// Returns whether the first entry of the group with sequence number `seq` has arrived.
+#[inline(always)]
+pub(crate) fn has_arrived(fifo: &[AtomicU64], seq: Sequence) -> bool {
+    let word = fifo.get(seq.cts_offset(0) / 8 + CTS_WORDS - 1);
+    word.is_some_and(|word| u64::from_le(word.load(Ordering::Acquire)) >= seq.number())
+}
+
+/// Finds the receive of a group of one with this tag and sequence number. Returns `None` in all
+/// other cases: see [`find`].
+#[inline(always)]
+pub(crate) fn find_single(fifo: &[AtomicU64], seq: Sequence, tag: i32) -> Option<Match<'_>> {
+    let start = seq.cts_offset(0) / 8;
+    let entry = fifo.get(start..start + CTS_WORDS)?.first_chunk()?;
+    let single =
+        number(entry) == seq.number() && head_word(entry) == (Head { tag, count: 1, index: 0 }).word();
+    single.then(|| Match::new(entry, 0, 1))
 }
 
 /// Finds the first receive with this tag in the group with sequence number `seq`, skipping those
@@ -54,21 +81,9 @@ impl<'a> Match<'a> {
 ///
 /// # Errors
 /// The FIFO holds an entry that no correct receiver writes.
-#[inline]
 pub(crate) fn find(fifo: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> Fast<Option<Match<'_>>> {
     let start = seq.cts_offset(0) / 8;
     let group = &fifo[start..start + MAX_RECVS * CTS_WORDS];
-    let Some(first) = group.first_chunk() else { return Ok(None) };
-    // Almost every group has one receive.
-    if number(first) == seq.number() && head_word(first) == (Head { tag, count: 1, index: 0 }).word() {
-        return Ok(Some(Match::new(first, 0, 1)));
-    }
-    find_in_group(group, seq, tag, matched)
-}
-
-/// Like [`find`], for groups of any size.
-#[inline(never)]
-fn find_in_group(group: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> Fast<Option<Match<'_>>> {
     let (mut place, mut count) = (None, 1);
     for (index, words) in group.as_chunks().0.iter().enumerate() {
         if index >= count {

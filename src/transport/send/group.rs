@@ -3,16 +3,22 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RAILS, MAX_RECVS, Part, Sequence, Split};
+use crate::proto::{MAX_RAILS, MAX_RECVS, Part, Split};
 use crate::transport::send::cts_fifo::Target;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Remote};
 
-/// One send. Keeps all that posting it again would need until it is completed.
+/// Sends in flight at most, and so requests of a sending comm: NCCL has at most 32 operations in
+/// flight, each of up to 8 sends.
+pub(crate) const SENDS: usize = 32 * MAX_RECVS;
+
+/// One send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
+    /// The slot of its group.
+    pub(crate) slot: u8,
     pub(crate) lkeys: [u32; MAX_RAILS],
     pub(crate) target: Target,
     pub(crate) split: Split,
@@ -20,7 +26,9 @@ pub(crate) struct SendOp {
 }
 
 /// The sends that match one group of receives.
+// Aligned: its size is then a power of two.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(align(16))]
 pub(crate) struct Group {
     /// Rails whose completion is outstanding; 0 before the group is posted.
     pub(crate) pending: u8,
@@ -34,6 +42,7 @@ pub(crate) struct Group {
 
 pub(crate) const NO_SEND: SendOp = SendOp {
     buffer: Buffer { addr: 0, len: 0 },
+    slot: 0,
     lkeys: [0; MAX_RAILS],
     target: Target::NONE,
     split: Split::NONE,
@@ -47,12 +56,11 @@ impl Group {
         self.sends.iter().take(usize::from(self.count)).map(|index| usize::from(*index))
     }
 
-    /// Marks the group as posted on `mask` and advances to the next sequence number. Must be called
-    /// before the first post.
+    /// Marks the group as posted on `mask`. Must be called before the first post; the next send then
+    /// matches the next group.
     #[inline]
-    pub(crate) fn mark_posted(&mut self, mask: u8, seq: &mut Sequence) {
+    pub(crate) fn mark_posted(&mut self, mask: u8) {
         (self.pending, self.matched) = (mask, 0);
-        *seq = seq.next();
     }
 
     /// Returns whether each receive has been matched.

@@ -4,39 +4,53 @@ mod cts_fifo;
 pub(crate) mod group;
 mod profiling;
 mod separate_imm;
+mod single;
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use nccl_net_versions::{Buffer, DmaBuf, MemKind, ProfilerHandle, Tagged};
+use nccl_net_versions::{Buffer, ProfilerHandle};
 
-use crate::transport::Settings;
-use crate::transport::comm::{Comm, Progress, progress};
-
+use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::policy::Policy;
-use crate::proto::{FIFO_BYTES, Part, RECORD_BYTES, SLOTS, Sequence, rails};
-use crate::transport::lock::StateLock;
+use crate::policy::{Cut, Policy};
+use crate::proto::{FIFO_BYTES, RECORD_BYTES, SLOTS, Sequence, rails};
+use crate::state_lock::{Entered, StateLock};
+use crate::stats::Waits;
+use crate::transport::comm::Comm;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
-use crate::transport::request::{Owner, Pool, REQUESTS, Request};
+use crate::transport::progress::{Progress, progress};
+use crate::transport::request::cells::Cells;
+use crate::transport::settings::Settings;
 use crate::transport::work::Work;
-use crate::verbs::{Completion, Kind};
-use group::{Group, NO_SEND, SendOp};
+use crate::verbs::{Completion, Kind, Words};
+use group::{Group, NO_SEND, SENDS, SendOp};
+use single::{NotSingle, SingleSend};
 
 /// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
 /// record per slot to send from.
 pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
 
-/// A sending comm.
-#[derive(Debug)]
-pub struct SendComm(Arc<Sender>);
+/// Of so many calls of isend that find no receive, one takes the lock and checks the peer.
+const EARLY_CALLS: u32 = 32;
 
 /// The part of a sending comm that its requests refer to.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    pool: Pool,
+    cells: Cells<SENDS>,
     memory: Registrar,
-    max_message: usize,
+    /// Size of the largest message in bytes.
+    longest: usize,
+    /// The CTS FIFO, to look into without the lock.
+    fifo: Words,
+    /// Number of the group that the next send matches. Written under the lock.
+    next: AtomicU64,
+    /// Calls of isend that found no receive. NCCL's progress thread alone calls isend.
+    early: AtomicU32,
+    /// Counts them.
+    waits: Waits,
+    watch: Arc<CommWatch>,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -45,124 +59,172 @@ pub(crate) struct Sender {
 pub(crate) struct SendState {
     pub(crate) comm: Comm,
     policy: Policy,
-    /// Size above which the immediate travels in a separate work request.
+    /// Size above which the immediate travels in a separate work request: the setting's, or that of
+    /// the largest single write.
     separate_imm_above: usize,
     /// Sequence number of the group that the next send matches.
     pub(crate) seq: Sequence,
-    pool: Pool,
+    cells: Cells<SENDS>,
     /// By request.
-    pub(crate) sends: Box<[SendOp; REQUESTS]>,
+    pub(crate) sends: Box<[SendOp; SENDS]>,
     /// Where the search for a free request begins.
     next: u8,
+    /// Sends in flight.
+    in_flight: usize,
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
+    single: SingleSend,
 }
 
-impl SendComm {
+impl Sender {
     pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let config = &settings.config;
-        comm.start_profiling(settings, REQUESTS);
-        Self(Arc::new_cyclic(|me: &Weak<Sender>| {
-            let pool = Pool::new(me, REQUESTS);
-            let separate_imm_above = comm.separate_imm_above(config);
-            Sender {
-                pool: pool.clone(),
-                memory: Registrar::new(comm.nics(), config),
-                max_message: comm.max_message(),
-                state: StateLock::new(SendState {
-                    comm,
-                    policy,
-                    separate_imm_above,
-                    seq: Sequence::FIRST,
-                    pool,
-                    sends: Box::new([NO_SEND; REQUESTS]),
-                    next: 0,
-                    groups: Box::new([Group::default(); SLOTS]),
-                }),
-            }
-        }))
+        comm.start_profiling(settings, SENDS);
+        let (cells, separate_imm_above) =
+            (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
+        Self {
+            cells: cells.clone(),
+            memory: Registrar::new(comm.nics(), config),
+            longest: comm.longest_send(),
+            fifo: comm.region.share(),
+            next: AtomicU64::new(Sequence::FIRST.number()),
+            early: AtomicU32::new(0),
+            waits: comm.stats.waits(),
+            watch: comm.watch(),
+            state: StateLock::new(SendState {
+                single: SingleSend::new(&policy, comm.layout, separate_imm_above),
+                comm,
+                policy,
+                separate_imm_above,
+                seq: Sequence::FIRST,
+                cells,
+                sends: Box::new([NO_SEND; SENDS]),
+                next: 0,
+                in_flight: 0,
+                groups: Box::new([Group::default(); SLOTS]),
+            }),
+        }
     }
 
-    /// Registers memory for this comm's sends.
-    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
-        self.0.memory.register(buffer, kind, dmabuf)
+    pub(crate) fn cells(&self) -> &Cells<SENDS> {
+        &self.cells
     }
 
-    /// Starts a send to the receive with `tag` of the group that is being matched. Returns `None`
-    /// if there is no such receive yet, or no room for another send.
-    #[inline]
-    pub fn send(
+    pub(crate) fn memory(&self) -> &Registrar {
+        &self.memory
+    }
+
+    /// Returns whether the next receive has been posted, or there is something to report.
+    #[inline(always)]
+    pub(crate) fn may_send(&self) -> bool {
+        let seq = Sequence::from_number(self.next.load(Ordering::Relaxed));
+        if cts_fifo::has_arrived(&self.fifo, seq) || self.watch.is_marked() {
+            return true;
+        }
+        let early = self.early.load(Ordering::Relaxed).wrapping_add(1);
+        self.early.store(early, Ordering::Relaxed);
+        if early.is_multiple_of(EARLY_CALLS) {
+            return true;
+        }
+        self.waits.no_receive();
+        false
+    }
+
+    /// Starts a send, and returns the index of its request.
+    #[inline(always)]
+    pub(crate) fn send(
         &self,
         buffer: Buffer,
         tag: i32,
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
-    ) -> Fast<Option<&Tagged<Request>>> {
-        let inner = &*self.0;
-        inner.memory.check(mr, buffer)?;
-        if buffer.len > inner.max_message {
-            return Err(inner.too_long(buffer.len));
+    ) -> Fast<Option<u8>> {
+        self.memory.check(mr, buffer)?;
+        if buffer.len > self.longest {
+            return Err(self.too_long(buffer.len));
         }
-        inner.state.with(|state| {
-            state.comm.check_usable()?;
-            match state.start(buffer, tag, mr, profiler) {
-                Ok(Some(index)) => {
-                    let request = inner.pool.get(usize::from(index));
-                    request.cell().begin();
-                    Ok(Some(request))
-                }
-                Ok(None) => Ok(None),
-                Err(e) => Err(state.comm.fail(e)),
+        let mut state = self.state.enter()?;
+        let started = match state.comm.check_usable() {
+            Ok(()) => state.start_single(&self.fifo, buffer, tag, mr, profiler),
+            Err(e) => Err(NotSingle::Failed(e)),
+        };
+        match started {
+            Ok(index) => {
+                self.next.store(state.seq.number(), Ordering::Relaxed);
+                state.leave(Ok(Some(index)))
             }
-        })
+            Err(why) => self.send_unusual(state, why, buffer, tag, mr, profiler),
+        }
+    }
+
+    /// Starts a send that is not [`single`].
+    #[inline(never)]
+    fn send_unusual(
+        &self,
+        mut state: Entered<'_, SendState>,
+        why: NotSingle,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<u8>> {
+        let index = match why {
+            NotSingle::Unusual => state.start(buffer, tag, mr, profiler),
+            NotSingle::Failed(e) => Err(e),
+        };
+        self.next.store(state.seq.number(), Ordering::Relaxed);
+        let index = index.map_err(|e| state.comm.fail(e));
+        state.leave(index)
+    }
+
+    #[inline(always)]
+    pub(crate) fn progress(&self, index: u8) -> Fast<()> {
+        let mut state = self.state.enter()?;
+        let progress = progress(&mut *state, index);
+        state.leave(progress)
     }
 
     /// Sends BYE to the peer.
-    pub fn close(self) -> Result<()> {
-        self.0
-            .state
-            .with(|state| {
-                state.comm.peer.close();
-                Ok(())
-            })
-            .map_err(|e| *e)
+    pub(crate) fn close(&self) -> Result<()> {
+        let close = |state: &mut SendState| {
+            state.comm.peer.close();
+            Ok(())
+        };
+        self.state.with(close).map_err(|e| *e)
     }
-}
 
-impl Sender {
     #[cold]
     fn too_long(&self, len: usize) -> Box<Error> {
-        let largest = self.max_message;
-        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {largest}")).into()
-    }
-}
-
-impl Owner for Sender {
-    fn progress(&self, index: usize) -> Fast<()> {
-        self.state.with(|state| progress(state, index))
-    }
-
-    fn operation(&self, _: usize) -> &'static str {
-        "send"
+        let longest = self.longest;
+        Error::Usage(format!("a send of {len} bytes: the largest message of these ports is {longest}")).into()
     }
 }
 
 impl Progress for SendState {
+    /// Its index.
+    type Request = u8;
+
     #[inline]
     fn comm(&mut self) -> &mut Comm {
         &mut self.comm
     }
 
-    fn outstanding(_: usize) -> Option<&'static str> {
+    fn outstanding(_: u8) -> Option<&'static str> {
         Some("sends")
     }
 
     #[inline]
-    fn pending(&self, index: usize) -> bool {
-        self.pool.cell(index).is_in_flight()
+    fn pending(&self, index: u8) -> bool {
+        self.cells.get(index).is_in_flight()
     }
 
+    /// A send whose group is not posted yet waits for no completion.
     #[inline]
+    fn awaited(&self, index: u8) -> u8 {
+        self.groups[usize::from(self.sends[usize::from(index)].slot)].pending
+    }
+
+    #[inline(always)]
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
             return Err(unknown(completion));
@@ -177,19 +239,38 @@ impl Progress for SendState {
             profiling::completed(profiler, group, rail);
         }
         group.pending &= !(1 << rail);
-        if group.pending == 0 {
-            for index in group.members() {
-                let size = self.sends[index].buffer.len;
-                self.comm.stats.done(1, size);
-                self.pool.cell(index).complete_one(size);
-            }
+        let (pending, count, first) = (group.pending, group.count, group.sends[0]);
+        match (pending, count) {
+            (0, 1) => self.complete(first),
+            (0, _) => self.complete_group(slot),
+            _ => {}
         }
         Ok(())
     }
 }
 
 impl SendState {
-    #[inline]
+    /// Completes a send: its last part has completed.
+    #[inline(always)]
+    fn complete(&mut self, index: u8) {
+        let size = self.sends[usize::from(index)].buffer.len;
+        self.comm.stats.done(1, size);
+        self.cells.get(index).complete_one(size);
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            // The first requests are the ones in the processor's caches.
+            self.next = 0;
+        }
+    }
+
+    #[inline(never)]
+    fn complete_group(&mut self, slot: u8) {
+        let group = self.groups[usize::from(slot)];
+        group.members().for_each(|index| self.complete(index as u8));
+    }
+
+    /// Starts a send of any kind.
+    #[inline(never)]
     fn start(
         &mut self,
         buffer: Buffer,
@@ -210,29 +291,48 @@ impl SendState {
         if buffer.len as u64 > found.room {
             return Err(too_large(buffer, tag, found.room));
         }
-        let Some(index) = self.pool.free(0, &mut self.next) else { return Ok(self.comm.stats.no_room()) };
+        let (place, count, target) = (found.place, found.count, found.target());
+        let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
-        let send = &mut self.sends[usize::from(index)];
-        let in_flight = |rail: usize| self.comm.rails[rail].in_flight();
-        if !self.policy.cut(buffer.len, share, in_flight, &mut send.split) {
-            return Err(internal("the policy has no rail"));
+        match self.policy.cut(buffer.len, share, &mut self.sends[usize::from(index)].split) {
+            Cut::Done => {}
+            Cut::Whole => {
+                let rail = self.least_busy(slot);
+                self.sends[usize::from(index)].split.whole(buffer.len, rail);
+            }
+            Cut::NoRail => return Err(internal("the policy has no rail")),
         }
+        let send = &mut self.sends[usize::from(index)];
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
-        (send.buffer, send.target) = (buffer, found.target());
+        (send.buffer, send.target, send.slot) = (buffer, target, slot);
         // Only an empty send has no registration.
         if let Some(mr) = mr {
             send.lkeys = *mr.lkeys();
         }
-        let posted = match found.count {
+        let posted = match count {
             1 => self.post_one(slot, index)?,
-            count => self.match_group(slot, index, found.place, count)?,
+            count => self.match_group(slot, index, place, count)?,
         };
         if !posted {
             return Ok(self.comm.stats.no_room());
         }
         self.comm.stats.request(share);
+        self.cells.get(index).begin();
+        self.in_flight += 1;
         Ok(Some(index))
+    }
+
+    /// Returns the rail for a whole send. Sends of the group that is being matched count as in
+    /// flight: they will be posted together.
+    #[inline(never)]
+    fn least_busy(&self, slot: u8) -> usize {
+        let group = &self.groups[usize::from(slot)];
+        self.policy.least_busy(|rail| {
+            let matched = rails(group.matched).map(|place| usize::from(group.sends[place]));
+            let waiting = matched.filter(|index| self.sends[*index].split.bytes(rail) > 0).count();
+            self.comm.rails[rail].in_flight() + waiting as u32
+        })
     }
 
     /// Matches a send with one of a group's several receives, and posts the group if it was the
@@ -258,46 +358,26 @@ impl SendState {
         Ok(self.groups[usize::from(slot)].pending == 0)
     }
 
-    /// The fast path: a group of one, with data and immediate in one work request per rail. Returns
-    /// `false` if a send queue has no room for it yet.
-    #[inline(always)]
+    /// Posts a group of one, with data and immediate in one work request per rail. Returns `false`
+    /// if a send queue has no room for it yet.
     fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
         let group = &mut self.groups[usize::from(slot)];
         (group.count, group.sends[0]) = (1, index);
         let send = &self.sends[usize::from(index)];
-        let Comm { rails, chain, layout, stats, profiler, .. } = &mut self.comm;
-        let size = layout.size(send.buffer.len);
-        if size.bytes().is_none() || send.buffer.len > self.separate_imm_above {
+        let (len, mask) = (send.buffer.len, send.split.mask());
+        let size = self.comm.layout.size(len);
+        if size.bytes().is_none() || len > self.separate_imm_above {
             return self.post_separate_imm(slot);
         }
-        let mask = send.split.mask();
-        let imm = layout.encode(slot, mask, size);
-        let rail = mask.trailing_zeros() as usize;
-        let queue = rails[rail].send_queue_mut(slot);
-        if mask & mask.wrapping_sub(1) != 0 || queue.room() == 0 {
-            return self.post_parts(slot, index, imm);
-        }
-        group.mark_posted(mask, &mut self.seq);
-        let part = Part { rail, offset: 0, len: send.buffer.len };
-        if !send.profiler.is_none() {
-            profiling::part(profiler, index, send, part, slot, queue);
-        }
-        send.post(part, queue, chain, slot, imm)?;
-        stats.posted(rail, 1, 1, send.buffer.len);
-        Ok(true)
-    }
-
-    /// Like [`post_one`](Self::post_one), on several rails, or after a send queue was full.
-    #[inline(never)]
-    fn post_parts(&mut self, slot: u8, index: u8, imm: u32) -> Fast<bool> {
-        let mask = self.sends[usize::from(index)].split.mask();
+        let imm = self.comm.layout.encode(slot, mask, size);
         if !self.has_room(slot, mask) {
             self.poll()?;
             if !self.has_room(slot, mask) {
                 return Ok(false);
             }
         }
-        self.groups[usize::from(slot)].mark_posted(mask, &mut self.seq);
+        self.groups[usize::from(slot)].mark_posted(mask);
+        self.seq = self.seq.next();
         let send = &self.sends[usize::from(index)];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         for part in send.split.parts() {

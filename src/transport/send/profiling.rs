@@ -2,8 +2,7 @@
 
 use crate::proto::Part;
 use crate::transport::profiler::{CommProfiler, Write};
-use crate::transport::request::REQUESTS;
-use crate::transport::send::group::{Group, SendOp};
+use crate::transport::send::group::{Group, SENDS, SendOp};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
@@ -21,7 +20,7 @@ pub(crate) fn part(
     let Some(profiler) = profiler else { return };
     let wr_id = queue.signal(Work::Data { slot }, 1);
     let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
-    profiler.start(usize::from(index), send.profiler, write, queue);
+    profiler.start(index.into(), send.profiler, write, queue);
 }
 
 /// Starts the events of a group on one rail, before its writes are posted. They end with the
@@ -30,7 +29,7 @@ pub(crate) fn part(
 pub(crate) fn group(
     profiler: &mut CommProfiler,
     group: &Group,
-    sends: &[SendOp; REQUESTS],
+    sends: &[SendOp; SENDS],
     rail: usize,
     first: bool,
     wr_id: u64,

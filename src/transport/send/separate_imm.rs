@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Fast, Result};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, Record, SizeQ, rails};
-use crate::transport::comm::{Comm, Progress};
+use crate::transport::comm::Comm;
+use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::group::{Group, chain_full};
 use crate::transport::send::profiling;
@@ -13,9 +14,11 @@ use crate::verbs::{Local, Remote};
 
 impl SendState {
     /// Posts a send whose immediate travels in a separate work request: grouped receives, sizes
-    /// that `size_q` cannot encode, or adaptive-routing sends. Per rail: one RDMA WRITE per part,
-    /// then one WRITE_WITH_IMM. The latter carries no data, except on the leader rail of a group
-    /// whose sizes the immediate does not contain: there it carries the completion record.
+    /// that `size_q` cannot encode, sends larger than the adapter's largest write, or
+    /// adaptive-routing sends. Per rail: one RDMA WRITE per part, or several for a part larger than
+    /// the largest write, then one WRITE_WITH_IMM. The latter carries no data, except on the leader
+    /// rail of a group whose sizes the immediate does not contain: there it carries the completion
+    /// record.
     #[inline(never)]
     pub(crate) fn post_separate_imm(&mut self, slot: u8) -> Fast<bool> {
         let (group, offset) = (self.groups[usize::from(slot)], self.seq.record_offset());
@@ -33,16 +36,25 @@ impl SendState {
         if size == SizeQ::RECORD {
             self.stage_record(&group)?;
         }
-        self.groups[usize::from(slot)].mark_posted(mask, &mut self.seq);
+        self.groups[usize::from(slot)].mark_posted(mask);
+        self.seq = self.seq.next();
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         for rail in rails(mask) {
             chain.clear();
-            let (mut fitted, mut bytes) = (true, 0);
+            let (mut writes, mut bytes) = (0, 0);
+            let largest = all[rail].largest_write();
+            let queue = all[rail].send_queue_mut(slot);
             for send in group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0) {
                 let Some(part) = send.split.parts().find(|p| p.rail == rail) else { continue };
-                let (local, to) = send.ends(rail, part.offset, part.len);
-                fitted &= chain.write(Some(local), to, None, None);
+                for at in (0..part.len).step_by(largest) {
+                    let (local, to) = send.ends(rail, part.offset + at, largest.min(part.len - at));
+                    queue.post_if_full(chain)?;
+                    if !chain.write(Some(local), to, None, None) {
+                        return Err(chain_full());
+                    }
+                    writes += 1;
+                }
                 bytes += part.len;
             }
             let record = Local {
@@ -52,10 +64,9 @@ impl SendState {
             };
             let leads = size == SizeQ::RECORD && mask.trailing_zeros() as usize == rail;
             let to = Remote { addr: remote.addr + offset as u64, rkey: remote.rkeys[rail] };
-            let (queue, parts) = (all[rail].send_queue_mut(slot), chain.len());
-            let signal = queue.signal(Work::Data { slot }, parts + 1);
-            fitted &= chain.write(leads.then_some(record), to, Some(imm), Some(signal));
-            if !fitted {
+            queue.post_if_full(chain)?;
+            let signal = queue.signal(Work::Data { slot }, chain.len() + 1);
+            if !chain.write(leads.then_some(record), to, Some(imm), Some(signal)) {
                 return Err(chain_full());
             }
             if let Some(profiler) = profiler {
@@ -63,7 +74,7 @@ impl SendState {
                 profiling::group(profiler, &group, &self.sends, rail, first, signal, queue);
             }
             queue.post(chain, true)?;
-            stats.posted(rail, parts + 1, parts, bytes);
+            stats.posted(rail, writes + 1, writes, bytes);
         }
         Ok(true)
     }
@@ -82,8 +93,10 @@ impl SendState {
     /// writes and the one with the immediate.
     fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
         rails(mask).all(|rail| {
-            let parts = group.members().filter(|i| self.sends[*i].split.bytes(rail) > 0).count();
-            self.comm.rails[rail].send_queue(slot).room() > parts
+            let of_rail = &self.comm.rails[rail];
+            let largest = of_rail.largest_write();
+            let writes = group.members().map(|i| self.sends[i].split.bytes(rail).div_ceil(largest));
+            of_rail.send_queue(slot).room() > writes.sum()
         })
     }
 

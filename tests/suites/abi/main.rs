@@ -5,3 +5,4 @@ mod exports;
 mod fork;
 mod inits;
 mod interface;
+mod rccl;

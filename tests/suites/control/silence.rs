@@ -34,9 +34,11 @@ fn limits() -> Vec<[i32; 3]> {
 #[test]
 fn the_limit_of_silence_is_a_setting() {
     isolated(here!(), &mpib("512", &[]), || {
-        for (setting, expected) in
-            [(None, [60_000, 30, 7]), (Some("1000"), [1000, 1, 1]), (Some("3600000"), [3_600_000, 1800, 450])]
-        {
+        for (setting, expected) in [
+            (None, [150_000, 75, 18]),
+            (Some("1000"), [1000, 1, 1]),
+            (Some("3600000"), [3_600_000, 1800, 450]),
+        ] {
             set("MPIB_PEER_TIMEOUT_MS", setting);
             let pair = Pair::new(newest());
             pair.message(5000, 5000, 1);

@@ -255,3 +255,22 @@ fn a_strict_connection_does_not_go_without_flushes() {
     });
     let _ = accepted;
 }
+
+/// A port that reaches nobody has another fault than one that does not reach itself.
+//= mpib.md: an adapter that does not reach itself costs the flush alone
+#[test]
+fn a_port_that_reaches_nobody_is_left_out_for_that() {
+    let lost = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16,wire=9,loopback=off");
+    with_sys(here!(), &[PEERMEM], &env(&[lost]), || {
+        let ctx = init(newest());
+        let mut peer = Peer::start_with(&SENDER);
+        let end = End::new(ctx, &mut peer);
+        let line = take_warning(&["rails that do not work", "soft1:1", "goes on with SOUT alone"]);
+        assert!(!line.contains("itself"), "{line}");
+        end.message(&mut peer, LEN, 0);
+        assert_eq!(end.flushes(LEN), [1, 0]);
+        peer.must("close");
+        end.close();
+        peer.finish();
+    });
+}

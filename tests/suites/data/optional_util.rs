@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::stats::{Connection, Direction, pages_of};
 /// What NCCL puts where the request is to be.
 pub(crate) const OPTIONAL: usize = 1;
 /// Groups under way on a connection.
-pub(crate) const SLOTS: usize = 256;
+pub(crate) const SLOTS: usize = 64;
 
 /// A receive with the hint, which must be taken.
 pub(crate) fn optional(table: &Table, comm: Ptr, to: &Buffer, at: usize, room: usize) -> Ptr {

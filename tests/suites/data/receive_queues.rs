@@ -60,6 +60,16 @@ fn an_end_without_shared_queues_meets_one_with_them() {
     isolated(here!(), &env, || both_ways(HOSTS[0][1]));
 }
 
+//= receives.md: each end chooses its receive queues without the other
+#[test]
+fn rails_with_and_without_shared_queues_carry_one_message() {
+    let mixed = [
+        "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16",
+        "soft0:addr=10.1.0.2/16;soft1:addr=10.2.0.2/16,without=srq",
+    ];
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", mixed[0])]), || both_ways(mixed[1]));
+}
+
 /// Returns what the log of init and connections contains on receive queues.
 fn choices() -> Vec<String> {
     let log = LOG.lock().unwrap();

@@ -62,7 +62,9 @@ fn immediates_that_contradict_each_other() {
         let word = |slot, mask, size| layout.encode(slot, mask, layout.size(size));
         let record = |slot, mask| layout.encode(slot, mask, SizeQ::RECORD);
         let cases: &[Case<'_>] = &[
-            (1, &[(0, word(200, 1, 0))], "slot 200, where no receive waits"),
+            (1, &[(0, word(60, 1, 0))], "slot 60, where no receive waits"),
+            // There are 64 slots.
+            (1, &[(0, word(64, 1, 0))], "an immediate that no sender makes"),
             (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "has mask 0b10 after an earlier one with 0b11"),
             (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),

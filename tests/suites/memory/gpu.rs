@@ -42,7 +42,11 @@ fn message(pair: &Pair, kind: i32) {
 
 /// With the module: what NCCL is offered, and what it may register.
 fn offered(test: &str, module: &'static str) {
-    with_sys(test, &[module], &mpib("512", &[("MPIB_STRICT", "1")]), || {
+    offered_by(test, &[module]);
+}
+
+fn offered_by(test: &str, files: &[&str]) {
+    with_sys(test, files, &mpib("512", &[("MPIB_STRICT", "1")]), || {
         for table in TABLES {
             let ctx = init(table);
             assert_eq!(table.properties(0).1.unwrap().ptr_support, HOST | CUDA, "v{}", table.version());
@@ -65,6 +69,22 @@ fn gpu_memory_is_offered_with_nvidia_peermem() {
 #[test]
 fn gpu_memory_is_offered_with_nv_peer_mem() {
     offered(here!(), MODULES[1]);
+}
+
+//= mpib.md: memory of AMD's GPUs is offered where the RDMA core has its peer memory
+#[test]
+fn memory_of_amds_gpus_is_offered() {
+    offered_by(here!(), &["module/amdgpu/version", "memory_peers/amdkfd/version"]);
+}
+
+//= mpib.md: a driver without the module is one warning, or a strict error
+#[test]
+fn amds_driver_without_peer_memory_is_one_warning() {
+    with_sys(here!(), &["module/amdgpu/version"], &mpib("512", &[]), || {
+        init(newest());
+        let said = take_warning(&["GPUDirect RDMA is off", "the AMD driver is loaded", "amdkfd/version"]);
+        assert!(!said.contains("nvidia"), "{said}");
+    });
 }
 
 #[test]
@@ -172,7 +192,7 @@ fn without_a_driver_nothing_is_missed() {
         init(newest());
         let (level, said) = line();
         assert_eq!(level, 3);
-        assert!(said.contains("is off") && said.contains("no NVIDIA driver is loaded"), "{said}");
+        assert!(said.contains("is off") && said.contains("no GPU's driver is loaded"), "{said}");
         refused();
     });
 }

@@ -4,9 +4,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
-use mpib_tests::code::{InvalidUsage, RemoteError, Success, SystemError};
+use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{LOG, take_warning, take_warnings};
-use mpib_tests::pair::{connect, init, until};
+use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::workspace;
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib, set};
@@ -156,7 +156,12 @@ fn every_variable_refuses_malformed_values() {
         for (i, (variable, form)) in variables.into_iter().enumerate() {
             // The tables take turns: each variable is tried with old and new ones.
             let table = |n: usize| TABLES[(i + n) % TABLES.len()];
-            for (n, text) in misfits(variable, form).iter().enumerate() {
+            let cut = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"].contains(&variable);
+            let mut texts = misfits(variable, form);
+            // Numbers are cut for these: see the next test.
+            texts
+                .retain(|text| !cut || !text.trim_start_matches("0x").bytes().all(|b| b.is_ascii_hexdigit()));
+            for (n, text) in texts.iter().enumerate() {
                 refused(table(n), variable, text.as_ref(), form);
             }
             for bytes in [b"\xff".to_vec(), b"1\xff".to_vec(), b"soft0\xc3".to_vec()] {
@@ -168,6 +173,30 @@ fn every_variable_refuses_malformed_values() {
         }
         // No refused value has a lasting effect.
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
+    });
+}
+
+//= configuration.md: NCCL_IB_TIMEOUT
+//= configuration.md: NCCL_IB_RETRY_CNT
+#[test]
+fn timeouts_and_retries_out_of_bounds_are_cut_or_refused() {
+    let env = [("NCCL_IB_TIMEOUT", "0"), ("NCCL_IB_RETRY_CNT", "13")];
+    isolated(here!(), &env, || {
+        let ctx = init(newest());
+        let lines = take_warnings();
+        let told = [
+            "NCCL_IB_TIMEOUT=\"0\": expected a whole number from 1 to 31, or unset; 31 is used",
+            "NCCL_IB_RETRY_CNT=\"13\": expected a whole number from 0 to 7, or unset; 7 is used",
+        ];
+        assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
+        let pair = connect(newest(), ctx, 0);
+        let used: Vec<_> = softverbs::qp_attributes().iter().map(|qp| (qp.timeout, qp.retry_cnt)).collect();
+        assert!(!used.is_empty() && used.iter().all(|qp| *qp == (31, 7)), "{used:?}");
+        pair.close();
+        assert_eq!(newest().finalize(ctx), Success);
+        set("MPIB_STRICT", Some("1"));
+        assert_eq!(newest().init().0, InvalidUsage);
+        take_warning(&["NCCL_IB_TIMEOUT=\"0\"", "1 to 31, or unset; NCCL_IB_RETRY_CNT=\"13\"", "0 to 7"]);
     });
 }
 
@@ -288,22 +317,30 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
     }
 }
 
-/// Good in form, and no P_Key of this port: the adapter says so when a queue pair is set up.
+/// Good in form, and no P_Key of this port.
 //= configuration.md: NCCL_IB_PKEY
 #[test]
-fn a_pkey_index_that_the_port_lacks_is_an_error_of_connect() {
-    isolated(here!(), &mpib("512", &[("NCCL_IB_PKEY", "77")]), || {
+fn a_pkey_index_that_a_port_lacks_is_an_error_of_init() {
+    const DEVICES: &str = "soft0:addr=10.0.0.1/24,pkey=0xffff+0x8001;soft1:addr=10.0.1.1/24";
+    isolated(here!(), &[("SOFTVERBS_DEVICES", DEVICES)], || {
+        for (index, port) in [
+            ("77", "soft0:1 has 2 entries, with P_Keys at 0 (0xffff), 1 (0x8001)"),
+            ("1", "soft1:1 has 1 entries"),
+        ] {
+            set("NCCL_IB_PKEY", Some(index));
+            for table in TABLES {
+                assert_eq!(table.init().0, InvalidUsage);
+                take_warning(&["init: NCCL_IB_PKEY=", index, "expected the index of a P_Key", port]);
+            }
+        }
+        // Only the ports that are used count.
+        set("NCCL_IB_HCA", Some("soft0"));
         let ctx = init(newest());
-        let mut handle = [0; 128];
-        let (rc, listen) = newest().listen(ctx, 0, &mut handle);
-        assert_eq!(rc, Success);
-        let code = until("connect", || {
-            assert!(newest().accept(listen).1.is_null());
-            Some(newest().connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
-        });
-        assert!([SystemError, InvalidUsage].contains(&code) || code == RemoteError, "{code}");
-        let lines = take_warnings();
-        assert!(lines.iter().any(|l| l.contains("P_Key") && l.contains("soft0")), "{lines:?}");
+        // A later init has other settings, for the same devices.
+        set("NCCL_IB_PKEY", Some("2"));
+        assert_eq!(newest().init().0, InvalidUsage);
+        take_warning(&["NCCL_IB_PKEY=2", "soft0:1 has 2 entries"]);
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 
@@ -351,7 +388,11 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
         ("NCCL_IB_HAC", "soft1"),
         ("NCCL_IB_OOO_RQ", "1"),
         ("NCCL_IB_DISABLE", "1"),
-        ("NCCL_IB_EVENT_BASED_LB", "0"),
+        ("NCCL_IB_EVENT_BASED_LB", "1"),
+        ("NCCL_MESH_GID_INDEX", "3"),
+        ("NCCL_MESH_DEBUG", "1"),
+        ("MPIB_BDP_THRESHOLD", "65536"),
+        ("MPIB_SOUT_QP", "4"),
     ];
     isolated(here!(), &vain, || {
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
@@ -361,6 +402,9 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
             "MPIB_SUPSHARE=\"512\" has no effect: there is no such setting; the nearest name is MPIB_SUP_SHARE",
             "NCCL_IB_HAC=\"soft1\" has no effect: neither NCCL 2.32 nor this plugin knows it; the nearest name is NCCL_IB_HCA",
             "NCCL_IB_OOO_RQ=\"1\" has no effect: queue pairs are made without mlx5's out-of-order delivery",
+            "NCCL_MESH_GID_INDEX=\"3\" has no effect: NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs",
+            "MPIB_BDP_THRESHOLD=65536 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
+            "MPIB_SOUT_QP=4 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
         ];
         assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
         let log = log.join("\n");
@@ -368,8 +412,16 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
             log.contains("NCCL_IB_DISABLE=\"1\" has no effect") && !log.contains("EVENT_BASED_LB"),
             "{log}"
         );
+        assert!(log.contains("NCCL_MESH_DEBUG=\"1\" has no effect: NCCL_DEBUG=INFO and "), "{log}");
         set("MPIB_STRICT", Some("1"));
-        for name in ["MPIB_SUPSHARE", "NCCL_IB_HAC", "NCCL_IB_OOO_RQ"] {
+        for name in [
+            "MPIB_SUPSHARE",
+            "NCCL_IB_HAC",
+            "NCCL_IB_OOO_RQ",
+            "NCCL_MESH_GID_INDEX",
+            "MPIB_BDP_THRESHOLD",
+            "MPIB_SOUT_QP",
+        ] {
             assert_eq!(newest().init().0, InvalidUsage);
             let line = take_warning(&[name]);
             assert!(line.ends_with("(MPIB_STRICT=1)"), "{line}");

@@ -3,6 +3,7 @@
 mod devices;
 mod many_rails;
 mod pci;
+mod speeds;
 mod striping;
 mod two_rails;
 mod vdevices;

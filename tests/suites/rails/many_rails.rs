@@ -339,6 +339,16 @@ fn small_messages_in_flight_are_spread_over_the_rails() {
             assert_eq!(pair.wait(request)[0] as usize, SIZE);
         }
         assert!(to.bytes == from.bytes);
+        // A group is posted at once: its sends count before they are in flight.
+        let group: Vec<_> = (0..8).map(|i| (to.addr() + i * SIZE, SIZE, i as c_int, to.mr)).collect();
+        let counted = during(|| {
+            let receive = pair.irecv(&group);
+            let sends: Vec<_> =
+                (0..8).map(|i| pair.isend(from.addr() + i * SIZE, SIZE, i as c_int, from.mr)).collect();
+            sends.into_iter().chain([receive]).for_each(|request| _ = pair.wait(request));
+        });
+        let [first, second, third] = [0, 1, 2].map(|i: usize| counted[i].bytes as usize / SIZE);
+        assert_eq!([first, second, third], [4, 2, 2], "messages of a group of 8");
         // One at a time: always the fastest rail.
         for i in 0..4 {
             assert_eq!(during(|| pair.message(SIZE, SIZE, i))[0].signals, 1, "message {i}");

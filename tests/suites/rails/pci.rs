@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use mpib_tests::code::{InvalidArgument, Success};
 use mpib_tests::log::take_warnings;
@@ -51,11 +52,23 @@ fn listed(table: &'static Table) -> Vec<(String, i32, String)> {
 }
 
 fn with(test: &str, adapters: &[(&str, &str)], env: &[(&str, &str)], body: impl FnOnce()) {
+    with_sysfs(test, adapters, |_| (), env, body);
+}
+
+/// Like [`with`]. `prepare` adds to the sysfs, in which each adapter has a folder with its name.
+fn with_sysfs(
+    test: &str,
+    adapters: &[(&str, &str)],
+    prepare: impl FnOnce(&Path),
+    env: &[(&str, &str)],
+    body: impl FnOnce(),
+) {
     if is_child(test) {
         isolated(test, &[], body);
         return;
     }
     let sysfs = Sysfs::new(adapters);
+    prepare(sysfs.folder.path());
     let env = [env, &[("SOFTVERBS_DEVICES", sysfs.devices.as_str())]].concat();
     isolated(test, &env, body);
     drop(sysfs.folder);
@@ -67,6 +80,7 @@ fn shown(devices: &[(&str, i32, &str)]) -> Vec<(String, i32, String)> {
 }
 
 //= fused-devices.md: the port number counts the functions of one card
+//= fused-devices.md: functions of one card have one PCI path
 #[test]
 fn functions_of_one_card_are_ports_of_it() {
     let adapters = [
@@ -81,9 +95,11 @@ fn functions_of_one_card_are_ports_of_it() {
     with(here!(), &adapters, &[], || {
         for table in TABLES {
             let ctx = init(table);
+            // NCCL 2.24 to 2.26 compare all but the last digit of the paths.
+            let m1 = if [9, 10].contains(&table.version()) { "0000:17:00.1" } else { "0000:17:00.0" };
             let expected = [
                 ("m0", 1, "0000:17:00.0"),
-                ("m1", 2, "0000:17:00.1"),
+                ("m1", 2, m1),
                 ("m2", 1, "0000:18:00.0"),
                 ("v3", 2, "0000:18:01.2"),
                 ("v4", 1, "0001:17:00.0"),
@@ -107,9 +123,91 @@ fn a_port_that_is_not_shown_does_not_count() {
     let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:17:00.1")];
     with(here!(), &adapters, &[("NCCL_IB_HCA", "m1")], || {
         let ctx = init(newest());
-        assert_eq!(listed(newest()), shown(&[("m1", 1, "0000:17:00.1")]));
+        assert_eq!(listed(newest()), shown(&[("m1", 1, "0000:17:00.0")]));
         assert_eq!(newest().finalize(ctx), Success);
     });
+}
+
+/// v1 is a virtual function of m0, on the bus after it. With this setting it has this path.
+fn virtual_function(test: &str, merge: &str, path: &str) {
+    let adapters = [("m0", "0000:17:00.0"), ("v1", "0000:18:00.3"), ("g2", "0000:19:00.0")];
+    let link = |sysfs: &Path| {
+        symlink(sysfs.join("m0/device").canonicalize().unwrap(), sysfs.join("v1/device/physfn")).unwrap();
+    };
+    with_sysfs(test, &adapters, link, &[("NCCL_IB_MERGE_VFS", merge)], || {
+        let ctx = init(newest());
+        // Its port number differs from m0's in any case: both have one GUID.
+        let expected = [("m0", 1, "0000:17:00.0"), ("v1", 2, path), ("g2", 1, "0000:19:00.0")];
+        assert_eq!(listed(newest()), shown(&expected));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
+    });
+}
+
+//= configuration.md: NCCL_IB_MERGE_VFS
+#[test]
+fn a_virtual_function_is_where_its_physical_one_is() {
+    virtual_function(here!(), "1", "0000:17:00.0");
+}
+
+#[test]
+fn a_virtual_function_has_a_path_if_configured() {
+    virtual_function(here!(), "0", "0000:18:00.3");
+}
+
+/// SOUT is m0, SUP is m1. With this setting their device has this path. If `apart`, their NUMA
+/// nodes differ.
+fn two_rails(test: &str, setting: (&str, &str), path: &str, apart: bool) {
+    let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:3b:00.1")];
+    let env = [("MPIB_HCA_SOUT", "m0"), ("MPIB_HCA_SUP", "m1"), setting];
+    let nodes = if apart { ["0\n", "1\n"] } else { ["1\n", "1\n"] };
+    let write = |sysfs: &Path| {
+        for ((name, _), node) in adapters.iter().zip(nodes) {
+            fs::write(sysfs.join(name).join("device/numa_node"), node).unwrap();
+        }
+    };
+    with_sysfs(test, &adapters, write, &env, || {
+        let ctx = init(newest());
+        assert_eq!(listed(newest()), shown(&[("m0+m1", 1, path)]), "{setting:?}");
+        let shown = if path.contains("3b") { "m1:1" } else { "m0:1" };
+        let text =
+            format!("SOUT m0:1 and SUP m1:1 are on NUMA nodes 0 and 1: NCCL sees the place of {shown} alone");
+        let lines = take_warnings();
+        assert_eq!(lines.len(), usize::from(apart), "{lines:?}");
+        assert!(lines.iter().all(|line| line.contains(&text)), "{lines:?}");
+        assert_eq!(newest().finalize(ctx), Success);
+    });
+}
+
+//= mpib.md: pciPath, guid and port are those of the rail that carries most data
+#[test]
+fn in_vanilla_mode_the_device_is_where_sup_is() {
+    two_rails(here!(), ("MPIB_MODE", "0"), "0000:3b:00.1", false);
+}
+
+#[test]
+fn in_advanced_mode_the_device_is_where_sout_is() {
+    two_rails(here!(), ("MPIB_MODE", "1"), "0000:17:00.0", false);
+}
+
+#[test]
+fn with_a_fixed_share_the_device_is_where_most_data_is() {
+    two_rails(here!(), ("MPIB_SUP_SHARE", "512"), "0000:3b:00.1", false);
+}
+
+#[test]
+fn with_a_small_share_the_device_is_where_sout_is() {
+    two_rails(here!(), ("MPIB_SUP_SHARE", "511"), "0000:17:00.0", false);
+}
+
+//= mpib.md: SOUT and SUP on two NUMA nodes or PCI roots are a warning
+#[test]
+fn rails_that_are_far_from_each_other_are_one_warning() {
+    two_rails(here!(), ("MPIB_MODE", "0"), "0000:3b:00.1", true);
+}
+
+#[test]
+fn the_warning_names_the_rail_that_nccl_sees() {
+    two_rails(here!(), ("MPIB_MODE", "1"), "0000:17:00.0", true);
 }
 
 /// Listed in no order of addresses, and with one that has none.
@@ -128,7 +226,7 @@ fn devices_are_in_the_order_of_their_pci_addresses() {
         let ctx = init(newest());
         let expected = [
             ("m4", 1, "0000:17:00.0"),
-            ("m2", 2, "0000:17:00.1"),
+            ("m2", 2, "0000:17:00.0"),
             ("m0", 1, "0000:b1:00.0"),
             ("m3", 1, "10000:01:00.0"),
             ("s1", 1, ""),

@@ -409,3 +409,38 @@ fn after_a_missing_route_only_the_common_cable_is_tried() {
         net.finish();
     });
 }
+
+/// Cables with IPv6 alone, and hosts whose default route leads through another interface. Linux
+/// answers with that route for any source address: it is none for the NIC.
+//= reach.md: fabric: a triangle of IPv6 links beside a default route
+#[test]
+fn a_default_route_of_another_interface_is_no_route_for_ipv6() {
+    on_hosts(here!(), &[], || {
+        let topology = Topology {
+            networks: vec![
+                vec![("a", "mlx5_0", "2001:db8:1::1/64"), ("b", "mlx5_0", "2001:db8:1::2/64")],
+                vec![("a", "mlx5_1", "2001:db8:2::1/64"), ("c", "mlx5_0", "2001:db8:2::3/64")],
+                vec![("b", "mlx5_1", "2001:db8:3::2/64"), ("c", "mlx5_1", "2001:db8:3::3/64")],
+                vec![
+                    ("a", "oob", "2001:db8:9::1/64"),
+                    ("b", "oob", "2001:db8:9::2/64"),
+                    ("c", "oob", "2001:db8:9::3/64"),
+                    ("r", "p0", "2001:db8:9::ff/64"),
+                ],
+            ],
+            routes: ["a", "b", "c"].map(|host| (host, "::/0", "2001:db8:9::ff")).to_vec(),
+            routers: vec!["r"],
+        };
+        let mut net = Reach::up(Setup { topology, ..Setup::default() });
+        for (ask, asked) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            for (one, other) in [
+                (("a", "mlx5_0", "2001:db8:1::1", ask), ("b", "mlx5_0", "2001:db8:1::2", asked)),
+                (("c", "mlx5_0", "2001:db8:2::3", ask), ("a", "mlx5_1", "2001:db8:2::1", asked)),
+                (("b", "mlx5_1", "2001:db8:3::2", ask), ("c", "mlx5_1", "2001:db8:3::3", asked)),
+            ] {
+                net.goes_asked(one, other);
+            }
+        }
+        net.finish();
+    });
+}

@@ -282,7 +282,9 @@ pub(crate) fn has_all(warnings: &[String], parts: &[&str]) {
 }
 
 pub(crate) fn warnings(peer: &mut Peer) -> Vec<String> {
-    log(peer).into_iter().filter(|(level, _)| *level == WARN).map(|(_, text)| text).collect()
+    let warnings = log(peer).into_iter().filter(|(level, _)| *level == WARN).map(|(_, text)| text);
+    // The last line of a long warning repeats the first one.
+    warnings.filter(|text| !text.starts_with("NET/MPIB : in short: ")).collect()
 }
 
 /// Nobody warned of anything.

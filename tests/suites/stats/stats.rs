@@ -141,21 +141,21 @@ fn requests_in_flight_and_refused_calls_show() {
             assert_eq!(reader.one("send").numbers(["requests", "waits_peer", "waits_queue"]), [0, n, 0]);
         }
         let offer = [(to.addr(), 512, 1, to.mr)];
-        let mut receives: Vec<Ptr> = (0..256).map(|_| pair.irecv(&offer)).collect();
+        let mut receives: Vec<Ptr> = (0..64).map(|_| pair.irecv(&offer)).collect();
         for n in 1..=2 {
             let (rc, request) = table.irecv(pair.recv, &offer);
-            assert_eq!((rc, request.is_null()), (Success, true), "256 are under way");
+            assert_eq!((rc, request.is_null()), (Success, true), "64 are under way");
             let seen = reader.one("recv");
-            assert_eq!(seen.numbers(["requests", "done", "messages", "waits_queue"]), [256, 0, 0, n]);
+            assert_eq!(seen.numbers(["requests", "done", "messages", "waits_queue"]), [64, 0, 0, n]);
         }
         // Another tag than that of the receive that is next.
         let (rc, request) = table.isend(pair.send, from.addr(), 512, 2, from.mr);
         assert_eq!((rc, request.is_null()), (Success, true));
         assert!(reader.one("send").number("waits_peer") >= 4);
-        let mut sends: Vec<Ptr> = (0..256).map(|_| pair.isend(from.addr(), 512, 1, from.mr)).collect();
+        let mut sends: Vec<Ptr> = (0..64).map(|_| pair.isend(from.addr(), 512, 1, from.mr)).collect();
         let send = reader.one("send");
-        assert_eq!(send.numbers(["requests", "done", "bytes", "1.bytes"]), [256, 0, 0, 256 * 512]);
-        assert!(send.number("1.posted") - send.number("1.done") <= 256);
+        assert_eq!(send.numbers(["requests", "done", "bytes", "1.bytes"]), [64, 0, 0, 64 * 512]);
+        assert!(send.number("1.posted") - send.number("1.done") <= 64);
         for n in 1..=2 {
             let (rc, request) = table.isend(pair.send, from.addr(), 512, 1, from.mr);
             assert_eq!((rc, request.is_null()), (Success, true));
@@ -168,13 +168,13 @@ fn requests_in_flight_and_refused_calls_show() {
         for way in ["send", "recv"] {
             let [requests, done, messages, bytes] =
                 reader.one(way).numbers(["requests", "done", "messages", "bytes"]);
-            assert_eq!((requests, messages, bytes), (256, done, 512 * done), "{way}");
+            assert_eq!((requests, messages, bytes), (64, done, 512 * done), "{way}");
             assert!(done >= 1, "{way}");
         }
         sends.into_iter().chain(receives).for_each(|r| {
             pair.wait(r);
         });
-        assert_eq!(reader.one("send").numbers(["done", "1.bytes", "0.bytes"]), [256, 256 * 512, 0]);
+        assert_eq!(reader.one("send").numbers(["done", "1.bytes", "0.bytes"]), [64, 64 * 512, 0]);
         from.dereg();
         to.dereg();
         pair.close();

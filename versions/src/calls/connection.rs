@@ -14,7 +14,7 @@ use crate::{HandleBuf, NetPlugin, Refusal};
 struct Listener<P: NetPlugin>(P::Listen);
 /// A sending comm, as C holds it.
 #[repr(transparent)]
-pub(super) struct Sender<P: NetPlugin>(pub(super) P::Send);
+pub(crate) struct Sender<P: NetPlugin>(pub(super) P::Send);
 /// A receiving comm, as C holds it.
 #[repr(transparent)]
 pub(super) struct Receiver<P: NetPlugin>(pub(super) P::Recv);

@@ -9,7 +9,7 @@ use nccl_net_abi as abi;
 use super::connection::{Receiver, Sender};
 use super::memory::Registration;
 use super::{Length, Out, buffer};
-use crate::guard::Outcome;
+use crate::guard::{Fault, Outcome};
 use crate::handle;
 use crate::tagged::{Kind, Tagged};
 use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal, Sizes};
@@ -80,26 +80,58 @@ impl Array<*mut c_void> {
     }
 }
 
-#[inline(always)]
-pub(crate) unsafe fn isend<P: NetPlugin, S: Length>(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: S,
-    tag: c_int,
-    mhandle: *mut c_void,
-    phandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> Outcome {
-    // SAFETY: NULL or writable.
-    let request = unsafe { Out::null("request", request) }?;
-    // SAFETY: the comm is not closed meanwhile.
-    let comm: &Sender<P> = unsafe { handle::borrow_tagged(Kind::Send, "sendComm", comm) }?;
-    // SAFETY: the registration is not closed meanwhile.
-    let mr = unsafe { registration::<P>(mhandle) }?;
-    let buffer = buffer(data, message_size(size)?)?;
-    if let Some(posted) = P::isend(&comm.0, buffer, tag, mr, ProfilerHandle::new(phandle))? {
-        request.put(raw(posted));
+/// A call of `isend` on a live comm, and where to store its request.
+pub(crate) struct DueSend<'a, P: NetPlugin> {
+    pub(crate) comm: &'a Sender<P>,
+    pub(crate) request: Out<*mut c_void>,
+}
+
+impl<P: NetPlugin> DueSend<'_, P> {
+    /// Starts the send.
+    ///
+    /// # Safety
+    /// `mhandle` is NULL, or a registration that is not closed meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn run<S: Length>(
+        self,
+        data: *mut c_void,
+        size: S,
+        tag: c_int,
+        mhandle: *mut c_void,
+        phandle: *mut c_void,
+    ) -> Outcome {
+        // SAFETY: as the caller promises.
+        let mr = unsafe { registration::<P>(mhandle) }?;
+        let buffer = buffer(data, message_size(size)?)?;
+        if let Some(posted) = P::isend(&self.comm.0, buffer, tag, mr, ProfilerHandle::new(phandle))? {
+            self.request.put(raw(posted));
+        }
+        Ok(())
     }
+}
+
+/// Begins `isend`. Most calls come before the receive: for them it returns `Some(None)`, and the
+/// call has done all. The other arguments matter to a send. `None` if an argument is wrong. Panics
+/// nowhere, so it needs no guard.
+#[inline(always)]
+pub(crate) unsafe fn due<'a, P: NetPlugin>(
+    comm: *mut c_void,
+    request: *mut *mut c_void,
+) -> Option<Option<DueSend<'a, P>>> {
+    // SAFETY: the comm is not closed meanwhile.
+    let comm: &Sender<P> = unsafe { handle::tagged(Kind::Send, comm) }?;
+    // SAFETY: NULL or writable.
+    let request = unsafe { Out::null("request", request) }.ok()?;
+    Some(P::may_send(&comm.0).then_some(DueSend { comm, request }))
+}
+
+/// `isend` after [`due`] has found a wrong argument.
+#[cold]
+pub(crate) unsafe fn isend<P: NetPlugin>(comm: *mut c_void, request: *mut *mut c_void) -> Outcome {
+    // SAFETY: NULL or writable.
+    let _ = unsafe { Out::null("request", request) }?;
+    // SAFETY: the comm is not closed meanwhile.
+    let _: &Sender<P> = unsafe { handle::borrow_tagged(Kind::Send, "sendComm", comm) }?;
     Ok(())
 }
 
@@ -124,28 +156,70 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     let (data, sizes, tags) =
         unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?, Array::new("tags", tags)?) };
 
-    let mut buffers = [const { MaybeUninit::<RecvBuffer<'_, P>>::uninit() }; MAX_RECVS];
-    for (i, slot) in buffers.iter_mut().enumerate().take(n) {
-        // SAFETY: `i` is below `n`, the length of each array, and no registration is closed
-        // meanwhile.
-        let one = unsafe {
-            RecvBuffer {
-                buffer: buffer(data.at(i), message_size(sizes.at(i))?)?,
-                tag: tags.at(i),
-                mr: registration::<P>(Array::pointer(mhandles, i))?,
-                profiler: ProfilerHandle::new(Array::pointer(phandles, i)),
-            }
-        };
-        slot.write(one);
-    }
-    // SAFETY: the loop wrote the first `n` entries.
-    let buffers = unsafe { slice::from_raw_parts(buffers.as_ptr().cast::<RecvBuffer<'_, P>>(), n) };
-
     let optional = hint == abi::NCCL_NET_OPTIONAL_RECV_COMPLETION;
-    if let Some(posted) = P::irecv(&comm.0, buffers, optional)? {
+    let posted = match n {
+        // Almost every group has one receive.
+        1 => {
+            // SAFETY: the arrays have one entry, and no registration is closed meanwhile.
+            let one = unsafe { Receives { data, sizes, tags, mhandles, phandles }.at::<P>(0) }?;
+            P::irecv(&comm.0, slice::from_ref(&one), optional)?
+        }
+        // SAFETY: the arrays have `n` entries, and no registration is closed meanwhile.
+        _ => unsafe { Receives { data, sizes, tags, mhandles, phandles }.post::<P>(comm, n, optional) }?,
+    };
+    if let Some(posted) = posted {
         request.put(raw(posted));
     }
     Ok(())
+}
+
+/// The array arguments of `irecv`. The last two are optional.
+struct Receives<S> {
+    data: Array<*mut c_void>,
+    sizes: Array<S>,
+    tags: Array<c_int>,
+    mhandles: *const *mut c_void,
+    phandles: *const *mut c_void,
+}
+
+impl<S: Length> Receives<S> {
+    /// Returns receive `i`.
+    ///
+    /// # Safety
+    /// Each array has more than `i` entries, and no registration is closed during `'a`.
+    #[inline(always)]
+    unsafe fn at<'a, P: NetPlugin>(&self, i: usize) -> Result<RecvBuffer<'a, P>, Refusal> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            Ok(RecvBuffer {
+                buffer: buffer(self.data.at(i), message_size(self.sizes.at(i))?)?,
+                tag: self.tags.at(i),
+                mr: registration::<P>(Array::pointer(self.mhandles, i))?,
+                profiler: ProfilerHandle::new(Array::pointer(self.phandles, i)),
+            })
+        }
+    }
+
+    /// Posts a group of `n` receives, at most [`MAX_RECVS`].
+    ///
+    /// # Safety
+    /// Each array has `n` entries, and no registration is closed meanwhile.
+    #[inline(never)]
+    unsafe fn post<'c, P: NetPlugin>(
+        &self,
+        comm: &'c Receiver<P>,
+        n: usize,
+        optional: bool,
+    ) -> Result<Option<&'c Tagged<P::Request>>, Fault> {
+        let mut buffers = [const { MaybeUninit::<RecvBuffer<'_, P>>::uninit() }; MAX_RECVS];
+        for (i, slot) in buffers.iter_mut().enumerate().take(n) {
+            // SAFETY: `i` is below `n`; the rest as the caller promises.
+            slot.write(unsafe { self.at::<P>(i) }?);
+        }
+        // SAFETY: the loop wrote the first `n` entries.
+        let buffers = unsafe { slice::from_raw_parts(buffers.as_ptr().cast::<RecvBuffer<'_, P>>(), n) };
+        Ok(P::irecv(&comm.0, buffers, optional)?)
+    }
 }
 
 #[inline]
@@ -179,7 +253,52 @@ pub(crate) unsafe fn iflush<P: NetPlugin>(
     Ok(())
 }
 
+/// A request that `test` found to be valid, and where to store its results.
+pub(crate) struct PendingTest<'a, P: NetPlugin> {
+    pub(crate) request: &'a P::Request,
+    pub(crate) done: Out<c_int>,
+    pub(crate) sizes: Sizes,
+}
+
+impl<P: NetPlugin> PendingTest<'_, P> {
+    /// Makes progress.
+    #[inline(always)]
+    pub(crate) fn run(mut self) -> Outcome {
+        if P::test(self.request, &mut self.sizes)? {
+            self.done.put(1);
+        }
+        Ok(())
+    }
+}
+
+/// Collects a request of one message that is already completed. Returns `Some(None)` if it was one,
+/// and `Some` of the rest if the request needs more; `None` if an argument is wrong. Panics nowhere,
+/// so it needs no guard.
 #[inline(always)]
+pub(crate) unsafe fn collect<'a, P: NetPlugin>(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> Option<Option<PendingTest<'a, P>>> {
+    // SAFETY: a request lives as long as its comm, and the comm is not closed meanwhile.
+    let request: &P::Request = unsafe { handle::tagged(Kind::Request, request) }?;
+    // SAFETY: NULL or writable.
+    let done = unsafe { Out::new("done", done) }.ok()?;
+    let Some(bytes) = P::collect(request) else {
+        done.put(0);
+        // SAFETY: NULL, or room for one size per receive of the group.
+        return Some(Some(PendingTest { request, done, sizes: unsafe { Sizes::new(sizes) } }));
+    };
+    done.put(1);
+    if !sizes.is_null() {
+        // SAFETY: not NULL, so there is room for one size.
+        unsafe { sizes.write(bytes) };
+    }
+    Some(None)
+}
+
+/// `test` after [`collect`] has found a wrong argument.
+#[cold]
 pub(crate) unsafe fn test<P: NetPlugin>(
     request: *mut c_void,
     done: *mut c_int,
@@ -190,9 +309,5 @@ pub(crate) unsafe fn test<P: NetPlugin>(
     // SAFETY: a request lives as long as its comm, and the comm is not closed meanwhile.
     let request: &P::Request = unsafe { handle::borrow_tagged(Kind::Request, "request", request) }?;
     // SAFETY: NULL, or room for one size per receive of the group.
-    let mut sizes = unsafe { Sizes::new(sizes) };
-    if P::test(request, &mut sizes)? {
-        done.put(1);
-    }
-    Ok(())
+    PendingTest::<P> { request, done, sizes: unsafe { Sizes::new(sizes) } }.run()
 }

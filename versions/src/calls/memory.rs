@@ -100,9 +100,13 @@ fn comm_kind<P: NetPlugin>(comm: *mut c_void) -> Result<CommKind, Refusal> {
     }
 }
 
-/// Accepts any comm: a global registration serves all comms of a device.
+/// Accepts any comm: a global registration serves all comms of a device. NULL is no registration
+/// and no error: NCCL frees buffers whose registration has failed by the same code as others.
 pub(crate) unsafe fn dereg_mr<P: NetPlugin>(comm: *mut c_void, mhandle: *mut c_void) -> Outcome {
     comm_kind::<P>(comm)?;
+    if mhandle.is_null() {
+        return Ok(());
+    }
     // SAFETY: no other call uses the registration.
     P::dereg_mr(unsafe { handle::from_raw::<P, Registration<P>>("mhandle", mhandle) }?.0)?;
     Ok(())

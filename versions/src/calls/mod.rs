@@ -12,8 +12,8 @@ mod data;
 mod memory;
 mod setup;
 
-pub(crate) use connection::{accept, close_listen, close_recv, close_send, connect, listen};
-pub(crate) use data::{iflush, irecv, isend, test};
+pub(crate) use connection::{Sender, accept, close_listen, close_recv, close_send, connect, listen};
+pub(crate) use data::{DueSend, PendingTest, collect, due, iflush, irecv, isend, test};
 pub(crate) use memory::{dereg_mr, reg_mr, reg_mr_dma_buf};
 pub(crate) use setup::{
     devices, finalize, get_properties, init_comm, init_process, make_vdevice, set_net_attr,
@@ -27,7 +27,8 @@ use nccl_net_abi as abi;
 use crate::{Buffer, CommConfig, NetPlugin, Refusal, handle, state};
 
 /// The place of a result.
-struct Out<T>(NonNull<T>);
+#[repr(transparent)]
+pub(crate) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
     /// # Safety
@@ -122,10 +123,16 @@ fn device(dev: c_int) -> Result<usize, Refusal> {
 /// Checks a buffer of NCCL's. An empty one may have the address NULL.
 #[inline]
 fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, Refusal> {
-    if data.is_null() && len > 0 {
-        return Err(Refusal::Null("data"));
+    if data.is_null() {
+        return null_data(len);
     }
     Ok(Buffer { addr: data.expose_provenance(), len })
+}
+
+#[cold]
+#[inline(never)]
+fn null_data(len: usize) -> Result<Buffer, Refusal> {
+    if len > 0 { Err(Refusal::Null("data")) } else { Ok(Buffer { addr: 0, len }) }
 }
 
 /// A context as C holds it (v11 and later), with the settings of its connections.

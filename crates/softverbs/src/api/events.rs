@@ -33,6 +33,7 @@ pub(crate) const SRQ_ERR: u32 = 14;
 pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
 pub(crate) const GID_CHANGE: u32 = 18;
+pub(crate) const DEVICE_SPEED_CHANGE: u32 = 20;
 
 /// The object of an event.
 pub(crate) enum Target {
@@ -83,7 +84,7 @@ impl Target {
 
 /// Returns whether an event concerns the device or its port, and no other object.
 pub(crate) fn of_the_port(kind: u32) -> bool {
-    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE)
+    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE | DEVICE_SPEED_CHANGE)
 }
 
 /// Raises event `kind` for the object at `index` of the segment's table. `id` identifies the

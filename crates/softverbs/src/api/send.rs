@@ -60,8 +60,9 @@ unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, St
     }
     // SAFETY: below `num_sge`, as the caller guarantees.
     let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
-    if len > crate::limits::MAX_MSG {
-        return invalid(format!("{len} bytes, expected at most {}", crate::limits::MAX_MSG));
+    let most = qp.context.device.spec.max_msg;
+    if len > u64::from(most) {
+        return invalid(format!("{len} bytes, expected at most {most} (max_msg_sz of the port)"));
     }
     if wr.send_flags & INLINE != 0 {
         if is_atomic(wr.opcode) || wr.opcode == op::IBV_WR_RDMA_READ {

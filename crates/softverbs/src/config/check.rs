@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::spec::DEFAULT_SUBNET;
 use super::{DeviceSpec, LinkLayer, MAX_ADDRS, gid};
 use crate::error::Error;
-use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_QP_WR};
+use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_MSG, MAX_QP_WR};
 
 /// Size of `ibdev_path` without its NUL.
 const MAX_PATH: usize = 255;
@@ -58,6 +58,9 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     }
     if !(1..=MAX_QP_WR).contains(&device.max_qp_wr) {
         return Err(format!("max_qp_wr={}: expected 1 to {MAX_QP_WR}", device.max_qp_wr));
+    }
+    if !(1..=MAX_MSG).contains(&device.max_msg) {
+        return Err(format!("max_msg={}: expected 1 to {MAX_MSG}", device.max_msg));
     }
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{check, parse};
 use crate::error::Error;
-use crate::limits::{MAX_INLINE, MAX_QP_WR};
+use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR};
 
 /// The default subnet prefix of InfiniBand.
 pub(super) const DEFAULT_SUBNET: u64 = 0xfe80 << 48;
@@ -105,6 +105,8 @@ pub struct DeviceSpec {
     pub max_inline_data: u32,
     /// Most work requests in one queue of a queue pair, 1 to 16384.
     pub max_qp_wr: u32,
+    /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
+    pub max_msg: u32,
 }
 
 impl DeviceSpec {
@@ -133,6 +135,7 @@ impl DeviceSpec {
             without: Vec::new(),
             max_inline_data: MAX_INLINE,
             max_qp_wr: MAX_QP_WR,
+            max_msg: MAX_MSG,
         }
     }
 

@@ -5,11 +5,11 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::time::Duration;
 
 use crate::api::device::{self, Device};
-use crate::api::events::{self, GID_CHANGE, PORT_ACTIVE, PORT_ERR};
+use crate::api::events::{self, DEVICE_SPEED_CHANGE, GID_CHANGE, PORT_ACTIVE, PORT_ERR};
 use crate::api::sysfs;
 use crate::config::{LinkLayer, MAX_ADDRS, check, gid};
 use crate::error::Error;
@@ -42,6 +42,26 @@ pub fn set_link(device: &str, up: bool) -> Result<(), Error> {
         return Ok(());
     }
     raise_everywhere(if up { PORT_ACTIVE } else { PORT_ERR }, index);
+    Ok(())
+}
+
+/// Changes the rate of device `device` to `rate` bytes per second in each direction, for every
+/// process of the fabric that has the device, including processes that join later.
+///
+/// The port then shows the speed of this rate. Messages that are posted later take the time of this
+/// rate. Each context of the device gets `IBV_EVENT_DEVICE_SPEED_CHANGE`. Nothing happens if the
+/// device was set to this rate before.
+///
+/// # Errors
+/// There is no such device, the rate is 0, or the process cannot join the fabric.
+pub fn set_rate(device: &str, rate: u64) -> Result<(), Error> {
+    let (_, link, index) = named(device)?;
+    if rate == 0 {
+        return Err(Error(format!("device {device:?}: found a rate of 0, expected a rate above it")));
+    }
+    if link.rate.swap(rate, Relaxed) != rate {
+        raise_everywhere(DEVICE_SPEED_CHANGE, index);
+    }
     Ok(())
 }
 
@@ -123,7 +143,7 @@ pub fn fail_fork_init(errno: c_int) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventTarget<'a> {
     /// The device with this name or its port, in every process of the fabric that has the device.
-    /// Events 8 to 13, 17 and 18.
+    /// Events 8 to 13, 17, 18 and 20.
     Device(&'a str),
     /// The QP of this process with this number. Events 1 to 7 and 16 concern the QP itself, event 0
     /// its send CQ, events 14 and 15 its SRQ.

@@ -20,6 +20,12 @@ pub(crate) fn link_is_up(device: &Device) -> bool {
     link(device).is_none_or(|(link, _)| link.down.load(Acquire) == 0)
 }
 
+/// Returns the rate of a device in bytes per second, `None` for unlimited.
+pub(crate) fn rate(device: &Device) -> Option<u64> {
+    let set = link(device).map_or(0, |(link, _)| link.rate.load(Relaxed));
+    if set == 0 { device.spec.rate } else { Some(set) }
+}
+
 /// Returns the GID table of a device. Without a fabric it is the configured one.
 pub(crate) fn gids(device: &Device) -> Vec<Option<Gid>> {
     let shared = process::get().ok().and_then(|p| Some((p, p.own.header().devices.get(device.index)?)));

@@ -319,6 +319,8 @@ pub(crate) struct LinkSlot {
     /// Total nanoseconds for which each direction was busy.
     pub(crate) tx_busy: AtomicU64,
     pub(crate) rx_busy: AtomicU64,
+    /// Bytes per second of each direction; 0 while the configured rate of each process is in effect.
+    pub(crate) rate: AtomicU64,
     /// 1 while the link is down.
     pub(crate) down: AtomicU32,
     /// Entries of `gids`; 0 while the configured table is in effect.

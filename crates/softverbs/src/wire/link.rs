@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::shm::fabric::Fabric;
-use crate::shm::layout::DeviceShared;
+use crate::shm::layout::{DeviceShared, LinkSlot};
 
 /// Returns the duration of `bytes` at `rate` bytes per second in nanoseconds; 0 for rate 0
 /// (unlimited).
@@ -27,6 +27,14 @@ fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
 /// Returns whether the link of a device is up.
 pub(crate) fn is_up(fabric: &Fabric, device: &DeviceShared) -> bool {
     fabric.link(device.link.load(Relaxed)).is_none_or(|link| link.down.load(Acquire) == 0)
+}
+
+/// Returns the present rate of a device's link in bytes per second, 0 for unlimited.
+fn rate(link: &LinkSlot, device: &DeviceShared) -> u64 {
+    match link.rate.load(Relaxed) {
+        0 => device.rate.load(Relaxed),
+        rate => rate,
+    }
 }
 
 /// The times of a message on the links.
@@ -62,10 +70,10 @@ pub(crate) fn pass(
     bytes: u64,
     since: u64,
 ) -> Passage {
-    let (out_rate, in_rate) = (from.rate.load(Relaxed), to.rate.load(Relaxed));
     let latency = from.latency_ns.load(Relaxed).max(to.latency_ns.load(Relaxed));
     let links = (fabric.link(from.link.load(Relaxed)), fabric.link(to.link.load(Relaxed)));
     let (Some(tx), Some(rx)) = links else { return Passage::at_once(since) };
+    let (out_rate, in_rate) = (rate(tx, from), rate(rx, to));
     if out_rate == 0 && in_rate == 0 && latency == 0 {
         return Passage::at_once(since);
     }

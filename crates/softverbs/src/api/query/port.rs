@@ -93,11 +93,11 @@ fn attributes(device: &Device) -> PortAttr {
     attr.active_mtu = mtu_code(device.spec.mtu);
     attr.gid_tbl_len = c_int::try_from(limits::MAX_GIDS).unwrap_or(c_int::MAX);
     attr.pkey_tbl_len = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
-    attr.max_msg_sz = u32::try_from(limits::MAX_MSG).unwrap_or(u32::MAX);
+    attr.max_msg_sz = device.spec.max_msg;
     attr.max_vl_num = 1;
     attr.lid = device.lid;
     attr.lmc = device.spec.lmc;
-    let (speed, width) = speed_and_width(device.spec.rate);
+    let (speed, width) = speed_and_width(port::rate(device));
     // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
     attr.active_width = width;

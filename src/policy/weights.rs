@@ -1,0 +1,129 @@
+//! Weights of plain rails, which follow the speeds of this end's ports.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::device::Nic;
+use crate::proto::MAX_RAILS;
+
+/// Weights that fit into one word.
+const PER_WORD: usize = 4;
+
+/// The weights of a connection's rails. The thread of the adapters' events may renew them between
+/// two transfers. A transfer that reads half of each set is cut by valid weights, too.
+#[derive(Debug, Default)]
+pub struct Weights([AtomicU64; MAX_RAILS / PER_WORD]);
+
+impl Weights {
+    /// Makes the weights for the speeds of both ends of each rail in Mb/s.
+    pub fn new(speeds: &[(u32, u32)]) -> Self {
+        let weights = Self::default();
+        weights.renew(speeds);
+        weights
+    }
+
+    /// Replaces the weights.
+    pub fn renew(&self, speeds: &[(u32, u32)]) {
+        for (word, four) in self.0.iter().zip(of_speeds(speeds).as_chunks::<PER_WORD>().0) {
+            let packed = four.iter().rev().fold(0, |word, weight| word << 16 | u64::from(*weight));
+            word.store(packed, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the weights of all rails, 0 for those that the connection does not have.
+    #[inline]
+    pub fn now(&self) -> [u16; MAX_RAILS] {
+        let words = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+        std::array::from_fn(|rail| (words[rail / PER_WORD] >> (rail % PER_WORD * 16)) as u16)
+    }
+}
+
+/// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
+/// counts. A speed of 0 is unknown, and then all rails weigh the same.
+fn of_speeds(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
+    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
+    let known = speeds.iter().all(|pair| slower(pair) > 0);
+    let largest = speeds.iter().map(slower).max().unwrap_or(0);
+    // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
+    let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
+    let mut weights = [0; MAX_RAILS];
+    for (place, pair) in weights.iter_mut().zip(speeds) {
+        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
+    }
+    weights
+}
+
+/// The connections whose weights follow the speeds of this end's ports.
+#[derive(Debug, Default)]
+pub struct Followers(Mutex<Vec<Follower>>);
+
+/// One connection.
+#[derive(Debug)]
+struct Follower {
+    weights: Weak<Weights>,
+    /// This end's port of each rail.
+    nics: Vec<Arc<Nic>>,
+    /// The last known speeds of both ends of each rail in Mb/s.
+    speeds: Vec<(u32, u32)>,
+}
+
+impl Followers {
+    /// Renews `weights` on events until they are dropped. `nics` has this end's port of each rail,
+    /// `speeds` the present speeds of both ends.
+    pub fn add(&self, weights: &Arc<Weights>, nics: Vec<Arc<Nic>>, speeds: Vec<(u32, u32)>) {
+        let mut followers = self.0.lock();
+        // Only when the list would grow: the cost per connection then does not depend on their number.
+        if followers.len() == followers.capacity() {
+            followers.retain(|f| f.weights.strong_count() > 0);
+        }
+        followers.push(Follower { weights: Arc::downgrade(weights), nics, speeds });
+    }
+
+    /// Renews the weights of each connection that uses the adapter with this
+    /// [`Context::id`](crate::verbs::Context::id). Returns the ports whose speed has changed, with
+    /// the new one in Mb/s. A port that is down keeps its speed.
+    pub fn renew(&self, context: usize) -> Vec<(String, u32)> {
+        let mut queried: Vec<(String, Option<u32>)> = Vec::new();
+        let mut changed: Vec<(String, u32)> = Vec::new();
+        for follower in self.0.lock().iter_mut() {
+            let Some(weights) = follower.weights.upgrade() else { continue };
+            let rails = follower.nics.iter().zip(&mut follower.speeds);
+            for (nic, (ours, _)) in rails.filter(|(nic, _)| nic.pd().context().id() == context) {
+                let known = queried.iter().find(|(name, _)| name == nic.name()).map(|(_, speed)| *speed);
+                let speed = known.unwrap_or_else(|| {
+                    let speed = nic.now().ok().map(|(port, _)| port.speed);
+                    queried.push((nic.name().to_owned(), speed));
+                    speed
+                });
+                if let Some(speed) = speed.filter(|speed| speed != ours) {
+                    *ours = speed;
+                    changed.push((nic.name().to_owned(), speed));
+                }
+            }
+            weights.renew(&follower.speeds);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_read_as_they_were_renewed() {
+        let all: Vec<(u32, u32)> = (1..=8).map(|n| (n, 100)).collect();
+        let weights = Weights::new(&all);
+        assert_eq!(weights.now(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        weights.renew(&[(100_000, 400_000), (50_000, 25_000)]);
+        assert_eq!(weights.now(), [50_000, 12_500, 0, 0, 0, 0, 0, 0]);
+        weights.renew(&[(0, 1), (5, 5)]);
+        assert_eq!(weights.now()[..3], [1, 1, 0]);
+        // A tiny weight still gets data.
+        assert_eq!(Weights::new(&[(u32::MAX, u32::MAX), (1, 1)]).now()[..3], [u16::MAX, 1, 0]);
+    }
+}

@@ -1,0 +1,135 @@
+//! The two work requests of small messages, built once. Each post fills in only what differs from
+//! the one before.
+
+use std::ptr::NonNull;
+
+use rdma_sys as sys;
+
+use super::{INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
+
+const SIGNALED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// A signalled RDMA write with immediate, of one piece of memory.
+#[derive(Debug)]
+pub struct ImmWrite(Prepared);
+
+/// An RDMA write of [`INLINE`] bytes that it contains.
+#[derive(Debug)]
+pub struct WordsWrite(Prepared);
+
+/// A work request with one entry.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// Owned by this object and reached through this pointer only: the work request points at the
+    /// rest.
+    parts: NonNull<Parts>,
+}
+
+struct Parts {
+    wr: sys::ibv_send_wr,
+    sge: sys::ibv_sge,
+    words: [u64; INLINE / 8],
+}
+
+// SAFETY: the object owns what it points to.
+unsafe impl Send for Prepared {}
+
+impl Prepared {
+    fn new(opcode: u32, flags: u32) -> Self {
+        // SAFETY: all-zero is a valid value: integers, null pointers, a union of such.
+        let parts: Box<Parts> = Box::new(unsafe { std::mem::zeroed() });
+        let parts = NonNull::from(Box::leak(parts));
+        let p = parts.as_ptr();
+        // SAFETY: nothing else refers to the parts.
+        unsafe {
+            (*p).wr.opcode = opcode;
+            (*p).wr.send_flags = flags;
+            (*p).wr.sg_list = &raw mut (*p).sge;
+            (*p).wr.num_sge = 1;
+        }
+        Self { parts }
+    }
+
+    /// Sets the memory of the peer, the identifier and the flags.
+    #[inline(always)]
+    fn address(&mut self, remote: Remote, wr_id: u64, flags: u32) {
+        let p = self.parts.as_ptr();
+        // SAFETY: exclusive while `self` is borrowed.
+        unsafe {
+            (*p).wr.wr_id = wr_id;
+            (*p).wr.send_flags = flags;
+            (*p).wr.wr.rdma = sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&mut self) -> *mut sys::ibv_send_wr {
+        // SAFETY: exclusive while `self` is borrowed.
+        unsafe { &raw mut (*self.parts.as_ptr()).wr }
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // SAFETY: leaked by `new`, and freed once.
+        drop(unsafe { Box::from_raw(self.parts.as_ptr()) });
+    }
+}
+
+impl ImmWrite {
+    /// Builds the work request.
+    #[expect(clippy::new_without_default, reason = "it allocates")]
+    pub fn new() -> Self {
+        Self(Prepared::new(WRITE_WITH_IMM, SIGNALED))
+    }
+
+    /// Sets everything that differs between two messages. `inline`: the device takes the bytes
+    /// while the request is posted; the queue pair must have room for them.
+    #[inline(always)]
+    pub fn set(&mut self, local: Local, remote: Remote, imm: u32, wr_id: u64, inline: bool) {
+        self.0.address(remote, wr_id, if inline { SIGNALED | INLINED } else { SIGNALED });
+        let p = self.0.parts.as_ptr();
+        // SAFETY: exclusive while `self` is borrowed.
+        unsafe {
+            (*p).sge = sys::ibv_sge { addr: local.addr, length: local.len, lkey: local.lkey };
+            (*p).wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+        }
+    }
+
+    #[inline]
+    pub(super) fn prepared(&mut self) -> &mut Prepared {
+        &mut self.0
+    }
+}
+
+impl WordsWrite {
+    /// Builds the work request.
+    #[expect(clippy::new_without_default, reason = "it allocates")]
+    pub fn new() -> Self {
+        let it = Prepared::new(WRITE, INLINED);
+        let p = it.parts.as_ptr();
+        // SAFETY: nothing else refers to the parts.
+        unsafe {
+            let addr = (&raw mut (*p).words).expose_provenance() as u64;
+            // The provider ignores the key of inline bytes.
+            (*p).sge = sys::ibv_sge { addr, length: INLINE as u32, lkey: 0 };
+        }
+        Self(it)
+    }
+
+    /// Sets everything that differs between two writes. `signal` makes it a signalled one with that
+    /// `wr_id`.
+    #[inline(always)]
+    pub fn set(&mut self, words: [u64; INLINE / 8], remote: Remote, signal: Option<u64>) {
+        let flags = if signal.is_some() { SIGNALED | INLINED } else { INLINED };
+        self.0.address(remote, signal.unwrap_or(0), flags);
+        // SAFETY: exclusive while `self` is borrowed.
+        unsafe { (*self.0.parts.as_ptr()).words = words };
+    }
+
+    #[inline]
+    pub(super) fn prepared(&mut self) -> &mut Prepared {
+        &mut self.0
+    }
+}
