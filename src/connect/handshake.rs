@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::agent::{Options, Subscription};
 use crate::connect::local_rails::{LocalRail, prepare, rotation};
 use crate::connect::local_work::LocalWork;
-use crate::connect::machine::{Action, Machine, Outcome};
+use crate::connect::machine::{Action, Machine, Outcome, first_hello};
 use crate::control::{Channel, ChannelState};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -33,7 +33,8 @@ impl Handshake {
         let (local_rails, hello) = prepare(settings, device, rotation)?;
         let (process, config) = (&settings.process, &settings.config);
         let (connect, silence) = (config.connect_timeout, config.peer_timeout);
-        let channel = Channel::connect(&process.control, handle, &hello, connect, silence)?;
+        let first = first_hello(&hello);
+        let channel = Channel::connect(&process.control, handle, &first, connect, silence)?;
         Ok(Self::new(Role::Connector, settings, device, channel, (local_rails, hello)))
     }
 

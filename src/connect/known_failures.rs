@@ -41,10 +41,11 @@ impl KnownFailures {
         Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false }
     }
 
-    /// Begins an attempt. The peer's rails and host are the same for each.
+    /// Begins an attempt. The peer's host is the same for each.
     pub(crate) fn begin(&mut self, attempt: &BringUp) {
         self.last = attempt.last;
-        if self.peer.is_empty() {
+        // A second HELLO has more rails.
+        if self.peer.len() < attempt.rails.len() {
             (self.peer, self.host) = (attempt.rails.clone(), attempt.host.clone());
         }
     }

@@ -57,8 +57,8 @@ pub(crate) fn prepare(
     let networks = process.control.interfaces()?;
     let rails = usable.iter_mut().map(|local| local.info(&networks)).collect::<Result<_>>()?;
     let (nonce, token) = (Nonce::default(), Nonce::default());
-    let hello =
-        Hello { nonce, token, pid: std::process::id(), host: host_name(), terms, rotation, rails, unusable };
+    let (pid, host) = (std::process::id(), host_name());
+    let hello = Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others: false };
     Ok((usable, hello))
 }
 

@@ -404,3 +404,40 @@ impl Answer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The addresses in the order in which they are tried, each with its time in milliseconds.
+    fn order(handle: &Handle, known: &Arc<KnownAddresses>) -> Vec<(String, u128)> {
+        let local =
+            [Addr::new([10, 0, 0, 1].into(), 24).unwrap(), Addr::new([10, 0, 1, 1].into(), 24).unwrap()];
+        let second = Duration::from_secs(1);
+        let link = Arc::new(Link::pending());
+        let hello = (Vec::new(), Nonce::default());
+        let connector =
+            Connector::new(link, handle, local.into_iter(), hello, (second, second), Arc::clone(known));
+        let start = connector.targets[0].next_at;
+        let target = |t: &Target| (t.addr.ip().to_string(), t.next_at.duration_since(start).as_millis());
+        connector.targets.iter().map(target).collect()
+    }
+
+    //= reach.md: the address that worked for a host is tried first
+    #[test]
+    fn the_address_that_worked_comes_first_and_the_others_are_staggered() {
+        let addr = |ip: [u8; 4]| Addr::new(ip.into(), 24).unwrap();
+        let far = addr([172, 16, 0, 9]);
+        let addrs = [far, addr([10, 0, 1, 9]), addr([127, 0, 0, 1]), addr([10, 0, 0, 9])];
+        let (handle, known) = (Handle::new([0; 16], 7, &addrs).unwrap(), Arc::default());
+        let at = |times: [(&str, u128); 4]| times.map(|(ip, ms)| (ip.to_owned(), ms)).to_vec();
+        let first = [("10.0.1.9", 0), ("10.0.0.9", 15), ("172.16.0.9", 115), ("127.0.0.1", 215)];
+        assert_eq!(order(&handle, &known), at(first));
+        known.add(handle.addrs(), far.ip());
+        let then = [("172.16.0.9", 0), ("10.0.1.9", 100), ("10.0.0.9", 115), ("127.0.0.1", 215)];
+        assert_eq!(order(&handle, &known), at(then));
+        // A host with other addresses is another one.
+        let other = Handle::new([0; 16], 7, &addrs[..3]).unwrap();
+        assert_eq!(order(&other, &known)[0].0, "10.0.1.9");
+    }
+}

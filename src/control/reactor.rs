@@ -111,19 +111,21 @@ impl Reactor {
     /// # Errors
     /// The thread has ended.
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Sockets) -> T) -> Result<T> {
-        let mut serving = self.shared.lock();
+        let mut locked = self.shared.lock();
+        let serving = &mut locked.serving;
         self.alive()?;
-        let result = f(&mut serving.0.sockets);
-        serving.0.wake_for_timers()?;
+        let result = f(&mut serving.sockets);
+        serving.wake_for_timers()?;
         Ok(result)
     }
 
     /// As [`with`](Self::with), for new sockets of a handshake: NCCL's calls serve them.
     pub(super) fn begin<T>(&self, f: impl FnOnce(&mut Sockets) -> T) -> Result<T> {
-        let mut serving = self.shared.lock();
+        let mut locked = self.shared.lock();
+        let serving = &mut locked.serving;
         self.alive()?;
-        let result = f(&mut serving.0.sockets);
-        serving.0.drive(&self.shared)?;
+        let result = f(&mut serving.sockets);
+        serving.drive(&self.shared)?;
         Ok(result)
     }
 
@@ -134,10 +136,10 @@ impl Reactor {
     /// The thread has ended.
     pub(super) fn drive(&self) -> Result<()> {
         if self.shared.driven.load(Ordering::Acquire)
-            && let Some(mut serving) = self.shared.try_lock()
+            && let Some(mut locked) = self.shared.try_lock()
         {
-            serving.0.serve();
-            serving.0.wake_for_timers()?;
+            locked.serving.serve();
+            locked.serving.wake_for_timers()?;
         }
         self.alive()
     }
@@ -156,10 +158,11 @@ impl Drop for Reactor {
         // The thread is not joined: lingering channels may take seconds, and the plugin's file is
         // never unmapped.
         let now = Instant::now();
-        let mut serving = self.shared.lock();
-        serving.0.unused_since = Some(now);
+        let mut locked = self.shared.lock();
+        let serving = &mut locked.serving;
+        serving.unused_since = Some(now);
         // Fails only if the descriptor is closed, and then the thread has ended.
-        let _ = serving.0.wake_by(now + KEEP);
+        let _ = serving.wake_by(now + KEEP);
     }
 }
 
@@ -187,30 +190,37 @@ impl Shared {
     }
 
     fn lock(&self) -> Locked<'_> {
-        Locked(self.serving.lock(), &self.dead)
+        Locked { serving: self.serving.lock(), dead: &self.dead, panicking: thread::panicking() }
     }
 
     fn try_lock(&self) -> Option<Locked<'_>> {
-        Some(Locked(self.serving.try_lock()?, &self.dead))
+        let serving = self.serving.try_lock()?;
+        Some(Locked { serving, dead: &self.dead, panicking: thread::panicking() })
     }
 
     /// Keeps a thread that has no user; returns `false` if it has ended.
     fn keep(&self) -> bool {
-        let mut serving = self.lock();
-        serving.0.unused_since = None;
+        let mut locked = self.lock();
+        let serving = &mut locked.serving;
+        serving.unused_since = None;
         !self.dead.load(Ordering::Acquire)
     }
 }
 
 /// The lock of the sockets. A panic under it may have lost a socket: all connections fail then, and
 /// none waits forever.
-struct Locked<'a>(MutexGuard<'a, Serving>, &'a AtomicBool);
+struct Locked<'a> {
+    serving: MutexGuard<'a, Serving>,
+    dead: &'a AtomicBool,
+    /// Whether the thread was panicking before: it drops a channel then.
+    panicking: bool,
+}
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
-            self.1.store(true, Ordering::Release);
-            self.0.sockets.fail_all();
+        if thread::panicking() && !self.panicking {
+            self.dead.store(true, Ordering::Release);
+            self.serving.sockets.fail_all();
         }
     }
 }
@@ -297,9 +307,10 @@ struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        let mut serving = self.0.lock();
+        let mut locked = self.0.lock();
+        let serving = &mut locked.serving;
         self.0.dead.store(true, Ordering::Release);
-        serving.0.sockets.fail_all();
+        serving.sockets.fail_all();
     }
 }
 
@@ -310,13 +321,14 @@ fn run(mut poll: Poll, shared: &Shared) {
     loop {
         let checked = match poll.poll(&mut events, timeout) {
             Ok(()) => {
-                let mut serving = shared.lock();
+                let mut locked = shared.lock();
+                let serving = &mut locked.serving;
                 // Awake: nothing has to wake the thread now.
-                serving.0.sleeps_until = Some(Instant::now());
+                serving.sleeps_until = Some(Instant::now());
                 let tokens = events.iter().map(|event| event.token());
                 let established = tokens.filter(|token| !matches!(*token, WAKER | HANDSHAKES));
-                established.for_each(|token: Token| serving.0.sockets.step(token));
-                serving.0.check(shared)
+                established.for_each(|token: Token| serving.sockets.step(token));
+                serving.check(shared)
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => Err(e),

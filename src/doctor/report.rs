@@ -78,6 +78,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
         rotation: 0,
         rails,
         unusable,
+        others: false,
     };
     let bytes = Message::Hello(hello).encode().ok()?;
     Some(bytes[HEADER_BYTES..].iter().map(|b| format!("{b:02x}")).collect())

@@ -109,10 +109,11 @@ fn message() -> impl Strategy<Value = Message> {
                 prop::collection::vec(unusable_rail(), 0..4),
                 prop::collection::vec(unusable_rail(), 31..=32)
             ],
+            any::<bool>(),
         )
-            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable)| Message::Hello(
-                Hello { nonce, token, pid, host, terms, rotation, rails, unusable }
-            )),
+            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, others)| {
+                Message::Hello(Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others })
+            }),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
         Just(Message::Ready),
@@ -153,7 +154,7 @@ fn hello() -> Hello {
         why: "down".into(),
     }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable }
+    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable, others: false }
 }
 
 /// Returns the body of a message with one byte changed.
@@ -182,7 +183,7 @@ fn refusals_name_the_field() {
     // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
-    let port = terms + 8 + 4 + 1 + 2 + 6;
+    let port = terms + 8 + 4 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
     let unusable = port + 32 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
@@ -198,6 +199,7 @@ fn refusals_name_the_field() {
         assert_eq!(with(&hello, terms + 6, found as u8), range("queue pairs of a rail", found, "1 to 128"));
     }
     assert_eq!(with(&hello, terms + 7, 2), range("split", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 12, 2), range("other ports", 2, "0 or 1"));
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));

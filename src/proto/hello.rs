@@ -31,6 +31,8 @@ pub struct Hello {
     /// The number of connections that the connector's process has begun from this device to this
     /// host: connections rotate over equal routes. An acceptor's value is ignored.
     pub rotation: u32,
+    /// Whether the process has other ports, which a second HELLO would list.
+    pub others: bool,
     /// The usable rails of this end, at most [`MAX_OFFERS`].
     pub rails: Vec<RailInfo>,
     /// The unusable rails of this end, at most [`MAX_OFFERS`].
@@ -166,7 +168,7 @@ impl Hello {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
-        out.u32(self.rotation);
+        out.u32(self.rotation).u8(self.others.into());
         out.list(&self.rails, MAX_OFFERS, "rails", |out, rail| rail.write(out))?;
         out.list(&self.unusable, MAX_OFFERS, "rails that cannot be used", |out, rail| {
             rail.write(out);
@@ -190,6 +192,7 @@ impl Hello {
             host: from.text(HOST_BYTES, "host name")?,
             terms: Terms::read(from)?,
             rotation: from.u32("rotation")?,
+            others: from.flag("other ports")?,
             rails: from.list(MAX_OFFERS, "rails", RailInfo::read)?,
             unusable: from.list(MAX_OFFERS, "rails that cannot be used", UnusableRail::read)?,
         })

@@ -76,7 +76,7 @@ pub fn hello() -> Hello {
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
     let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
-    Hello { nonce, token, pid, host, terms, rotation: 0, rails, unusable: Vec::new() }
+    Hello { nonce, token, pid, host, terms, rotation: 0, rails, unusable: Vec::new(), others: false }
 }
 
 /// Begins to connect, with the times of the settings.

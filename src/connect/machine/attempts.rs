@@ -6,11 +6,15 @@
 //! An end may refuse a route without a probe, by what its kernel or an earlier connection knows of
 //! it. Such knowledge may be wrong or old. If nothing works, the last attempt therefore repeats the
 //! first one, and all its routes are probed.
+//!
+//! With `MPIB_ROUTE=any` the first HELLOs list the requested rails alone. If none of their routes
+//! works and an end has other ports, each end sends a second HELLO with all ports of its process,
+//! and the attempts go on.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
-use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
+use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role, RoutePolicy};
 use crate::route::{Choice, End, Route, is_disjoint};
 
 /// The routes of one handshake.
@@ -38,6 +42,8 @@ pub(crate) struct Attempts {
     is_mesh: bool,
     /// Whether no other attempt follows: all its routes are tried.
     last: bool,
+    /// Whether the HELLOs list all ports.
+    complete: bool,
 }
 
 /// Why a route does not work.
@@ -58,6 +64,8 @@ pub(crate) enum Next {
     Replace,
     /// No route works, and others can be tried.
     Retry,
+    /// No route works, and the ends have not listed all their ports.
+    List,
     /// No route works, and none is left.
     GiveUp,
 }
@@ -70,8 +78,21 @@ pub(crate) struct Report {
     pub(crate) text: String,
 }
 
+/// Returns the first HELLO of an end whose ports are all in `all`, the requested ones first. It
+/// lists the requested ones alone, unless the ranking of the policy needs all.
+pub(crate) fn first_hello(all: &Hello) -> Hello {
+    let mut first = all.clone();
+    if all.terms.route == RoutePolicy::Any {
+        first.rails.retain(|rail| rail.requested);
+        first.unusable.retain(|rail| rail.requested);
+    }
+    first.others = first.rails.len() + first.unusable.len() < all.rails.len() + all.unusable.len();
+    first
+}
+
 impl Attempts {
-    /// Chooses the routes of the first attempt.
+    /// Chooses the routes of the first attempt from the first HELLOs. There may be none, if not all
+    /// ports are listed: [`extend`](Self::extend) follows then.
     ///
     /// # Errors
     /// No pair of rails is a route. The text has every pair and the reason.
@@ -80,10 +101,7 @@ impl Attempts {
         let Ends { connector, acceptor } = &hellos;
         let plan = Plan::new(&connector.terms, &acceptor.terms, &connector.rails, &acceptor.rails);
         let choice = plan.choose(connector.terms.route, connector, acceptor, connector.rotation);
-        if choice.first.is_empty() {
-            let table = choice.table(&hellos.as_ref().map(End::from), &[]);
-            return Err(Error::Usage(format!("no rail reaches {peer}: {table}")));
-        }
+        let complete = !connector.others && !acceptor.others;
         let mut attempts = Self {
             role,
             hellos,
@@ -97,13 +115,64 @@ impl Attempts {
             faulty: false,
             is_mesh: false,
             last: false,
+            complete,
         };
-        attempts.later = attempts.in_order(&[&attempts.choice.first[..], &attempts.choice.rest].concat());
-        let first = attempts.choice.first.iter().filter(|r| attempts.joins(r)).count();
-        let first = if first == 0 { attempts.choice.first.len() } else { first };
-        attempts.begin(first);
-        attempts.last = attempts.later.is_empty();
+        attempts.start(peer)?;
         Ok(attempts)
+    }
+
+    /// Begins the first attempt, if there is a route for it.
+    fn start(&mut self, peer: &str) -> Result<()> {
+        if self.choice.first.is_empty() && self.complete {
+            return Err(Error::Usage(format!("no rail reaches {peer}: {}", self.table())));
+        }
+        self.later = self.in_order(&[&self.choice.first[..], &self.choice.rest].concat());
+        let first = self.choice.first.iter().filter(|r| self.joins(r)).count();
+        let first = if first == 0 { self.choice.first.len() } else { first };
+        self.begin(first);
+        self.last = self.later.is_empty() && self.complete;
+        Ok(())
+    }
+
+    /// Goes on with the second HELLOs, which list all ports.
+    ///
+    /// # Errors
+    /// The peer's second HELLO contradicts its first; no pair of rails is a route.
+    pub(super) fn extend(&mut self, local: Hello, remote: Hello, peer: &str) -> Result<()> {
+        let before = self.remote();
+        if remote.terms != before.terms || !remote.rails.starts_with(&before.rails) || remote.others {
+            let what = format!("{peer} sent a second HELLO that contradicts its first one");
+            return Err(Error::Protocol(what));
+        }
+        self.hellos = Ends::new(self.role, local, remote);
+        self.complete = true;
+        let Ends { connector, acceptor } = &self.hellos;
+        self.choice = self.plan.choose(connector.terms.route, connector, acceptor, connector.rotation);
+        if self.failed.is_empty() {
+            return self.start(peer);
+        }
+        let all = [&self.choice.first[..], &self.choice.rest].concat();
+        let tried = |route: &&Route| self.failed.iter().any(|(failed, _)| failed == *route);
+        let others: Vec<Route> = all.iter().filter(|route| !tried(route)).copied().collect();
+        self.later = self.near_first(&others);
+        self.advance();
+        Ok(())
+    }
+
+    /// Orders routes as [`in_order`](Self::in_order), and those on a common subnet first if no
+    /// router joins the hosts.
+    fn near_first(&self, routes: &[Route]) -> Vec<Route> {
+        let (near, far): (Vec<Route>, Vec<Route>) = routes.iter().partition(|r| self.is_mesh && r.one_subnet);
+        self.in_order(&[near, far].concat())
+    }
+
+    /// Begins the next attempt, or the last one.
+    fn advance(&mut self) {
+        if self.later.is_empty() {
+            self.last = true;
+            self.later = self.in_order(&self.choice.first);
+        }
+        self.begin(MAX_RAILS);
     }
 
     /// Returns whether the plan uses the rails of a route.
@@ -177,14 +246,12 @@ impl Attempts {
         self.repeated = true;
         if is_mesh {
             self.is_mesh = true;
-            let (near, far): (Vec<Route>, Vec<Route>) = self.later.iter().partition(|r| r.one_subnet);
-            self.later = self.in_order(&[near, far].concat());
+            self.later = self.near_first(&self.later);
         }
-        if self.later.is_empty() {
-            self.last = true;
-            self.later = self.in_order(&self.choice.first);
+        if self.later.is_empty() && !self.complete {
+            return Next::List;
         }
-        self.begin(MAX_RAILS);
+        self.advance();
         Next::Retry
     }
 

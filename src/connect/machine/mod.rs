@@ -42,7 +42,7 @@ use crate::route::{Route, is_untried};
 use stage::Stage;
 use step::{Overdue, Step};
 
-pub(crate) use attempts::Report;
+pub(crate) use attempts::{Report, first_hello};
 pub(crate) use wiring::WRITTEN_BYTES;
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.
@@ -151,8 +151,9 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Begins a handshake. `local` is this end's HELLO: a connector's has been sent as the first
-    /// bytes of the control connection, an acceptor's is the first action.
+    /// Begins a handshake. `local` is this end's HELLO with all ports. The first one
+    /// ([`first_hello`]) of a connector has been sent as the first bytes of the control connection,
+    /// that of an acceptor is the first action.
     pub(crate) fn new(
         role: Role,
         now: Instant,
@@ -170,7 +171,7 @@ impl Machine {
         };
         let mut actions = VecDeque::from([Action::Await(Some(step.name()))]);
         if role == Role::Acceptor {
-            actions.push_back(Action::Send(Message::Hello(local.clone())));
+            actions.push_back(Action::Send(Message::Hello(first_hello(&local))));
         }
         Self {
             role,
@@ -200,9 +201,12 @@ impl Machine {
             Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Keep(_) | Stage::Ended => None,
             Stage::Probe(_, until) => until,
             Stage::Hint { by, .. } => by,
-            Stage::Hello | Stage::Wiring(..) | Stage::Ready(_) | Stage::Probed(..) | Stage::Commit => {
-                self.connected.then(|| self.step.deadline())
-            }
+            Stage::Hello
+            | Stage::Others(_)
+            | Stage::Wiring(..)
+            | Stage::Ready(_)
+            | Stage::Probed(..)
+            | Stage::Commit => self.connected.then(|| self.step.deadline()),
         }
     }
 

@@ -10,6 +10,8 @@ use crate::proto::Wiring;
 #[derive(Debug)]
 pub(super) enum Stage {
     Hello,
+    /// The peer's second HELLO is due.
+    Others(Attempts),
     MakeEndpoint(Attempts),
     /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
     Wiring(Attempts, Wiring),
@@ -36,6 +38,7 @@ impl Stage {
     pub(super) const fn due(&self) -> &'static str {
         match self {
             Self::Hello => "HELLO",
+            Self::Others(_) => "HELLO with all ports",
             Self::Wiring(..) => "WIRING",
             Self::Ready(_) => "READY",
             Self::Probed(..) => "PROBED",

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::attempts::{Attempts, Failure, Next};
+use super::attempts::{Attempts, Failure, Next, first_hello};
 use super::stage::Stage;
 use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
@@ -19,6 +19,7 @@ impl Machine {
     pub(super) fn handle(&mut self, now: Instant, message: Message) {
         let done = match (std::mem::replace(&mut self.stage, Stage::Ended), message) {
             (Stage::Hello, Message::Hello(hello)) => self.on_hello(now, hello),
+            (Stage::Others(attempts), Message::Hello(hello)) => self.on_others(now, attempts, hello),
             (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
                 self.on_wiring(attempts, local, wiring)
             }
@@ -92,8 +93,34 @@ impl Machine {
             )));
         }
         self.until = now + self.config.connect_timeout;
-        let attempts = Attempts::new(self.role, self.local.clone(), hello, &self.peer)?;
+        let attempts = Attempts::new(self.role, first_hello(&self.local), hello, &self.peer)?;
+        self.first_attempt(now, attempts)
+    }
+
+    fn first_attempt(&mut self, now: Instant, attempts: Attempts) -> Result<()> {
+        if attempts.current().is_empty() {
+            self.list_others(now, attempts);
+            return Ok(());
+        }
         self.warn(attempts.unreached(&self.config, &self.peer)?);
+        self.attempt(attempts);
+        Ok(())
+    }
+
+    /// Lists all ports of the process: the requested ones do not reach the peer, which comes to the
+    /// same conclusion and does the same.
+    fn list_others(&mut self, now: Instant, attempts: Attempts) {
+        self.send(Message::Hello(self.local.clone()));
+        self.expect("HELLO with all ports", now, Duration::ZERO);
+        self.stage = Stage::Others(attempts);
+    }
+
+    fn on_others(&mut self, now: Instant, mut attempts: Attempts, hello: Hello) -> Result<()> {
+        let is_first = attempts.current().is_empty();
+        attempts.extend(self.local.clone(), hello, &self.peer)?;
+        if is_first {
+            return self.first_attempt(now, attempts);
+        }
         self.attempt(attempts);
         Ok(())
     }
@@ -196,7 +223,8 @@ impl Machine {
                 }
                 self.attempt(attempts);
             }
-            Next::Retry | Next::GiveUp => {
+            Next::List if now < self.until => self.list_others(now, attempts),
+            Next::Retry | Next::List | Next::GiveUp => {
                 // An unanswered probe has the same causes on every route.
                 let (table, advice) = (attempts.table(), wc_status(NO_ANSWER).advice);
                 return Err(Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer)));

@@ -137,28 +137,6 @@ fn all_addresses_of_own_networks_are_tried_soon() {
     drop((first, others));
 }
 
-/// A host that was reached at one of its addresses is tried there alone.
-//= reach.md: the address that worked for a host is tried first
-#[test]
-fn the_address_that_worked_is_tried_first_and_alone() {
-    let other = std::net::TcpListener::bind(("127.0.0.11", 0)).unwrap();
-    let port = other.local_addr().unwrap().port();
-    let ours = std::net::TcpListener::bind(("127.0.0.12", port)).unwrap();
-    let handle = handle_with(port, &["127.0.0.11", "127.0.0.12"]);
-    for known in [false, true] {
-        let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
-        // The first address says nothing, unless it is not tried at all.
-        let (mut stream, token) = accept_raw(&ours);
-        stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
-        until("the connector to know", || {
-            channel.try_recv().unwrap();
-            channel.peer()
-        });
-        other.set_nonblocking(true).unwrap();
-        assert_eq!(other.accept().is_ok(), !known, "tried at the other address");
-    }
-}
-
 #[test]
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -34,7 +34,8 @@ pub(crate) fn listen() -> Listener {
 pub(crate) fn hello(host: &str) -> Hello {
     let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
     let (nonce, token, host) = ([0; 16], [5; 16], host.into());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 0, rails: Vec::new(), unusable: Vec::new() }
+    let (rails, unusable) = (Vec::new(), Vec::new());
+    Hello { nonce, token, pid: 42, host, terms, rotation: 0, rails, unusable, others: false }
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {

@@ -10,6 +10,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use crate::proto::{Ends, Role};
+use crate::route::Route;
 use pair::{Node, Run, run};
 use scenario::{Dead, How, Scenario, any_dead, honest, lying};
 
@@ -85,6 +86,8 @@ fn scenarios_reach_every_stage() {
         "acceptor: Stop",
         "still waiting for the first call of accept",
         "MakeEndpoint [(1, 1)]",
+        "connector: Await(Some(\"HELLO with all ports\"))",
+        "a second HELLO that contradicts its first one",
         "Report(Report { fault: true",
         "Report(Report { fault: false",
         "and not by the preferred addresses",
@@ -137,6 +140,13 @@ proptest! {
                 is_established(&run, role) || error(&run, role).contains("no rail reaches"),
                 "{:?}\n{}", run.nodes.local(role).end, run.trace.join("\n")
             );
+        }
+        // Other ports are listed only if those that NCCL requested do not reach each other.
+        if let Some(routes) = run.nodes.connector.routes() {
+            let rails = &scenario.rails;
+            let requested = |r: &Route| rails.connector[r.rails.connector].1 && rails.acceptor[r.rails.acceptor].1;
+            let listed = run.trace.iter().any(|line| line.contains("connector: sends HELLO"));
+            prop_assert_eq!(listed, !scenario.fused && !routes.iter().all(requested));
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
-use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES};
+use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES, first_hello};
 use crate::error::Error;
 use crate::policy::SplitMode;
 use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
@@ -139,7 +139,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
     };
     let mut nodes = Ends { connector: node(Role::Connector), acceptor: node(Role::Acceptor) };
     // The connector's HELLO opens the connection, and the acceptor accepts later.
-    let hello = Message::Hello(scenario.end(Role::Connector).1);
+    let hello = Message::Hello(first_hello(&scenario.end(Role::Connector).1));
     let at = nodes.connector.connected_at;
     nodes.acceptor.connected_at = at;
     let mut sim = Sim { scenario, start, now: 0, dice, liar: Liar::new(scenario), trace: Vec::new() };

@@ -118,6 +118,7 @@ impl Scenario {
             rotation: 0,
             rails: self.rails.local(role).iter().take(most).enumerate().map(rail).collect(),
             unusable: Vec::new(),
+            others: false,
         };
         (config, hello)
     }
@@ -167,7 +168,11 @@ pub(super) fn any_dead() -> impl Strategy<Value = Dead> {
 }
 
 fn any_rails() -> impl Strategy<Value = Vec<(u8, bool)>> {
-    prop::collection::vec((0u8..3, prop::bool::weighted(0.7)), 1..=4)
+    // The requested ones come first in a HELLO.
+    prop::collection::vec((0u8..3, prop::bool::weighted(0.7)), 1..=4).prop_map(|mut rails| {
+        rails.sort_by_key(|(_, requested)| !requested);
+        rails
+    })
 }
 
 fn both<T: Clone + std::fmt::Debug>(
