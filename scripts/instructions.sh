@@ -27,7 +27,7 @@ trap 'rm -rf "$work"' EXIT
 export LD_LIBRARY_PATH=$PWD/build/softverbs
 export SOFTVERBS_FABRIC=instructions-$$ NCCL_IB_GID_INDEX=3
 
-# Prints the plugin's instructions for GROUPS groups of DEPTH messages.
+# Prints the plugin's instructions for GROUPS times eight messages, DEPTH of them in flight.
 # usage: count GROUPS RAILS SIZE DEPTH [OPTION]
 count() {
     local groups=$1 rails=$2 size=$3 depth=$4
@@ -39,7 +39,7 @@ count() {
     fi
     env "${settings[@]}" valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" --compress-strings=no \
         --collect-atstart=no "${counted[@]/#/--toggle-collect=}" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
-        --version 12 --size "$size" --depth "$depth" --groups "$groups" --output "$work/counts" "$@" >"$work/log" 2>&1 ||
+        --version 12 --size "$size" --depth "$depth" --groups $((groups * 8 / depth)) --output "$work/counts" "$@" >"$work/log" 2>&1 ||
         { say "a run under callgrind failed:"; tail -n 5 "$work/log" >&2; return 1; }
     # A line of figures is the cost of its line in the object named before it. The line after
     # "calls=" is the callee's.
@@ -52,13 +52,13 @@ count() {
 
 # Prints the instructions per message, or per call. usage: per_message RAILS SIZE DEPTH [OPTION]
 per_message() {
-    local from to depth=$3
+    local from to
     from=$(count "$short" "$@") && to=$(count "$long" "$@") || return 1
     if [ "$from" = 0 ]; then
         say "nothing was counted: does \"mpib perf-solo\" still move messages in ${counted[*]}?"
         return 1
     fi
-    awk -v from="$from" -v to="$to" -v n=$(((long - short) * depth)) 'BEGIN { printf "%.1f\n", (to - from) / n }'
+    awk -v from="$from" -v to="$to" -v n=$(((long - short) * 8)) 'BEGIN { printf "%.1f\n", (to - from) / n }'
 }
 
 # The workloads: a name, then the arguments of per_message.

@@ -84,6 +84,7 @@ mod tests {
             host: "node".into(),
             terms: policy::terms(&Config::default(), false),
             rotation: 0,
+            others: false,
             rails,
             unusable: Vec::new(),
         }

@@ -289,6 +289,28 @@ fn small_messages_take_the_least_busy_rail() {
     assert_eq!(unequal.split(127).unwrap().mask(), 1);
 }
 
+/// Whether a transfer goes as `whole` says, if it says anything about it.
+fn is_as_decided_before(policy: &Policy, size: usize) -> bool {
+    let whole = policy.whole().filter(|whole| (1..whole.below).contains(&size));
+    whole.is_none_or(|whole| {
+        (policy.split(size).unwrap().mask(), policy.share(size)) == (1 << whole.rail, whole.share)
+    })
+}
+
+#[test]
+fn small_transfers_are_decided_before() {
+    let whole = |plan, source, sout_only| Policy::new(plan, source, exact(sout_only), &BOTH).whole();
+    let shared = Plan::Shared(Class::Inter);
+    let share = |below, rail, share| Some(Whole { below, rail, share: Some(share) });
+    assert_eq!(whole(shared, Source::Fixed(341), 0), share(128, 0, 341));
+    assert_eq!(whole(shared, Source::Fixed(1024), 0), share(128, 1, 1024));
+    assert_eq!(whole(shared, hint(1024), 4096), share(4097, 0, 0));
+    assert_eq!(whole(shared, hint(1024), 0), None);
+    let alone = Some(Whole { below: usize::MAX, rail: 0, share: None });
+    assert_eq!(whole(Plan::Isolated(Class::Inter), Source::Fixed(341), 0), alone);
+    assert_eq!(weighed(&[(1, 1), (2, 2)]).whole(), Some(Whole { below: 128, rail: 0, share: None }));
+}
+
 proptest! {
     /// After each message, what SUP has carried differs from its share by half of the largest
     /// message at most.
@@ -318,6 +340,7 @@ proptest! {
         prop_assert!(split.parts().filter(|p| p.rail != 0).all(|p| p.len % 128 == 0));
         prop_assert!(split.parts().all(|p| p.offset % 128 == 0));
         prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << speeds.len());
+        prop_assert!(is_as_decided_before(&weighed(&speeds), size));
     }
 
     /// For any input every byte goes out once, aligned, on existing rails, and exactly by the rule.
@@ -343,6 +366,7 @@ proptest! {
         let sum: usize = split.parts().map(|p| p.len).sum();
         prop_assert_eq!(sum, size);
         prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << roles.len());
+        prop_assert!(is_as_decided_before(&policy, size));
         if roles.len() == 1 {
             return Ok(());
         }

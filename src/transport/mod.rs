@@ -12,6 +12,7 @@ mod request;
 pub(crate) mod send;
 pub(crate) mod send_queue;
 mod settings;
+mod unusual;
 pub(crate) mod work;
 
 pub use comms::{RecvComm, SendComm};

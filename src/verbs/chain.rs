@@ -8,9 +8,6 @@ use rdma_sys as sys;
 /// Longest chain: one write per receive of a group, and the signalled one.
 const MAX: usize = 9;
 
-/// Most bytes of an inline write.
-pub const INLINE: usize = 64;
-
 /// `opcode` of an RDMA write.
 pub const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
 
@@ -49,8 +46,6 @@ struct Parts {
     /// Each with its entry of `sges`, which never changes.
     wrs: [sys::ibv_send_wr; MAX],
     sges: [sys::ibv_sge; MAX],
-    /// `wr_id` of each work request; the provider reads it when the chain is posted.
-    inline: [[u64; INLINE / 8]; MAX],
 }
 
 // SAFETY: the chain owns what it points to.
@@ -122,32 +117,13 @@ impl Chain {
         signal: Option<u64>,
     ) -> bool {
         let opcode = if imm.is_some() { WRITE_WITH_IMM } else { WRITE };
-        self.push(opcode, local, remote, imm, signal, 0)
-    }
-
-    /// Adds an inline write (`IBV_SEND_INLINE`) of at most [`INLINE`] bytes; the QP must support
-    /// that many. Returns `false` if the words are more than that or the chain is full.
-    #[must_use]
-    #[inline]
-    pub fn write_inline(&mut self, words: &[u64], remote: Remote, signal: Option<u64>) -> bool {
-        if self.len >= MAX || words.len() > INLINE / 8 {
-            return false;
-        }
-        // SAFETY: exclusive while `self` is borrowed, and there are as many as work requests.
-        let place = unsafe { &raw mut (*self.parts.as_ptr()).inline[self.len] }.cast::<u64>();
-        // SAFETY: there is room for the words, and `words` cannot overlap memory that only the
-        // chain reaches.
-        unsafe { place.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
-        // The provider ignores the key of inline bytes.
-        let local = Local { addr: place.expose_provenance() as u64, len: size_of_val(words) as u32, lkey: 0 };
-        let flags = sys::ibv_send_flags::IBV_SEND_INLINE.0;
-        self.push(WRITE, Some(local), remote, None, signal, flags)
+        self.push(opcode, local, remote, imm, signal)
     }
 
     /// Adds a signalled RDMA read into registered memory. Returns `false` if the chain is full.
     #[must_use]
     pub fn read(&mut self, local: Local, remote: Remote, signal: u64) -> bool {
-        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal), 0)
+        self.push(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, Some(local), remote, None, Some(signal))
     }
 
     #[inline]
@@ -158,7 +134,6 @@ impl Chain {
         remote: Remote,
         imm: Option<u32>,
         signal: Option<u64>,
-        flags: c_uint,
     ) -> bool {
         let i = self.len;
         if i >= MAX {
@@ -175,7 +150,7 @@ impl Chain {
             (*wr).num_sge = c_int::from(local.is_some());
             (*wr).opcode = opcode;
             (*wr).imm_data_invalidated_rkey_union.imm_data = imm.unwrap_or(0).to_be();
-            (*wr).send_flags = flags | signalled;
+            (*wr).send_flags = signalled;
             (*wr).wr_id = signal.unwrap_or(0);
             (*wr).wr.rdma = sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
             (*wr).next = ptr::null_mut();

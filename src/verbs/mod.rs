@@ -24,13 +24,13 @@ use std::ptr::NonNull;
 use crate::error::{Error, Result};
 
 pub use blanks::Blanks;
-pub use chain::{Chain, INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
+pub use chain::{Chain, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
 pub use memory::{Keys, Mr, Pd, Region, Words, page_size};
 pub use port::{Gid, Port};
-pub use prepared::{ImmWrite, WordsWrite};
+pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use shim::can_relax_ordering;
 pub use srq::Srq;

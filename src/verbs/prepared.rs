@@ -5,7 +5,10 @@ use std::ptr::NonNull;
 
 use rdma_sys as sys;
 
-use super::{INLINE, Local, Remote, WRITE, WRITE_WITH_IMM};
+use super::{Local, Remote, WRITE, WRITE_WITH_IMM};
+
+/// Bytes of a [`WordsWrite`].
+pub const INLINE: usize = 64;
 
 const SIGNALED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -51,14 +54,13 @@ impl Prepared {
         Self { parts }
     }
 
-    /// Sets the memory of the peer, the identifier and the flags.
+    /// Sets the memory of the peer and the identifier.
     #[inline(always)]
-    fn address(&mut self, remote: Remote, wr_id: u64, flags: u32) {
+    fn address(&mut self, remote: Remote, wr_id: u64) {
         let p = self.parts.as_ptr();
         // SAFETY: exclusive while `self` is borrowed.
         unsafe {
             (*p).wr.wr_id = wr_id;
-            (*p).wr.send_flags = flags;
             (*p).wr.wr.rdma = sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
         }
     }
@@ -84,11 +86,10 @@ impl ImmWrite {
         Self(Prepared::new(WRITE_WITH_IMM, SIGNALED))
     }
 
-    /// Sets everything that differs between two messages. `inline`: the device takes the bytes
-    /// while the request is posted; the queue pair must have room for them.
+    /// Sets everything that differs between two messages.
     #[inline(always)]
-    pub fn set(&mut self, local: Local, remote: Remote, imm: u32, wr_id: u64, inline: bool) {
-        self.0.address(remote, wr_id, if inline { SIGNALED | INLINED } else { SIGNALED });
+    pub fn set(&mut self, local: Local, remote: Remote, imm: u32, wr_id: u64) {
+        self.0.address(remote, wr_id);
         let p = self.0.parts.as_ptr();
         // SAFETY: exclusive while `self` is borrowed.
         unsafe {
@@ -123,9 +124,13 @@ impl WordsWrite {
     #[inline(always)]
     pub fn set(&mut self, words: [u64; INLINE / 8], remote: Remote, signal: Option<u64>) {
         let flags = if signal.is_some() { SIGNALED | INLINED } else { INLINED };
-        self.0.address(remote, signal.unwrap_or(0), flags);
+        self.0.address(remote, signal.unwrap_or(0));
+        let p = self.0.parts.as_ptr();
         // SAFETY: exclusive while `self` is borrowed.
-        unsafe { (*self.0.parts.as_ptr()).words = words };
+        unsafe {
+            (*p).wr.send_flags = flags;
+            (*p).words = words;
+        }
     }
 
     #[inline]

@@ -4,19 +4,12 @@
 
 use nccl_net_versions::{NetPlugin, RecvBuffer};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::proto::SLOTS;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::recv::RecvState;
-
-/// Why a group has not been started by the shortest way.
-pub(crate) enum NotSingle {
-    /// It is not a usual one, or something is in its way. Nothing has been done.
-    Unusual,
-    /// It could not be posted.
-    Failed(Box<Error>),
-}
+use crate::transport::unusual::Unusual;
 
 impl RecvState {
     /// Starts a group if it is a usual one and nothing is in its way.
@@ -24,21 +17,21 @@ impl RecvState {
     pub(crate) fn start_single<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &mut self,
         buffers: &[RecvBuffer<'_, P>],
-    ) -> Result<u8, NotSingle> {
+    ) -> Result<u8, Unusual> {
         let [RecvBuffer { buffer, tag, mr: Some(mr), profiler }] = buffers else {
-            return Err(NotSingle::Unusual);
+            return Err(Unusual::General);
         };
         let (slot, cell) = (self.cts.next().slot(), self.cells.get(self.cts.next().slot()));
         let queue = self.cts.queue(&mut self.comm.rails);
         if self.credit == 0 || !cell.is_free() || !self.cts.is_simple(queue) {
-            return Err(NotSingle::Unusual);
+            return Err(Unusual::General);
         }
         let possible = match OPTIONAL {
             true => self.outstanding < Self::MANY && self.comm.peer.is_connected(),
             false => CommProfiler::skips(&mut self.comm.profiler, *profiler),
         };
         if !possible {
-            return Err(NotSingle::Unusual);
+            return Err(Unusual::General);
         }
         let place = &mut self.slots[usize::from(slot) % SLOTS];
         place.begin(1);
@@ -46,7 +39,7 @@ impl RecvState {
         cell.begin();
         self.outstanding += 1;
         self.credit -= 1;
-        self.cts.write_inline(queue, *buffer, *tag, mr.rkeys(), None).map_err(NotSingle::Failed)?;
+        self.cts.write_inline(queue, *buffer, *tag, mr.rkeys(), None).map_err(Unusual::Failed)?;
         self.comm.stats.offered(self.cts.rail());
         if OPTIONAL {
             self.complete_ahead(slot);

@@ -1,10 +1,12 @@
 //! The sending end of a connection.
 
+mod completions;
 mod cts_fifo;
 pub(crate) mod group;
 mod profiling;
 mod separate_imm;
 mod single;
+mod usual;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,10 +25,10 @@ use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
-use crate::transport::work::Work;
-use crate::verbs::{Completion, Kind, Words};
+use crate::transport::unusual::Unusual;
+use crate::verbs::Words;
 use group::{Group, NO_SEND, SENDS, SendOp};
-use single::{NotSingle, SingleSend};
+use usual::UsualSends;
 
 /// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
 /// record per slot to send from.
@@ -73,7 +75,7 @@ pub(crate) struct SendState {
     in_flight: usize,
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
-    single: SingleSend,
+    usual: UsualSends,
 }
 
 impl Sender {
@@ -92,7 +94,7 @@ impl Sender {
             waits: comm.stats.waits(),
             watch: comm.watch(),
             state: StateLock::new(SendState {
-                single: SingleSend::new(&policy, comm.layout, separate_imm_above),
+                usual: UsualSends::new(&policy, comm.layout, separate_imm_above),
                 comm,
                 policy,
                 separate_imm_above,
@@ -146,7 +148,7 @@ impl Sender {
         let mut state = self.state.enter()?;
         let started = match state.comm.check_usable() {
             Ok(()) => state.start_single(&self.fifo, buffer, tag, mr, profiler),
-            Err(e) => Err(NotSingle::Failed(e)),
+            Err(e) => Err(Unusual::Failed(e)),
         };
         match started {
             Ok(index) => {
@@ -162,15 +164,15 @@ impl Sender {
     fn send_unusual(
         &self,
         mut state: Entered<'_, SendState>,
-        why: NotSingle,
+        why: Unusual,
         buffer: Buffer,
         tag: i32,
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Fast<Option<u8>> {
         let index = match why {
-            NotSingle::Unusual => state.start(buffer, tag, mr, profiler),
-            NotSingle::Failed(e) => Err(e),
+            Unusual::General => state.start(buffer, tag, mr, profiler),
+            Unusual::Failed(e) => Err(e),
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));
@@ -200,75 +202,7 @@ impl Sender {
     }
 }
 
-impl Progress for SendState {
-    /// Its index.
-    type Request = u8;
-
-    #[inline]
-    fn comm(&mut self) -> &mut Comm {
-        &mut self.comm
-    }
-
-    fn outstanding(_: u8) -> Option<&'static str> {
-        Some("sends")
-    }
-
-    #[inline]
-    fn pending(&self, index: u8) -> bool {
-        self.cells.get(index).is_in_flight()
-    }
-
-    /// A send whose group is not posted yet waits for no completion.
-    #[inline]
-    fn awaited(&self, index: u8) -> u8 {
-        self.groups[usize::from(self.sends[usize::from(index)].slot)].pending
-    }
-
-    #[inline(always)]
-    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
-        let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
-            return Err(unknown(completion));
-        };
-        let known = self.comm.rails[rail].send_queue_mut(slot).sent(completion.wr_id())?;
-        self.comm.stats.completed(rail, known);
-        let group = &mut self.groups[usize::from(slot)];
-        if group.pending >> rail & 1 == 0 {
-            return Err(twice(rail, slot));
-        }
-        if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
-            profiling::completed(profiler, group, rail);
-        }
-        group.pending &= !(1 << rail);
-        let (pending, count, first) = (group.pending, group.count, group.sends[0]);
-        match (pending, count) {
-            (0, 1) => self.complete(first),
-            (0, _) => self.complete_group(slot),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
 impl SendState {
-    /// Completes a send: its last part has completed.
-    #[inline(always)]
-    fn complete(&mut self, index: u8) {
-        let size = self.sends[usize::from(index)].buffer.len;
-        self.comm.stats.done(1, size);
-        self.cells.get(index).complete_one(size);
-        self.in_flight -= 1;
-        if self.in_flight == 0 {
-            // The first requests are the ones in the processor's caches.
-            self.next = 0;
-        }
-    }
-
-    #[inline(never)]
-    fn complete_group(&mut self, slot: u8) {
-        let group = self.groups[usize::from(slot)];
-        group.members().for_each(|index| self.complete(index as u8));
-    }
-
     /// Starts a send of any kind.
     #[inline(never)]
     fn start(
@@ -407,15 +341,4 @@ fn too_large(Buffer { len, .. }: Buffer, tag: i32, room: u64) -> Box<Error> {
     let what =
         format!("a send of {len} bytes with tag {tag} meets a receive of {room} bytes: nothing was sent");
     Error::Usage(what).into()
-}
-
-#[cold]
-fn unknown(completion: &Completion) -> Box<Error> {
-    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
-    Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}")).into()
-}
-
-#[cold]
-fn twice(rail: usize, slot: u8) -> Box<Error> {
-    Error::Internal(format!("slot {slot} completed twice on rail {rail}")).into()
 }

@@ -97,7 +97,7 @@ fn traced(rests: &AtomicBool) {
     let word = [0u64];
     let (rc, mr) = table.reg_mr(ends[1], word.as_ptr().addr(), 8, HOST);
     assert_eq!(rc, Success);
-    for _ in 0..100 {
+    for _ in 0..60 {
         let (rc, request) = table.irecv_as(ends[1], &[(word.as_ptr().addr(), 8, 1, mr)], 1);
         assert_eq!((rc, request.is_null()), (Success, false));
         assert_eq!(marked(6, || table.test(request)), (Success, true, [0; 8]));

@@ -305,7 +305,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         evil.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
         // The completion is in the queue until the plugin polls.
-        evil.signal(0, layout.encode(200, 1, layout.size(0)));
+        evil.signal(0, layout.encode(60, 1, layout.size(0)));
         let flush = iflush(table, comm, &[(to.addr(), 1000, to.mr)]);
         assert!(!flush.is_null());
         let code = until("a failure", || {
@@ -314,7 +314,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
             (rc != Success || done).then_some(rc)
         });
         assert_eq!(code, RemoteError, "the peer's fault");
-        assert!(warnings().pop().unwrap().contains("slot 200, where no receive waits"));
+        assert!(warnings().pop().unwrap().contains("slot 60, where no receive waits"));
         assert_eq!(table.iflush(comm, &[(to.addr(), 1000, to.mr)]).0, RemoteError);
         to.dereg();
         assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));

@@ -173,7 +173,7 @@ fn arrivals_for_done_receives_are_checked() {
             (&[(0, word(1, 1, 1001))], "1001 bytes arrived for a receive of 1000"),
             (&[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
             (&[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
-            (&[(0, word(200, 1, 9))], "slot 200, where no receive waits"),
+            (&[(0, word(60, 1, 9))], "slot 60, where no receive waits"),
             // Of one message, in a record of zeroes: right. Then once more.
             (&[(0, layout.encode(1, 1, SizeQ::RECORD)); 2], "slot 1, where no receive waits"),
         ];

@@ -1,0 +1,12 @@
+//! Why a call does not take the shortest way.
+
+use crate::error::Error;
+
+/// Why a send or a receive has not been started by the shortest way.
+#[derive(Debug)]
+pub(crate) enum Unusual {
+    /// It is not a usual one, or something is in its way. Nothing has been done.
+    General,
+    /// The comm has failed, or does so now.
+    Failed(Box<Error>),
+}
