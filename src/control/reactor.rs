@@ -1,7 +1,7 @@
 //! Who serves the sockets: NCCL's calls while handshakes make progress, else a background thread.
 //!
-//! A call of `connect` or `accept` that finds nothing of its own serves the ready sockets of all
-//! handshakes of the process ([`Reactor::drive`]). No handshake therefore waits for a time slice of
+//! A call of `connect` or `accept` that finds nothing for its connection serves the ready sockets of
+//! all handshakes of the process ([`Reactor::drive`]). No handshake therefore waits for a time slice of
 //! the thread. The thread checks every [`QUIET`] whether the sockets are served. If no socket was
 //! ready for that long, the thread serves them from then on, and calls that wait make no system
 //! call. The first event gives them back to the calls. Established connections belong to the

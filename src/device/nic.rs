@@ -73,8 +73,8 @@ impl Nic {
     }
 
     /// As [`now`](Self::now). Queries only after an event of the adapter or a
-    /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: whatever
-    /// depends on an entry of a table compares the entry first.
+    /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: the
+    /// user of a table's entry compares the entry first.
     pub fn known(&self) -> Result<(Port, Vec<Gid>), String> {
         let changes = self.pd.context().changes();
         let mut place = self.known.lock();
