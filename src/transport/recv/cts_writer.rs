@@ -7,7 +7,7 @@ use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
 use crate::config::Config;
 use crate::error::{Error, Fast};
-use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, MAX_RECVS, RECORDS_BYTES, SLOTS, Sequence};
+use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, Sequence};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
@@ -54,18 +54,6 @@ impl CtsWriter {
     #[inline]
     pub(crate) fn next(&self) -> Sequence {
         self.seq
-    }
-
-    /// Returns the latest receive into the buffer at `addr`, unless 256 others have followed.
-    pub(crate) fn latest_into(&self, comm: &Comm, addr: usize) -> Option<Sequence> {
-        let words = comm.region.words();
-        let word = |at: usize| u64::from_le(words[at].load(Ordering::Relaxed));
-        let is_into = |seq: Sequence, index: usize| {
-            let entry = (RECORDS_BYTES + seq.cts_offset(index)) / 8;
-            word(entry) == addr as u64 && word(entry + CTS_WORDS - 1) == seq.number()
-        };
-        let all = (1..=SLOTS as u64).map(|n| self.seq.before(n));
-        all.into_iter().find(|seq| (0..MAX_RECVS).any(|index| is_into(*seq, index)))
     }
 
     /// Returns whether the send queue has room for one more write.
@@ -122,7 +110,7 @@ impl CtsWriter {
         events: bool,
     ) -> Fast<()> {
         for (i, b) in buffers.iter().enumerate() {
-            slot.set_room(i, b.buffer.len);
+            slot.set_buffer(i, b.buffer);
             if events && CommProfiler::should_report(&mut comm.profiler, b.profiler) {
                 profiling::start(comm, self.seq.slot(), i, b.profiler);
             }

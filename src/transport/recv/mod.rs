@@ -314,9 +314,11 @@ impl RecvState {
         // Also those that seem empty: a size may belong to another buffer of the group.
         let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
         for (buffer, _) in registered {
-            let slot = self.cts.latest_into(&self.comm, buffer.addr).map(Sequence::slot);
-            let carriers = slot.map(|slot| self.slots[usize::from(slot)].carriers());
-            flushes.check(&self.comm.rails, carriers)?;
+            // The newest group of those that a slot still describes.
+            let newest_first = (1..=SLOTS as u64).map(|n| usize::from(self.cts.next().before(n).slot()));
+            let slot =
+                newest_first.map(|slot| &self.slots[slot % SLOTS]).find(|slot| slot.is_into(buffer.addr));
+            flushes.check(&self.comm.rails, slot.map(Slot::carriers))?;
         }
         Ok(())
     }

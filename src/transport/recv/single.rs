@@ -35,7 +35,7 @@ impl RecvState {
         }
         let place = &mut self.slots[usize::from(slot) % SLOTS];
         place.begin(1);
-        place.set_room(0, buffer.len);
+        place.set_buffer(0, *buffer);
         cell.begin();
         self.outstanding += 1;
         self.credit -= 1;
@@ -53,11 +53,13 @@ impl RecvState {
     pub(crate) fn arrived_single(&mut self, rail: usize, word: u32) -> bool {
         let Some((slot, size)) = self.comm.layout.decode_whole(word, rail) else { return false };
         let (cell, place) = (self.cells.get(slot), &mut self.slots[usize::from(slot) % SLOTS]);
-        let usual = self.flushes.is_none()
-            && CommProfiler::active(&mut self.comm.profiler).is_none()
+        let usual = CommProfiler::active(&mut self.comm.profiler).is_none()
             && cell.is_in_flight()
             && place.arrived_whole(rail, size);
         if usual {
+            if let Some(flushes) = &mut self.flushes {
+                flushes.carried(rail);
+            }
             self.comm.stats.arrived_whole(rail, size);
             cell.complete_one(size);
             self.outstanding -= 1;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use nccl_net_versions::Buffer;
+
 use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, Step, Violation};
 use crate::transport::comm::Comm;
 
@@ -11,6 +13,8 @@ pub(crate) struct Slot {
     count: u8,
     /// Size in bytes of each receive's buffer.
     rooms: [usize; MAX_RECVS],
+    /// Address of each receive's buffer.
+    addrs: [usize; MAX_RECVS],
     arrivals: Arrivals,
     size: SizeQ,
 }
@@ -37,25 +41,35 @@ pub(crate) enum ArrivalError {
 }
 
 impl Slot {
-    pub(crate) const EMPTY: Self =
-        Self { count: 0, rooms: [0; MAX_RECVS], arrivals: Arrivals::NONE, size: SizeQ::RECORD };
+    pub(crate) const EMPTY: Self = Self {
+        count: 0,
+        rooms: [0; MAX_RECVS],
+        addrs: [0; MAX_RECVS],
+        arrivals: Arrivals::NONE,
+        size: SizeQ::RECORD,
+    };
 
-    /// Starts a group of at most [`MAX_RECVS`] receives. [`set_room`](Self::set_room) must follow
+    /// Starts a group of at most [`MAX_RECVS`] receives. [`set_buffer`](Self::set_buffer) must follow
     /// for each.
     #[inline]
     pub(crate) fn begin(&mut self, count: usize) {
         (self.count, self.arrivals) = (count as u8, Arrivals::NONE);
     }
 
-    /// Sets the buffer size of one receive.
+    /// Sets the buffer of one receive.
     #[inline]
-    pub(crate) fn set_room(&mut self, index: usize, room: usize) {
-        self.rooms[index] = room;
+    pub(crate) fn set_buffer(&mut self, index: usize, buffer: Buffer) {
+        (self.addrs[index], self.rooms[index]) = (buffer.addr, buffer.len);
     }
 
     /// Returns the buffer size of each receive.
     pub(crate) fn rooms(&self) -> &[usize] {
         &self.rooms[..usize::from(self.count)]
+    }
+
+    /// Returns whether the buffer of a receive of the group begins at `addr`.
+    pub(crate) fn is_into(&self, addr: usize) -> bool {
+        self.addrs[..usize::from(self.count)].contains(&addr)
     }
 
     /// Returns the rails that have carried data of the group.

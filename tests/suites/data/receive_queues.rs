@@ -7,7 +7,7 @@ use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{TWO_RAILS, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{here, isolated, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::ImmLayout;
 
 /// Two hosts, each with and without shared receive queues.
@@ -82,7 +82,7 @@ fn choices() -> Vec<String> {
 #[test]
 fn the_log_names_the_receive_queues_of_each_adapter_once() {
     let devices = "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=srq;c:addr=10.0.2.1/24,without=srq_calls";
-    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3"), ("MPIB_SRQ_HIGH", "300")];
+    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3"), ("MPIB_SRQ_HIGH", "100")];
     isolated(here!(), &env, || {
         let (table, ctx) = (newest(), init(newest()));
         for dev in [0, 1, 2, 0, 1, 2] {
@@ -92,9 +92,9 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
         }
         let lines = choices();
         let [a, b, c] = &lines[..] else { panic!("{lines:?}") };
-        let shared = "shared receive queues on a: the queue pairs of a rail receive from one (300 entries)";
+        let shared = "shared receive queues on a: the queue pairs of a rail receive from one (100 entries)";
         assert!(a.contains(shared), "{a}");
-        let own = "each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect (172 entries)";
+        let own = "each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect (44 entries)";
         for (line, why) in [
             (b, "no shared receive queues on b (max_srq of ibv_devinfo -v is 0): "),
             (c, "no shared receive queues on c (ibv_create_srq: Operation not supported (os error 95)): "),
@@ -117,12 +117,12 @@ fn every_slot_finds_a_receive_on_any_number_of_queue_pairs() {
                 return;
             }
             let pair = Pair::new(newest());
-            let (to, from) = (pair.recv_buffer(256 * 64), pair.send_buffer(pattern(256 * 64, 9)));
-            for _ in 0..5 {
+            let (to, from) = (pair.recv_buffer(64 * 64), pair.send_buffer(pattern(64 * 64, 9)));
+            for _ in 0..20 {
                 let recvs: Vec<_> =
-                    (0..256).map(|i| pair.irecv(&[(to.addr() + 64 * i, 64, i as i32, to.mr)])).collect();
+                    (0..64).map(|i| pair.irecv(&[(to.addr() + 64 * i, 64, i as i32, to.mr)])).collect();
                 let sends: Vec<_> =
-                    (0..256).map(|i| pair.isend(from.addr() + 64 * i, 64, i as i32, from.mr)).collect();
+                    (0..64).map(|i| pair.isend(from.addr() + 64 * i, 64, i as i32, from.mr)).collect();
                 for request in sends.into_iter().chain(recvs) {
                     assert_eq!(pair.wait(request)[0], 64);
                 }
@@ -179,7 +179,7 @@ fn a_failed_queue_pair_is_reported_with_its_cause() {
 fn an_immediate_on_the_wrong_queue_pair_is_an_error_without_shared_queues() {
     let without =
         ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16,without=srq");
-    isolated(here!(), &[&TWO_RAILS[..], &[without]].concat(), || {
+    isolated(here!(), &mpib("512", &[without]), || {
         let (comm, evil) = receiver();
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let layout = ImmLayout::new(2).unwrap();
