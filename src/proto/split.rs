@@ -218,6 +218,7 @@ mod tests {
 
         //= protocol.md: split: parts cover the transfer once, in multiples of 128 bytes
         //= protocol.md: split: every part begins at a multiple of 128 bytes
+        //= adapters.md: A8: every part begins on 128 bytes
         #[test]
         fn parts_cover_the_transfer_once(
             size in prop_oneof![0usize..1000, 0usize..1 << 32, any::<usize>()],

@@ -126,6 +126,7 @@ fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
 }
 
 //= reach.md: each connection reads the GID tables anew
+//= adapters.md: A6: what is kept of ports follows their events
 #[test]
 fn every_connection_goes_by_the_table_of_its_time() {
     on_hosts(here!(), &[], || {

@@ -104,6 +104,7 @@ fn a_listener_that_closes_without_an_answer_is_tried_again() {
 }
 
 //= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
+//= adapters.md: A3: a dead address does not delay the next
 #[test]
 fn a_silent_address_does_not_hold_up_the_next() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

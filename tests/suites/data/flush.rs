@@ -170,6 +170,7 @@ fn groups_and_empty_buffers() {
 /// NCCL leaves receives out of a group's buffers, and not out of its sizes: a size may be that of
 /// another buffer.
 //= mpib.md: a flush needs no size
+//= adapters.md: A14: iflush needs no size
 #[test]
 fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
     with_and_without_srq(here!(), &mpib("512", &[ON]), || {

@@ -121,6 +121,7 @@ fn a_connection_works_without_flushes() {
 
 /// A flush reads on the rails that can, if no other has carried its data.
 //= mpib.md: an adapter that does not reach itself costs the flush alone
+//= adapters.md: A5: a failed loopback costs the flush and not the rail
 #[test]
 fn only_data_of_the_rail_that_cannot_flush_is_not_flushed() {
     with_sys(here!(), &[PEERMEM], &env(&[FIRST]), || {
@@ -156,6 +157,7 @@ fn only_data_of_the_rail_that_cannot_flush_is_not_flushed() {
 
 /// A read that is not answered in time counts as a failed one.
 //= mpib.md: an adapter that does not reach itself costs the flush alone
+//= adapters.md: A5: a failed loopback costs the flush and not the rail
 #[test]
 fn a_read_that_gets_no_answer_costs_the_flush_alone() {
     let slow = [FIRST, ("NCCL_IB_TIMEOUT", "22"), ("MPIB_PROBE_TIMEOUT_MS", "300")];

@@ -29,6 +29,7 @@ fn writes(rig: &mut Rig, lens: &[usize]) -> (u64, u64) {
 }
 
 //= fused-devices.md: messages above max_msg_sz go in several work requests
+//= adapters.md: A15: messages above max_msg_sz go in several writes
 #[test]
 fn a_message_above_the_largest_write_goes_in_several() {
     isolated(here!(), &[DEVICES], || {

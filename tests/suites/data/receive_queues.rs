@@ -47,6 +47,7 @@ fn both_ways(other: &str) {
 }
 
 //= receives.md: each end chooses its receive queues without the other
+//= adapters.md: A2: adapters without shared receive queues work
 #[test]
 fn an_end_with_shared_queues_meets_one_without() {
     let env = mpib("512", &[("SOFTVERBS_DEVICES", HOSTS[0][0])]);
@@ -108,6 +109,7 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
 
 /// All slots are in use again and again, and queue pairs have few of them or many.
 //= receives.md: slots and receive queues hold with a late sender
+//= adapters.md: A2: adapters without shared receive queues work
 #[test]
 fn every_slot_finds_a_receive_on_any_number_of_queue_pairs() {
     for qps in ["1", "3", "16", "128"] {

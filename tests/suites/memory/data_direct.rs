@@ -82,6 +82,7 @@ const PLACE: &str = "/sys/devices/pci0000:20/0000:20:01.0/0000:21:00.0";
 
 //= memory.md: Data Direct is recognised, and reported as not used
 //= configuration.md: NCCL_IB_DATA_DIRECT
+//= adapters.md: A11: a Data Direct interface is reported
 #[test]
 fn an_interface_that_is_not_used_is_one_warning() {
     on_host(here!(), LIBRARY, &[], || {

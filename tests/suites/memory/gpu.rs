@@ -72,6 +72,7 @@ fn gpu_memory_is_offered_with_nv_peer_mem() {
 }
 
 //= mpib.md: memory of AMD's GPUs is offered where the RDMA core has its peer memory
+//= adapters.md: A12: peer memory of AMD's driver is recognised
 #[test]
 fn memory_of_amds_gpus_is_offered() {
     offered_by(here!(), &["module/amdgpu/version", "memory_peers/amdkfd/version"]);

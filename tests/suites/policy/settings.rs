@@ -178,6 +178,7 @@ fn every_variable_refuses_malformed_values() {
 
 //= configuration.md: NCCL_IB_TIMEOUT
 //= configuration.md: NCCL_IB_RETRY_CNT
+//= adapters.md: A13: retries and timeouts out of range are clamped
 #[test]
 fn timeouts_and_retries_out_of_bounds_are_cut_or_refused() {
     let env = [("NCCL_IB_TIMEOUT", "0"), ("NCCL_IB_RETRY_CNT", "13")];

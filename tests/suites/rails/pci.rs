@@ -81,6 +81,7 @@ fn shown(devices: &[(&str, i32, &str)]) -> Vec<(String, i32, String)> {
 
 //= fused-devices.md: the port number counts the functions of one card
 //= fused-devices.md: functions of one card have one PCI path
+//= adapters.md: A9: functions of one card have its PCI path
 #[test]
 fn functions_of_one_card_are_ports_of_it() {
     let adapters = [
@@ -144,6 +145,7 @@ fn virtual_function(test: &str, merge: &str, path: &str) {
 }
 
 //= configuration.md: NCCL_IB_MERGE_VFS
+//= adapters.md: A9: functions of one card have its PCI path
 #[test]
 fn a_virtual_function_is_where_its_physical_one_is() {
     virtual_function(here!(), "1", "0000:17:00.0");
@@ -179,6 +181,7 @@ fn two_rails(test: &str, setting: (&str, &str), path: &str, apart: bool) {
 }
 
 //= mpib.md: pciPath, guid and port are those of the rail that carries most data
+//= adapters.md: A7: NCCL sees the rail that carries most data
 #[test]
 fn in_vanilla_mode_the_device_is_where_sup_is() {
     two_rails(here!(), ("MPIB_MODE", "0"), "0000:3b:00.1", false);
@@ -200,6 +203,7 @@ fn with_a_small_share_the_device_is_where_sout_is() {
 }
 
 //= mpib.md: SOUT and SUP on two NUMA nodes or PCI roots are a warning
+//= adapters.md: A7: NCCL sees the rail that carries most data
 #[test]
 fn rails_that_are_far_from_each_other_are_one_warning() {
     two_rails(here!(), ("MPIB_MODE", "0"), "0000:3b:00.1", true);

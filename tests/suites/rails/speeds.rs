@@ -30,6 +30,7 @@ fn goes_by(rig: &mut Rig, weights: &[u64]) {
 }
 
 //= fused-devices.md: shares follow the speeds of this end's ports
+//= adapters.md: A16: weights follow the speeds of ports
 #[test]
 fn a_port_that_becomes_slower_carries_less_of_existing_connections() {
     isolated(here!(), &[RATES], || {

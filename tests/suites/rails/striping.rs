@@ -279,6 +279,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
 
 /// A device supports as many connections as its properties say.
 //= fused-devices.md: maxComms shrinks with the number of queues of a connection
+//= adapters.md: A17: maxComms counts all queues
 #[test]
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {

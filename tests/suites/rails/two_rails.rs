@@ -277,6 +277,7 @@ fn registration_runs_beside_transfers() {
 /// With the default of `MPIB_SPLIT_MIN` a message below 64 KiB is one work request, and of every four
 /// messages one goes on SUP.
 //= mpib.md: small messages go whole, and over many of them SUP carries its share
+//= adapters.md: A8: small messages go whole on one rail
 #[test]
 fn small_messages_go_whole_and_keep_the_share() {
     let env = [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", "256")]].concat();

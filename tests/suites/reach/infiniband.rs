@@ -76,6 +76,7 @@ fn the_receivers_port_may_require_a_grh() {
 }
 
 //= reach.md: if a port requires a GRH, both ends send it
+//= adapters.md: A4: GRHs where a port requires them
 #[test]
 fn both_ports_may_require_a_grh() {
     with_grh(here!(), "s:link=ib,lid=3,grh=on;r:link=ib,lid=4,grh=on", true);
@@ -94,6 +95,7 @@ const ROUTED: &str = "s:link=ib,lid=3,subnet=0xfe80000000000001,flid=1001;\
                       r:link=ib,lid=3,subnet=0xfe80000000000002,flid=1002,lmc=0";
 
 //= reach.md: InfiniBand subnets are joined by FLIDs
+//= adapters.md: A4: FLIDs behind routers
 #[test]
 fn a_router_is_reached_by_the_flid() {
     isolated(here!(), &env(ROUTED), || {
@@ -147,6 +149,7 @@ fn without_flid(test: &str, flid: &str, index: &str, lacking: &str) {
 }
 
 //= reach.md: InfiniBand subnets are joined by FLIDs
+//= adapters.md: A4: FLIDs behind routers
 #[test]
 fn a_port_without_flid_is_refused_at_once() {
     without_flid(here!(), "", "1", "r:1");

@@ -22,6 +22,7 @@ fn triangle() -> Topology {
 
 /// Each pair of hosts uses the one cable between them, for every device that NCCL requests.
 //= reach.md: three hosts joined by cables connect without settings
+//= adapters.md: A1: others are used where the requested pair does not work
 #[test]
 fn in_a_triangle_every_pair_uses_its_own_link() {
     on_hosts(here!(), &[], || {

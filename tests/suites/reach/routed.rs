@@ -25,6 +25,7 @@ fn own_router(net: &Reach, host: &str, (interface, addr, router): (&str, &str, &
 /// Each NIC is alone with a router, and all hosts have a storage network in common.
 //= reach.md: the requested pair is used whether or not routers join it
 //= reach.md: fabric: a /31 for each NIC and a storage network in common
+//= adapters.md: A1: the requested pair is used whenever it works
 #[test]
 fn with_a_link_for_each_nic_traffic_stays_off_the_storage_network() {
     on_hosts(here!(), &[], || {
@@ -60,6 +61,7 @@ fn with_a_link_for_each_nic_traffic_stays_off_the_storage_network() {
 
 /// Each rail is a subnet with a router: pairs across rails stay as NCCL requests them.
 //= reach.md: fabric: a VLAN for each rail, with routers
+//= adapters.md: A1: the requested pair is used whenever it works
 #[test]
 fn with_a_subnet_for_each_rail_pairs_across_rails_are_routed() {
     on_hosts(here!(), &[], || {
@@ -93,6 +95,7 @@ fn with_a_subnet_for_each_rail_pairs_across_rails_are_routed() {
 /// Routed IPv4 addresses, and IPv6 addresses of one prefix on the same NICs and on others.
 //= reach.md: a common subnet decides among addresses of one family and version
 //= reach.md: fabric: dual stack with routed IPv4
+//= adapters.md: A1b: a common IPv6 prefix does not replace routed IPv4
 #[test]
 fn a_common_ipv6_prefix_does_not_replace_routed_ipv4() {
     on_hosts(here!(), &[], || {
@@ -301,6 +304,7 @@ fn a_missing_route_is_named_in_the_error() {
 /// The requested device leads nowhere. Its substitute is under another PCI root at one end: where
 /// NCCL may register GPU memory, that end warns once.
 //= reach.md: a substitute under another PCI root or NUMA node is a warning
+//= adapters.md: A1c: a substitute far from the requested NIC is a warning
 #[test]
 fn a_substitute_under_another_pci_root_is_a_warning() {
     on_hosts(here!(), &[], || {
