@@ -60,7 +60,8 @@ fn two_copies_have_every_figure_and_its_ratio() {
         "half round trip of 8 B, median",
         "bandwidth, 256 MiB",
         "of the rails' sum, 16 MiB",
-        "connections made",
+        "connections, one after the other",
+        "connections, 64 at a time",
     ] {
         assert!(metrics.contains(&metric), "{metric:?} is not in {metrics:?}");
     }
