@@ -33,12 +33,29 @@ pub struct RouteKey {
 
 /// The routes of a process that have failed.
 #[derive(Debug, Default)]
-pub struct FailedRoutes(Mutex<HashMap<RouteKey, (Instant, String)>>);
+pub struct FailedRoutes(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    failed: HashMap<RouteKey, (Instant, String)>,
+    /// Number of changes of the network.
+    changes: u64,
+}
 
 impl FailedRoutes {
-    /// Remembers a failure.
-    pub fn remember(&self, now: Instant, key: RouteKey, why: String) {
-        let mut failed = self.0.lock();
+    /// Returns the number of changes of the network until now.
+    pub fn changes(&self) -> u64 {
+        self.0.lock().changes
+    }
+
+    /// Remembers a failure of an attempt that began after so many [`changes`](Self::changes). A
+    /// change since then may have caused the failure, or have mended the route.
+    pub fn remember(&self, now: Instant, changes: u64, key: RouteKey, why: String) {
+        let mut state = self.0.lock();
+        if state.changes != changes {
+            return;
+        }
+        let failed = &mut state.failed;
         if failed.len() >= MAX {
             failed.retain(|_, (since, _)| now.saturating_duration_since(*since) < EXPIRY);
         }
@@ -49,8 +66,8 @@ impl FailedRoutes {
 
     /// Returns why a route failed, if it is not to be tried again yet.
     pub fn why(&self, now: Instant, key: &RouteKey) -> Option<String> {
-        let failed = self.0.lock();
-        let (since, why) = failed.get(key)?;
+        let state = self.0.lock();
+        let (since, why) = state.failed.get(key)?;
         let age = now.saturating_duration_since(*since);
         (age < EXPIRY).then(|| {
             let (age, expiry) = (age.as_secs(), EXPIRY.as_secs());
@@ -60,17 +77,19 @@ impl FailedRoutes {
 
     /// Forgets a route that works.
     pub fn forget(&self, key: &RouteKey) {
-        self.0.lock().remove(key);
+        self.0.lock().failed.remove(key);
     }
 
     /// Whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.0.lock().failed.is_empty()
     }
 
     /// Forgets all: the network has changed.
     pub fn clear(&self) {
-        self.0.lock().clear();
+        let mut state = self.0.lock();
+        state.failed.clear();
+        state.changes += 1;
     }
 }
 
@@ -89,33 +108,38 @@ mod tests {
     fn a_failure_expires() {
         let (failed, start) = (FailedRoutes::default(), Instant::now());
         let at = |secs| start + Duration::from_secs(secs);
-        failed.remember(at(0), key(1), "no answer".into());
+        failed.remember(at(0), 0, key(1), "no answer".into());
         let text = "it failed 59 s ago, and failures count for 60 s: no answer";
         assert_eq!(failed.why(at(59), &key(1)).as_deref(), Some(text));
         assert_eq!(failed.why(at(60), &key(1)), None);
         assert_eq!(failed.why(at(59), &key(2)), None);
         // A later failure counts from its own time.
-        failed.remember(at(70), key(1), "no answer".into());
+        failed.remember(at(70), 0, key(1), "no answer".into());
         assert!(failed.why(at(129), &key(1)).is_some());
         failed.forget(&key(1));
         assert_eq!(failed.why(at(71), &key(1)), None);
-        failed.remember(at(72), key(2), String::new());
+        failed.remember(at(72), 0, key(2), String::new());
         failed.clear();
         assert!(failed.is_empty());
+        // An attempt from before the change.
+        failed.remember(at(73), 0, key(2), String::new());
+        assert!(failed.is_empty());
+        failed.remember(at(73), failed.changes(), key(2), String::new());
+        assert!(!failed.is_empty());
     }
 
     #[test]
     fn the_number_is_bounded_and_old_failures_make_room() {
         let (failed, start) = (FailedRoutes::default(), Instant::now());
         for n in 0..MAX as u32 {
-            failed.remember(start, key(n), String::new());
+            failed.remember(start, 0, key(n), String::new());
         }
-        failed.remember(start, key(u32::MAX), String::new());
+        failed.remember(start, 0, key(u32::MAX), String::new());
         assert_eq!(failed.why(start, &key(u32::MAX)), None);
         assert!(failed.why(start, &key(0)).is_some());
         let later = start + EXPIRY;
-        failed.remember(later, key(u32::MAX), String::new());
+        failed.remember(later, 0, key(u32::MAX), String::new());
         assert!(failed.why(later, &key(u32::MAX)).is_some());
-        assert_eq!(failed.0.lock().len(), 1);
+        assert_eq!(failed.0.lock().failed.len(), 1);
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct KnownFailures {
     tried: Vec<Tried>,
     /// Whether the attempt is the last one.
     last: bool,
+    /// Changes of the network before the attempt.
+    changes: u64,
 }
 
 /// A route that does not work.
@@ -38,12 +40,12 @@ struct Tried {
 
 impl KnownFailures {
     pub(crate) const fn new() -> Self {
-        Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false }
+        Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false, changes: 0 }
     }
 
     /// Begins an attempt. The peer's host is the same for each.
-    pub(crate) fn begin(&mut self, attempt: &BringUp) {
-        self.last = attempt.last;
+    pub(crate) fn begin(&mut self, process: &Process, attempt: &BringUp) {
+        (self.last, self.changes) = (attempt.last, process.failed_routes.changes());
         // A second HELLO has more rails.
         if self.peer.len() < attempt.rails.len() {
             (self.peer, self.host) = (attempt.rails.clone(), attempt.host.clone());
@@ -91,7 +93,7 @@ impl KnownFailures {
                 Err(e) if endpoint.untried >> i & 1 == 1 => Err(e.to_string()),
                 Err(e) => {
                     // Other errors concern this handshake alone, as an address that was removed.
-                    let of_network = matches!(e, Error::Peer(_) | Error::Verbs { .. });
+                    let of_network = is_of_network(e);
                     let (why, key) = (e.to_string(), key().filter(|_| of_network));
                     let missing = self.missing(role, rails, route).filter(|_| self.last);
                     let text = missing.map_or(why.clone(), |missing| format!("{why}; {missing}"));
@@ -114,7 +116,7 @@ impl KnownFailures {
                 "{} from {from} to {to} on {} does not work, and is a last resort for {secs} s: {why}",
                 key.port, key.host
             );
-            process.failed_routes.remember(Instant::now(), key, why.clone());
+            process.failed_routes.remember(Instant::now(), self.changes, key, why.clone());
         }
     }
 
@@ -144,5 +146,15 @@ impl KnownFailures {
             host: self.host.clone(),
             peer: self.peer_gid(role, route)?,
         })
+    }
+}
+
+/// Whether the network is the cause, rather than a limit of this process or adapter.
+fn is_of_network(e: &Error) -> bool {
+    const ERRNOS: [i32; 3] = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
+    match e {
+        Error::Peer(_) => true,
+        Error::Verbs { source, .. } => source.raw_os_error().is_some_and(|errno| ERRNOS.contains(&errno)),
+        _ => false,
     }
 }

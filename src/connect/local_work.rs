@@ -77,7 +77,7 @@ impl LocalWork {
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
-                self.known.begin(&peer);
+                self.known.begin(&settings.process, &peer);
                 let name = channel.describe();
                 let known = |route: &Route| self.known.of(&settings.process, role, &self.rails, route);
                 (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer, known)), None)

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::transport::Settings;
 use crate::warned::Subject;
 
-/// Reports that a rail is kept without flushes. Further connections of the process do not try them
-/// on this port.
+/// Reports that a rail is kept without flushes. Connections of the next minute do not try them on
+/// this port, unless an event of the adapter comes.
 ///
 /// # Errors
 /// `MPIB_STRICT=1`: the rail must not be kept.
@@ -32,5 +32,5 @@ pub(crate) fn keep_without_flush(settings: &Settings, nic: &Nic, why: &str) -> R
 /// Returns why earlier connections could not flush on a port. With `MPIB_STRICT=1` every connection
 /// tries, because none goes without.
 pub(crate) fn known_failure(settings: &Settings, nic: &Nic) -> Option<String> {
-    nic.no_loopback().filter(|_| !settings.config.strict).map(str::to_owned)
+    nic.no_loopback().filter(|_| !settings.config.strict)
 }

@@ -85,6 +85,11 @@ impl Channel {
         self.link.try_recv()
     }
 
+    /// Returns the next message of an established connection, whose socket the thread serves.
+    pub fn received(&self) -> Result<Option<Message>> {
+        self.link.try_recv()
+    }
+
     /// Ends the handshake: the thread alone serves the connection from now on.
     pub fn end_handshake(&self) -> Result<()> {
         self.reactor.with(|sockets| sockets.hand_over(self.token))

@@ -33,11 +33,12 @@ impl Interfaces {
     /// Returns the addresses of all interfaces that are up and running, loopback included.
     pub(super) fn now(&self) -> Result<Arc<[Interface]>> {
         let mut known = self.0.lock();
-        if let Some(known) = &mut *known {
-            if known.changed() {
-                known.all = interfaces()?.into();
+        if let Some(current) = &*known {
+            if !current.changed() {
+                return Ok(Arc::clone(&current.all));
             }
-            return Ok(Arc::clone(&known.all));
+            // The announcements are read: a failure below must not leave the old addresses.
+            *known = None;
         }
         // The socket is first: a change during the reading is announced on it.
         let socket = subscribe();

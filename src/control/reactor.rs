@@ -101,6 +101,7 @@ struct Serving {
     next_check: Instant,
     /// When the thread wakes without an event.
     sleeps_until: Option<Instant>,
+    users: usize,
     /// Since when the thread has no user.
     unused_since: Option<Instant>,
 }
@@ -160,6 +161,10 @@ impl Drop for Reactor {
         let now = Instant::now();
         let mut locked = self.shared.lock();
         let serving = &mut locked.serving;
+        serving.users -= 1;
+        if serving.users > 0 {
+            return;
+        }
         serving.unused_since = Some(now);
         // Fails only if the descriptor is closed, and then the thread has ended.
         let _ = serving.wake_by(now + KEEP);
@@ -177,6 +182,7 @@ impl Shared {
             active: true,
             next_check: now + QUIET,
             sleeps_until: Some(now),
+            users: 1,
             unused_since: None,
         };
         let shared = Arc::new(Self {
@@ -198,12 +204,16 @@ impl Shared {
         Some(Locked { serving, dead: &self.dead, panicking: thread::panicking() })
     }
 
-    /// Keeps a thread that has no user; returns `false` if it has ended.
+    /// Adds a user; returns `false` if the thread has ended.
     fn keep(&self) -> bool {
         let mut locked = self.lock();
+        if self.dead.load(Ordering::Acquire) {
+            return false;
+        }
         let serving = &mut locked.serving;
+        serving.users += 1;
         serving.unused_since = None;
-        !self.dead.load(Ordering::Acquire)
+        true
     }
 }
 
@@ -282,6 +292,8 @@ impl Serving {
         shared.driven.store(self.driven, Ordering::Release);
         let unused = self.unused_since.is_some_and(|since| now >= since + KEEP);
         if unused && self.sockets.is_empty() {
+            // Under the lock: a new user finds the thread either alive, and keeps it, or ended.
+            shared.dead.store(true, Ordering::Release);
             return Ok(None);
         }
         Ok(Some(self.sleep(now)))

@@ -97,7 +97,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 known: Mutex::default(),
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
-                no_loopback: OnceLock::new(),
+                no_loopback: Mutex::default(),
             });
             nic.check_pkey_index(config)?;
             rails.push(nic);

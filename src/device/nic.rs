@@ -1,6 +1,7 @@
 //! One port of one HCA, as connections use it.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -30,13 +31,28 @@ pub struct Nic {
     pub(super) dmabuf: OnceLock<Result<(), String>>,
     /// Whether it has SRQs, or why not, once that was tried.
     pub(super) srq: OnceLock<Result<(), String>>,
-    /// Why packets of the port to itself do not arrive, once that has been seen.
-    pub(super) no_loopback: OnceLock<String>,
+    /// Why packets of the port to itself do not arrive, if that has been seen lately.
+    pub(super) no_loopback: Mutex<Option<NoLoopback>>,
+}
+
+/// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// How long a failed loopback counts, unless an event comes first: its cause may have been passing.
+const NO_LOOPBACK: Duration = Duration::from_secs(60);
+
+/// A failed loopback, with [`Context::changes`] from then.
+#[derive(Debug)]
+pub(super) struct NoLoopback {
+    since: Instant,
+    changes: Option<u64>,
+    why: String,
 }
 
 /// A usable port as it was read, with [`Context::changes`] from before.
 #[derive(Debug)]
 pub(super) struct Known {
+    since: Instant,
     changes: u64,
     port: Port,
     gids: Vec<Gid>,
@@ -72,17 +88,19 @@ impl Nic {
             .map_err(|trouble| trouble.to_string())
     }
 
-    /// As [`now`](Self::now). Queries only after an event of the adapter or a
+    /// As [`now`](Self::now). Queries once a second at most, but for an event of the adapter or a
     /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: the
     /// user of a table's entry compares the entry first.
     pub fn known(&self) -> Result<(Port, Vec<Gid>), String> {
         let changes = self.pd.context().changes();
         let mut place = self.known.lock();
-        if let Some(known) = place.as_ref().filter(|known| Some(known.changes) == changes) {
+        let is_fresh = |known: &&Known| Some(known.changes) == changes && known.since.elapsed() < FRESH;
+        if let Some(known) = place.as_ref().filter(is_fresh) {
             return Ok((known.port, known.gids.clone()));
         }
         let (port, gids) = self.now()?;
-        *place = changes.map(|changes| Known { changes, port, gids: gids.clone(), pkey_index: None });
+        let since = Instant::now();
+        *place = changes.map(|changes| Known { since, changes, port, gids: gids.clone(), pkey_index: None });
         Ok((port, gids))
     }
 
@@ -107,14 +125,19 @@ impl Nic {
         self.pd.context().pci_path().map(Place::of)
     }
 
-    /// Returns why packets of the port to itself do not arrive, if a connection has seen that.
-    pub fn no_loopback(&self) -> Option<&str> {
-        self.no_loopback.get().map(String::as_str)
+    /// Returns why packets of the port to itself do not arrive, if a connection has seen that in
+    /// the last minute, and no event of the adapter has come since.
+    pub fn no_loopback(&self) -> Option<String> {
+        let seen = self.no_loopback.lock();
+        let changes = self.pd.context().changes();
+        let counts = |seen: &&NoLoopback| seen.changes == changes && seen.since.elapsed() < NO_LOOPBACK;
+        seen.as_ref().filter(counts).map(|seen| seen.why.clone())
     }
 
-    /// Notes that packets of the port to itself do not arrive. The first reason is kept.
+    /// Notes that packets of the port to itself do not arrive.
     pub fn set_no_loopback(&self, why: &str) {
-        self.no_loopback.get_or_init(|| why.to_owned());
+        let (since, changes) = (Instant::now(), self.pd.context().changes());
+        *self.no_loopback.lock() = Some(NoLoopback { since, changes, why: why.to_owned() });
     }
 
     /// Returns the index of the configured partition in the port's P_Key table, as the table is

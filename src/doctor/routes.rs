@@ -5,7 +5,7 @@ use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
 use crate::policy::Plan;
 use crate::proto::{Ends, Hello, MAX_FRAME_BYTES, Message};
-use crate::route::{Choice, End, Route};
+use crate::route::{Choice, Class, End, Route};
 
 /// Compares the `hello` fields of two reports. This host is the one that connects.
 pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
@@ -35,6 +35,14 @@ fn hello(text: &[u8]) -> Result<Hello, String> {
     }
 }
 
+/// Returns why a rail of a vanilla connection is kept in reserve.
+const fn reserve(plan: Plan) -> &'static str {
+    match plan {
+        Plan::Isolated(Class::Intra) => "kept in reserve: within an island SUP carries all data",
+        _ => "kept in reserve: the hosts are of two islands, which SOUT joins",
+    }
+}
+
 fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
     let plan = Plan::new(&ours.terms, &theirs.terms, &ours.rails, &theirs.rails);
     let Choice { first, rest, refused, .. } = plan.choose(ours.terms.route, ours, theirs, 0);
@@ -51,9 +59,7 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
         let more = all.iter().filter(|r| r.rails == route.rails).count() - 1;
         let (verdict, why) = match plan.joins(ours.rails[route.rails.connector].role) {
             true => (verdict, route.why().to_owned()),
-            false => {
-                (Verdict::Later, "kept in reserve: the hosts are of two islands, which SOUT joins".into())
-            }
+            false => (Verdict::Later, reserve(plan).to_owned()),
         };
         let why = match more {
             0 => why,

@@ -113,6 +113,7 @@ impl Policy {
             Cut::Whole => split.whole(size, self.least_busy(|_| 0)),
             Cut::NoRail => return None,
         }
+        self.posted(size, self.share(size), &split);
         Some(split)
     }
 
@@ -185,9 +186,19 @@ impl Policy {
         let size = size as i64;
         let due = self.due.get() + size * i64::from(sup);
         // SUP if that brings it nearer to its share.
-        let on_sup = due >= size * i64::from(SHARE_ONE / 2);
-        self.due.set(due - if on_sup { size * i64::from(SHARE_ONE) } else { 0 });
-        usize::from(on_sup)
+        usize::from(due >= size * i64::from(SHARE_ONE / 2))
+    }
+
+    /// Accounts for a transfer that was cut with this share, once it is certain to be posted.
+    #[inline]
+    pub fn posted(&self, size: usize, share: Option<u16>, split: &Split) {
+        match share {
+            Some(sup @ 1..SHARE_ONE) if (SPLIT_ALIGN..self.split_min).contains(&size) => {
+                let (due, carried) = (size as i64 * i64::from(sup), split.bytes(1) as i64);
+                self.due.set(self.due.get() + due - carried * i64::from(SHARE_ONE));
+            }
+            _ => {}
+        }
     }
 
     /// Chooses the rail on which a whole transfer is likely to end first: the one with the fewest

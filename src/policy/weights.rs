@@ -85,18 +85,15 @@ impl Followers {
     /// [`Context::id`](crate::verbs::Context::id). Returns the ports whose speed has changed, with
     /// the new one in Mb/s. A port that is down keeps its speed.
     pub fn renew(&self, context: usize) -> Vec<(String, u32)> {
-        let mut queried: Vec<(String, Option<u32>)> = Vec::new();
+        // Without the lock: a query may wait for the adapter, and set-up for the lock.
+        let now: Vec<(String, Option<u32>)> = self.nics_of(context).iter().map(present_speed).collect();
         let mut changed: Vec<(String, u32)> = Vec::new();
-        for follower in self.0.lock().iter_mut() {
+        let mut followers = self.0.lock();
+        followers.retain(|f| f.weights.strong_count() > 0);
+        for follower in &mut *followers {
             let Some(weights) = follower.weights.upgrade() else { continue };
-            let rails = follower.nics.iter().zip(&mut follower.speeds);
-            for (nic, (ours, _)) in rails.filter(|(nic, _)| nic.pd().context().id() == context) {
-                let known = queried.iter().find(|(name, _)| name == nic.name()).map(|(_, speed)| *speed);
-                let speed = known.unwrap_or_else(|| {
-                    let speed = nic.now().ok().map(|(port, _)| port.speed);
-                    queried.push((nic.name().to_owned(), speed));
-                    speed
-                });
+            for (nic, (ours, _)) in follower.nics.iter().zip(&mut follower.speeds) {
+                let speed = now.iter().find(|(name, _)| name == nic.name()).and_then(|(_, speed)| *speed);
                 if let Some(speed) = speed.filter(|speed| speed != ours) {
                     *ours = speed;
                     changed.push((nic.name().to_owned(), speed));
@@ -108,6 +105,23 @@ impl Followers {
         changed.dedup();
         changed
     }
+
+    /// Returns the ports of one adapter that connections use, each once.
+    fn nics_of(&self, context: usize) -> Vec<Arc<Nic>> {
+        let mut all: Vec<Arc<Nic>> = Vec::new();
+        for nic in self.0.lock().iter().flat_map(|follower| &follower.nics) {
+            let is_new = all.iter().all(|known| known.name() != nic.name());
+            if is_new && nic.pd().context().id() == context {
+                all.push(Arc::clone(nic));
+            }
+        }
+        all
+    }
+}
+
+/// Returns the name of a port with its speed, if it can be used.
+fn present_speed(nic: &Arc<Nic>) -> (String, Option<u32>) {
+    (nic.name().to_owned(), nic.now().ok().map(|(port, _)| port.speed))
 }
 
 #[cfg(test)]

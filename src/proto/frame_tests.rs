@@ -268,6 +268,13 @@ fn text_is_cut_when_sent_and_cleaned_when_read() {
     assert_eq!(Message::decode(&latin1), Ok(Message::Refuse { reason: "a?".into() }));
 }
 
+/// A change of these texts is a change of the protocol.
+//= protocol.md: PROBED: both ends recognize a route that was not tried
+#[test]
+fn reasons_that_both_ends_recognize_stay() {
+    assert_eq!((NO_ROUTE, NOT_TRIED), ("no route from ", "not tried, since "));
+}
+
 #[test]
 fn the_largest_message_fits_a_frame() {
     let qps = vec![QpWiring { qpn: 0, psn: 0 }; 128];

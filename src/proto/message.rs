@@ -7,6 +7,11 @@ use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce};
 const MAX_QPS: usize = 128;
 const REASON_BYTES: usize = 1024;
 
+/// Begins the reason in PROBED of a route for which the kernel of an end has no route.
+pub const NO_ROUTE: &str = "no route from ";
+/// Begins the reason in PROBED of a route that an end does not try, because it failed lately.
+pub const NOT_TRIED: &str = "not tried, since ";
+
 /// A message of the control connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {

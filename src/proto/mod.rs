@@ -33,7 +33,7 @@ pub use hello::{
 pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
-pub use message::{Ece, Memory, Message, QpWiring, RouteWiring, Wiring};
+pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};

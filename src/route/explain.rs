@@ -5,7 +5,7 @@ use std::fmt::Display;
 use super::address::gid_addr;
 use super::choice::{Choice, End, Refused, Route};
 use super::kernel::is_unrouted;
-use crate::proto::{Ends, LinkLayer, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
+use crate::proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Returns why a pair without a common subnet is refused.
 pub(super) fn no_subnet(policy: RoutePolicy) -> String {
@@ -14,17 +14,14 @@ pub(super) fn no_subnet(policy: RoutePolicy) -> String {
     )
 }
 
-/// Begins the reason of a route that an end does not try, because an earlier connection failed.
-const UNTRIED: &str = "not tried, since ";
-
 /// Returns the reason of a route that an end does not try; `why` is known of it.
 pub(crate) fn untried(why: impl Display) -> String {
-    format!("{UNTRIED}{why}")
+    format!("{NOT_TRIED}{why}")
 }
 
 /// Returns whether an end has not tried a route, by the reason in its PROBED.
 pub(crate) fn is_untried(reason: &str) -> bool {
-    reason.starts_with(UNTRIED) || is_unrouted(reason)
+    reason.starts_with(NOT_TRIED) || is_unrouted(reason)
 }
 
 /// Names a rail and the address that the route uses.

@@ -15,15 +15,12 @@ use nix::sys::socket::{
 };
 
 use super::address::gid_addr;
+use crate::proto::NO_ROUTE;
 use crate::verbs::Gid;
 
 /// Bytes of `struct nlmsghdr` and of `struct rtmsg`.
 const HEADER: usize = 16;
 const ROUTE: usize = 12;
-
-/// Begins the reason of a route that no route of the kernel supports. Both ends recognize it in
-/// PROBED.
-const UNROUTED: &str = "no route from ";
 
 /// Returns why no packet with the address of a local RoCE GID reaches the address in the peer's, if
 /// the kernel has no route for it on the GID's interface. `None` if there is a route, and if it is
@@ -42,12 +39,12 @@ pub(crate) fn unrouted(local: &Gid, interface: &str, peer: [u8; 16]) -> Option<S
         }
         Answer::Route { .. } | Answer::Unknown => false,
     };
-    missing.then(|| format!("{UNROUTED}{from} ({interface}) to {to}"))
+    missing.then(|| format!("{NO_ROUTE}{from} ({interface}) to {to}"))
 }
 
 /// Returns whether a reason of PROBED is one of [`unrouted`].
 pub(crate) fn is_unrouted(reason: &str) -> bool {
-    reason.starts_with(UNROUTED)
+    reason.starts_with(NO_ROUTE)
 }
 
 /// What the kernel has on a destination.

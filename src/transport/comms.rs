@@ -105,9 +105,8 @@ impl RecvComm {
     /// Makes arrived data in `buffers` visible to the GPU. Returns `None` if nothing has to be
     /// done, as for host memory.
     pub fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<&Tagged<Request>>> {
-        let Some(requests) = &self.flushes else { return Ok(None) };
         let index = self.receiver.flush(buffers)?;
-        Ok(index.map(|index| requests.get(index)))
+        Ok(index.zip(self.flushes.as_ref()).map(|(index, requests)| requests.get(index)))
     }
 
     /// Sends BYE to the peer.

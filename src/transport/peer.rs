@@ -51,7 +51,7 @@ impl Peer {
     fn lost(&mut self, what: &str) -> Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };
         let last = loop {
-            match channel.try_recv() {
+            match channel.received() {
                 Ok(Some(Message::Refuse { reason })) => {
                     return Err(Error::Peer(format!("{} gave the connection up: {reason}", self.name)));
                 }

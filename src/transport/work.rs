@@ -19,6 +19,8 @@ pub(crate) enum Work {
         /// Place of the flush.
         index: u8,
     },
+    /// A write without a signal, at either end. It has no number, and completes only if it fails.
+    Unsignalled,
     /// A receive, which has no number. Also any `wr_id` that the plugin never uses.
     Receive,
 }
@@ -27,11 +29,12 @@ impl Work {
     #[inline]
     pub(crate) const fn id(self, number: u32) -> u64 {
         let what = match self {
-            Self::Receive => 0,
+            Self::Unsignalled => 0,
             Self::Probe => 1 << 8,
             Self::Cts => 2 << 8,
             Self::Data { slot } => 3 << 8 | slot as u64,
             Self::Flush { index } => 4 << 8 | index as u64,
+            Self::Receive => 5 << 8,
         };
         what | (number as u64) << 32
     }
@@ -45,6 +48,7 @@ impl Work {
     #[inline]
     pub(crate) const fn of(id: u64) -> Self {
         match id as u32 >> 8 {
+            0 => Self::Unsignalled,
             1 => Self::Probe,
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
@@ -59,6 +63,7 @@ impl Work {
             Self::Data { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
+            Self::Unsignalled => "write",
             Self::Receive => "receive",
         }
     }
@@ -71,7 +76,7 @@ mod tests {
     #[test]
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
-        for work in [Work::Probe, Work::Cts, Work::Receive].into_iter().chain(numbered) {
+        for work in [Work::Probe, Work::Cts, Work::Unsignalled, Work::Receive].into_iter().chain(numbered) {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);
                 assert_eq!((Work::of(id), Work::number(id)), (work, number));

@@ -19,10 +19,10 @@ impl std::fmt::Debug for Blanks {
 }
 
 impl Blanks {
-    /// Makes a chain of `n`.
-    pub fn new(n: usize) -> Self {
+    /// Makes a chain of `n`, all with this `wr_id`.
+    pub fn new(n: usize, wr_id: u64) -> Self {
         let blank =
-            |_| sys::ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+            |_| sys::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
         let chain: Box<[sys::ibv_recv_wr]> = (0..n).map(blank).collect();
         let chain = NonNull::from(Box::leak(chain));
         let start = chain.cast::<sys::ibv_recv_wr>().as_ptr();

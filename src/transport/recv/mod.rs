@@ -163,6 +163,9 @@ impl Receiver {
         for (buffer, mr) in buffers {
             self.memory.check_start(*mr, *buffer)?;
         }
+        if self.flush_cells.is_none() {
+            return Ok(None);
+        }
         let target = flush::target(buffers).filter(|(_, mr)| self.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
         self.with(|state| {

@@ -22,7 +22,8 @@ pub(crate) struct Receives {
     // Counts are signed: one that a faulty device takes below zero does not wrap.
     /// Receives in the SRQ, or in that queue pair's queue that has the fewest.
     posted: isize,
-    /// The queues are refilled when `posted` is at most this.
+    /// The queues are refilled when at most so many receives are left beyond those for outstanding
+    /// slots.
     low: isize,
     /// Slots that use the same queue. With as many receives, each of them finds one.
     slots: isize,
@@ -49,7 +50,8 @@ pub(crate) const fn slots_per_queue(qps: u32) -> u32 {
 
 /// Returns whether the completion is that of a receive whose queue pair has failed.
 pub(crate) fn is_flushed(completion: &Completion) -> bool {
-    completion.is_flushed() && Work::of(completion.wr_id()) == Work::Receive
+    // A flushed write without a signal does not name the cause either.
+    completion.is_flushed() && matches!(Work::of(completion.wr_id()), Work::Receive | Work::Unsignalled)
 }
 
 impl Receives {
@@ -66,8 +68,11 @@ impl Receives {
     }
 
     fn new(queues: Queues, depth: u32, low: u32, slots: u32) -> Self {
-        let [low, slots] = [low, slots].map(|n| n as isize);
-        Self { posted: 0, low, slots, depth: depth as isize, queues, blanks: Blanks::new(depth as usize) }
+        let blanks = Blanks::new(depth as usize, Work::Receive.id(0));
+        let [low, slots, depth] = [low, slots, depth].map(|n| n as isize);
+        // Also with all slots outstanding, half of the other receives go in one batch.
+        let low = low.min((depth - slots) / 2).max(0);
+        Self { posted: 0, low, slots, depth, queues, blanks }
     }
 
     /// Returns the SRQ, if there is one.
@@ -84,8 +89,9 @@ impl Receives {
         self.posted - (outstanding as isize).min(self.slots - 1)
     }
 
-    /// Returns how many more slots may be used, while so many are outstanding, before the receives
-    /// must be checked again. Then it is time to refill, if one may be used at all.
+    /// Returns how many more slots may be used, while so many are outstanding, before
+    /// [`refill`](Self::refill) has to be called. After as many CTS writes each queue still has a
+    /// receive for every outstanding slot.
     pub(crate) fn credit(&self, outstanding: usize) -> usize {
         // A slot consumes at most one receive of a queue, so arrivals do not change the number.
         let spare = self.spare(outstanding);
@@ -113,7 +119,7 @@ impl Receives {
     /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
     /// more.
     pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
-        let enough = self.posted > self.low && self.spare(outstanding) > 0;
+        let enough = self.spare(outstanding) > self.low;
         if enough { Ok(()) } else { Ok(self.fill(qps)?) }
     }
 

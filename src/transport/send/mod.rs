@@ -251,6 +251,7 @@ impl SendState {
         if !posted {
             return Ok(self.comm.stats.no_room());
         }
+        self.policy.posted(buffer.len, share, &self.sends[usize::from(index)].split);
         self.comm.stats.request(share);
         self.cells.get(index).begin();
         self.in_flight += 1;
