@@ -9,8 +9,9 @@ use crate::transport::recv::receives::{MAX_DEPTH, slots_per_queue};
 
 /// Work requests of all groups in flight: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
-/// CTS writes for four times the groups in flight: one in 128 is signaled, twice per queue.
-const CTS_DEPTH: u32 = 4 * SLOTS as u32;
+/// CTS writes: those of all groups in flight, and as many before them whose completion is not known
+/// yet, because one in half the depth is signalled.
+const CTS_DEPTH: u32 = 2 * SLOTS as u32;
 /// One read for each flush.
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group.
