@@ -5,14 +5,13 @@ use crate::error::{Error, Result};
 use crate::proto::{MAX_RECVS, Role, SLOTS};
 use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
-use crate::transport::recv::receives::slots_per_queue;
+use crate::transport::recv::receives::{MAX_DEPTH, slots_per_queue};
 
 /// Work requests of all groups in flight: a write and the signaled write on each rail.
 const SEND_DEPTH: u32 = 2 * SLOTS as u32;
-/// Receives that a rail may need: a slot takes one. Twice as many are refilled in batches.
-const SRQ_DEPTH: u32 = 2 * SLOTS as u32;
-/// CTS writes for four times the groups in flight: one in 128 is signaled, twice per queue.
-const CTS_DEPTH: u32 = 4 * SLOTS as u32;
+/// CTS writes: those of all groups in flight, and as many before them whose completion is not known
+/// yet, because one in half the depth is signalled.
+const CTS_DEPTH: u32 = 2 * SLOTS as u32;
 /// One read for each flush.
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group.
@@ -50,7 +49,7 @@ impl Depths {
                 Self { srq: 0, receives: 0, first: each, others: each, flush: 0 }
             }
             Role::Acceptor => {
-                let shared = settings.config.srq_high.min(SRQ_DEPTH);
+                let shared = settings.config.srq_high.min(MAX_DEPTH);
                 let shared = shared.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
                 let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };

@@ -14,7 +14,7 @@ pub(crate) const MAX_CQ: u32 = 16_384;
 /// `max_cqe`, per CQ.
 pub(crate) const MAX_CQE: u32 = 1 << 20;
 /// `max_srq`, per process.
-pub(crate) const MAX_SRQ: u32 = 16_384;
+pub(crate) const MAX_SRQ: u32 = 8_192;
 /// `max_srq_wr`.
 pub(crate) const MAX_SRQ_WR: u32 = 1 << 16;
 /// `max_srq_sge`.

@@ -8,7 +8,7 @@
 use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{MAX_RAILS, rails};
+use crate::proto::{MAX_RAILS, SLOTS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;
@@ -16,8 +16,9 @@ use crate::transport::request::cells::Cells;
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote};
 
-/// Most flushes in flight on one comm. NCCL has at most 32 operations in flight.
-pub(crate) const FLUSHES: usize = 256;
+/// Most flushes in flight on one comm: as many as groups of receives, and one flush serves a group.
+/// NCCL has at most 32 operations in flight.
+pub(crate) const FLUSHES: usize = SLOTS;
 
 /// Bytes of a receiver's control memory into which flushes read: eight for each rail. Nothing uses
 /// the data.

@@ -8,7 +8,7 @@
 //! it. A slot consumes one receive at most. So `n` outstanding slots need `n` receives in each
 //! queue, and never more than there are slots that use the queue.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::error::{Fast, Result};
 use crate::proto::{SLOTS, qp_of_slot};
@@ -30,9 +30,15 @@ pub(crate) struct Receives {
     /// The depth of a queue.
     depth: isize,
     queues: Queues,
-    /// The chain to fill a queue.
-    blanks: Blanks,
+    /// The chain to fill a queue: the same for all connections.
+    blanks: &'static Blanks,
 }
+
+/// Entries of the deepest queue: a slot takes one. Twice as many are refilled in batches.
+pub(crate) const MAX_DEPTH: u32 = 2 * SLOTS as u32;
+
+/// Enough receives to fill the deepest queue. Posting only reads them.
+static BLANKS: LazyLock<Blanks> = LazyLock::new(|| Blanks::new(MAX_DEPTH as usize, Work::Receive.id(0)));
 
 /// Where the receives are posted.
 // With a `Vec`, one comparison finds the first case of an `Option<Receives>`.
@@ -68,11 +74,11 @@ impl Receives {
     }
 
     fn new(queues: Queues, depth: u32, low: u32, slots: u32) -> Self {
-        let blanks = Blanks::new(depth as usize, Work::Receive.id(0));
-        let [low, slots, depth] = [low, slots, depth].map(|n| n as isize);
+        // `BLANKS` fills no deeper queue.
+        let [depth, low, slots] = [depth.min(MAX_DEPTH), low, slots].map(|n| n as isize);
         // Also with all slots outstanding, half of the other receives go in one batch.
         let low = low.min((depth - slots) / 2).max(0);
-        Self { posted: 0, low, slots, depth, queues, blanks }
+        Self { posted: 0, low, slots, depth, queues, blanks: &BLANKS }
     }
 
     /// Returns the SRQ, if there is one.
@@ -127,10 +133,10 @@ impl Receives {
     pub(crate) fn fill(&mut self, qps: &[SendQueue]) -> Result<()> {
         let missing = |posted: isize| (self.depth - posted) as usize;
         match &mut self.queues {
-            Queues::Shared(srq) => srq.post(&self.blanks, missing(self.posted))?,
+            Queues::Shared(srq) => srq.post(self.blanks, missing(self.posted))?,
             Queues::Own(posted) => {
                 for (posted, qp) in posted.iter_mut().zip(qps) {
-                    qp.post_receives(&self.blanks, missing(*posted))?;
+                    qp.post_receives(self.blanks, missing(*posted))?;
                     *posted = self.depth;
                 }
             }

@@ -61,7 +61,7 @@ impl SendState {
     /// Completes a send: its last part has completed.
     #[inline(always)]
     fn complete(&mut self, index: u8) {
-        let size = self.sends[usize::from(index)].buffer.len;
+        let size = self.sends[usize::from(index)].len;
         self.comm.stats.done(1, size);
         self.cells.get(index).complete_one(size);
         self.in_flight -= 1;

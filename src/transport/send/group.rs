@@ -13,12 +13,20 @@ use crate::verbs::{Chain, Local, Remote};
 /// flight, each of up to 8 sends.
 pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 
-/// One send.
+/// What remains of a send once it is matched: all that its completion needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Matched {
+    /// Bytes.
+    pub(crate) len: usize,
+    /// The slot of its group.
+    pub(crate) slot: u8,
+}
+
+/// A send until its group is posted. Only one group is matched at a time, so a comm needs one for
+/// each receive of a group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
-    /// The slot of its group.
-    pub(crate) slot: u8,
     pub(crate) lkeys: [u32; MAX_RAILS],
     pub(crate) target: Target,
     pub(crate) split: Split,
@@ -42,7 +50,6 @@ pub(crate) struct Group {
 
 pub(crate) const NO_SEND: SendOp = SendOp {
     buffer: Buffer { addr: 0, len: 0 },
-    slot: 0,
     lkeys: [0; MAX_RAILS],
     target: Target::NONE,
     split: Split::NONE,
@@ -54,6 +61,12 @@ impl Group {
     #[inline]
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> + Clone {
         self.sends.iter().take(usize::from(self.count)).map(|index| usize::from(*index))
+    }
+
+    /// Returns the group's sends, which are matched and not posted yet.
+    #[inline]
+    pub(crate) fn ops<'a>(&self, ops: &'a [SendOp; MAX_RECVS]) -> &'a [SendOp] {
+        &ops[..usize::from(self.count).min(MAX_RECVS)]
     }
 
     /// Marks the group as posted on `mask`. Must be called before the first post; the next send then

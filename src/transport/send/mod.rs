@@ -16,7 +16,7 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::policy::{Cut, Policy};
-use crate::proto::{FIFO_BYTES, RECORD_BYTES, SLOTS, Sequence, rails};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, SLOTS, Sequence, rails};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
@@ -27,7 +27,7 @@ use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
-use group::{Group, NO_SEND, SENDS, SendOp};
+use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
 /// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
@@ -68,7 +68,9 @@ pub(crate) struct SendState {
     pub(crate) seq: Sequence,
     cells: Cells<SENDS>,
     /// By request.
-    pub(crate) sends: Box<[SendOp; SENDS]>,
+    pub(crate) sends: Box<[Matched; SENDS]>,
+    /// The sends of the group that is being matched, by receive.
+    pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
     next: u8,
     /// Sends in flight.
@@ -100,7 +102,8 @@ impl Sender {
                 separate_imm_above,
                 seq: Sequence::FIRST,
                 cells,
-                sends: Box::new([NO_SEND; SENDS]),
+                sends: Box::new([Matched::default(); SENDS]),
+                ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
                 groups: Box::new([Group::default(); SLOTS]),
@@ -228,18 +231,19 @@ impl SendState {
         let (place, count, target) = (found.place, found.count, found.target());
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.policy.share(buffer.len);
-        match self.policy.cut(buffer.len, share, &mut self.sends[usize::from(index)].split) {
+        match self.policy.cut(buffer.len, share, &mut self.ops[place].split) {
             Cut::Done => {}
             Cut::Whole => {
                 let rail = self.least_busy(slot);
-                self.sends[usize::from(index)].split.whole(buffer.len, rail);
+                self.ops[place].split.whole(buffer.len, rail);
             }
             Cut::NoRail => return Err(internal("the policy has no rail")),
         }
-        let send = &mut self.sends[usize::from(index)];
+        self.sends[usize::from(index)] = Matched { len: buffer.len, slot };
+        let send = &mut self.ops[place];
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
-        (send.buffer, send.target, send.slot) = (buffer, target, slot);
+        (send.buffer, send.target) = (buffer, target);
         // Only an empty send has no registration.
         if let Some(mr) = mr {
             send.lkeys = *mr.lkeys();
@@ -251,7 +255,7 @@ impl SendState {
         if !posted {
             return Ok(self.comm.stats.no_room());
         }
-        self.policy.posted(buffer.len, share, &self.sends[usize::from(index)].split);
+        self.policy.posted(buffer.len, share, &self.ops[place].split);
         self.comm.stats.request(share);
         self.cells.get(index).begin();
         self.in_flight += 1;
@@ -264,8 +268,7 @@ impl SendState {
     fn least_busy(&self, slot: u8) -> usize {
         let group = &self.groups[usize::from(slot)];
         self.policy.least_busy(|rail| {
-            let matched = rails(group.matched).map(|place| usize::from(group.sends[place]));
-            let waiting = matched.filter(|index| self.sends[*index].split.bytes(rail) > 0).count();
+            let waiting = rails(group.matched).filter(|place| self.ops[*place].split.bytes(rail) > 0).count();
             self.comm.rails[rail].in_flight() + waiting as u32
         })
     }
@@ -298,7 +301,7 @@ impl SendState {
     fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
         let group = &mut self.groups[usize::from(slot)];
         (group.count, group.sends[0]) = (1, index);
-        let send = &self.sends[usize::from(index)];
+        let send = &self.ops[0];
         let (len, mask) = (send.buffer.len, send.split.mask());
         let size = self.comm.layout.size(len);
         if size.bytes().is_none() || len > self.separate_imm_above {
@@ -313,7 +316,7 @@ impl SendState {
         }
         self.groups[usize::from(slot)].mark_posted(mask);
         self.seq = self.seq.next();
-        let send = &self.sends[usize::from(index)];
+        let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);

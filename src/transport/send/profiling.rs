@@ -2,7 +2,7 @@
 
 use crate::proto::Part;
 use crate::transport::profiler::{CommProfiler, Write};
-use crate::transport::send::group::{Group, SENDS, SendOp};
+use crate::transport::send::group::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
@@ -29,14 +29,13 @@ pub(crate) fn part(
 pub(crate) fn group(
     profiler: &mut CommProfiler,
     group: &Group,
-    sends: &[SendOp; SENDS],
+    ops: &[SendOp],
     rail: usize,
     first: bool,
     wr_id: u64,
     queue: &SendQueue,
 ) {
-    for index in group.members() {
-        let send = &sends[index];
+    for (index, send) in group.members().zip(ops) {
         let opcode = match (send.buffer.len, send.split.bytes(rail)) {
             (0, _) if first => WRITE_WITH_IMM,
             (_, 0) => continue,

@@ -30,7 +30,7 @@ impl SendState {
             }
         }
         let size = match group.count {
-            1 => self.comm.layout.size(self.sends[usize::from(group.sends[0])].buffer.len),
+            1 => self.comm.layout.size(self.ops[0].buffer.len),
             _ => SizeQ::RECORD,
         };
         if size == SizeQ::RECORD {
@@ -40,12 +40,13 @@ impl SendState {
         self.seq = self.seq.next();
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
+        let ops = group.ops(&self.ops);
         for rail in rails(mask) {
             chain.clear();
             let (mut writes, mut bytes) = (0, 0);
             let largest = all[rail].largest_write();
             let queue = all[rail].send_queue_mut(slot);
-            for send in group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0) {
+            for send in ops.iter().filter(|send| send.buffer.len > 0) {
                 let Some(part) = send.split.parts().find(|p| p.rail == rail) else { continue };
                 for at in (0..part.len).step_by(largest) {
                     let (local, to) = send.ends(rail, part.offset + at, largest.min(part.len - at));
@@ -71,7 +72,7 @@ impl SendState {
             }
             if let Some(profiler) = profiler {
                 let first = mask.trailing_zeros() as usize == rail;
-                profiling::group(profiler, &group, &self.sends, rail, first, signal, queue);
+                profiling::group(profiler, &group, ops, rail, first, signal, queue);
             }
             queue.post(chain, true)?;
             stats.posted(rail, writes + 1, writes, bytes);
@@ -82,9 +83,9 @@ impl SendState {
     /// Returns the rails that carry any data of a group. A group without data goes on the rails of
     /// its first send.
     fn mask(&self, group: &Group) -> u8 {
-        let filled = group.members().map(|i| &self.sends[i]).filter(|send| send.buffer.len > 0);
+        let filled = group.ops(&self.ops).iter().filter(|send| send.buffer.len > 0);
         match filled.fold(0, |mask, send| mask | send.split.mask()) {
-            0 => self.sends[usize::from(group.sends[0])].split.mask(),
+            0 => self.ops[0].split.mask(),
             mask => mask,
         }
     }
@@ -95,7 +96,7 @@ impl SendState {
         rails(mask).all(|rail| {
             let of_rail = &self.comm.rails[rail];
             let largest = of_rail.largest_write();
-            let writes = group.members().map(|i| self.sends[i].split.bytes(rail).div_ceil(largest));
+            let writes = group.ops(&self.ops).iter().map(|send| send.split.bytes(rail).div_ceil(largest));
             of_rail.send_queue(slot).room() > writes.sum()
         })
     }
@@ -103,10 +104,11 @@ impl SendState {
     /// Writes the completion record to the control memory from which the leader rail sends it.
     fn stage_record(&self, group: &Group) -> Result<()> {
         let mut sizes = [0; MAX_RECVS];
-        for (place, index) in sizes.iter_mut().zip(group.members()) {
-            *place = self.sends[index].buffer.len;
+        let ops = group.ops(&self.ops);
+        for (size, send) in sizes.iter_mut().zip(ops) {
+            *size = send.buffer.len;
         }
-        let record = Record::new(&sizes[..usize::from(group.count)]);
+        let record = Record::new(&sizes[..ops.len()]);
         let record = record.map_err(|e| Error::Internal(e.to_string()))?.encode();
         let start = (FIFO_BYTES + self.seq.record_offset()) / 8;
         for (word, bytes) in self.comm.region.words()[start..].iter().zip(record.chunks_exact(8)) {

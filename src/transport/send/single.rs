@@ -10,7 +10,7 @@ use crate::transport::profiler::CommProfiler;
 use crate::transport::request::cells::Cells;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
-use crate::transport::send::group::SENDS;
+use crate::transport::send::group::{Matched, SENDS};
 use crate::transport::send::usual::UsualSends;
 use crate::transport::unusual::Unusual;
 use crate::transport::work::Work;
@@ -50,8 +50,7 @@ impl SendState {
         (group.count, group.sends[0]) = (1, index);
         group.mark_posted(mask);
         self.seq = seq.next();
-        let send = &mut self.sends[usize::from(index)];
-        (send.buffer, send.slot) = (buffer, slot);
+        self.sends[usize::from(index)] = Matched { len: buffer.len, slot };
         let lkey = mr.lkeys()[rail % MAX_RAILS];
         let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);

@@ -198,7 +198,7 @@ fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
 
 /// A flush cannot be put off: as many as there are receives fit, and one more is an error that
 /// harms nothing.
-//= mpib.md: 256 flushes may be in flight
+//= mpib.md: 64 flushes may be in flight
 #[test]
 fn as_many_flushes_as_receives_may_be_under_way() {
     with_and_without_srq(here!(), &mpib("512", &[ON]), || {
@@ -207,14 +207,13 @@ fn as_many_flushes_as_receives_may_be_under_way() {
         let to = pair.recv_buffer(4096);
         let group = [(to.addr(), 4096, to.mr); 8];
         for round in 0..3 {
-            let (counts, mut flushes) = during(|| {
-                (0..256).map(|i| iflush(table, pair.recv, &group[..1 + i % 8])).collect::<Vec<_>>()
-            });
+            let (counts, mut flushes) =
+                during(|| (0..64).map(|i| iflush(table, pair.recv, &group[..1 + i % 8])).collect::<Vec<_>>());
             assert!(flushes.iter().all(|f| !f.is_null()));
-            assert_eq!(counts, [256, 256]);
+            assert_eq!(counts, [64, 64]);
             let (rc, request) = table.iflush(pair.recv, &group);
             assert_eq!((rc, request.is_null()), (InvalidUsage, true));
-            take_warning(&["256 flushes are under way"]);
+            take_warning(&["64 flushes are under way"]);
             // Data goes on beside them.
             pair.message(50_000, 50_000, round);
             // In any order.
@@ -243,7 +242,7 @@ fn closing_with_flushes_under_way() {
         let pair = connect(table, ctx, 0);
         pair.message(100_000, 100_000, 1);
         let to = pair.recv_buffer(4096);
-        for _ in 0..256 {
+        for _ in 0..64 {
             let request = iflush(table, pair.recv, &[(to.addr(), 4096, to.mr)]);
             assert!(!request.is_null() && !table.test(request).1);
         }

@@ -9,6 +9,9 @@ use mpib_tests::peer::{Peer, accepted, connected, from_peer, handle_of, recv, se
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 
+/// State of a queue pair that has failed: `IBV_QPS_ERR`.
+const IBV_QPS_ERR: u32 = 6;
+
 /// Runs `body` with queue pairs that give an unreachable peer up within milliseconds.
 fn with_short_retries(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
     isolated(test, &mpib("512", &[("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")]), || {
@@ -253,13 +256,19 @@ fn a_receiver_killed_before_the_data_comes() {
         // The receives are there: this send meets the first.
         assert_eq!(wait(table, send(table, comm, &from, 1000)), 1000);
         peer.kill();
+        let mut request = std::ptr::null_mut();
         let code = until("the death to be known", || {
-            let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
-            if rc == Success && !request.is_null() {
-                return Some(failure(table, request));
-            }
-            Some(rc).filter(|rc| *rc != Success)
+            let (rc, posted) = table.isend(comm, from.addr(), 1000, 1, from.mr);
+            request = posted;
+            (rc != Success || !posted.is_null()).then_some(rc)
         });
+        assert_eq!(code, Success);
+        // A test that comes before the queue pair has failed may find the closed channel first.
+        until("the queue pair to give the peer up", || {
+            let failed = softverbs::qp_attributes().iter().any(|qp| qp.state == IBV_QPS_ERR);
+            failed.then_some(())
+        });
+        let code = failure(table, request);
         assert_eq!(code, RemoteError);
         warned(&peer, &["data write", "on rail ", "IBV_WC_RETRY_EXC_ERR"]);
         from.dereg();
