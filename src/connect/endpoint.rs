@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
 use crate::connect::local_rails::LocalRail;
 use crate::connect::loopback::{keep_without_flush, known_failure};
 use crate::connect::machine::WRITTEN_BYTES;
@@ -19,7 +20,7 @@ use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::transport::{Settings, recv, send};
-use crate::verbs::{Access, Cq, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
+use crate::verbs::{Access, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
@@ -76,9 +77,17 @@ pub(crate) struct LocalRoute {
     flush: Option<Qp<Fresh>>,
     /// Why there is none although the connection flushes.
     no_flush: Option<String>,
-    cq: Arc<Cq>,
+    cq: RouteCq,
     /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
+}
+
+/// The number of a route's queue pairs for data, and the depths of its queues.
+#[derive(Debug)]
+struct RouteQueues {
+    n: u32,
+    leads: bool,
+    depths: Depths,
 }
 
 /// The local objects after bring-up. A route whose bring-up failed has the reason in its place.
@@ -104,13 +113,25 @@ impl LocalEndpoint {
         local_rails: &[LocalRail],
         routes: &[(Route, usize)],
     ) -> Result<Self> {
-        let mut locals = Vec::with_capacity(routes.len());
+        let nic = |route: &Route| &local_rails[*route.rails.local(role)].nic;
+        let mut queues = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
-            let rail = &local_rails[*route.rails.local(role)];
-            locals.push(LocalRoute::new(role, settings, rail, *route, *qps, leads)?);
+            let n = u32::try_from(*qps.max(&1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
+            queues.push(RouteQueues { n, leads, depths: Depths::new(role, settings, nic(route), n, leads)? });
         }
-        let pd = |(route, _): &(Route, usize)| Arc::clone(local_rails[*route.rails.local(role)].nic.pd());
+        let needs = |((route, _), queues): (&(Route, usize), &RouteQueues)| CqNeeds {
+            context: nic(route).pd().context(),
+            completions: queues.depths.completions(queues.n),
+            max_cqe: nic(route).limits().max_cqe,
+        };
+        let needs: Vec<_> = routes.iter().zip(&queues).map(needs).collect();
+        let cqs = completion_queues(&needs)?;
+        let locals = routes.iter().zip(queues).zip(cqs);
+        let locals = locals
+            .map(|(((route, _), queues), cq)| LocalRoute::new(role, settings, nic(route), *route, queues, cq))
+            .collect::<Result<_>>()?;
+        let pd = |(route, _): &(Route, usize)| Arc::clone(nic(route).pd());
         let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
         Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
     }
@@ -174,15 +195,11 @@ impl LocalRoute {
     fn new(
         role: Role,
         settings: &Settings,
-        local: &LocalRail,
+        nic: &Nic,
         route: Route,
-        qps: usize,
-        leads: bool,
+        RouteQueues { n, leads, depths }: RouteQueues,
+        cq: RouteCq,
     ) -> Result<Self> {
-        let nic = &local.nic;
-        let n = u32::try_from(qps.max(1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
-        let depths = Depths::new(role, settings, nic, n, leads)?;
-        let cq = Arc::new(Cq::new(nic.pd().context(), depths.completions(n))?);
         let receives = match role {
             Role::Connector => None,
             Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
@@ -192,7 +209,7 @@ impl LocalRoute {
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
             let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
-            let qp = Qp::new(nic.pd(), &cq, receives.as_ref().and_then(Receives::srq), options)?;
+            let qp = Qp::new(nic.pd(), &cq.cq, receives.as_ref().and_then(Receives::srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
             }
@@ -204,7 +221,7 @@ impl LocalRoute {
         let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
-        let flush = flushes.then(|| Qp::new(nic.pd(), &cq, None, options)).transpose()?;
+        let flush = flushes.then(|| Qp::new(nic.pd(), &cq.cq, None, options)).transpose()?;
         Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }
 
@@ -214,7 +231,7 @@ impl LocalRoute {
         let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
         let ece = qp.ece()?;
         if ece.is_none() && settings.process.warned.once(Subject::NoEce) {
-            let device = self.cq.context().name();
+            let device = self.cq.cq.context().name();
             tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
         }
         Ok(ece)
@@ -325,7 +342,8 @@ impl LocalRoute {
             Ok(SendQueue::new(qp.ready()?, own))
         });
         let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let (mut receives, cq, nic) = (self.receives, self.cq, Arc::clone(&local.nic));
+        let RouteCq { cq, shared: shares_cq } = self.cq;
+        let (mut receives, nic) = (self.receives, Arc::clone(&local.nic));
         receives.iter_mut().try_for_each(|receives| receives.fill(&send_queues))?;
         let speeds = (local.port.speed, peer.speed_mbps);
         let rail = Rail {
@@ -334,6 +352,7 @@ impl LocalRoute {
             no_flush: self.no_flush,
             receives,
             cq,
+            shares_cq,
             nic,
             role: local.role,
             speeds,

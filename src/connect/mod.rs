@@ -1,6 +1,7 @@
 //! `listen`, `connect` and `accept`: NCCL calls each of the last two until it returns a comm.
 
 mod bringup;
+mod completion_queues;
 mod endpoint;
 mod formed;
 mod handshake;

@@ -3,16 +3,18 @@
 //! precedes them on the first queue pair: it distinguishes a route that loses only long packets from
 //! one that loses all.
 
+use std::sync::Arc;
+
 use crate::connect::endpoint::Endpoint;
 use crate::connect::loopback::keep_without_flush;
-use crate::error::{Error, FailedCompletion, Result, wc_status};
+use crate::error::{Error, FailedCompletion, Fast, Result, wc_status};
 use crate::proto::MAX_RAILS;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
-use crate::verbs::{Batch, Chain, Local, Region, Remote};
+use crate::verbs::{Batch, Chain, Completion, Cq, Local, Region, Remote};
 
 /// Probes on every route.
 #[derive(Debug)]
@@ -39,6 +41,11 @@ struct Probes {
 impl Probes {
     fn pending(&self) -> bool {
         self.writes + self.reads > 0
+    }
+
+    /// Returns whether the data writes have completed although the read has failed.
+    fn cannot_flush(&self) -> bool {
+        self.writes == 0 && self.unread.is_some()
     }
 }
 
@@ -76,22 +83,78 @@ impl ProbeRun {
 
     /// Polls for completions; returns whether every probe has ended.
     pub(crate) fn poll(&mut self, settings: &Settings) -> bool {
-        self.fail_if(|i, rail, probes| poll(settings, i, rail, probes));
-        !self.routes.iter().any(|probes| probes.pending())
+        self.poll_queues();
+        self.fail_if(Probes::cannot_flush, |rail, probes| match &probes.unread {
+            Some(why) if rail.flush.is_some() => give_up_flush(settings, rail, why),
+            _ => Ok(()),
+        });
+        !self.routes.iter().any(Probes::pending)
+    }
+
+    /// Polls each CQ of the routes with pending probes once.
+    fn poll_queues(&mut self) {
+        let mut cqs: Vec<Arc<Cq>> = Vec::with_capacity(MAX_RAILS);
+        for (place, probes) in self.endpoint.rails.iter().zip(&self.routes) {
+            let Ok(rail) = place else { continue };
+            if probes.pending() && !cqs.iter().any(|cq| cq.id() == rail.cq.id()) {
+                cqs.push(Arc::clone(&rail.cq));
+            }
+        }
+        for cq in cqs {
+            if let Err(e) = self.poll_queue(&cq) {
+                let why = e.to_string();
+                self.fail_if(Probes::pending, |rail, _| match rail.cq.id() == cq.id() {
+                    true => Err(Error::Peer(why.clone())),
+                    false => Ok(()),
+                });
+            }
+        }
+    }
+
+    /// Handles all completions of a CQ.
+    fn poll_queue(&mut self, cq: &Cq) -> Fast<()> {
+        let mut batch = Batch::new();
+        while cq.poll(&mut batch)? {
+            batch.iter().for_each(|completion| self.completed(completion));
+            if !batch.is_full() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a completion of any route.
+    fn completed(&mut self, completion: &Completion) {
+        let owner = |place: &Result<Rail>| {
+            let qpn = completion.qpn();
+            place.as_ref().is_ok_and(|rail| rail.queue_pairs().any(|queue| queue.number() == qpn))
+        };
+        // Some providers keep completions of a queue pair that is destroyed.
+        let Some(i) = self.endpoint.rails.iter().position(owner) else { return };
+        let Ok(rail) = &mut self.endpoint.rails[i] else { return };
+        if let Err(e) = completed(i, rail, &mut self.routes[i], completion) {
+            self.give_up(i, e);
+        }
+    }
+
+    /// Gives up a route.
+    fn give_up(&mut self, i: usize, e: Error) {
+        self.endpoint.rails[i] = Err(self.routes[i].explain(e, self.endpoint.mtus[i]));
+        self.routes[i] = Probes::default();
     }
 
     /// Ends the probes that have not completed.
     pub(crate) fn stop(&mut self, settings: &Settings) {
         let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-        self.fail_if(|i, rail, probes| {
+        self.fail_if(Probes::pending, |rail, probes| {
             if probes.writes > 0 {
                 return Err(Error::Peer(late.into()));
             }
-            probes.reads = 0;
-            give_up_flush(settings, rail, late)?;
-            // Removes what the destroyed queue pair may have left.
-            poll(settings, i, rail, probes)
+            give_up_flush(settings, rail, late)
         });
+        // Removes what the destroyed queue pairs may have left.
+        self.poll_queues();
+        self.routes = Default::default();
     }
 
     /// Ends the pending probes of the routes in the mask.
@@ -105,15 +168,18 @@ impl ProbeRun {
         }
     }
 
-    /// Applies `f` to each route with pending probes, and gives up those for which it fails.
-    fn fail_if(&mut self, mut f: impl FnMut(usize, &mut Rail, &mut Probes) -> Result<()>) {
-        for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
-            let Ok(rail) = place else { continue };
-            if probes.pending()
-                && let Err(e) = f(i, rail, probes)
+    /// Applies `f` to each route whose probes fit `which`, and gives up those for which it fails.
+    fn fail_if(
+        &mut self,
+        which: impl Fn(&Probes) -> bool,
+        mut f: impl FnMut(&mut Rail, &mut Probes) -> Result<()>,
+    ) {
+        for i in 0..self.endpoint.rails.len() {
+            if let Ok(rail) = &mut self.endpoint.rails[i]
+                && which(&self.routes[i])
+                && let Err(e) = f(rail, &mut self.routes[i])
             {
-                *place = Err(probes.explain(e, self.endpoint.mtus[i]));
-                *probes = Probes::default();
+                self.give_up(i, e);
             }
         }
     }
@@ -159,45 +225,30 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
     }
 }
 
-/// Polls the completion queue of a rail once.
-fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
-    let mut batch = Batch::new();
-    rail.cq.poll(&mut batch).map_err(|e| *e)?;
-    for completion in batch.iter() {
-        let qpn = completion.qpn();
-        let is_data = rail.send_queues.iter().any(|queue| queue.number() == qpn);
-        let is_stale = !is_data && rail.no_flush.is_some();
-        // Some providers keep completions of a queue pair that is destroyed.
-        if is_stale || receives::is_flushed(completion) {
-            continue;
-        }
-        if completion.status() != 0 {
-            match rail.failed(i, completion) {
-                Error::Completion(c) if c.loopback => {
-                    (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
-                    continue;
-                }
-                e => return Err(e),
+/// Handles a completion of a queue pair of the rail.
+fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Completion) -> Result<()> {
+    if receives::is_flushed(completion) {
+        return Ok(());
+    }
+    if completion.status() != 0 {
+        match rail.failed(i, completion) {
+            Error::Completion(c) if c.loopback => {
+                (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
+                return Ok(());
             }
-        }
-        let id = completion.wr_id();
-        if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
-            rail.send_queues[at].sent(id).map_err(|e| *e)?;
-            probes.writes -= 1;
-            probes.reached |= at == 0;
-        } else if let Some(queue) = rail.flush.as_mut().filter(|l| l.number() == qpn) {
-            queue.sent(id).map_err(|e| *e)?;
-            probes.reads -= 1;
-        } else {
-            return Err(Error::Internal(format!(
-                "a probe completed on queue pair {qpn}, which does not belong to its rail"
-            )));
+            e => return Err(e),
         }
     }
-    match &probes.unread {
-        Some(why) if probes.writes == 0 && rail.flush.is_some() => give_up_flush(settings, rail, why),
-        _ => Ok(()),
+    let (qpn, id) = (completion.qpn(), completion.wr_id());
+    if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
+        rail.send_queues[at].sent(id).map_err(|e| *e)?;
+        probes.writes -= 1;
+        probes.reached |= at == 0;
+    } else if let Some(queue) = &mut rail.flush {
+        queue.sent(id).map_err(|e| *e)?;
+        probes.reads -= 1;
     }
+    Ok(())
 }
 
 /// Keeps a rail without flushes: its adapter does not reach itself.

@@ -7,6 +7,7 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagg
 
 use super::{Listening, PendingConnects};
 use crate::config::Config;
+use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
 use crate::connect::queue_depths::MIN_DEPTH;
 use crate::device::Device;
 use crate::plugin::Plugin;
@@ -221,4 +222,22 @@ fn two_processes_in_one_connect_and_share_nothing() {
     assert_eq!((ours.begun.total(), theirs.begun.total()), (2, 0), "connections begun");
     let high = |process: &Process| process.latest().unwrap().srq_high;
     assert_eq!((high(&ours), high(&theirs)), (300, 512));
+}
+
+#[test]
+fn routes_on_one_context_share_a_cq_that_can_hold_all_completions() {
+    let [a, b, ..] = ports()[..] else { panic!("two devices") };
+    let [a, b] = [a, b].map(|device| device.rails[0].pd().context());
+    // For each route the first route with the same CQ.
+    let owners = |routes: &[CqNeeds<'_>]| -> Vec<(usize, bool)> {
+        let cqs = completion_queues(routes).unwrap();
+        let first = |cq: &RouteCq| cqs.iter().position(|other| other.cq.id() == cq.cq.id()).unwrap();
+        cqs.iter().map(|cq| (first(cq), cq.shared)).collect()
+    };
+    let needs = |context, completions| CqNeeds { context, completions, max_cqe: 100 };
+    let routes = [needs(a, 50), needs(b, 60), needs(a, 50)];
+    assert_eq!(owners(&routes), [(0, true), (1, false), (0, true)]);
+    // One entry too many for one CQ.
+    let routes = [needs(a, 50), needs(a, 51), needs(b, 10), needs(b, 20)];
+    assert_eq!(owners(&routes), [(0, false), (1, false), (2, true), (2, true)]);
 }

@@ -9,6 +9,9 @@ use crate::device::{Device, Nic};
 use crate::proto::SHARE_ONE;
 use crate::verbs::DeviceLimits;
 
+/// Entries of a completion queue for each stripe with which the stripes surely share one.
+const STRIPE_COMPLETIONS: usize = 2048;
+
 /// Returns the speed in Mb/s that transfers of a device can reach. Plain rails add up. SOUT and SUP
 /// add up in advanced mode, and with a fixed share that uses both. In vanilla mode the faster one
 /// counts, because a connection uses only one.
@@ -25,7 +28,8 @@ pub fn speed(device: &Device, config: &Config) -> u32 {
 }
 
 /// Returns how many connections the HCAs of a device have queues for. On each rail a flush needs
-/// one more queue pair. Each stripe has one completion queue, and at a receiver one SRQ.
+/// one more queue pair. Each stripe has one SRQ at a receiver. The stripes of a rail share a
+/// completion queue.
 pub fn max_connections(device: &Device, config: &Config) -> u32 {
     let flush = usize::from(device.rails.iter().any(|nic| nic.flushes(config)));
     // A peer may use fewer rails, which then get more stripes.
@@ -48,7 +52,9 @@ pub fn max_connections(device: &Device, config: &Config) -> u32 {
 /// stripes there.
 fn most_on(limits: &DeviceLimits, has_srq: bool, qps: usize, stripes: usize) -> usize {
     let srqs = if has_srq { limits.max_srq } else { u32::MAX };
-    let needs = [(limits.max_qp, qps), (limits.max_cq, stripes), (srqs, stripes)];
+    let each_own = limits.max_cqe as usize / stripes.max(1) < STRIPE_COMPLETIONS;
+    let cqs = if each_own { stripes } else { 1 };
+    let needs = [(limits.max_qp, qps), (limits.max_cq, cqs), (srqs, stripes)];
     needs.into_iter().map(|(has, each)| has as usize / each.max(1)).min().unwrap_or(0)
 }
 
@@ -63,9 +69,17 @@ mod tests {
         let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
         let mut limits = context.limits().unwrap();
         (limits.max_qp, limits.max_cq, limits.max_srq) = (1000, 300, 100);
-        for (has_srq, qps, stripes, most) in
-            [(true, 4, 1, 100), (true, 20, 1, 50), (true, 4, 4, 25), (false, 3, 1, 300), (false, 4, 2, 150)]
-        {
+        let (shallow, deep) = (2 * STRIPE_COMPLETIONS as u32 - 1, 4 * STRIPE_COMPLETIONS as u32);
+        for (has_srq, qps, stripes, max_cqe, most) in [
+            (true, 4, 1, deep, 100),
+            (true, 20, 1, deep, 50),
+            (true, 4, 4, deep, 25),
+            (false, 3, 1, deep, 300),
+            (false, 3, 2, deep, 300),
+            (false, 4, 4, deep, 250),
+            (false, 4, 2, shallow, 150),
+        ] {
+            limits.max_cqe = max_cqe;
             assert_eq!(most_on(&limits, has_srq, qps, stripes), most, "{qps} queue pairs, {stripes} stripes");
         }
         limits.max_srq = 0;

@@ -13,6 +13,7 @@ use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
+use crate::transport::queues::CompletionQueues;
 use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
 use crate::verbs::{Chain, Completion, Region};
@@ -28,6 +29,7 @@ const AR_THRESHOLD: u32 = 8192;
 pub(crate) struct Comm {
     // The rails are dropped first: once their queue pairs are destroyed, no device touches memory.
     pub(crate) rails: Vec<Rail>,
+    pub(crate) queues: CompletionQueues,
     pub(crate) region: Region,
     pub(crate) remote: RemoteMemory,
     pub(crate) layout: ImmLayout,
@@ -39,8 +41,8 @@ pub(crate) struct Comm {
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watch: Arc<CommWatch>,
     failed: Option<Error>,
-    /// The rail whose CQ the next poll of several begins with.
-    pub(crate) next_rail: usize,
+    /// The CQ that the next poll of several begins with.
+    pub(crate) next_queue: usize,
     /// Polls that find nothing before the next check of the peer; at least 1.
     idle_polls: u32,
 }
@@ -68,6 +70,7 @@ impl Comm {
             .events
             .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
         Self {
+            queues: CompletionQueues::new(&rails),
             rails,
             region,
             remote,
@@ -79,7 +82,7 @@ impl Comm {
             profiler: None,
             watch,
             failed: None,
-            next_rail: 0,
+            next_queue: 0,
             idle_polls: 1,
         }
     }

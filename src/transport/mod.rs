@@ -6,6 +6,7 @@ pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;
 mod progress;
+mod queues;
 pub(crate) mod rail;
 pub(crate) mod recv;
 mod request;

@@ -32,34 +32,51 @@ pub(crate) trait Progress {
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
-    /// Polls the CQ of every rail.
+    /// Polls every CQ.
     fn poll(&mut self) -> Fast<()> {
-        (0..self.comm().rails.len()).try_for_each(|rail| self.poll_rail(rail).map(drop))
+        (0..self.comm().queues.all.len()).try_for_each(|queue| self.poll_queue(queue).map(drop))
     }
 
-    /// Polls the CQ of a rail. Returns whether anything has completed.
+    /// Polls a CQ. Returns whether anything has completed.
     #[inline(never)]
-    fn poll_rail(&mut self, rail: usize) -> Fast<bool> {
+    fn poll_queue(&mut self, queue: usize) -> Fast<bool> {
         let mut batch = Batch::new();
-        let any = self.comm().rails[rail].cq.poll(&mut batch)?;
-        if any {
-            self.handle(rail, &mut batch)?;
+        let polled = &self.comm().queues.all[queue];
+        if !polled.cq.poll(&mut batch)? {
+            return Ok(false);
         }
-        Ok(any)
+        match polled.one_rail() {
+            Some(rail) => self.handle(queue, &mut batch, |_, _| Some(rail))?,
+            None => self.handle_shared(queue, &mut batch)?,
+        }
+        Ok(true)
     }
 
-    /// Handles a batch of a rail's completions, and further ones if it was full.
+    /// Handles a batch of a CQ that several rails share.
+    #[inline(never)]
+    fn handle_shared(&mut self, queue: usize, batch: &mut Batch) -> Fast<()> {
+        self.handle(queue, batch, |comm, completion| comm.queues.all[queue].rail_of(completion.qpn()))
+    }
+
+    /// Handles a batch of a CQ's completions, and further ones if it was full. `rail_of` returns the
+    /// rail of a completion; those without one are ignored.
     #[inline(always)]
-    fn handle(&mut self, rail: usize, batch: &mut Batch) -> Fast<()> {
+    fn handle(
+        &mut self,
+        queue: usize,
+        batch: &mut Batch,
+        rail_of: impl Fn(&Comm, &Completion) -> Option<usize>,
+    ) -> Fast<()> {
         for left in (0..BATCHES).rev() {
             for completion in batch.iter() {
+                let Some(rail) = rail_of(self.comm(), completion) else { continue };
                 if completion.status() != 0 {
                     self.comm().failed_completion(rail, completion)?;
                     continue;
                 }
                 self.completed(rail, completion)?;
             }
-            if left == 0 || !batch.is_full() || !self.comm().rails[rail].cq.poll(batch)? {
+            if left == 0 || !batch.is_full() || !self.comm().queues.all[queue].cq.poll(batch)? {
                 break;
             }
         }
@@ -69,21 +86,22 @@ pub(crate) trait Progress {
     /// Polls the CQs that a request waits for, as far as one call may. Returns whether anything has
     /// completed.
     fn poll_awaited(&mut self, request: Self::Request) -> Fast<bool> {
+        let awaited = self.awaited(request);
+        let (queues, mut queue) = (self.comm().queues.all.len(), self.comm().next_queue);
         let (mut any, mut polled) = (false, 0);
-        let (awaited, rails, first) = (self.awaited(request), self.comm().rails.len(), self.comm().next_rail);
-        for rail in (first..rails).chain(0..first) {
-            if awaited >> rail & 1 == 0 {
-                continue;
+        for _ in 0..queues {
+            let next = if queue + 1 < queues { queue + 1 } else { 0 };
+            if awaited & self.comm().queues.all[queue].rails != 0 {
+                let found = self.poll_queue(queue)?;
+                any |= found;
+                polled += 1;
+                // A CQ that had something is likely to have more at the next call.
+                self.comm().next_queue = if found { queue } else { next };
+                if polled == POLLED_QUEUES {
+                    break;
+                }
             }
-            let found = self.poll_rail(rail)?;
-            any |= found;
-            polled += 1;
-            // A CQ that had something is likely to have more at the next call.
-            let next = if found { rail } else { (rail + 1) % rails };
-            self.comm().next_rail = next;
-            if polled == POLLED_QUEUES {
-                break;
-            }
+            queue = next;
         }
         Ok(any)
     }
@@ -93,19 +111,19 @@ pub(crate) trait Progress {
 #[inline(always)]
 pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
     let comm = state.comm();
-    let (false, [only]) = (comm.is_marked(), &*comm.rails) else {
+    let (false, Some(only)) = (comm.is_marked(), &comm.queues.only) else {
         return progress_unusual(state, request);
     };
     let mut batch = Batch::new();
-    match only.cq.poll(&mut batch) {
+    match only.poll(&mut batch) {
         // Most polls end here.
         Ok(false) => comm.found_nothing(S::outstanding(request)),
-        Ok(true) => state.handle(0, &mut batch).map_err(|e| state.comm().fail(e)),
+        Ok(true) => state.handle(0, &mut batch, |_, _| Some(0)).map_err(|e| state.comm().fail(e)),
         Err(e) => Err(comm.fail(e)),
     }
 }
 
-/// Like [`progress`], for a comm of several rails, or one that needs a closer look.
+/// Like [`progress`], for a comm of several rails or a shared CQ, or one that needs a closer look.
 #[inline(never)]
 fn progress_unusual<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
     if state.comm().is_marked() {

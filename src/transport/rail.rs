@@ -26,6 +26,8 @@ pub(crate) struct Rail {
     pub(crate) receives: Option<Receives>,
     /// Shared by all queue pairs of the rail, for both directions.
     pub(crate) cq: Arc<Cq>,
+    /// Whether the queue pairs of other routes use the CQ, or did before they were destroyed.
+    pub(crate) shares_cq: bool,
     pub(crate) nic: Arc<Nic>,
     /// The rail's place in the device.
     pub(crate) role: RailRole,
@@ -54,6 +56,11 @@ impl Rail {
     #[inline(always)]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
         self.send_queues.of_slot_mut(slot)
+    }
+
+    /// Returns the queues of all queue pairs.
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &SendQueue> {
+        self.send_queues.iter().chain(&self.flush)
     }
 
     /// Returns the work requests in flight on all queue pairs for data.
@@ -90,7 +97,7 @@ impl Rail {
         Queues {
             context: self.nic.pd().context().id(),
             port: self.nic.port().number,
-            qps: self.send_queues.iter().chain(&self.flush).map(SendQueue::number).collect(),
+            qps: self.queue_pairs().map(SendQueue::number).collect(),
             cq: self.cq.id(),
             srq: self.receives.as_ref().and_then(|receives| receives.srq()).map(|srq| srq.id()),
         }
@@ -128,12 +135,8 @@ impl Rail {
             true => (self.names.local_gid, "this adapter (loopback)"),
             false => (self.names.remote_gid, self.names.peer.as_str()),
         };
-        let remote_qpn = self
-            .send_queues
-            .iter()
-            .chain(&self.flush)
-            .find(|l| l.number() == completion.qpn())
-            .map_or(0, |l| l.remote_qpn);
+        let remote_qpn =
+            self.queue_pairs().find(|l| l.number() == completion.qpn()).map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(FailedCompletion {
             port: port_trouble(completion.status(), PORT_PATIENCE, || self.nic.now().err()),
             loopback,

@@ -147,6 +147,29 @@ fn more_queue_pairs_than_a_mask_has_bits_alternate() {
     });
 }
 
+/// One poll serves all stripes of a rail at one end, in messages and in groups.
+//= fused-devices.md: the stripes of a rail share a completion queue
+#[test]
+fn the_stripes_of_a_rail_share_a_completion_queue() {
+    on_rails(here!(), 2, "8", "1", || {
+        for (n, qps) in [(1, "8"), (1, "16"), (2, "8")] {
+            set("NCCL_IB_QPS_PER_CONNECTION", Some(qps));
+            let (ctx, dev) = newest_device(n);
+            let cqs = || softverbs::objects().unwrap().cqs;
+            let before = cqs();
+            let mut rig = Rig::new(table(12), ctx, dev, MIB);
+            assert_eq!(cqs() - before, 2 * n, "one for each rail at each end");
+            assert_eq!(during(n, || rig.exchange(&[MIB])).concat(), [1; 8]);
+            for lens in [&[0][..], &[1], &[5000, 0, 70_000]] {
+                rig.exchange(lens);
+            }
+            rig.close();
+            assert_eq!(cqs(), before);
+            assert_eq!(table(12).finalize(ctx), Success);
+        }
+    });
+}
+
 //= fused-devices.md: striping: every table, any number of queue pairs, full load
 #[test]
 fn every_table_is_striped() {
@@ -286,8 +309,8 @@ fn fewer_connections_fit_with_more_queue_pairs() {
         let ctx = init(table(12));
         let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
         let limits = device.rails[0].limits();
-        // Each of the four stripes has a completion queue, and an SRQ if the adapter has them.
-        let mut most = limits.max_qp.min(limits.max_cq);
+        // The four stripes share a completion queue. Each has an SRQ if the adapter has them.
+        let mut most = limits.max_qp.min(4 * limits.max_cq);
         if device.rails[0].has_srq().is_ok() {
             assert!(limits.max_srq < most, "SRQs are the scarcest");
             most = limits.max_srq;
