@@ -162,8 +162,7 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
 /// Polls the completion queue of a rail once.
 fn poll(settings: &Settings, i: usize, rail: &mut Rail, probes: &mut Probes) -> Result<()> {
     let mut batch = Batch::new();
-    rail.cq.poll(&mut batch).map_err(|e| *e)?;
-    for completion in batch.iter() {
+    for completion in rail.cq.poll(&mut batch).map_err(|e| *e)? {
         let qpn = completion.qpn();
         let is_data = rail.send_queues.iter().any(|queue| queue.number() == qpn);
         let is_stale = !is_data && rail.no_flush.is_some();

@@ -5,8 +5,8 @@ use crate::error::Fast;
 use crate::transport::comm::Comm;
 use crate::verbs::{Batch, Completion};
 
-/// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
-/// however many completions there are.
+/// Batches of completions that [`poll`](Progress::poll) polls from one CQ at most. The limit keeps a
+/// call short, however many completions there are.
 const BATCHES: usize = 32;
 
 /// CQs that one call polls at most. A request that waits for more polls them in rotation.
@@ -32,36 +32,39 @@ pub(crate) trait Progress {
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
-    /// Polls the CQ of every rail.
+    /// Polls the CQ of every rail until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        (0..self.comm().rails.len()).try_for_each(|rail| self.poll_rail(rail).map(drop))
+        for rail in 0..self.comm().rails.len() {
+            for _ in 0..BATCHES {
+                if !self.poll_rail(rail)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Polls the CQ of a rail. Returns whether anything has completed.
+    /// Polls one batch from the CQ of a rail. Returns whether anything has completed.
     #[inline(never)]
     fn poll_rail(&mut self, rail: usize) -> Fast<bool> {
         let mut batch = Batch::new();
-        let any = self.comm().rails[rail].cq.poll(&mut batch)?;
-        if any {
-            self.handle(rail, &mut batch)?;
+        let completions = self.comm().rails[rail].cq.poll(&mut batch)?;
+        if completions.is_empty() {
+            return Ok(false);
         }
-        Ok(any)
+        self.handle(rail, completions)?;
+        Ok(true)
     }
 
-    /// Handles a batch of a rail's completions, and further ones if it was full.
+    /// Handles completions of a rail.
     #[inline(always)]
-    fn handle(&mut self, rail: usize, batch: &mut Batch) -> Fast<()> {
-        for left in (0..BATCHES).rev() {
-            for completion in batch.iter() {
-                if completion.status() != 0 {
-                    self.comm().failed_completion(rail, completion)?;
-                    continue;
-                }
-                self.completed(rail, completion)?;
+    fn handle(&mut self, rail: usize, completions: &[Completion]) -> Fast<()> {
+        for completion in completions {
+            if completion.status() != 0 {
+                self.comm().failed_completion(rail, completion)?;
+                continue;
             }
-            if left == 0 || !batch.is_full() || !self.comm().rails[rail].cq.poll(batch)? {
-                break;
-            }
+            self.completed(rail, completion)?;
         }
         Ok(())
     }
@@ -99,8 +102,9 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
     let mut batch = Batch::new();
     match only.cq.poll(&mut batch) {
         // Most polls end here.
-        Ok(false) => comm.found_nothing(S::outstanding(request)),
-        Ok(true) => state.handle(0, &mut batch).map_err(|e| state.comm().fail(e)),
+        Ok([]) => comm.found_nothing(S::outstanding(request)),
+        // The next call polls what did not fit into the batch.
+        Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
         Err(e) => Err(comm.fail(e)),
     }
 }
