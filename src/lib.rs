@@ -18,6 +18,7 @@ pub mod control;
 #[forbid(unsafe_code)]
 pub mod device;
 pub mod doctor;
+mod element;
 pub mod error;
 pub mod failed_routes;
 mod fork_guard;

@@ -114,13 +114,13 @@ impl ProbeRun {
     /// Handles all completions of a CQ.
     fn poll_queue(&mut self, cq: &Cq) -> Fast<()> {
         let mut batch = Batch::new();
-        while cq.poll(&mut batch)? {
-            batch.iter().for_each(|completion| self.completed(completion));
-            if !batch.is_full() {
-                break;
+        loop {
+            let completions = cq.poll(&mut batch)?;
+            completions.iter().for_each(|completion| self.completed(completion));
+            if completions.is_empty() {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Handles a completion of any route.

@@ -38,7 +38,8 @@ pub struct RecvComm {
 impl SendComm {
     pub(crate) fn new(comm: Comm, policy: Policy, settings: &Settings) -> Self {
         let sender = Arc::new(Sender::new(comm, policy, settings));
-        Self { requests: Requests::new(sender.cells(), &Owner::Send(Arc::clone(&sender))), sender }
+        let owner = |index| Owner::Send(index, Arc::clone(&sender));
+        Self { requests: Requests::new(sender.cells(), owner), sender }
     }
 
     /// Registers memory for this comm's sends.
@@ -77,12 +78,10 @@ impl RecvComm {
     pub(crate) fn new(comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Self {
         let receiver = Receiver::new(comm, settings, flow);
         let flushes = receiver.flush_cells();
-        let flushes = flushes.map(|cells| Requests::new(&cells, &Owner::Flush(Arc::clone(&receiver))));
-        Self {
-            requests: Requests::new(receiver.cells(), &Owner::Receive(Arc::clone(&receiver))),
-            flushes,
-            receiver,
-        }
+        let owner = |index| Owner::Flush(index, Arc::clone(&receiver));
+        let flushes = flushes.map(|cells| Requests::new(&cells, owner));
+        let owner = |index| Owner::Receive(index, Arc::clone(&receiver));
+        Self { requests: Requests::new(receiver.cells(), owner), flushes, receiver }
     }
 
     /// Registers memory for this comm's receives.

@@ -5,8 +5,8 @@ use crate::error::Fast;
 use crate::transport::comm::Comm;
 use crate::verbs::{Batch, Completion};
 
-/// Batches of completions that one call polls from one CQ at most. The limit keeps a call short,
-/// however many completions there are.
+/// Batches of completions that [`poll`](Progress::poll) polls from one CQ at most. The limit keeps a
+/// call short, however many completions there are.
 const BATCHES: usize = 32;
 
 /// CQs that one call polls at most. A request that waits for more polls them in rotation.
@@ -32,53 +32,55 @@ pub(crate) trait Progress {
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
-    /// Polls every CQ.
+    /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        (0..self.comm().queues.all.len()).try_for_each(|queue| self.poll_queue(queue).map(drop))
+        for queue in 0..self.comm().queues.all.len() {
+            for _ in 0..BATCHES {
+                if !self.poll_queue(queue)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Polls a CQ. Returns whether anything has completed.
+    /// Polls one batch from a CQ. Returns whether anything has completed.
     #[inline(never)]
     fn poll_queue(&mut self, queue: usize) -> Fast<bool> {
         let mut batch = Batch::new();
         let polled = &self.comm().queues.all[queue];
-        if !polled.cq.poll(&mut batch)? {
+        let completions = polled.cq.poll(&mut batch)?;
+        if completions.is_empty() {
             return Ok(false);
         }
         match polled.one_rail() {
-            Some(rail) => self.handle(queue, &mut batch, |_, _| Some(rail))?,
-            None => self.handle_shared(queue, &mut batch)?,
+            Some(rail) => self.handle(rail, completions)?,
+            None => self.handle_shared(queue, completions)?,
         }
         Ok(true)
     }
 
-    /// Handles a batch of a CQ that several rails share.
+    /// Handles completions of a CQ that several rails share. Those of queue pairs that the
+    /// connection has not kept are ignored.
     #[inline(never)]
-    fn handle_shared(&mut self, queue: usize, batch: &mut Batch) -> Fast<()> {
-        self.handle(queue, batch, |comm, completion| comm.queues.all[queue].rail_of(completion.qpn()))
+    fn handle_shared(&mut self, queue: usize, completions: &[Completion]) -> Fast<()> {
+        for completion in completions {
+            if let Some(rail) = self.comm().queues.all[queue].rail_of(completion.qpn()) {
+                self.handle(rail, std::slice::from_ref(completion))?;
+            }
+        }
+        Ok(())
     }
 
-    /// Handles a batch of a CQ's completions, and further ones if it was full. `rail_of` returns the
-    /// rail of a completion; those without one are ignored.
+    /// Handles completions of a rail.
     #[inline(always)]
-    fn handle(
-        &mut self,
-        queue: usize,
-        batch: &mut Batch,
-        rail_of: impl Fn(&Comm, &Completion) -> Option<usize>,
-    ) -> Fast<()> {
-        for left in (0..BATCHES).rev() {
-            for completion in batch.iter() {
-                let Some(rail) = rail_of(self.comm(), completion) else { continue };
-                if completion.status() != 0 {
-                    self.comm().failed_completion(rail, completion)?;
-                    continue;
-                }
-                self.completed(rail, completion)?;
+    fn handle(&mut self, rail: usize, completions: &[Completion]) -> Fast<()> {
+        for completion in completions {
+            if completion.status() != 0 {
+                self.comm().failed_completion(rail, completion)?;
+                continue;
             }
-            if left == 0 || !batch.is_full() || !self.comm().queues.all[queue].cq.poll(batch)? {
-                break;
-            }
+            self.completed(rail, completion)?;
         }
         Ok(())
     }
@@ -117,8 +119,9 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
     let mut batch = Batch::new();
     match only.poll(&mut batch) {
         // Most polls end here.
-        Ok(false) => comm.found_nothing(S::outstanding(request)),
-        Ok(true) => state.handle(0, &mut batch, |_, _| Some(0)).map_err(|e| state.comm().fail(e)),
+        Ok([]) => comm.found_nothing(S::outstanding(request)),
+        // The next call polls what did not fit into the batch.
+        Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
         Err(e) => Err(comm.fail(e)),
     }
 }

@@ -112,8 +112,15 @@ impl Rail {
     /// immediate arrived on the wrong queue pair.
     #[inline]
     pub(crate) fn arrived(&mut self, completion: &Completion, slot: u8) -> bool {
+        // The usual case first.
+        self.receives.as_mut().is_some_and(Receives::consumed_shared) || self.arrived_own(completion, slot)
+    }
+
+    /// Like [`arrived`](Self::arrived), for a rail without an SRQ.
+    #[inline(never)]
+    fn arrived_own(&mut self, completion: &Completion, slot: u8) -> bool {
         match &mut self.receives {
-            Some(receives) => receives.consumed(slot, completion, &self.send_queues),
+            Some(receives) => receives.consumed_own(slot, completion, &self.send_queues),
             None => true,
         }
     }

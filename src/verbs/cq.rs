@@ -83,30 +83,14 @@ impl Completion {
 /// Most completions that one [`Cq::poll`] returns.
 const BATCH: usize = 16;
 
-/// The completions of one [`Cq::poll`].
-pub struct Batch {
-    room: [MaybeUninit<Completion>; BATCH],
-    len: usize,
-}
+/// Room for the completions of one [`Cq::poll`].
+pub struct Batch([MaybeUninit<Completion>; BATCH]);
 
 impl Batch {
     /// Makes room for a batch. Writes nothing.
     #[inline]
     pub fn new() -> Self {
-        Self { room: [const { MaybeUninit::uninit() }; BATCH], len: 0 }
-    }
-
-    /// Yields the completions in order.
-    #[inline]
-    pub fn iter(&self) -> impl Iterator<Item = &Completion> {
-        // SAFETY: the provider wrote the first `len` entries.
-        self.room[..self.len].iter().map(|wc| unsafe { wc.assume_init_ref() })
-    }
-
-    /// Returns whether the CQ may hold more.
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.len == BATCH
+        Self([const { MaybeUninit::uninit() }; BATCH])
     }
 }
 
@@ -131,22 +115,20 @@ impl Cq {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Polls at most sixteen completions into the caller's batch: moving a batch costs more than a
-    /// poll. Returns whether there were any; else the batch is unchanged. Allocates nothing.
+    /// Polls at most sixteen completions, and returns them in order. They lie in the caller's
+    /// batch: moving a batch costs more than a poll. Allocates nothing.
     #[inline(always)]
-    pub fn poll(&self, batch: &mut Batch) -> Fast<bool> {
+    pub fn poll<'b>(&self, batch: &'b mut Batch) -> Fast<&'b [Completion]> {
         // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
-        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.room.as_mut_ptr().cast()) };
+        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.0.as_mut_ptr().cast()) };
+        // Most polls end here.
         if n == 0 {
-            return Ok(false);
+            return Ok(&[]);
         }
-        match usize::try_from(n) {
-            Ok(n) => {
-                batch.len = n.min(BATCH);
-                Ok(true)
-            }
-            Err(_) => Err(self.failed(n)),
-        }
+        // A negative number becomes a large one.
+        let Some(completions) = batch.0.get(..n as u32 as usize) else { return Err(self.failed(n)) };
+        // SAFETY: the provider wrote these entries.
+        Ok(unsafe { completions.assume_init_ref() })
     }
 
     #[cold]

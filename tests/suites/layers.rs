@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 14] = [
     &["route"],
     &["control", "device"],
     &["housekeeping", "verbs"],
-    &["config", "log", "nccl", "failed_routes", "fork_guard", "state_lock", "warned"],
+    &["config", "log", "nccl", "failed_routes", "fork_guard", "state_lock", "element", "warned"],
     &["error"],
     &["proto"],
     &["sync"],

@@ -231,10 +231,7 @@ impl Evil {
     /// The status of the next completion.
     fn completion(&self, what: &str, rail: usize) -> u32 {
         let mut batch = Batch::new();
-        until(what, || {
-            self.rails[rail].1.poll(&mut batch).unwrap();
-            batch.iter().next().map(Completion::status)
-        })
+        until(what, || self.rails[rail].1.poll(&mut batch).unwrap().first().map(Completion::status))
     }
 
     /// A zero-byte write with an immediate, on the queue pair of its slot.

@@ -104,15 +104,22 @@ impl Receives {
         usize::try_from((spare - self.low).max(spare.min(1))).unwrap_or(0)
     }
 
-    /// Counts the receive that an immediate for `slot` has consumed. Returns `false` if the
-    /// immediate arrived on another queue pair than the slot's.
-    #[inline]
-    pub(crate) fn consumed(&mut self, slot: u8, completion: &Completion, qps: &[SendQueue]) -> bool {
+    /// Counts the receive that an immediate has consumed, if it was in an SRQ. Otherwise returns
+    /// `false` and counts nothing.
+    #[inline(always)]
+    pub(crate) fn consumed_shared(&mut self) -> bool {
+        let shared = matches!(self.queues, Queues::Shared(_));
+        if shared {
+            self.posted -= 1;
+        }
+        shared
+    }
+
+    /// Counts the receive that an immediate for `slot` has consumed, if there is no SRQ. Returns
+    /// `false` if the immediate arrived on another queue pair than the slot's.
+    pub(crate) fn consumed_own(&mut self, slot: u8, completion: &Completion, qps: &[SendQueue]) -> bool {
         match &mut self.queues {
-            Queues::Shared(_) => {
-                self.posted -= 1;
-                true
-            }
+            Queues::Shared(_) => true,
             Queues::Own(posted) => {
                 let index = qp_of_slot(slot, posted.len());
                 posted[index] -= 1;

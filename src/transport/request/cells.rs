@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cell::RequestCell;
+use crate::element::Element;
 
 /// The states of `N` requests, made once. The comm completes them, and the requests that NCCL holds
 /// collect them.
@@ -15,9 +16,9 @@ impl<const N: usize> Cells<N> {
         Self(Arc::new(std::array::from_fn(|_| RequestCell::new())))
     }
 
-    /// Returns all states, as the requests refer to them.
-    pub(crate) fn share(&self) -> Arc<[RequestCell]> {
-        self.0.clone()
+    /// Returns the state of a request, whose index is below `N`, as the request refers to it.
+    pub(crate) fn share(&self, index: u8) -> Element<RequestCell> {
+        Element::of(self.0.clone(), usize::from(index))
     }
 
     /// The state of a request, whose index is below `N`.

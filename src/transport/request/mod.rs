@@ -4,10 +4,12 @@ pub(crate) mod cell;
 pub(crate) mod cells;
 
 use std::ffi::c_int;
+use std::mem;
 use std::sync::Arc;
 
 use nccl_net_versions::{Sizes, Tagged};
 
+use crate::element::Element;
 use crate::error::{Error, Fast};
 use crate::transport::recv::Receiver;
 use crate::transport::send::Sender;
@@ -18,18 +20,17 @@ use cells::Cells;
 /// requests.
 #[derive(Debug)]
 pub struct Request {
-    /// The states of all requests of its kind.
-    cells: Arc<[RequestCell]>,
-    index: u8,
+    cell: Element<RequestCell>,
     owner: Owner,
 }
 
-/// The comm of a request, and the kind of request.
-#[derive(Debug, Clone)]
+/// The comm of a request, the kind of request, and its index among those of the kind.
+// The index takes no room: it lies beside the number of the case.
+#[derive(Debug)]
 pub(crate) enum Owner {
-    Send(Arc<Sender>),
-    Receive(Arc<Receiver>),
-    Flush(Arc<Receiver>),
+    Send(u8, Arc<Sender>),
+    Receive(u8, Arc<Receiver>),
+    Flush(u8, Arc<Receiver>),
 }
 
 /// The requests of one kind of a comm, made once.
@@ -37,9 +38,10 @@ pub(crate) enum Owner {
 pub(crate) struct Requests<const N: usize>(Box<[Tagged<Request>; N]>);
 
 impl<const N: usize> Requests<N> {
-    pub(crate) fn new(cells: &Cells<N>, owner: &Owner) -> Self {
-        let one = |index| Request { cells: cells.share(), index: index as u8, owner: owner.clone() };
-        Self(Box::new(std::array::from_fn(|index| Tagged::new(one(index)))))
+    /// Makes the requests. `owner` returns the owner of the request with an index.
+    pub(crate) fn new(cells: &Cells<N>, owner: impl Fn(u8) -> Owner) -> Self {
+        let one = |index| Request { cell: cells.share(index), owner: owner(index) };
+        Self(Box::new(std::array::from_fn(|index| Tagged::new(one(index as u8)))))
     }
 
     /// Returns a request, whose index is below `N`.
@@ -55,7 +57,7 @@ impl Request {
     /// afterwards. Returns `None` if there is more to do: see [`test`](Self::test).
     #[inline(always)]
     pub fn collect_one(&self) -> Option<c_int> {
-        self.cells.get(usize::from(self.index))?.collect_one().map(|size| size as c_int)
+        self.cell.collect_one().map(|size| size as c_int)
     }
 
     /// Makes progress. Returns `true`, once, when the request is completed, and stores its sizes.
@@ -64,15 +66,15 @@ impl Request {
     /// The comm has failed, or the request was collected before.
     #[inline(always)]
     pub fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
-        let cell = self.cell();
+        let cell = &*self.cell;
         // `collect_one` has found it so; the usual case goes straight to the queues.
         if !cell.is_in_flight() && self.collect(sizes)? {
             return Ok(true);
         }
         match &self.owner {
-            Owner::Send(sender) => sender.progress(self.index)?,
-            Owner::Receive(receiver) => receiver.progress(self.index)?,
-            Owner::Flush(receiver) => receiver.progress_flush(self.index)?,
+            Owner::Send(index, sender) => sender.progress(*index)?,
+            Owner::Receive(index, receiver) => receiver.progress(*index)?,
+            Owner::Flush(index, receiver) => receiver.progress_flush(*index)?,
         }
         if cell.is_in_flight() {
             return Ok(false);
@@ -83,15 +85,20 @@ impl Request {
         }
     }
 
+    /// Collects the request if it is completed.
     #[inline(always)]
-    fn cell(&self) -> &RequestCell {
-        &self.cells[usize::from(self.index)]
+    fn collect(&self, sizes: &mut Sizes) -> Fast<bool> {
+        // A call by the caller's reference would keep the sizes in memory in the usual case too.
+        let mut moved = mem::replace(sizes, Sizes::IGNORED);
+        let collected = self.collect_any(&mut moved);
+        *sizes = moved;
+        collected
     }
 
-    /// Collects the request if it is completed.
+    /// Collects the request if it is completed, with any number of messages.
     #[inline(never)]
-    fn collect(&self, sizes: &mut Sizes) -> Fast<bool> {
-        let cell = self.cell();
+    fn collect_any(&self, sizes: &mut Sizes) -> Fast<bool> {
+        let cell = &*self.cell;
         let count = match cell.completed() {
             Found::Pending => return Ok(false),
             Found::Stale => return Err(self.stale()),
@@ -107,16 +114,16 @@ impl Request {
     #[cold]
     fn stale(&self) -> Box<Error> {
         let what = match &self.owner {
-            Owner::Send(_) => "send",
-            Owner::Receive(_) => "receive",
-            Owner::Flush(_) => "flush",
+            Owner::Send(..) => "send",
+            Owner::Receive(..) => "receive",
+            Owner::Flush(..) => "flush",
         };
         Error::Argument(format!("the {what} was already done: its request is no longer valid")).into()
     }
 
     #[cold]
     fn too_large(&self) -> Box<Error> {
-        let index = self.index;
+        let (Owner::Send(index, _) | Owner::Receive(index, _) | Owner::Flush(index, _)) = &self.owner;
         let why = format!("request {index} is completed with more bytes than its receive has room for");
         Error::Internal(why).into()
     }
