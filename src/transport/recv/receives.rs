@@ -87,7 +87,7 @@ impl Receives {
     /// Returns how many more slots may be used, while so many are outstanding, before the receives
     /// must be checked again. Then it is time to refill, if one may be used at all.
     pub(crate) fn credit(&self, outstanding: usize) -> usize {
-        // A slot consumes at most one receive of a queue, so arrivals leave the number as it is.
+        // A slot consumes at most one receive of a queue, so arrivals do not change the number.
         let spare = self.spare(outstanding);
         usize::try_from((spare - self.low).max(spare.min(1))).unwrap_or(0)
     }
