@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
 
 use rdma_sys as sys;
@@ -128,7 +129,7 @@ impl Cq {
         // A negative number becomes a large one.
         let Some(completions) = batch.0.get(..n as u32 as usize) else { return Err(self.failed(n)) };
         // SAFETY: the provider wrote these entries.
-        Ok(unsafe { completions.assume_init_ref() })
+        Ok(unsafe { slice::from_raw_parts(completions.as_ptr().cast(), completions.len()) })
     }
 
     #[cold]
