@@ -1,6 +1,6 @@
 //! The TCP side of a connection: listeners, connectors, and the control channel of each comm.
 //!
-//! NCCL's calls and one background thread serve all of them ([`reactor`]). The thread starts with
+//! NCCL's calls and one background thread serve all of them (`reactor`). The thread starts with
 //! the first user and ends after the last one. No call here waits for the network.
 //!
 //! Untrusted peers: [`Listener::try_accept`] returns a channel only when its first frame is a whole
@@ -10,7 +10,7 @@
 //!
 //! How a connector finds the right host: it tries the address that worked for the host before, then
 //! the handle's addresses on its own networks, then the others, each soon after the one before
-//! ([`connector`]). On each that connects it sends the same HELLO with a random token. The listener answers the first HELLO with that token by WELCOME and drops the others. An
+//! (`connector`). On each that connects it sends the same HELLO with a random token. The listener answers the first HELLO with that token by WELCOME and drops the others. An
 //! address that leads to another host does no harm: every host may have a 172.17.0.1.
 
 mod channel;
