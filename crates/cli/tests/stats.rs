@@ -208,7 +208,10 @@ fn a_process_of_another_user_is_not_permitted() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.path().join("mpib");
-    fs::copy(env!("CARGO_BIN_EXE_mpib"), &program).unwrap();
+    // By another process: a child that another test forks meanwhile would hold a descriptor that
+    // writes the file, and the file could not be run (ETXTBSY).
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_mpib")).arg(&program).status().unwrap();
+    assert!(copied.success());
     let ours = std::process::id();
     let mut command = Command::new(&program);
     // Root may inspect every process, and becomes nobody; other users may not inspect process 1.
