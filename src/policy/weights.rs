@@ -88,10 +88,8 @@ impl Followers {
         // Without the lock: a query may wait for the adapter, and set-up for the lock.
         let now: Vec<(String, Option<u32>)> = self.nics_of(context).iter().map(present_speed).collect();
         let mut changed: Vec<(String, u32)> = Vec::new();
-        let mut followers = self.0.lock();
-        followers.retain(|f| f.weights.strong_count() > 0);
-        for follower in &mut *followers {
-            let Some(weights) = follower.weights.upgrade() else { continue };
+        self.0.lock().retain_mut(|follower| {
+            let Some(weights) = follower.weights.upgrade() else { return false };
             for (nic, (ours, _)) in follower.nics.iter().zip(&mut follower.speeds) {
                 let speed = now.iter().find(|(name, _)| name == nic.name()).and_then(|(_, speed)| *speed);
                 if let Some(speed) = speed.filter(|speed| speed != ours) {
@@ -100,7 +98,8 @@ impl Followers {
                 }
             }
             weights.renew(&follower.speeds);
-        }
+            true
+        });
         changed.sort_unstable();
         changed.dedup();
         changed
