@@ -85,7 +85,7 @@ pub struct Queues {
     /// Numbers of its queue pairs.
     pub qps: Vec<u32>,
     /// [`Cq::id`](crate::verbs::Cq::id)
-    pub cq: usize,
+    pub cq: Option<usize>,
     /// [`Srq::id`](crate::verbs::Srq::id)
     pub srq: Option<usize>,
 }
@@ -274,9 +274,18 @@ impl CommWatch {
         self.marked.load(Ordering::Acquire)
     }
 
-    /// Marks the comm, for good.
+    /// Marks the comm: calls look closer.
     pub fn mark(&self) {
         self.marked.store(true, Ordering::Release);
+    }
+
+    /// Clears the mark. What set it is looked at afterwards: a mark that comes meanwhile stays. A
+    /// comm that an event has ended stays marked.
+    pub fn unmark(&self) {
+        self.marked.store(false, Ordering::SeqCst);
+        if self.ended.get().is_some() {
+            self.mark();
+        }
     }
 
     /// Returns why an event ended the comm, once the grace period is over.
@@ -292,7 +301,7 @@ impl Queues {
                 About::Device => true,
                 About::Port(port) => self.port == port,
                 About::Qp(qpn) => self.qps.contains(&qpn),
-                About::Cq(id) => self.cq == id,
+                About::Cq(id) => self.cq == Some(id),
                 About::Srq(id) => self.srq == Some(id),
             }
     }

@@ -15,6 +15,12 @@ pub trait Job: Send + Sync {
     fn run(&self) -> Result<()>;
 }
 
+/// Returns an object as a job.
+pub(crate) fn job<J: Job + 'static>(object: &Arc<J>) -> Weak<dyn Job> {
+    let job: Arc<dyn Job> = Arc::<J>::clone(object);
+    Arc::downgrade(&job)
+}
+
 /// The jobs of a process.
 #[derive(Default)]
 pub struct Housekeeping {

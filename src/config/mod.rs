@@ -254,6 +254,8 @@ settings! {
     /// [stats.md](stats.md#what-adapters-report).
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
         differs: "also events of shared receive queues, which net_ib does not use";
+    /// 1: a connection of several rails goes on with the others when one of them fails. 0: it fails.
+    failover: bool = true, "MPIB_FAILOVER", Flag;
     /// Limit of the handshake of a connection, and of each of its steps, in ms, counted from the
     /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one

@@ -351,7 +351,7 @@ impl LocalRoute {
             flush: flush.transpose()?,
             no_flush: self.no_flush,
             receives,
-            cq,
+            cq: Some(cq),
             shares_cq,
             nic,
             role: local.role,

@@ -30,6 +30,7 @@ pub(crate) struct Formed {
     remote: RemoteMemory,
     layout: ImmLayout,
     plan: Plan,
+    failover: bool,
     stats: Counters,
     pub(crate) flow: Option<Subscription>,
 }
@@ -64,13 +65,14 @@ impl Formed {
         let direction = *DIRECTION.local(role);
         let stats = Counters::open(&settings.config, direction, plan, &peer, &named, keep.substitute);
         let flow = registration::open(settings, plan, &rails, &peer)?;
-        Ok(Self { rails, region, remote, layout, plan, stats, flow })
+        let failover = settings.config.failover;
+        Ok(Self { rails, region, remote, layout, plan, failover, stats, flow })
     }
 
     /// Returns the comm and its registration with the agent.
     pub(crate) fn into_comm(self, process: &Process, channel: Channel) -> (Comm, Option<Subscription>) {
-        let Self { rails, region, remote, layout, plan, stats, flow } = self;
+        let Self { rails, region, remote, layout, plan, failover, stats, flow } = self;
         let peer = Peer::new(channel);
-        (Comm::new(process, rails, (region, remote), layout, peer, plan, stats), flow)
+        (Comm::new(process, rails, (region, remote), layout, peer, (plan, failover), stats), flow)
     }
 }

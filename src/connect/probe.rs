@@ -96,16 +96,19 @@ impl ProbeRun {
         let mut cqs: Vec<Arc<Cq>> = Vec::with_capacity(MAX_RAILS);
         for (place, probes) in self.endpoint.rails.iter().zip(&self.routes) {
             let Ok(rail) = place else { continue };
-            if probes.pending() && !cqs.iter().any(|cq| cq.id() == rail.cq.id()) {
-                cqs.push(Arc::clone(&rail.cq));
+            let Some(cq) = rail.cq.as_ref().filter(|_| probes.pending()) else { continue };
+            if !cqs.iter().any(|known| known.id() == cq.id()) {
+                cqs.push(Arc::clone(cq));
             }
         }
         for cq in cqs {
             if let Err(e) = self.poll_queue(&cq) {
                 let why = e.to_string();
-                self.fail_if(Probes::pending, |rail, _| match rail.cq.id() == cq.id() {
-                    true => Err(Error::Peer(why.clone())),
-                    false => Ok(()),
+                self.fail_if(Probes::pending, |rail, _| {
+                    match rail.cq.as_ref().is_some_and(|own| own.id() == cq.id()) {
+                        true => Err(Error::Peer(why.clone())),
+                        false => Ok(()),
+                    }
                 });
             }
         }

@@ -90,6 +90,11 @@ impl Channel {
         self.link.try_recv()
     }
 
+    /// Returns whether [`received`](Self::received) has a message.
+    pub fn has_message(&self) -> bool {
+        self.link.has_message()
+    }
+
     /// Ends the handshake: the thread alone serves the connection from now on.
     pub fn end_handshake(&self) -> Result<()> {
         self.reactor.with(|sockets| sockets.hand_over(self.token))

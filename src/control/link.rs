@@ -157,6 +157,10 @@ impl Link {
         Ok(())
     }
 
+    pub(super) fn has_message(&self) -> bool {
+        !self.lock().inbox.is_empty()
+    }
+
     pub(super) fn try_recv(&self) -> Result<Option<Message>> {
         let mut inner = self.lock();
         if let Some(message) = inner.inbox.pop_front() {
@@ -306,7 +310,13 @@ impl Link {
                 return self.finish(inner, End::Broken("WELCOME for the second time".into()));
             }
             Message::Hello(ref hello) => inner.who = format!(" ({}, pid {})", hello.host, hello.pid),
-            Message::Wiring(_) | Message::Ready | Message::Probed { .. } | Message::Refuse { .. } => {}
+            Message::Wiring(_)
+            | Message::Ready
+            | Message::Probed { .. }
+            | Message::Down { .. }
+            | Message::State(_)
+            | Message::Verdict(_)
+            | Message::Refuse { .. } => {}
         }
         if inner.inbox.len() == INBOX_MAX {
             return self.finish(

@@ -64,7 +64,9 @@ pub struct Policy {
     threshold: usize,
     /// Transfers below this many bytes are not split.
     split_min: usize,
-    /// Mask of the rails that may carry data.
+    /// Mask of the rails that carry data by the plan.
+    carriers: u8,
+    /// Mask of the rails that may carry data now.
     available: u8,
     /// With shares: how much more SUP's part of the whole transfers would have been than what SUP
     /// carried of them, in bytes times [`SHARE_ONE`]. Negative if SUP carried more.
@@ -91,9 +93,19 @@ impl Policy {
             source,
             threshold: if hinted { size(limits.sout_only) } else { 0 },
             split_min: size(limits.split_min),
+            carriers: plan.carriers(roles),
             available: plan.carriers(roles),
             due: Cell::new(0),
         }
+    }
+
+    /// Uses only the rails of the mask from now on. If the plan's rails are not among them, others
+    /// stand in.
+    pub fn keep(&mut self, rails: u8) {
+        self.available = match self.carriers & rails {
+            0 => rails,
+            some => some,
+        };
     }
 
     /// Returns the weights by which it cuts, if it does.

@@ -121,7 +121,38 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
+        (1u8..).prop_map(|rails| Message::Down { rails }),
+        sender_state().prop_map(Message::State),
+        verdict().prop_map(Message::Verdict),
     ]
+}
+
+fn sequence() -> impl Strategy<Value = Sequence> + Clone {
+    (1u64..).prop_map(Sequence::from_number)
+}
+
+fn sender_state() -> impl Strategy<Value = SenderState> {
+    let size = prop::option::of(any::<u64>());
+    let group = (sequence(), 1u8.., any::<u8>(), size).prop_map(|(seq, mask, lost, size)| OpenGroup {
+        seq,
+        mask,
+        lost: lost & mask,
+        size,
+    });
+    let open = prop_oneof![prop::collection::vec(group.clone(), 0..4), prop::collection::vec(group, 63..=64)];
+    (1u32.., 1u8.., sequence(), open).prop_map(|(epoch, dead, next, open)| SenderState {
+        epoch,
+        dead,
+        next,
+        open,
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    let group = (sequence(), 1u8..);
+    let again =
+        prop_oneof![prop::collection::vec(group.clone(), 0..4), prop::collection::vec(group, 63..=64)];
+    (1u32.., again).prop_map(|(epoch, again)| Verdict { epoch, again })
 }
 
 fn hello() -> Hello {

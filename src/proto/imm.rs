@@ -45,6 +45,29 @@ pub struct Imm {
     pub size: SizeQ,
 }
 
+/// The immediate of a part that is sent again: its mask is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replay {
+    /// The receive slot.
+    pub slot: u8,
+    /// The part: the rail that was to carry it.
+    pub part: u8,
+    /// The epoch of the verdict that requested it, modulo 2 to the power of [`EPOCH_BITS`].
+    pub epoch: u16,
+}
+
+/// Bits of a part.
+const PART_BITS: u32 = 3;
+/// Bits of an epoch: as many as the layout of the most rails has room for.
+const EPOCH_BITS: u32 = 13;
+
+impl Replay {
+    /// Returns the part as sent again in an epoch.
+    pub const fn new(slot: u8, part: u8, epoch: u32) -> Self {
+        Self { slot, part, epoch: epoch as u16 & ((1 << EPOCH_BITS) - 1) }
+    }
+}
+
 impl ImmLayout {
     /// Returns the layout for a number of rails; `None` unless it is 1..=[`MAX_RAILS`].
     pub const fn new(rails: u8) -> Option<Self> {
@@ -123,6 +146,24 @@ impl ImmLayout {
     pub const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
         let size = word.wrapping_shr(self.low_bits) as usize;
         if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
+    }
+
+    /// Returns the immediate of a part that is sent again.
+    pub const fn encode_replay(self, replay: Replay) -> u32 {
+        let Replay { slot, part, epoch } = replay;
+        slot as u32 | (part as u32 | (epoch as u32) << PART_BITS) << self.low_bits
+    }
+
+    /// Decodes the immediate of a part that is sent again. `None` for words that no sender makes,
+    /// and for all that have a mask.
+    pub const fn decode_replay(self, word: u32) -> Option<Replay> {
+        let (slot, rest) = (word as u8, word >> self.low_bits);
+        let (part, epoch) = (rest & ((1 << PART_BITS) - 1), rest >> PART_BITS);
+        let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
+        if mask != 0 || slot as usize >= SLOTS || self.all >> part & 1 == 0 || epoch >> EPOCH_BITS != 0 {
+            return None;
+        }
+        Some(Replay { slot, part: part as u8, epoch: epoch as u16 })
     }
 
     /// Decodes an immediate. `None` for words that no sender makes: an empty mask, a rail that the
@@ -297,6 +338,22 @@ mod tests {
             }
             if bytes < l.exact_below() && mask & l.all_rails() == mask {
                 prop_assert_eq!(l.encode_exact(slot, mask, bytes as u32), sent);
+            }
+        }
+
+        /// A word is a message, a part that is sent again, or neither; never both.
+        //= protocol.md: immediate: documented bits; each word is one message or refused
+        #[test]
+        fn a_part_sent_again_has_one_word(
+            l in layout(), slot in 0..SLOTS as u8, part in 0u8..8, epoch: u32, noise: u32,
+        ) {
+            let part = part % l.all_rails().count_ones() as u8;
+            let replay = Replay::new(slot, part, epoch);
+            prop_assert_eq!(l.decode_replay(l.encode_replay(replay)), Some(replay));
+            for word in [l.encode_replay(replay), noise, noise & !0xff00] {
+                let again = l.decode_replay(word);
+                prop_assert!(again.is_none() || l.decode(word).is_none(), "{:#x}", word);
+                prop_assert!(again.is_none_or(|replay| l.encode_replay(replay) == word), "{:#x}", word);
             }
         }
 

@@ -95,6 +95,22 @@ impl Arrivals {
         if self.got == self.want { Step::Complete } else { Step::Waiting }
     }
 
+    /// Sets the mask if nothing has arrived yet, or compares it. Returns `false`, and changes
+    /// nothing, if another mask is known.
+    pub const fn learn(&mut self, mask: u8) -> bool {
+        if self.want == 0 {
+            self.want = mask;
+        }
+        self.want == mask
+    }
+
+    /// Records parts of the mask that count as arrived, whichever rail carried them. Returns
+    /// whether the slot is complete.
+    pub const fn add(&mut self, parts: u8) -> bool {
+        self.got |= parts & self.want;
+        self.got == self.want
+    }
+
     /// Returns the mask of the first arrival; 0 before it.
     pub const fn expected(&self) -> u8 {
         self.want

@@ -1,7 +1,8 @@
 //! The messages of the control connection.
 
+use super::episode::some_rails;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce};
+use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce, SenderState, Verdict};
 
 /// The maximum number of queue pairs of a route.
 const MAX_QPS: usize = 128;
@@ -35,6 +36,15 @@ pub enum Message {
         /// The routes that do not work, and why.
         reasons: Vec<(u8, String)>,
     },
+    /// Rails of the connection do not work any more. A receiver sends it, and expects STATE.
+    Down {
+        /// The rails; never zero.
+        rails: u8,
+    },
+    /// A sender has given up rails. It expects VERDICT.
+    State(SenderState),
+    /// The receiver's answer to STATE.
+    Verdict(Verdict),
     /// The sender gives the connection up.
     Refuse {
         /// The reason, for the operator.
@@ -113,6 +123,9 @@ pub(super) mod kind {
     pub(super) const PROBED: u8 = 5;
     pub(super) const REFUSE: u8 = 6;
     pub(super) const BYE: u8 = 7;
+    pub(super) const DOWN: u8 = 16;
+    pub(super) const STATE: u8 = 17;
+    pub(super) const VERDICT: u8 = 18;
 }
 
 impl Message {
@@ -124,6 +137,9 @@ impl Message {
             Self::Wiring(_) => "WIRING",
             Self::Ready => "READY",
             Self::Probed { .. } => "PROBED",
+            Self::Down { .. } => "DOWN",
+            Self::State(_) => "STATE",
+            Self::Verdict(_) => "VERDICT",
             Self::Refuse { .. } => "REFUSE",
             Self::Bye => "BYE",
         }
@@ -154,6 +170,11 @@ impl Message {
                     },
                 )?;
             }
+            Self::Down { rails } => {
+                out.u8(kind::DOWN).u8(*rails);
+            }
+            Self::State(state) => state.write(out.u8(kind::STATE))?,
+            Self::Verdict(verdict) => verdict.write(out.u8(kind::VERDICT))?,
             Self::Refuse { reason } => {
                 out.u8(kind::REFUSE).text(reason, REASON_BYTES);
             }
@@ -179,6 +200,9 @@ impl Message {
                     Ok((from.below(MAX_RAILS as u8, "route", "0 to 7")?, from.text(REASON_BYTES, "reason")?))
                 })?,
             },
+            kind::DOWN => Self::Down { rails: some_rails(&mut from, "rails")? },
+            kind::STATE => Self::State(SenderState::read(&mut from)?),
+            kind::VERDICT => Self::Verdict(Verdict::read(&mut from)?),
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
             kind::BYE => Self::Bye,
             other => return Err(DecodeError::Type(other)),

@@ -6,6 +6,7 @@
 
 mod cts;
 mod ends;
+mod episode;
 mod frame;
 mod handle;
 mod hello;
@@ -25,13 +26,14 @@ mod wire;
 
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
+pub use episode::{OpenGroup, SenderState, Verdict};
 pub use frame::{FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
 };
 pub use ib_gid::{Subnet, flid};
-pub use imm::{Imm, ImmLayout, SizeQ};
+pub use imm::{Imm, ImmLayout, Replay, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};

@@ -1,6 +1,7 @@
 //! The part of a connection that both ends have: rails, control memory, peer, failure state.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::async_events::CommWatch;
 use crate::config::Config;
@@ -11,6 +12,7 @@ use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
 use crate::transport::Settings;
+use crate::transport::failures::RailFailures;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::queues::CompletionQueues;
@@ -40,6 +42,9 @@ pub(crate) struct Comm {
     /// Present if init brought a profiler callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watch: Arc<CommWatch>,
+    pub(crate) failures: RailFailures,
+    /// Since when the peer owes an answer in an episode.
+    pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
     /// The CQ that the next poll of several begins with.
     pub(crate) next_queue: usize,
@@ -63,7 +68,7 @@ impl Comm {
         (region, remote): (Region, RemoteMemory),
         layout: ImmLayout,
         peer: Peer,
-        plan: Plan,
+        (plan, failover): (Plan, bool),
         stats: Counters,
     ) -> Self {
         let watch = process
@@ -81,6 +86,8 @@ impl Comm {
             stats,
             profiler: None,
             watch,
+            failures: RailFailures::new(failover),
+            answer_due: None,
             failed: None,
             next_queue: 0,
             idle_polls: 1,
@@ -97,20 +104,16 @@ impl Comm {
             settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
     }
 
-    /// Returns an error if the comm has failed, or if an adapter's event has ended it: one load.
-    #[inline(always)]
-    pub(crate) fn check_usable(&mut self) -> Fast<()> {
-        if self.is_marked() { self.check_marked() } else { Ok(()) }
-    }
-
+    /// Returns an error if the comm has failed, or if an adapter's event has ended it.
     #[cold]
     #[inline(never)]
-    fn check_marked(&mut self) -> Fast<()> {
+    pub(crate) fn check_usable(&mut self) -> Fast<()> {
         self.not_failed()?;
         self.ended()
     }
 
-    /// Returns whether the comm has failed, or an event has ended it or is about to: one load.
+    /// Returns whether calls must look closer: the comm has failed, an event has ended it or is
+    /// about to, or there is news of its rails. One load.
     #[inline(always)]
     pub(crate) fn is_marked(&self) -> bool {
         self.watch.is_marked()
@@ -119,6 +122,28 @@ impl Comm {
     /// Returns the mark that [`check_usable`](Self::check_usable) reads, for use without the lock.
     pub(crate) fn watch(&self) -> Arc<CommWatch> {
         Arc::clone(&self.watch)
+    }
+
+    /// Returns whether there is something to look at that no call of NCCL has seen.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.has_failed() && (self.is_marked() || self.peer.has_message())
+    }
+
+    /// Makes the next call look closer.
+    pub(crate) fn mark(&self) {
+        self.watch.mark();
+    }
+
+    /// Begins to look closer. Whoever has news marks the comm after the news is there, so none is
+    /// missed.
+    pub(crate) fn unmark(&self) {
+        self.watch.unmark();
+    }
+
+    /// Makes the list of CQs anew after the rails have changed.
+    pub(crate) fn queues_changed(&mut self) {
+        self.queues = CompletionQueues::new(&self.rails);
+        self.next_queue = 0;
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -159,6 +184,9 @@ impl Comm {
     #[cold]
     #[inline(never)]
     pub(crate) fn check_peer(&mut self, outstanding: &str) -> Fast<()> {
+        if self.peer.has_message() {
+            self.mark();
+        }
         let here = self.peer.check(outstanding);
         self.fail_on_error(here)
     }
@@ -184,15 +212,16 @@ impl Comm {
         e
     }
 
-    /// Turns a failed completion into the comm's error. A flushed receive is none: it does not name
-    /// the cause, which another completion, an event or the peer reports.
+    /// Handles a failed completion: its rail has failed, or the comm. A flushed receive does not
+    /// name the cause, which another completion, an event or the peer reports.
     #[cold]
-    pub(crate) fn failed_completion(&self, rail: usize, completion: &Completion) -> Fast<()> {
-        if receives::is_flushed(completion) {
+    pub(crate) fn failed_completion(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        if receives::is_flushed(completion) || self.failures.noticed() >> rail & 1 == 1 {
             return Ok(());
         }
         self.stats.rail_error(rail);
-        Err(self.rails[rail].failed(rail, completion).into())
+        let error = self.rails[rail].failed(rail, completion);
+        self.rail_failed(rail, error)
     }
 
     /// Returns each rail's place in the device, in order.

@@ -37,7 +37,7 @@ pub struct RecvComm {
 
 impl SendComm {
     pub(crate) fn new(comm: Comm, policy: Policy, settings: &Settings) -> Self {
-        let sender = Arc::new(Sender::new(comm, policy, settings));
+        let sender = Sender::new(comm, policy, settings);
         let owner = |index| Owner::Send(index, Arc::clone(&sender));
         Self { requests: Requests::new(sender.cells(), owner), sender }
     }

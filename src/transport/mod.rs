@@ -2,6 +2,8 @@
 
 pub(crate) mod comm;
 mod comms;
+mod episode;
+mod failures;
 pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;

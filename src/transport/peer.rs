@@ -47,6 +47,35 @@ impl Peer {
         }
     }
 
+    /// Returns whether a message waits.
+    pub(crate) fn has_message(&self) -> bool {
+        self.channel.as_ref().is_some_and(Channel::has_message)
+    }
+
+    /// Returns the next message of an episode.
+    ///
+    /// # Errors
+    /// The peer has given the connection up.
+    pub(crate) fn next_message(&mut self) -> Result<Option<Message>> {
+        let Some(channel) = &self.channel else { return Ok(None) };
+        match channel.received() {
+            Ok(Some(Message::Refuse { reason })) => {
+                Err(Error::Peer(format!("{} gave the connection up: {reason}", self.name)))
+            }
+            Ok(message) => Ok(message),
+            // `check` reports the end of the channel, after the time in which data may still arrive.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Sends a message of an episode.
+    pub(crate) fn send(&self, message: &Message) {
+        if let Some(channel) = &self.channel {
+            // `check` reports the end of the channel.
+            let _ = channel.send(message);
+        }
+    }
+
     #[cold]
     fn lost(&mut self, what: &str) -> Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };

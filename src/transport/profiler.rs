@@ -79,6 +79,11 @@ impl CommProfiler {
         })
     }
 
+    /// Reports nothing more on rails outside of the mask.
+    pub(crate) fn keep(&mut self, rails: u8) {
+        self.carriers &= rails;
+    }
+
     /// Returns the mask of the rails that may carry data.
     pub(crate) fn carriers(&self) -> u8 {
         self.carriers

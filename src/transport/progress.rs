@@ -29,6 +29,9 @@ pub(crate) trait Progress {
     /// Returns the mask of the rails whose completions a request waits for.
     fn awaited(&self, request: Self::Request) -> u8;
 
+    /// Handles what the comm is marked for.
+    fn look_closer(&mut self) -> Fast<()>;
+
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
 
@@ -151,7 +154,7 @@ fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> 
     }
     // A failed completion names the cause; the event that comes with it does not. So the completion
     // is checked first.
-    state.comm().check_usable()?;
+    state.look_closer()?;
     match S::outstanding(request) {
         Some(outstanding) => state.comm().check_peer(outstanding),
         None => Ok(()),

@@ -36,13 +36,15 @@ impl CompletionQueues {
     pub(crate) fn new(rails: &[Rail]) -> Self {
         let mut all: Vec<CompletionQueue> = Vec::with_capacity(rails.len());
         for (i, rail) in rails.iter().enumerate() {
-            match all.iter_mut().find(|queue| queue.cq.id() == rail.cq.id()) {
+            // A rail that is given up has none.
+            let Some(cq) = &rail.cq else { continue };
+            match all.iter_mut().find(|queue| queue.cq.id() == cq.id()) {
                 Some(queue) => queue.add(i, rail),
-                None => all.push(CompletionQueue::new(i, rail)),
+                None => all.push(CompletionQueue::new(i, rail, cq)),
             }
         }
         let only = match rails {
-            [rail] if !rail.shares_cq => Some(Arc::clone(&rail.cq)),
+            [Rail { cq, shares_cq: false, .. }] => cq.clone(),
             _ => None,
         };
         Self { only, all }
@@ -50,9 +52,9 @@ impl CompletionQueues {
 }
 
 impl CompletionQueue {
-    fn new(i: usize, rail: &Rail) -> Self {
+    fn new(i: usize, rail: &Rail, cq: &Arc<Cq>) -> Self {
         let owners = if rail.shares_cq { Owners::ByNumber(Vec::new()) } else { Owners::One(i) };
-        let mut queue = Self { cq: Arc::clone(&rail.cq), rails: 0, owners };
+        let mut queue = Self { cq: Arc::clone(cq), rails: 0, owners };
         queue.add(i, rail);
         queue
     }

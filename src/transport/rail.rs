@@ -24,8 +24,8 @@ pub(crate) struct Rail {
     /// Why there is none, if the receiver flushes and the adapter does not reach itself.
     pub(crate) no_flush: Option<String>,
     pub(crate) receives: Option<Receives>,
-    /// Shared by all queue pairs of the rail, for both directions.
-    pub(crate) cq: Arc<Cq>,
+    /// Shared by all queue pairs of the rail, for both directions. `None` if the rail is given up.
+    pub(crate) cq: Option<Arc<Cq>>,
     /// Whether the queue pairs of other routes use the CQ, or did before they were destroyed.
     pub(crate) shares_cq: bool,
     pub(crate) nic: Arc<Nic>,
@@ -56,6 +56,34 @@ impl Rail {
     #[inline(always)]
     pub(crate) fn send_queue_mut(&mut self, slot: u8) -> &mut SendQueue {
         self.send_queues.of_slot_mut(slot)
+    }
+
+    /// Returns whether the rail has queue pairs: it is not given up.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.cq.is_some()
+    }
+
+    /// Moves all queue pairs to ERR. An adapter that does not answer needs no drain.
+    pub(crate) fn fail(&self) {
+        for queue in self.queue_pairs() {
+            if let Err(e) = queue.fail() {
+                tracing::debug!(target: "net", "{}: {e}", self.nic.name());
+            }
+        }
+    }
+
+    /// Destroys all queue pairs and their queues. No packet of the rail reads or writes memory any
+    /// more, and no account of its requests is left. Returns the work requests that were in flight.
+    pub(crate) fn give_up(&mut self) -> u32 {
+        let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
+        self.send_queues = SendQueues::none();
+        (self.flush, self.receives, self.cq) = (None, None, None);
+        in_flight
+    }
+
+    /// Returns whether the other rail is a stripe of this one: it joins the same two ports.
+    pub(crate) fn joins_the_ports_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.nic, &other.nic) && self.names.remote_gid == other.names.remote_gid
     }
 
     /// Returns the queues of all queue pairs.
@@ -98,7 +126,7 @@ impl Rail {
             context: self.nic.pd().context().id(),
             port: self.nic.port().number,
             qps: self.queue_pairs().map(SendQueue::number).collect(),
-            cq: self.cq.id(),
+            cq: self.cq.as_ref().map(|cq| cq.id()),
             srq: self.receives.as_ref().and_then(|receives| receives.srq()).map(|srq| srq.id()),
         }
     }
@@ -130,6 +158,14 @@ impl Rail {
     pub(crate) fn refill(&mut self, outstanding: usize) -> Fast<()> {
         match &mut self.receives {
             Some(receives) => receives.refill(outstanding, &self.send_queues),
+            None => Ok(()),
+        }
+    }
+
+    /// Fills the queues of receives.
+    pub(crate) fn fill(&mut self) -> Fast<()> {
+        match &mut self.receives {
+            Some(receives) => Ok(receives.fill(&self.send_queues)?),
             None => Ok(()),
         }
     }

@@ -29,6 +29,13 @@ pub(crate) struct SendQueues {
     mask: usize,
 }
 
+impl SendQueues {
+    /// The queues of a rail that is given up: none.
+    pub(crate) fn none() -> Self {
+        Self { queues: Box::default(), mask: 0 }
+    }
+}
+
 impl FromIterator<SendQueue> for SendQueues {
     fn from_iter<I: IntoIterator<Item = SendQueue>>(queues: I) -> Self {
         let queues: Box<[_]> = queues.into_iter().collect();
@@ -77,6 +84,11 @@ impl SendQueues {
 impl SendQueue {
     pub(crate) fn new(qp: Qp<Ready>, remote_qpn: u32) -> Self {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
+    }
+
+    /// Moves the queue pair to ERR.
+    pub(crate) fn fail(&self) -> Result<()> {
+        self.qp.fail()
     }
 
     /// Returns the queue pair's number.
@@ -161,7 +173,11 @@ impl SendQueue {
 
     /// Posts a write of words, for which there is room.
     #[inline(always)]
-    pub(crate) fn post_words(&mut self, write: &mut WordsWrite, signalled: bool) -> Fast<()> {
+    pub(crate) fn post_words<const N: usize>(
+        &mut self,
+        write: &mut WordsWrite<N>,
+        signalled: bool,
+    ) -> Fast<()> {
         self.qp.post_words(write)?;
         self.posted = self.posted.wrapping_add(1);
         if signalled {

@@ -7,6 +7,8 @@ use crate::error::Error;
 pub(crate) enum Unusual {
     /// It is not a usual one, or something is in its way. Nothing has been done.
     General,
+    /// The comm is marked. Nothing has been done.
+    Marked,
     /// The comm has failed, or does so now.
     Failed(Box<Error>),
 }

@@ -14,6 +14,13 @@ pub(crate) enum Work {
     },
     /// A signalled CTS write.
     Cts,
+    /// The signalled write of a part that is sent again.
+    Replay {
+        /// Slot of the group.
+        slot: u8,
+        /// The rail that was to carry the part, below 8.
+        part: u8,
+    },
     /// The read of a flush.
     Flush {
         /// Place of the flush.
@@ -25,6 +32,10 @@ pub(crate) enum Work {
     Receive,
 }
 
+/// The kind of a replay of part 0. Those of the other parts follow.
+const REPLAY: u64 = 16;
+const REPLAYS_END: u64 = REPLAY + crate::proto::MAX_RAILS as u64;
+
 impl Work {
     #[inline]
     pub(crate) const fn id(self, number: u32) -> u64 {
@@ -35,6 +46,7 @@ impl Work {
             Self::Data { slot } => 3 << 8 | slot as u64,
             Self::Flush { index } => 4 << 8 | index as u64,
             Self::Receive => 5 << 8,
+            Self::Replay { slot, part } => (REPLAY + part as u64) << 8 | slot as u64,
         };
         what | (number as u64) << 32
     }
@@ -47,12 +59,13 @@ impl Work {
 
     #[inline]
     pub(crate) const fn of(id: u64) -> Self {
-        match id as u32 >> 8 {
+        match (id as u32 >> 8) as u64 {
             0 => Self::Unsignalled,
             1 => Self::Probe,
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
+            REPLAY..REPLAYS_END => Self::Replay { slot: id as u8, part: (id >> 8) as u8 - REPLAY as u8 },
             _ => Self::Receive,
         }
     }
@@ -60,7 +73,7 @@ impl Work {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Probe => "probe",
-            Self::Data { .. } => "data write",
+            Self::Data { .. } | Self::Replay { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
             Self::Unsignalled => "write",
@@ -76,7 +89,12 @@ mod tests {
     #[test]
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
-        for work in [Work::Probe, Work::Cts, Work::Unsignalled, Work::Receive].into_iter().chain(numbered) {
+        let again = (0..8).map(|part| Work::Replay { slot: 63, part });
+        for work in [Work::Probe, Work::Cts, Work::Unsignalled, Work::Receive]
+            .into_iter()
+            .chain(numbered)
+            .chain(again)
+        {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);
                 assert_eq!((Work::of(id), Work::number(id)), (work, number));

@@ -17,9 +17,13 @@ const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
 #[derive(Debug)]
 pub struct ImmWrite(Prepared);
 
-/// An RDMA write of [`INLINE`] bytes that it contains.
+/// An RDMA write of [`INLINE`] bytes that it contains. The bytes of the last `N` writes are kept, by
+/// place, so that a write can be repeated.
 #[derive(Debug)]
-pub struct WordsWrite(Prepared);
+pub struct WordsWrite<const N: usize> {
+    prepared: Prepared,
+    kept: Box<[[u64; INLINE / 8]; N]>,
+}
 
 /// A work request with one entry.
 #[derive(Debug)]
@@ -32,7 +36,6 @@ pub(super) struct Prepared {
 struct Parts {
     wr: sys::ibv_send_wr,
     sge: sys::ibv_sge,
-    words: [u64; INLINE / 8],
 }
 
 // SAFETY: the object owns what it points to.
@@ -104,37 +107,38 @@ impl ImmWrite {
     }
 }
 
-impl WordsWrite {
+impl<const N: usize> WordsWrite<N> {
     /// Builds the work request.
     #[expect(clippy::new_without_default, reason = "it allocates")]
     pub fn new() -> Self {
-        let it = Prepared::new(WRITE, INLINED);
-        let p = it.parts.as_ptr();
-        // SAFETY: nothing else refers to the parts.
-        unsafe {
-            let addr = (&raw mut (*p).words).expose_provenance() as u64;
-            // The provider ignores the key of inline bytes.
-            (*p).sge = sys::ibv_sge { addr, length: INLINE as u32, lkey: 0 };
-        }
-        Self(it)
+        Self { prepared: Prepared::new(WRITE, INLINED), kept: Box::new([[0; INLINE / 8]; N]) }
     }
 
-    /// Sets everything that differs between two writes. `signal` makes it a signalled one with that
-    /// `wr_id`.
+    /// Sets everything that differs between two writes, and keeps the bytes in a place below `N`.
+    /// `signal` makes it a signalled one with that `wr_id`.
     #[inline(always)]
-    pub fn set(&mut self, words: [u64; INLINE / 8], remote: Remote, signal: Option<u64>) {
+    pub fn set(&mut self, place: usize, words: [u64; INLINE / 8], remote: Remote, signal: Option<u64>) {
+        self.kept[place % N] = words;
+        self.repeat(place, remote, signal);
+    }
+
+    /// Sets the write of the bytes that a place keeps.
+    #[inline(always)]
+    pub fn repeat(&mut self, place: usize, remote: Remote, signal: Option<u64>) {
+        let addr = (&raw const self.kept[place % N]).expose_provenance() as u64;
         let flags = if signal.is_some() { SIGNALED | INLINED } else { INLINED };
-        self.0.address(remote, signal.unwrap_or(0));
-        let p = self.0.parts.as_ptr();
+        self.prepared.address(remote, signal.unwrap_or(0));
+        let p = self.prepared.parts.as_ptr();
         // SAFETY: exclusive while `self` is borrowed.
         unsafe {
+            // The provider ignores the key of inline bytes.
+            (*p).sge = sys::ibv_sge { addr, length: INLINE as u32, lkey: 0 };
             (*p).wr.send_flags = flags;
-            (*p).words = words;
         }
     }
 
     #[inline]
     pub(super) fn prepared(&mut self) -> &mut Prepared {
-        &mut self.0
+        &mut self.prepared
     }
 }

@@ -328,6 +328,20 @@ impl<S> Qp<S> {
 }
 
 impl Qp<Ready> {
+    /// Moves the queue pair to ERR: the adapter drops what arrives, and completes every outstanding
+    /// request, most of them as flushed. Only its destruction ends all access to memory.
+    ///
+    /// # Errors
+    /// The adapter refuses, or does not answer any more.
+    pub fn fail(&self) -> Result<()> {
+        let mut attr = blank();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        // SAFETY: live QP, filled struct.
+        let rc =
+            unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), &raw mut attr, bits::IBV_QP_STATE.0 as i32) };
+        zero("ibv_modify_qp", rc, || format!("to ERR, {} QP {}", self.raw.cq.context().name(), self.number))
+    }
+
     /// Posts the chain with one `ibv_post_send`, which is one doorbell, and empties it.
     #[inline(always)]
     pub fn post(&self, chain: &mut Chain) -> Fast<()> {
@@ -364,7 +378,7 @@ impl Qp<Ready> {
 
     /// Posts the write: one doorbell.
     #[inline(always)]
-    pub fn post_words(&self, write: &mut WordsWrite) -> Fast<()> {
+    pub fn post_words<const N: usize>(&self, write: &mut WordsWrite<N>) -> Fast<()> {
         self.post_prepared(write.prepared())
     }
 

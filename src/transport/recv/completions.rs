@@ -1,7 +1,7 @@
 //! What the completions of a receiver's queues mean.
 
 use crate::error::{Error, Fast};
-use crate::proto::{Imm, Record, SLOTS};
+use crate::proto::{Imm, Record, SLOTS, SizeQ};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
@@ -33,6 +33,10 @@ impl Progress for RecvState {
             Operation::Receive(slot) => self.cells.get(slot).is_in_flight(),
             Operation::Flush(index) => self.awaits_flush(index) != 0,
         }
+    }
+
+    fn look_closer(&mut self) -> Fast<()> {
+        Self::look_closer(self)
     }
 
     #[inline]
@@ -97,7 +101,7 @@ impl RecvState {
     }
 
     fn check_arrival(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
-        let imm = self.comm.layout.decode(word).ok_or(ArrivalError::Word)?;
+        let Some(imm) = self.comm.layout.decode(word) else { return self.part_arrived(rail, word) };
         match self.cells.get(imm.slot).is_in_flight() {
             true => self.apply_arrival::<false>(imm, rail),
             false => self.apply_arrival::<true>(imm, rail),
@@ -118,15 +122,24 @@ impl RecvState {
         if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
             profiling::arrived(profiler, imm.slot, rail, size.is_some());
         }
-        let Some(size) = size else { return Ok(()) };
+        match size {
+            Some(size) => self.finish::<AHEAD>(imm.slot, size),
+            None => Ok(()),
+        }
+    }
+
+    /// Completes the request of a slot whose parts have all arrived.
+    fn finish<const AHEAD: bool>(&mut self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
+        let request = self.cells.get(slot);
         match size.bytes() {
             Some(size) => {
                 self.comm.stats.done(1, size);
                 if AHEAD { request.data_arrived(size) } else { request.complete_one(size) }
             }
             None => {
-                let record = Record::decode(&read_record(&self.comm, imm.slot), slot.rooms());
-                let record = record.map_err(|e| ArrivalError::Record(imm.slot, e))?;
+                let rooms = self.slots[usize::from(slot) % SLOTS].rooms();
+                let record = Record::decode(&read_record(&self.comm, slot), rooms);
+                let record = record.map_err(|e| ArrivalError::Record(slot, e))?;
                 let bytes = record.sizes().iter().sum();
                 self.comm.stats.done(record.sizes().len(), bytes);
                 if AHEAD { request.data_arrived(bytes) } else { request.complete(record.sizes()) }
@@ -135,6 +148,15 @@ impl RecvState {
         self.outstanding -= 1;
         self.ahead -= usize::from(AHEAD);
         Ok(())
+    }
+
+    /// Handles the arrival of parts of a slot that `rail` carried for other rails.
+    pub(crate) fn add_parts(&mut self, slot: u8, parts: u8) -> Result<(), ArrivalError> {
+        let Some(size) = self.slots[usize::from(slot) % SLOTS].add(parts) else { return Ok(()) };
+        match self.cells.get(slot).is_in_flight() {
+            true => self.finish::<false>(slot, size),
+            false => self.finish::<true>(slot, size),
+        }
     }
 
     #[cold]

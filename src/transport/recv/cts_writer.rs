@@ -7,7 +7,7 @@ use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
 use crate::config::Config;
 use crate::error::{Error, Fast};
-use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, Sequence};
+use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
@@ -30,24 +30,72 @@ pub(crate) struct CtsWriter {
     seq: Sequence,
     /// The rail that carries the writes.
     rail: usize,
+    /// `MPIB_CTS_SIGNAL_INTERVAL`
+    wanted_interval: u32,
     /// Every n-th write is signalled.
     signal_interval: u32,
     /// Whether the queue pair takes an entry inline.
     inline: bool,
     /// The sender's FIFO.
     fifo: Remote,
-    words: WordsWrite,
+    /// Keeps the entries of groups of one, by slot.
+    words: WordsWrite<SLOTS>,
 }
 
 impl CtsWriter {
     pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
+        let mut writer = Self {
+            seq: Sequence::FIRST,
+            rail: 0,
+            wanted_interval: config.cts_signal_interval,
+            signal_interval: 1,
+            inline: false,
+            fifo: Remote { addr: comm.remote.addr, rkey: 0 },
+            words: WordsWrite::new(),
+        };
+        writer.use_rail(comm, comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0));
+        writer
+    }
+
+    /// Writes over this rail from now on, which must be alive.
+    fn use_rail(&mut self, comm: &Comm, rail: usize) {
+        let queue = comm.rails.get(rail).and_then(|r| r.send_queues.get(CTS_QUEUE));
         // At least twice per queue: a queue full of unsignalled writes would never drain.
-        let rail = comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0);
-        let depth = comm.rails.get(rail).map_or(2, |r| r.send_queues[CTS_QUEUE].send_depth());
-        let signal_interval = config.cts_signal_interval.min(depth / 2).max(1);
-        let inline = comm.rails.get(rail).is_some_and(|r| r.send_queues[CTS_QUEUE].inline() >= CTS_BYTES);
-        let fifo = Remote { addr: comm.remote.addr, rkey: comm.remote.rkeys[rail] };
-        Self { seq: Sequence::FIRST, rail, signal_interval, inline, fifo, words: WordsWrite::new() }
+        let depth = queue.map_or(2, SendQueue::send_depth);
+        self.signal_interval = self.wanted_interval.min(depth / 2).max(1);
+        self.inline = queue.is_some_and(|queue| queue.inline() >= CTS_BYTES);
+        (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
+    }
+
+    /// Changes the rail, and writes the entries of all groups from `first` on over it: those that
+    /// the sender has not used. `counts` returns the number of receives of a slot.
+    pub(crate) fn move_to(
+        &mut self,
+        comm: &mut Comm,
+        rail: usize,
+        first: Sequence,
+        counts: impl Fn(u8) -> usize,
+    ) -> Fast<()> {
+        let was_inline = self.inline;
+        self.use_rail(comm, rail);
+        let mut seq = first;
+        while seq < self.seq {
+            let queue = &mut comm.rails[rail].send_queues[CTS_QUEUE];
+            let signalled = queue.uncovered() + 1 >= self.signal_interval;
+            let signal = signalled.then(|| queue.signal(Work::Cts, 1));
+            match counts(seq.slot()) {
+                1 if was_inline => {
+                    let Remote { addr, rkey } = self.fifo;
+                    let to = Remote { addr: addr + seq.cts_offset(0) as u64, rkey };
+                    self.words.repeat(seq.slot().into(), to, signal);
+                    queue.post_words(&mut self.words, signalled)?;
+                }
+                count => self.post_staged(comm, seq, count, signal)?,
+            }
+            comm.stats.posted_bare(rail);
+            seq = seq.next();
+        }
+        Ok(())
     }
 
     /// Returns the sequence number of the next group.
@@ -94,7 +142,7 @@ impl CtsWriter {
         let words = self.entry(buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
         let Remote { addr, rkey } = self.fifo;
         let to = Remote { addr: addr + self.seq.cts_offset(0) as u64, rkey };
-        self.words.set(words, to, signal);
+        self.words.set(self.seq.slot().into(), words, to, signal);
         queue.post_words(&mut self.words, signal.is_some())?;
         self.seq = self.seq.next();
         Ok(())
@@ -135,13 +183,22 @@ impl CtsWriter {
         signal: Option<u64>,
     ) -> Fast<()> {
         let (offset, count) = (self.seq.cts_offset(0), buffers.len());
-        let Comm { rails, region, chain, .. } = comm;
         let start = (RECORDS_BYTES + offset) / 8;
-        let places = region.words()[start..].as_chunks::<CTS_WORDS>().0;
+        let places = comm.region.words()[start..].as_chunks::<CTS_WORDS>().0;
         for ((index, b), places) in buffers.iter().enumerate().zip(places) {
             let words = self.entry(b.buffer, b.tag, rkeys(b), (count as u8, index as u8)).words();
             places.iter().zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
         }
+        self.post_staged(comm, self.seq, count, signal)?;
+        self.seq = self.seq.next();
+        Ok(())
+    }
+
+    /// Writes the staged entries of a group.
+    fn post_staged(&self, comm: &mut Comm, seq: Sequence, count: usize, signal: Option<u64>) -> Fast<()> {
+        let offset = seq.cts_offset(0);
+        let start = (RECORDS_BYTES + offset) / 8;
+        let Comm { rails, region, chain, .. } = comm;
         let to = Remote { addr: self.fifo.addr + offset as u64, rkey: self.fifo.rkey };
         let lkey = region.mrs()[self.rail].lkey();
         let from = Local { addr: region.addr(start) as u64, len: (count * CTS_BYTES) as u32, lkey };
@@ -149,9 +206,7 @@ impl CtsWriter {
         if !chain.write(Some(from), to, None, signal) {
             return Err(no_fit());
         }
-        self.queue(rails).post(chain, signal.is_some())?;
-        self.seq = self.seq.next();
-        Ok(())
+        self.queue(rails).post(chain, signal.is_some())
     }
 
     /// Returns entry `index` of the next group, which has `count` receives.

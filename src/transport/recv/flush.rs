@@ -5,6 +5,8 @@
 //! memory, all that it wrote there before is in place. So each rail that has carried data reads one
 //! byte, over a queue pair that is connected to itself.
 
+use std::time::{Duration, Instant};
+
 use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast, Result};
@@ -19,6 +21,10 @@ use crate::verbs::{Local, Remote};
 /// Most flushes in flight on one comm: as many as groups of receives, and one flush serves a group.
 /// NCCL has at most 32 operations in flight.
 pub(crate) const FLUSHES: usize = SLOTS;
+
+/// How long the last writes of an adapter that is given up may take to reach a GPU: a thousand times
+/// what a PCIe write takes. Nothing can read behind them any more.
+const SETTLED: Duration = Duration::from_millis(10);
 
 /// Bytes of a receiver's control memory into which flushes read: eight for each rail. Nothing uses
 /// the data.
@@ -38,6 +44,9 @@ pub(crate) struct Flushes {
     flusher: [u8; MAX_RAILS],
     /// Stripes that would read in a flush and cannot: their adapter does not reach itself.
     lacking: u8,
+    /// Stripes that are given up, and whose last writes may still be on their way to the GPU. A
+    /// flush waits for them until a time.
+    settling: Option<(u8, Instant)>,
     /// Index of the first word that flushes read into.
     sink: usize,
 }
@@ -71,7 +80,16 @@ impl Flushes {
             *place = last;
             lacking |= u8::from(rail.no_flush.is_some()) << i;
         }
-        Self { pending: vec![0; FLUSHES].into(), cells, next: 0, carried: 0, flusher, lacking, sink }
+        Self {
+            pending: vec![0; FLUSHES].into(),
+            cells,
+            next: 0,
+            carried: 0,
+            flusher,
+            lacking,
+            settling: None,
+            sink,
+        }
     }
 
     /// Returns whether a rail that cannot flush has ever carried data.
@@ -118,11 +136,43 @@ impl Flushes {
         self.cells.get(index).begin();
     }
 
+    /// Gives up stripes. What their adapter wrote before is in place after [`SETTLED`].
+    pub(crate) fn give_up(&mut self, stripes: u8, now: Instant) {
+        let leaders = rails(stripes).fold(0, |leaders, stripe| leaders | 1 << self.flusher[stripe]);
+        if leaders & self.carried != 0 {
+            let before = self.settling.map_or(0, |(before, _)| before);
+            self.settling = Some((before | leaders & self.carried, now + SETTLED));
+        }
+    }
+
+    /// Returns the stripes that a flush waits for without a read.
+    fn settling(&self) -> u8 {
+        self.settling.map_or(0, |(stripes, _)| stripes)
+    }
+
+    /// Ends the waiting for stripes that are given up once their time has come. Returns whether it
+    /// goes on.
+    pub(crate) fn settle(&mut self, now: Instant) -> bool {
+        let Some((stripes, until)) = self.settling else { return false };
+        if now < until {
+            return true;
+        }
+        self.settling = None;
+        self.carried &= !stripes;
+        for (pending, index) in self.pending.iter_mut().zip(0..) {
+            let before = std::mem::replace(pending, *pending & !stripes);
+            if before != 0 && *pending == 0 {
+                self.cells.get(index).complete(&[]);
+            }
+        }
+        false
+    }
+
     /// Posts the reads of a flush.
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         // Any byte does. The size may belong to another buffer.
         let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
-        for rail in rails(self.carried & !self.lacking) {
+        for rail in rails(self.carried & !self.lacking & !self.settling()) {
             let Comm { rails: all, chain, region, stats, .. } = comm;
             let queue = all[rail].flush.as_mut();
             let queue =

@@ -2,6 +2,7 @@
 
 mod completions;
 pub(crate) mod cts_writer;
+mod episode;
 pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
@@ -9,16 +10,18 @@ pub(crate) mod receives;
 mod single;
 mod slot;
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::time::Instant;
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job};
+use crate::housekeeping::{Housekeeping, Job, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
+use crate::transport::episode::ReceiverEpisodes;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
@@ -67,6 +70,9 @@ pub(crate) struct RecvState {
     /// Next sequence number and outstanding slots at the last pass of housekeeping: see
     /// [`optional`].
     pub(crate) idle_mark: Option<(Sequence, usize)>,
+    episodes: ReceiverEpisodes,
+    /// When a sender's completed data that has not arrived counts as lost, in an episode.
+    patience: Option<Instant>,
     /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
     /// flush.
     flushes: Option<Flushes>,
@@ -97,6 +103,8 @@ impl Receiver {
                 ahead: 0,
                 credit: 0,
                 idle_mark: None,
+                episodes: ReceiverEpisodes::default(),
+                patience: None,
             }),
         });
         settings.process.housekeeping.add(JOB, job(&receiver));
@@ -129,9 +137,9 @@ impl Receiver {
             several => several.iter().try_for_each(|b| self.memory.check(b.mr, b.buffer))?,
         }
         let mut state = self.state.enter()?;
-        let started = match state.comm.check_usable() {
-            Ok(()) => state.start_single::<P, OPTIONAL>(buffers),
-            Err(e) => Err(Unusual::Failed(e)),
+        let started = match state.comm.is_marked() {
+            false => state.start_single::<P, OPTIONAL>(buffers),
+            true => Err(Unusual::Marked),
         };
         match started {
             Ok(slot) => state.leave(Ok(Some(slot))),
@@ -152,6 +160,7 @@ impl Receiver {
     ) -> Fast<Option<u8>> {
         let slot = match why {
             Unusual::General => state.start::<P, OPTIONAL>(buffers),
+            Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
             Unusual::Failed(e) => Err(e),
         };
         let slot = slot.map_err(|e| state.fail(e));
@@ -169,7 +178,9 @@ impl Receiver {
         let target = flush::target(buffers).filter(|(_, mr)| self.flush_host || mr.kind() != MemKind::Host);
         let Some(target) = target else { return Ok(None) };
         self.with(|state| {
-            state.comm.check_usable()?;
+            if state.comm.is_marked() {
+                state.look_closer()?;
+            }
             state.check_flushable(buffers)?;
             let RecvState { comm, flushes: Some(flushes), .. } = state else { return Ok(None) };
             let Some(index) = flushes.begin()? else { return Ok(None) };
@@ -226,12 +237,6 @@ impl Receiver {
 /// The name of the receivers' job.
 const JOB: &str = "receiving";
 
-/// Returns a receiver as a job of the process.
-fn job(receiver: &Arc<Receiver>) -> Weak<dyn Job> {
-    let job: Arc<dyn Job> = Arc::<Receiver>::clone(receiver);
-    Arc::downgrade(&job)
-}
-
 /// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
 /// fails the connection.
 impl Job for Receiver {
@@ -255,6 +260,19 @@ impl RecvState {
         let e = self.comm.fail(e);
         self.revoke();
         e
+    }
+
+    /// Starts a group on a comm that is marked.
+    #[cold]
+    fn start_marked<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        &mut self,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<Option<u8>> {
+        self.look_closer()?;
+        if self.episodes.blocks_offers() {
+            return Ok(self.comm.stats.no_room());
+        }
+        self.start::<P, OPTIONAL>(buffers)
     }
 
     /// Starts a group of any kind. Returns `None` if there is no room.
@@ -296,7 +314,7 @@ impl RecvState {
     /// has a receive for every outstanding slot and one more.
     fn ready(&mut self) -> Fast<bool> {
         self.credit = usize::MAX;
-        for rail in &mut self.comm.rails {
+        for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
             rail.refill(self.outstanding)?;
             let credit = rail.receives.as_ref().map_or(0, |receives| receives.credit(self.outstanding));
             self.credit = self.credit.min(credit);

@@ -51,19 +51,25 @@ impl RecvState {
         }
     }
 
-    /// Polls if nothing has changed since the last pass.
+    /// Handles news, or polls if nothing has changed since the last pass.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
+        if self.comm.has_news() {
+            return self.look_closer();
+        }
         let seen = Some((self.cts.next(), self.outstanding));
         let idle = std::mem::replace(&mut self.idle_mark, seen) == seen;
-        if !idle || !self.awaits_data() || self.comm.has_failed() {
+        let awaits = self.awaits_data() || self.comm.failures.is_enabled() && self.outstanding > 0;
+        if !idle || !awaits || self.comm.has_failed() {
             return Ok(());
         }
         let polled = self.poll();
         self.comm.fail_on_error(polled)?;
+        if self.comm.is_marked() {
+            return self.look_closer();
+        }
         if !self.awaits_data() {
             return Ok(());
         }
-        self.comm.check_usable()?;
         self.comm.check_peer("receives")
     }
 

@@ -38,6 +38,8 @@ pub(crate) enum ArrivalError {
     TooLarge { slot: u8, size: usize, room: usize },
     #[error("slot {0}: {1}")]
     Record(u8, RecordError),
+    #[error("slot {0}: part {1} was sent again and not requested")]
+    Unrequested(u8, u8),
 }
 
 impl Slot {
@@ -92,7 +94,7 @@ impl Slot {
     /// size once the immediates of all rails have arrived.
     pub(crate) fn arrived(&mut self, imm: Imm, rail: usize) -> Result<Option<SizeQ>, ArrivalError> {
         let Imm { slot, mask, size } = imm;
-        if self.arrivals.seen() != 0 && self.size != size {
+        if self.arrivals.expected() != 0 && self.size != size {
             return Err(ArrivalError::Sizes(slot, self.size, size));
         }
         match self.arrivals.on_arrival(mask, rail as u8) {
@@ -103,11 +105,48 @@ impl Slot {
             Step::Violation(why) => return Err(ArrivalError::Mask(slot, why)),
             Step::Complete => {}
         }
+        self.check_size(slot, size)?;
+        Ok(Some(size))
+    }
+
+    fn check_size(&self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
         match (size.bytes(), self.rooms[0]) {
             (Some(_), _) if self.count != 1 => Err(ArrivalError::OneSize(slot, self.count)),
             (Some(size), room) if size > room => Err(ArrivalError::TooLarge { slot, size, room }),
-            _ => Ok(Some(size)),
+            _ => Ok(()),
         }
+    }
+
+    /// Learns the parts and the size of the group from the sender's STATE.
+    pub(crate) fn learn(&mut self, slot: u8, mask: u8, size: SizeQ) -> Result<(), ArrivalError> {
+        let learned = self.arrivals.expected();
+        if learned != 0 && self.size != size {
+            return Err(ArrivalError::Sizes(slot, self.size, size));
+        }
+        if !self.arrivals.learn(mask) {
+            return Err(ArrivalError::Mask(slot, Violation::Changed { learned, mask }));
+        }
+        self.size = size;
+        self.check_size(slot, size)
+    }
+
+    /// Handles the arrival of parts that other rails were to carry. Returns the size once all parts
+    /// have arrived.
+    pub(crate) fn add(&mut self, parts: u8) -> Option<SizeQ> {
+        self.arrivals.add(parts).then_some(self.size)
+    }
+
+    /// Returns whether the buffers of the two groups have bytes in common.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let ranges = |slot: &Self| -> [(usize, usize); MAX_RECVS] {
+            std::array::from_fn(|i| {
+                if i < usize::from(slot.count) { (slot.addrs[i], slot.rooms[i]) } else { (0, 0) }
+            })
+        };
+        let meet = |(a, n): (usize, usize), (b, m): (usize, usize)| {
+            n > 0 && m > 0 && a < b.saturating_add(m) && b < a.saturating_add(n)
+        };
+        ranges(self).iter().any(|ours| ranges(other).iter().any(|theirs| meet(*ours, *theirs)))
     }
 }
 

@@ -26,16 +26,22 @@ impl Progress for SendState {
         self.cells.get(index).is_in_flight()
     }
 
-    /// A send whose group is not posted yet waits for no completion.
+    /// A send whose group is not posted yet waits for no completion. Parts that are sent again may
+    /// be on any rail.
     #[inline]
     fn awaited(&self, index: u8) -> u8 {
-        self.groups[usize::from(self.sends[usize::from(index)].slot)].pending
+        let group = &self.groups[usize::from(self.sends[usize::from(index)].slot)];
+        if group.moved == 0 { group.pending } else { u8::MAX }
+    }
+
+    fn look_closer(&mut self) -> Fast<()> {
+        Self::look_closer(self)
     }
 
     #[inline(always)]
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
-            return Err(unknown(completion));
+            return self.completed_unusual(rail, completion);
         };
         let known = self.comm.rails[rail].send_queue_mut(slot).sent(completion.wr_id())?;
         self.comm.stats.completed(rail, known);
@@ -71,8 +77,19 @@ impl SendState {
         }
     }
 
+    #[cold]
     #[inline(never)]
-    fn complete_group(&mut self, slot: u8) {
+    fn completed_unusual(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        match (completion.kind(), Work::of(completion.wr_id())) {
+            (Kind::Sent, Work::Replay { slot, part }) => {
+                self.completed_again(rail, slot, part, completion.wr_id())
+            }
+            _ => Err(unknown(completion)),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn complete_group(&mut self, slot: u8) {
         let group = self.groups[usize::from(slot)];
         group.members().for_each(|index| self.complete(index as u8));
     }

@@ -103,6 +103,14 @@ pub(crate) fn find(fifo: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> 
     Ok(place.map(|place| Match::new(&group.as_chunks().0[place], place, count)))
 }
 
+/// Returns the address and keys of one receive of the group with sequence number `seq`. `None` if
+/// the entry is another group's by now.
+pub(crate) fn target(fifo: &[AtomicU64], seq: Sequence, place: usize) -> Option<Target> {
+    let start = seq.cts_offset(place) / 8;
+    let entry: &[AtomicU64; CTS_WORDS] = fifo.get(start..start + CTS_WORDS)?.first_chunk()?;
+    (number(entry) == seq.number()).then(|| Match::new(entry, place, 1).target())
+}
+
 /// The sequence number is the last word of an entry: once it has arrived, so has the rest.
 #[inline]
 fn number(words: &[AtomicU64; CTS_WORDS]) -> u64 {

@@ -13,13 +13,24 @@ use crate::verbs::{Chain, Local, Remote};
 /// flight, each of up to 8 sends.
 pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 
-/// What remains of a send once it is matched: all that its completion needs.
+/// What remains of a send once it is matched: all that its completion needs, and what is needed to
+/// send it again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Matched {
+    pub(crate) addr: usize,
     /// Bytes.
     pub(crate) len: usize,
+    pub(crate) lkeys: [u32; MAX_RAILS],
     /// The slot of its group.
     pub(crate) slot: u8,
+    /// Whether its split is kept. Without one all of it is on one rail.
+    pub(crate) is_split: bool,
+}
+
+impl Matched {
+    pub(crate) fn buffer(&self) -> Buffer {
+        Buffer { addr: self.addr, len: self.len }
+    }
 }
 
 /// A send until its group is posted. Only one group is matched at a time, so a comm needs one for
@@ -38,12 +49,16 @@ pub(crate) struct SendOp {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(16))]
 pub(crate) struct Group {
-    /// Rails whose completion is outstanding; 0 before the group is posted.
+    /// Parts whose completion is outstanding; 0 before the group is posted.
     pub(crate) pending: u8,
     /// Receives that have been matched by a send, one bit each.
     pub(crate) matched: u8,
     /// Receives in the group.
     pub(crate) count: u8,
+    /// The parts that were posted.
+    pub(crate) mask: u8,
+    /// The parts that were posted again on other rails.
+    pub(crate) moved: u8,
     /// The send that matches each receive.
     pub(crate) sends: [u8; MAX_RECVS],
 }
@@ -73,7 +88,7 @@ impl Group {
     /// matches the next group.
     #[inline]
     pub(crate) fn mark_posted(&mut self, mask: u8) {
-        (self.pending, self.matched) = (mask, 0);
+        (self.pending, self.matched, self.mask, self.moved) = (mask, 0, mask, 0);
     }
 
     /// Returns whether each receive has been matched.

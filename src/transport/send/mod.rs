@@ -2,6 +2,7 @@
 
 mod completions;
 mod cts_fifo;
+mod episode;
 pub(crate) mod group;
 mod profiling;
 mod separate_imm;
@@ -15,11 +16,13 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
+use crate::housekeeping::{Housekeeping, Job, job};
 use crate::policy::{Cut, Policy};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, SLOTS, Sequence, rails};
+use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
+use crate::transport::episode::SenderEpisodes;
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
@@ -53,6 +56,8 @@ pub(crate) struct Sender {
     /// Counts them.
     waits: Waits,
     watch: Arc<CommWatch>,
+    /// Polls this sender while NCCL makes no call.
+    housekeeping: Arc<Housekeeping>,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -69,6 +74,9 @@ pub(crate) struct SendState {
     cells: Cells<SENDS>,
     /// By request.
     pub(crate) sends: Box<[Matched; SENDS]>,
+    /// By request: how those that say so are split.
+    splits: Box<[Split; SENDS]>,
+    episodes: SenderEpisodes,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
@@ -81,12 +89,13 @@ pub(crate) struct SendState {
 }
 
 impl Sender {
-    pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Self {
+    pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, SENDS);
         let (cells, separate_imm_above) =
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
-        Self {
+        let sender = Arc::new(Self {
+            housekeeping: Arc::clone(&settings.process.housekeeping),
             cells: cells.clone(),
             memory: Registrar::new(comm.nics(), config),
             longest: comm.longest_send(),
@@ -103,12 +112,16 @@ impl Sender {
                 seq: Sequence::FIRST,
                 cells,
                 sends: Box::new([Matched::default(); SENDS]),
+                splits: Box::new([Split::NONE; SENDS]),
+                episodes: SenderEpisodes::default(),
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
                 groups: Box::new([Group::default(); SLOTS]),
             }),
-        }
+        });
+        settings.process.housekeeping.add("sending", job(&sender));
+        sender
     }
 
     pub(crate) fn cells(&self) -> &Cells<SENDS> {
@@ -149,9 +162,9 @@ impl Sender {
             return Err(self.too_long(buffer.len));
         }
         let mut state = self.state.enter()?;
-        let started = match state.comm.check_usable() {
-            Ok(()) => state.start_single(&self.fifo, buffer, tag, mr, profiler),
-            Err(e) => Err(Unusual::Failed(e)),
+        let started = match state.comm.is_marked() {
+            false => state.start_single(&self.fifo, buffer, tag, mr, profiler),
+            true => Err(Unusual::Marked),
         };
         match started {
             Ok(index) => {
@@ -175,6 +188,7 @@ impl Sender {
     ) -> Fast<Option<u8>> {
         let index = match why {
             Unusual::General => state.start(buffer, tag, mr, profiler),
+            Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
             Unusual::Failed(e) => Err(e),
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);
@@ -189,8 +203,20 @@ impl Sender {
         state.leave(progress)
     }
 
+    /// Handles news while NCCL makes no call. Returns `None` if a call holds the state.
+    fn poll_idle(&self) -> Option<Fast<()>> {
+        self.state.try_with(|state| {
+            if state.in_flight > 0 && state.comm.failures.is_enabled() && !state.comm.has_failed() {
+                let polled = state.poll();
+                state.comm.fail_on_error(polled)?;
+            }
+            if state.comm.has_news() { state.look_closer() } else { Ok(()) }
+        })
+    }
+
     /// Sends BYE to the peer.
-    pub(crate) fn close(&self) -> Result<()> {
+    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        self.housekeeping.remove(self);
         let close = |state: &mut SendState| {
             state.comm.peer.close();
             Ok(())
@@ -205,7 +231,30 @@ impl Sender {
     }
 }
 
+/// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
+impl Job for Sender {
+    fn run(&self) -> Result<()> {
+        self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
+    }
+}
+
 impl SendState {
+    /// Starts a send on a comm that is marked.
+    #[cold]
+    fn start_marked(
+        &mut self,
+        buffer: Buffer,
+        tag: i32,
+        mr: Option<&Mr>,
+        profiler: ProfilerHandle,
+    ) -> Fast<Option<u8>> {
+        self.look_closer()?;
+        if self.blocks_sends() {
+            return Ok(self.comm.stats.no_room());
+        }
+        self.start(buffer, tag, mr, profiler)
+    }
+
     /// Starts a send of any kind.
     #[inline(never)]
     fn start(
@@ -222,7 +271,7 @@ impl SendState {
         }
         let group = &mut self.groups[usize::from(slot)];
         let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, group.matched)? else {
-            self.comm.peer.check("sends")?;
+            self.comm.check_peer("sends")?;
             return Ok(self.comm.stats.no_receive());
         };
         if buffer.len as u64 > found.room {
@@ -239,15 +288,15 @@ impl SendState {
             }
             Cut::NoRail => return Err(internal("the policy has no rail")),
         }
-        self.sends[usize::from(index)] = Matched { len: buffer.len, slot };
+        // Only an empty send has no registration.
+        let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
+        self.sends[usize::from(index)] =
+            Matched { addr: buffer.addr, len: buffer.len, lkeys, slot, is_split: true };
+        self.splits[usize::from(index)] = self.ops[place].split;
         let send = &mut self.ops[place];
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
-        (send.buffer, send.target) = (buffer, target);
-        // Only an empty send has no registration.
-        if let Some(mr) = mr {
-            send.lkeys = *mr.lkeys();
-        }
+        (send.buffer, send.target, send.lkeys) = (buffer, target, lkeys);
         let posted = match count {
             1 => self.post_one(slot, index)?,
             count => self.match_group(slot, index, place, count)?,

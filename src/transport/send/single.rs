@@ -50,8 +50,9 @@ impl SendState {
         (group.count, group.sends[0]) = (1, index);
         group.mark_posted(mask);
         self.seq = seq.next();
-        self.sends[usize::from(index)] = Matched { len: buffer.len, slot };
-        let lkey = mr.lkeys()[rail % MAX_RAILS];
+        let (addr, lkeys) = (buffer.addr, *mr.lkeys());
+        self.sends[usize::from(index)] = Matched { addr, len: buffer.len, lkeys, slot, is_split: false };
+        let lkey = lkeys[rail % MAX_RAILS];
         let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);
         let wr_id = queue.signal(Work::Data { slot }, 1);

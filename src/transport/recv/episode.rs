@@ -1,0 +1,201 @@
+//! The receiver's work in an episode: it reports failed rails, gives up what STATE names, judges
+//! what has arrived, and answers with VERDICT.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Fast};
+use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ};
+use crate::transport::episode::{Answer, Held};
+use crate::transport::progress::Progress;
+use crate::transport::recv::RecvState;
+use crate::transport::recv::slot::ArrivalError;
+
+/// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
+/// may acknowledge before its completion is visible.
+const ACKNOWLEDGED: Duration = Duration::from_secs(1);
+
+impl RecvState {
+    /// Handles what the comm is marked for: failed rails and messages of the peer.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look_closer(&mut self) -> Fast<()> {
+        self.comm.check_usable()?;
+        self.comm.unmark();
+        let handled = self.handle_news();
+        self.comm.fail_on_error(handled)?;
+        if self.episodes.blocks_offers() || self.settles_flushes() {
+            self.comm.mark();
+        }
+        Ok(())
+    }
+
+    fn handle_news(&mut self) -> Fast<()> {
+        let failed = self.comm.failures.take();
+        let report = self.episodes.notice(failed);
+        if report != 0 {
+            self.comm.answer_due = Some(Instant::now());
+            self.comm.peer.send(&Message::Down { rails: report });
+        }
+        while let Some(message) = self.comm.peer.next_message()? {
+            match message {
+                Message::State(state) => self.on_state(state)?,
+                other => return Err(self.comm.unexpected(&other)),
+            }
+        }
+        if self.episodes.state().is_some() {
+            self.try_to_judge()?;
+        }
+        self.comm.check_answer()
+    }
+
+    fn on_state(&mut self, state: SenderState) -> Fast<()> {
+        self.comm.needs_failover("STATE")?;
+        match self.episodes.on_state(state, self.cts.next(), self.comm.layout.all_rails())? {
+            Answer::Nothing => {}
+            Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
+            Answer::GiveUp(rails) => {
+                self.comm.stop_rails(rails);
+                self.patience = Some(Instant::now() + ACKNOWLEDGED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the lost parts once everything has arrived that the sender has completed.
+    fn try_to_judge(&mut self) -> Fast<()> {
+        self.poll()?;
+        let Some(state) = self.episodes.state() else { return Ok(()) };
+        let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
+        if let Some(seq) = missing {
+            return match self.patience.is_some_and(|until| Instant::now() < until) {
+                true => Ok(()),
+                false => Err(lost_for_good(self.comm.peer.name(), seq)),
+            };
+        }
+        self.judge()
+    }
+
+    /// Yields the groups that the sender has completed, of those whose slots are not in use again.
+    fn completed_at_the_sender<'a>(
+        &self,
+        state: &'a SenderState,
+    ) -> impl Iterator<Item = Sequence> + use<'a> {
+        let next = self.cts.next();
+        let offered = (1..=SLOTS as u64).filter(move |n| *n < next.number()).map(move |n| next.before(n));
+        offered.filter(|seq| *seq < state.next && state.open.iter().all(|group| group.seq != *seq))
+    }
+
+    /// Returns whether data of a group is outstanding.
+    fn is_outstanding(&self, seq: Sequence) -> bool {
+        let is_in_its_slot = self.cts.next().number() - seq.number() <= SLOTS as u64;
+        let request = self.cells.get(seq.slot());
+        is_in_its_slot && (request.is_in_flight() || request.awaits_data())
+    }
+
+    /// Destroys what is left of the dead rails, and judges the lost parts.
+    fn judge(&mut self) -> Fast<()> {
+        let Some(state) = self.episodes.state() else { return Ok(()) };
+        let new = state.dead & !self.episodes.dead();
+        self.comm.give_up(new)?;
+        self.settle_flushes(new);
+        let mut episodes = std::mem::take(&mut self.episodes);
+        let judged = episodes.judge(|seq| self.held(seq));
+        self.episodes = episodes;
+        let Some((verdict, partial, next)) = judged else { return Ok(()) };
+        for group in partial {
+            let again =
+                verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
+            self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
+        }
+        self.restore_room()?;
+        if new >> self.cts.rail() & 1 == 1 {
+            self.move_cts(next)?;
+        }
+        (self.patience, self.comm.answer_due) = (None, None);
+        self.comm.peer.send(&Message::Verdict(verdict));
+        Ok(())
+    }
+
+    /// Makes flushes wait until what dead rails have written is in place.
+    fn settle_flushes(&mut self, new: u8) {
+        if let Some(flushes) = &mut self.flushes {
+            flushes.give_up(new, Instant::now());
+        }
+    }
+
+    /// Returns whether flushes wait.
+    fn settles_flushes(&mut self) -> bool {
+        self.flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now()))
+    }
+
+    /// Returns what has arrived of a group.
+    fn held(&self, seq: Sequence) -> Held {
+        if !self.is_outstanding(seq) {
+            return Held::Whole;
+        }
+        let place = |seq: Sequence| &self.slots[usize::from(seq.slot()) % SLOTS];
+        let given_back = self.cells.get(seq.slot()).awaits_data();
+        let mut later = seq.next();
+        let mut used = false;
+        while given_back && !used && later < self.cts.next() {
+            used = place(later).overlaps(place(seq));
+            later = later.next();
+        }
+        Held::Parts { got: place(seq).carriers(), given_back, used }
+    }
+
+    /// Learns the parts of an open group. The lost ones that are `done` count as arrived.
+    fn learn(&mut self, group: &OpenGroup, done: u8) -> Result<(), ArrivalError> {
+        let slot = group.seq.slot();
+        let bytes = group.size.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
+        let size = bytes.map_or(SizeQ::RECORD, |bytes| self.comm.layout.size(bytes));
+        if bytes != size.bytes() {
+            return Err(ArrivalError::Word);
+        }
+        self.slots[usize::from(slot) % SLOTS].learn(slot, group.mask, size)?;
+        if done == 0 { Ok(()) } else { self.add_parts(slot, done) }
+    }
+
+    /// Fills the receives of all rails: what is sent again takes more of them.
+    fn restore_room(&mut self) -> Fast<()> {
+        self.credit = 0;
+        for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
+            rail.fill()?;
+        }
+        Ok(())
+    }
+
+    /// Moves the CTS writes to a living rail, from the sender's `next` group on.
+    fn move_cts(&mut self, next: Sequence) -> Fast<()> {
+        let rail = self.comm.living().trailing_zeros() as usize;
+        let Self { cts, comm, slots, .. } = self;
+        cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len())
+    }
+
+    /// Handles an immediate without a mask: a part that is sent again.
+    pub(crate) fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let replay = self.comm.layout.decode_replay(word).ok_or(ArrivalError::Word)?;
+        if !self.episodes.arrived(replay) {
+            return Err(ArrivalError::Unrequested(replay.slot, replay.part));
+        }
+        if let Some(flushes) = &mut self.flushes {
+            flushes.carried(rail);
+        }
+        self.credit = 0;
+        self.add_parts(replay.slot, 1 << replay.part)
+    }
+
+    #[cold]
+    fn state_error(&self, wrong: &ArrivalError) -> Box<Error> {
+        Error::Protocol(format!("STATE of {}: {wrong}", self.comm.peer.name())).into()
+    }
+}
+
+#[cold]
+fn lost_for_good(peer: &str, seq: Sequence) -> Box<Error> {
+    let (seq, s) = (seq.number(), ACKNOWLEDGED.as_secs());
+    Error::Peer(format!(
+        "group {seq} from {peer} is lost: a failed adapter acknowledged its data and did not deliver it within {s} s"
+    ))
+    .into()
+}

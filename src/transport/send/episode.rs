@@ -1,0 +1,203 @@
+//! The sender's work in an episode: it gives up dead rails, sends STATE, and sends lost parts again.
+
+use std::time::Instant;
+
+use crate::error::{Error, Fast};
+use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict};
+use crate::transport::comm::Comm;
+use crate::transport::episode::Posted;
+use crate::transport::progress::Progress;
+use crate::transport::send::SendState;
+use crate::transport::send::cts_fifo;
+use crate::transport::send::group::{Group, NO_SEND, SendOp};
+use crate::transport::send::separate_imm::PartWrites;
+use crate::transport::send::usual::UsualSends;
+use crate::transport::work::Work;
+
+impl SendState {
+    /// Handles what the comm is marked for: failed rails and messages of the peer.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look_closer(&mut self) -> Fast<()> {
+        self.comm.check_usable()?;
+        self.comm.unmark();
+        let handled = self.handle_news();
+        self.comm.fail_on_error(handled)?;
+        if self.episodes.is_awaiting() || self.episodes.has_unposted() {
+            self.comm.mark();
+        }
+        Ok(())
+    }
+
+    /// Returns whether no send may begin: an episode is going on.
+    pub(crate) fn blocks_sends(&self) -> bool {
+        self.episodes.is_awaiting()
+    }
+
+    fn handle_news(&mut self) -> Fast<()> {
+        let mut failed = self.comm.failures.take();
+        while let Some(message) = self.comm.peer.next_message()? {
+            match message {
+                Message::Down { rails } => failed |= self.known_rails(rails)?,
+                Message::Verdict(verdict) => self.obey(&verdict)?,
+                other => return Err(self.comm.unexpected(&other)),
+            }
+        }
+        self.give_up(failed)?;
+        if self.episodes.is_awaiting() {
+            return self.comm.check_answer();
+        }
+        self.post_unposted()
+    }
+
+    fn known_rails(&self, rails: u8) -> Fast<u8> {
+        if rails & !self.comm.layout.all_rails() != 0 {
+            let what = format!(
+                "DOWN of rails {rails:#04b}, and the connection has {:#04b}",
+                self.comm.layout.all_rails()
+            );
+            return Err(Error::Protocol(what).into());
+        }
+        self.comm.needs_failover("DOWN")?;
+        Ok(rails)
+    }
+
+    /// Gives up rails, and sends STATE.
+    fn give_up(&mut self, failed: u8) -> Fast<()> {
+        let new = self.episodes.give_up(failed);
+        if new == 0 {
+            return Ok(());
+        }
+        self.comm.stop_rails(new);
+        // What the adapter has acknowledged so far need not be judged.
+        self.poll()?;
+        self.comm.give_up(new)?;
+        self.policy.keep(self.comm.living());
+        self.usual = UsualSends::new(&self.policy, self.comm.layout, self.separate_imm_above);
+        let open = self.open_groups();
+        let state = self.episodes.state(self.seq, &open);
+        self.comm.answer_due = Some(Instant::now());
+        self.comm.peer.send(&Message::State(state));
+        Ok(())
+    }
+
+    /// Returns the groups that are posted and not completed.
+    fn open_groups(&self) -> Vec<Posted> {
+        self.open_sequences()
+            .map(|seq| {
+                let group = &self.groups[usize::from(seq.slot())];
+                let len = self.sends[usize::from(group.sends[0])].len;
+                let size = if group.count == 1 { self.comm.layout.size(len) } else { SizeQ::RECORD };
+                Posted { seq, mask: group.mask, size: size.bytes().map(|bytes| bytes as u64) }
+            })
+            .collect()
+    }
+
+    fn open_sequences(&self) -> impl Iterator<Item = Sequence> {
+        let posted = (1..=SLOTS as u64).filter(|n| *n < self.seq.number()).map(|n| self.seq.before(n));
+        posted.filter(|seq| self.groups[usize::from(seq.slot())].pending != 0)
+    }
+
+    /// Completes the parts that the receiver has, and prepares the others to be sent again.
+    fn obey(&mut self, verdict: &Verdict) -> Fast<()> {
+        let open = self.open_groups();
+        let Some(judged) = self.episodes.verdict(verdict, &open)? else { return Ok(()) };
+        self.comm.answer_due = None;
+        for (seq, lost, again) in judged {
+            let group = &mut self.groups[usize::from(seq.slot())];
+            group.pending = group.pending & !lost | again;
+            group.moved |= again;
+            if group.pending == 0 {
+                self.complete_group(seq.slot());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends lost parts again as far as there is room.
+    fn post_unposted(&mut self) -> Fast<()> {
+        while let Some((seq, replay)) = self.episodes.next_unposted() {
+            let carrier = self.policy.least_busy(|rail| self.comm.rails[rail].in_flight());
+            if !self.post_again(
+                seq,
+                usize::from(replay.part),
+                carrier,
+                self.comm.layout.encode_replay(replay),
+            )? {
+                break;
+            }
+            self.episodes.posted(carrier);
+        }
+        Ok(())
+    }
+
+    /// Sends a part again on another rail. Returns `false` if its send queue has no room yet.
+    fn post_again(&mut self, seq: Sequence, part: usize, carrier: usize, imm: u32) -> Fast<bool> {
+        let slot = seq.slot();
+        let group = self.groups[usize::from(slot)];
+        let ops = self.ops_of(seq, &group, part)?;
+        let ops = &ops[..usize::from(group.count)];
+        let Comm { rails: all, chain, region, remote, stats, layout, .. } = &mut self.comm;
+        let of_rail = &mut all[carrier];
+        let largest = of_rail.largest_write();
+        let needed: usize = ops.iter().map(|send| send.split.bytes(part).div_ceil(largest)).sum();
+        let queue = of_rail.send_queue_mut(slot);
+        if queue.room() <= needed {
+            return Ok(false);
+        }
+        let leads = group.mask.trailing_zeros() as usize == part;
+        let recorded = group.count != 1 || layout.size(ops[0].buffer.len).bytes().is_none();
+        let work = Work::Replay { slot, part: part as u8 };
+        let (offset, record) = (seq.record_offset(), leads && recorded);
+        let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
+        let written = writes.prepare(ops, queue, chain, (region, remote))?;
+        queue.post(chain, true)?;
+        stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+        Ok(true)
+    }
+
+    /// Returns the sends of a group as they were posted. The receiver has not completed the group,
+    /// so its CTS entries are still there.
+    fn ops_of(&self, seq: Sequence, group: &Group, part: usize) -> Fast<[SendOp; MAX_RECVS]> {
+        let mut ops = [NO_SEND; MAX_RECVS];
+        for (place, (op, index)) in ops.iter_mut().zip(group.members()).enumerate() {
+            let sent = &self.sends[index];
+            let Some(target) = cts_fifo::target(self.comm.region.words(), seq, place) else {
+                return Err(overwritten(seq));
+            };
+            (op.buffer, op.lkeys, op.target) = (sent.buffer(), sent.lkeys, target);
+            op.split = match sent.is_split {
+                true => self.splits[index],
+                false => {
+                    let mut whole = Split::NONE;
+                    whole.whole(sent.len, part);
+                    whole
+                }
+            };
+        }
+        Ok(ops)
+    }
+
+    /// Handles the completion of a part that was sent again.
+    #[cold]
+    pub(crate) fn completed_again(&mut self, rail: usize, slot: u8, part: u8, wr_id: u64) -> Fast<()> {
+        let known = self.comm.rails[rail].send_queue_mut(slot).sent(wr_id)?;
+        self.comm.stats.completed(rail, known);
+        let group = &mut self.groups[usize::from(slot)];
+        if group.pending >> part & 1 == 0 {
+            return Err(Error::Internal(format!("part {part} of slot {slot} completed twice")).into());
+        }
+        group.pending &= !(1 << part);
+        if group.pending == 0 {
+            self.complete_group(slot);
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn overwritten(seq: Sequence) -> Box<Error> {
+    let seq = seq.number();
+    Error::Protocol(format!("VERDICT requests parts of group {seq}, whose slot the peer has offered again"))
+        .into()
+}

@@ -1,0 +1,53 @@
+//! A link that goes down and stays down, before and under transfers of each kind.
+
+use mpib_tests::code::Success;
+use mpib_tests::log::{assert_warned, take_warnings};
+use mpib_tests::table::table;
+use mpib_tests::vdevices::{Rig, newest_device, rails};
+use mpib_tests::{SPLIT_ALL, here, with_and_without_srq};
+
+const MIB: usize = 1 << 20;
+
+/// Runs `body` on rails r0, r1, … that give up on a peer after a few milliseconds.
+fn on_rails(test: &str, n: usize, more: &[(&str, &str)], body: impl FnOnce()) {
+    let devices = rails(n, 1);
+    let mut env = vec![
+        ("SOFTVERBS_DEVICES", devices.as_str()),
+        ("NCCL_IB_TIMEOUT", "10"),
+        ("NCCL_IB_RETRY_CNT", "2"),
+        SPLIT_ALL,
+    ];
+    env.extend_from_slice(more);
+    with_and_without_srq(test, &env, body);
+}
+
+/// The messages of each kind: sizes of a group.
+const KINDS: [&[usize]; 7] = [
+    &[1000],
+    &[MIB],
+    &[0],
+    &[(4 << 20) + 1],
+    &[10, 20_000, 0],
+    &[MIB, 5, 4096, 0, 70_000, 128, 127, 1],
+    &[0; 8],
+];
+
+#[test]
+fn a_dead_rail_costs_no_message() {
+    on_rails(here!(), 2, &[], || {
+        for dead in ["r0", "r1"] {
+            let (ctx, dev) = newest_device(2);
+            let mut rig = Rig::new(table(12), ctx, dev, 8 * MIB);
+            KINDS.iter().for_each(|lens| rig.exchange(lens));
+            take_warnings();
+            softverbs::set_link(dead, false).unwrap();
+            for _ in 0..3 {
+                KINDS.iter().for_each(|lens| rig.exchange(lens));
+            }
+            assert_warned(&["goes on over"]);
+            rig.close();
+            softverbs::set_link(dead, true).unwrap();
+            assert_eq!(table(12).finalize(ctx), Success);
+        }
+    });
+}

@@ -1,0 +1,3 @@
+//! Rails that die under a connection: it goes on over the others, and every byte arrives once.
+
+mod links;
