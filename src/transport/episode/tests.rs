@@ -1,3 +1,412 @@
-//! A sender and a receiver over a simulated fabric: rails die at any time, messages are lost with
-//! the rails that carried them, or repeated. A model of the receiver's memory shows that every
-//! message arrives as it was sent, and that no byte is written into a buffer that was given back.
+//! A sender and a receiver over a simulated fabric. Rails die at any time, together or one by one,
+//! also during an episode. A dead rail delivers none, some or all of what is on it, as late as the
+//! receiver's queue pair exists, and acknowledges no more. Messages of the control connection are
+//! repeated at random.
+//!
+//! A model of the receiver's memory shows that every message arrives as it was sent, and that no
+//! byte is written into a buffer that NCCL has got back.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::proto::{Arrivals, Message, Replay, Sequence, Step, rails};
+
+/// Groups in flight.
+const WINDOW: u64 = 4;
+/// Buffers that NCCL offers in turn.
+const BUFFERS: u64 = 3;
+/// Groups of a run.
+const GROUPS: u64 = 24;
+
+/// A write of the sender.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    seq: u64,
+    part: u8,
+    mask: u8,
+    replay: Option<Replay>,
+}
+
+/// One rail, as the fabric and both ends see it.
+#[derive(Debug, Default)]
+struct Rail {
+    /// The fabric is cut.
+    cut: bool,
+    /// The queue pairs of the ends are destroyed.
+    no_sender: bool,
+    no_receiver: bool,
+    /// Writes on their way, and CTS entries on theirs.
+    writes: VecDeque<Write>,
+    entries: VecDeque<u64>,
+    /// Arrived, and not polled by the receiver.
+    arrived: VecDeque<Write>,
+    /// Arrived, and not known to the sender.
+    unacknowledged: VecDeque<Write>,
+}
+
+/// A group at the sender.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    mask: u8,
+    pending: u8,
+}
+
+/// A group at the receiver.
+#[derive(Debug, Clone, Copy)]
+struct Offered {
+    buffer: u64,
+    optional: bool,
+    arrivals: Arrivals,
+    whole: bool,
+}
+
+struct World {
+    n: u8,
+    rails: Vec<Rail>,
+    // The sender.
+    sender: SenderEpisodes,
+    next: u64,
+    sent: BTreeMap<u64, Sent>,
+    entries: u64,
+    // The receiver.
+    receiver: ReceiverEpisodes,
+    offered: BTreeMap<u64, Offered>,
+    offer_next: u64,
+    cts_rail: usize,
+    // Memory: by buffer and part, the group whose bytes are there. The owner of each buffer.
+    memory: BTreeMap<(u64, u8), u64>,
+    owner: BTreeMap<u64, u64>,
+    to_receiver: VecDeque<Message>,
+    to_sender: VecDeque<Message>,
+}
+
+impl World {
+    fn new(n: u8) -> Self {
+        Self {
+            n,
+            rails: (0..n).map(|_| Rail::default()).collect(),
+            sender: SenderEpisodes::default(),
+            next: 1,
+            sent: BTreeMap::new(),
+            entries: 0,
+            receiver: ReceiverEpisodes::default(),
+            offered: BTreeMap::new(),
+            offer_next: 1,
+            cts_rail: 0,
+            memory: BTreeMap::new(),
+            owner: BTreeMap::new(),
+            to_receiver: VecDeque::new(),
+            to_sender: VecDeque::new(),
+        }
+    }
+
+    fn all(&self) -> u8 {
+        ((1u16 << self.n) - 1) as u8
+    }
+
+    fn living(&self) -> Vec<usize> {
+        (0..self.rails.len()).filter(|r| !self.rails[*r].no_sender && !self.rails[*r].cut).collect()
+    }
+
+    /// Does one thing that may happen now, chosen by `choice`.
+    fn step(&mut self, choice: u32) {
+        let rail = (choice >> 8) as usize % self.rails.len();
+        match choice % 16 {
+            0 | 1 => self.offer(choice >> 16),
+            2 | 3 => self.send(choice >> 16),
+            4..=6 => self.deliver(rail),
+            7 => self.deliver_entry(rail),
+            8 => self.poll(rail),
+            9 => self.acknowledge(rail),
+            10 if choice >> 16 & 7 == 0 => self.cut(rail),
+            11 => self.sender_notices(rail),
+            12 => self.receiver_notices(rail),
+            13 => self.sender_receives(choice >> 16),
+            14 => self.receiver_receives(choice >> 16),
+            15 => self.give_back(),
+            _ => {}
+        }
+    }
+
+    fn is_outstanding(&self, seq: u64) -> bool {
+        self.offered.get(&seq).is_some_and(|group| !group.whole)
+    }
+
+    fn offer(&mut self, how: u32) {
+        let (seq, buffer) = (self.offer_next, self.offer_next % BUFFERS);
+        let slot_is_free = seq <= WINDOW || !self.is_outstanding(seq - WINDOW);
+        if seq > GROUPS || !slot_is_free || self.receiver.blocks_offers() || self.owner.contains_key(&buffer) {
+            return;
+        }
+        self.offer_next += 1;
+        self.owner.insert(buffer, seq);
+        let optional = how & 1 == 1;
+        self.offered.insert(seq, Offered { buffer, optional, arrivals: Arrivals::NONE, whole: false });
+        self.rails[self.cts_rail].entries.push_back(seq);
+    }
+
+    fn send(&mut self, how: u32) {
+        let seq = self.next;
+        let slot_is_free = seq <= WINDOW || self.sent.get(&(seq - WINDOW)).is_none_or(|sent| sent.pending == 0);
+        let living = self.living_at_the_sender();
+        if seq > self.entries || self.sender.is_awaiting() || !slot_is_free || living.is_empty() {
+            return;
+        }
+        let wanted = living.iter().fold(0u8, |mask, r| mask | (how >> *r as u32 & 1) as u8 * (1 << r));
+        let mask = if wanted == 0 { 1 << living[0] } else { wanted };
+        self.next += 1;
+        self.sent.insert(seq, Sent { mask, pending: mask });
+        for part in rails(mask) {
+            self.rails[part].writes.push_back(Write { seq, part: part as u8, mask, replay: None });
+        }
+    }
+
+    fn living_at_the_sender(&self) -> Vec<usize> {
+        (0..self.rails.len()).filter(|r| !self.rails[*r].no_sender).collect()
+    }
+
+    /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists.
+    fn deliver(&mut self, rail: usize) {
+        if self.rails[rail].no_receiver {
+            return;
+        }
+        let Some(write) = self.rails[rail].writes.pop_front() else { return };
+        let buffer = write.seq % BUFFERS;
+        match self.owner.get(&buffer) {
+            // The same bytes again, into a buffer that NCCL has not offered again.
+            None => assert_eq!(self.memory.get(&(buffer, write.part)), Some(&write.seq), "{write:?}: given back"),
+            owner => assert_eq!(owner, Some(&write.seq), "{write:?}: the buffer is another group's"),
+        }
+        self.memory.insert((buffer, write.part), write.seq);
+        self.rails[rail].arrived.push_back(write);
+        self.rails[rail].unacknowledged.push_back(write);
+    }
+
+    /// A CTS entry arrives, as long as the sender's queue pair exists.
+    fn deliver_entry(&mut self, rail: usize) {
+        if self.rails[rail].no_sender {
+            return;
+        }
+        if let Some(seq) = self.rails[rail].entries.pop_front() {
+            assert!(seq <= self.entries + 1, "entry {seq} comes after {}", self.entries);
+            self.entries = self.entries.max(seq);
+        }
+    }
+
+    fn poll(&mut self, rail: usize) {
+        let Some(write) = self.rails[rail].arrived.pop_front() else { return };
+        let Some(group) = self.offered.get_mut(&write.seq) else { panic!("{write:?} was not offered") };
+        assert!(!group.whole, "{write:?} for a whole group");
+        group.whole = match write.replay {
+            Some(replay) => {
+                assert!(self.receiver.arrived(replay), "{write:?} was not requested");
+                group.arrivals.add(1 << write.part)
+            }
+            None => match group.arrivals.on_arrival(write.mask, rail as u8) {
+                Step::Violation(why) => panic!("{write:?}: {why}"),
+                step => step == Step::Complete,
+            },
+        };
+    }
+
+    fn acknowledge(&mut self, rail: usize) {
+        if self.rails[rail].cut || self.rails[rail].no_sender {
+            return;
+        }
+        if let Some(write) = self.rails[rail].unacknowledged.pop_front() {
+            let sent = self.sent.get_mut(&write.seq).unwrap();
+            assert!(sent.pending >> write.part & 1 == 1, "{write:?} completes twice");
+            sent.pending &= !(1 << write.part);
+        }
+    }
+
+    /// Cuts a rail, unless it is the last.
+    fn cut(&mut self, rail: usize) {
+        if self.living().len() > 1 {
+            self.rails[rail].cut = true;
+        }
+    }
+
+    fn sender_notices(&mut self, rail: usize) {
+        if self.rails[rail].cut {
+            self.sender_gives_up(1 << rail);
+        }
+    }
+
+    fn sender_gives_up(&mut self, mask: u8) {
+        let new = self.sender.give_up(mask);
+        if new == 0 {
+            return;
+        }
+        rails(new).for_each(|rail| self.rails[rail].no_sender = true);
+        let open = self.open();
+        let state = self.sender.state(Sequence::from_number(self.next), &open);
+        self.to_receiver.push_back(Message::State(state));
+    }
+
+    fn open(&self) -> Vec<Posted> {
+        let open = self.sent.iter().filter(|(_, sent)| sent.pending != 0);
+        open.map(|(seq, sent)| Posted { seq: Sequence::from_number(*seq), mask: sent.mask, size: Some(1) }).collect()
+    }
+
+    fn receiver_notices(&mut self, rail: usize) {
+        if self.rails[rail].cut {
+            let report = self.receiver.notice(1 << rail);
+            if report != 0 {
+                self.to_sender.push_back(Message::Down { rails: report });
+            }
+        }
+    }
+
+    fn sender_receives(&mut self, how: u32) {
+        let Some(message) = self.to_sender.front().cloned() else { return };
+        if how % 4 != 0 {
+            self.to_sender.pop_front();
+        }
+        match message {
+            Message::Down { rails } => self.sender_gives_up(rails),
+            Message::Verdict(verdict) => {
+                let open = self.open();
+                for (seq, lost, again) in self.sender.verdict(&verdict, &open).unwrap().unwrap_or_default() {
+                    let sent = self.sent.get_mut(&seq.number()).unwrap();
+                    sent.pending = sent.pending & !lost | again;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+        self.post_again(how >> 4);
+    }
+
+    fn post_again(&mut self, how: u32) {
+        let living = self.living_at_the_sender();
+        while !self.sender.is_awaiting()
+            && let Some((seq, replay)) = self.sender.next_unposted()
+        {
+            let carrier = living[(how + u32::from(replay.part)) as usize % living.len()];
+            let mask = self.sent[&seq.number()].mask;
+            let write = Write { seq: seq.number(), part: replay.part, mask, replay: Some(replay) };
+            self.rails[carrier].writes.push_back(write);
+            self.sender.posted(carrier);
+        }
+    }
+
+    fn receiver_receives(&mut self, how: u32) {
+        if let Some(message) = self.to_receiver.front().cloned() {
+            if how % 4 != 0 {
+                self.to_receiver.pop_front();
+            }
+            let Message::State(state) = message else { panic!("{message:?}") };
+            let next = Sequence::from_number(self.offer_next);
+            match self.receiver.on_state(state, next, self.all()).unwrap() {
+                Answer::Nothing | Answer::GiveUp(_) => {}
+                Answer::Repeat(verdict) => self.to_sender.push_back(Message::Verdict(verdict)),
+            }
+        }
+        self.try_to_judge();
+    }
+
+    fn try_to_judge(&mut self) {
+        let Some(state) = self.receiver.state().cloned() else { return };
+        for rail in 0..self.rails.len() {
+            while !self.rails[rail].arrived.is_empty() {
+                self.poll(rail);
+            }
+        }
+        let listed = |seq: u64| state.open.iter().any(|group| group.seq.number() == seq);
+        let missing = (1..state.next.number()).find(|seq| !listed(*seq) && self.is_outstanding(*seq));
+        assert_eq!(missing, None, "completed at the sender, and not here");
+        let new = state.dead & !self.receiver.dead();
+        for rail in rails(new) {
+            self.rails[rail].no_receiver = true;
+        }
+        let mut receiver = std::mem::take(&mut self.receiver);
+        let judged = receiver.judge(|seq| self.held(seq.number()));
+        self.receiver = receiver;
+        let (verdict, partial, next) = judged.unwrap();
+        for group in partial {
+            let again = verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
+            let held = self.offered.get_mut(&group.seq.number()).unwrap();
+            assert!(held.arrivals.learn(group.mask));
+            held.whole = held.arrivals.add(group.lost & !again);
+        }
+        if new >> self.cts_rail & 1 == 1 {
+            self.cts_rail = (0..self.rails.len()).find(|rail| !self.rails[*rail].no_receiver).unwrap();
+            self.rails[self.cts_rail].entries.extend(next.number()..self.offer_next);
+        }
+        self.to_sender.push_back(Message::Verdict(verdict));
+    }
+
+    fn held(&self, seq: u64) -> Held {
+        if !self.is_outstanding(seq) {
+            return Held::Whole;
+        }
+        let group = &self.offered[&seq];
+        let used = self.offered.range(seq + 1..).any(|(_, later)| later.buffer == group.buffer);
+        Held::Parts { got: group.arrivals.seen(), given_back: group.optional, used: group.optional && used }
+    }
+
+    /// NCCL gets buffers back: of whole groups, and of optional receives whose data is in memory.
+    fn give_back(&mut self) {
+        let owned: Vec<_> = self.owner.iter().map(|(buffer, seq)| (*buffer, *seq)).collect();
+        for (buffer, seq) in owned {
+            let group = self.offered[&seq];
+            let here = |part: usize| self.memory.get(&(buffer, part as u8)) == Some(&seq);
+            let mask = self.sent.get(&seq).map_or(0, |sent| sent.mask);
+            let arrived = mask != 0 && rails(mask).all(here);
+            assert!(!group.whole || arrived, "group {seq} is whole and its bytes are not here");
+            // NCCL does not offer the buffer again before the optional receive may be used again.
+            if group.whole || group.optional && arrived {
+                self.owner.remove(&buffer);
+            }
+        }
+    }
+
+    /// Lets everything happen that still can, and no more faults but those that have begun.
+    fn settle(&mut self) {
+        for _ in 0..GROUPS * 8 {
+            for rail in 0..self.rails.len() {
+                self.sender_notices(rail);
+                self.receiver_notices(rail);
+                if !self.rails[rail].cut {
+                    while !self.rails[rail].entries.is_empty() && !self.rails[rail].no_sender {
+                        self.deliver_entry(rail);
+                    }
+                    while !self.rails[rail].writes.is_empty() && !self.rails[rail].no_receiver {
+                        self.deliver(rail);
+                    }
+                    while !self.rails[rail].unacknowledged.is_empty() && !self.rails[rail].no_sender {
+                        self.acknowledge(rail);
+                    }
+                }
+                while !self.rails[rail].arrived.is_empty() && !self.rails[rail].no_receiver {
+                    self.poll(rail);
+                }
+            }
+            self.receiver_receives(1);
+            self.sender_receives(1);
+            self.give_back();
+            self.offer(0);
+            self.send(7);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_message_arrives_and_no_buffer_is_written_after_its_time(
+        n in 2u8..=4,
+        choices in prop::collection::vec(any::<u32>(), 0..600),
+    ) {
+        let mut world = World::new(n);
+        choices.iter().for_each(|choice| world.step(*choice));
+        world.settle();
+        let lost: Vec<_> = (1..=GROUPS).filter(|seq| !world.offered.get(seq).is_some_and(|group| group.whole)).collect();
+        prop_assert!(lost.is_empty(), "groups {:?} never arrive", lost);
+        let open: Vec<_> = world.sent.iter().filter(|(_, sent)| sent.pending != 0).collect();
+        prop_assert!(open.is_empty(), "{:?} never complete", open);
+    }
+}
