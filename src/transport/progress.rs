@@ -24,6 +24,9 @@ pub(crate) trait Progress {
     /// Returns whether a request is in flight.
     fn pending(&self, request: Self::Request) -> bool;
 
+    /// Returns whether a call that has handled completions polls on for a request.
+    fn polls_on(&self, request: Self::Request) -> bool;
+
     /// Returns the mask of the rails whose completions a request waits for.
     fn awaited(&self, request: Self::Request) -> u8;
 
@@ -110,7 +113,7 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
 }
 
 /// Like [`progress`], for a comm of several CQs or a shared one. Polls up to two CQs that the request
-/// waits for, until the request is completed.
+/// waits for, as long as it [polls on](Progress::polls_on).
 #[inline(always)]
 fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut Batch) -> Fast<()> {
     let awaited = state.awaited(request);
@@ -125,7 +128,7 @@ fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut
             Ok([]) => {}
             Ok(completions) => {
                 state.handle_of(index, completions).map_err(|e| state.comm().fail(e))?;
-                if !state.pending(request) {
+                if !state.polls_on(request) {
                     return Ok(());
                 }
                 any = true;
