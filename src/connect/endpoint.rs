@@ -205,9 +205,12 @@ impl LocalRoute {
             Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
         };
         let qp = |queue| {
-            // Only CTS writes are inline.
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
-            let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
+            let inline = match role {
+                Role::Connector => settings.config.inline,
+                Role::Acceptor if cts && settings.config.use_inline != Some(false) => INLINE,
+                Role::Acceptor => 0,
+            };
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let qp = Qp::new(nic.pd(), &cq.cq, receives.as_ref().and_then(Receives::srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {

@@ -46,8 +46,6 @@ pub(crate) struct Comm {
     /// Since when the peer owes an answer in an episode.
     pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
-    /// The CQ that the next poll of several begins with.
-    pub(crate) next_queue: usize,
     /// Polls that find nothing before the next check of the peer; at least 1.
     idle_polls: u32,
 }
@@ -89,7 +87,6 @@ impl Comm {
             failures: RailFailures::new(failover),
             answer_due: None,
             failed: None,
-            next_queue: 0,
             idle_polls: 1,
         }
     }
@@ -143,7 +140,6 @@ impl Comm {
     /// Makes the list of CQs anew after the rails have changed.
     pub(crate) fn queues_changed(&mut self) {
         self.queues = CompletionQueues::new(&self.rails);
-        self.next_queue = 0;
     }
 
     pub(crate) fn has_failed(&self) -> bool {

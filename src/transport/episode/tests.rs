@@ -137,7 +137,8 @@ impl World {
     fn offer(&mut self, how: u32) {
         let (seq, buffer) = (self.offer_next, self.offer_next % BUFFERS);
         let slot_is_free = seq <= WINDOW || !self.is_outstanding(seq - WINDOW);
-        if seq > GROUPS || !slot_is_free || self.receiver.blocks_offers() || self.owner.contains_key(&buffer) {
+        if seq > GROUPS || !slot_is_free || self.receiver.blocks_offers() || self.owner.contains_key(&buffer)
+        {
             return;
         }
         self.offer_next += 1;
@@ -149,7 +150,8 @@ impl World {
 
     fn send(&mut self, how: u32) {
         let seq = self.next;
-        let slot_is_free = seq <= WINDOW || self.sent.get(&(seq - WINDOW)).is_none_or(|sent| sent.pending == 0);
+        let slot_is_free =
+            seq <= WINDOW || self.sent.get(&(seq - WINDOW)).is_none_or(|sent| sent.pending == 0);
         let living = self.living_at_the_sender();
         if seq > self.entries || self.sender.is_awaiting() || !slot_is_free || living.is_empty() {
             return;
@@ -176,7 +178,9 @@ impl World {
         let buffer = write.seq % BUFFERS;
         match self.owner.get(&buffer) {
             // The same bytes again, into a buffer that NCCL has not offered again.
-            None => assert_eq!(self.memory.get(&(buffer, write.part)), Some(&write.seq), "{write:?}: given back"),
+            None => {
+                assert_eq!(self.memory.get(&(buffer, write.part)), Some(&write.seq), "{write:?}: given back")
+            }
             owner => assert_eq!(owner, Some(&write.seq), "{write:?}: the buffer is another group's"),
         }
         self.memory.insert((buffer, write.part), write.seq);
@@ -248,7 +252,8 @@ impl World {
 
     fn open(&self) -> Vec<Posted> {
         let open = self.sent.iter().filter(|(_, sent)| sent.pending != 0);
-        open.map(|(seq, sent)| Posted { seq: Sequence::from_number(*seq), mask: sent.mask, size: Some(1) }).collect()
+        open.map(|(seq, sent)| Posted { seq: Sequence::from_number(*seq), mask: sent.mask, size: Some(1) })
+            .collect()
     }
 
     fn receiver_notices(&mut self, rail: usize) {
@@ -326,7 +331,8 @@ impl World {
         self.receiver = receiver;
         let (verdict, partial, next) = judged.unwrap();
         for group in partial {
-            let again = verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
+            let again =
+                verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
             let held = self.offered.get_mut(&group.seq.number()).unwrap();
             assert!(held.arrivals.learn(group.mask));
             held.whole = held.arrivals.add(group.lost & !again);

@@ -73,7 +73,8 @@ impl SendState {
         self.poll()?;
         self.comm.give_up(new)?;
         self.policy.keep(self.comm.living());
-        self.usual = UsualSends::new(&self.policy, self.comm.layout, self.separate_imm_above);
+        let inline = self.usual.wanted_inline;
+        self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
