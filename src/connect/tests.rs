@@ -17,7 +17,7 @@ use crate::transport::{RecvComm, Request, SendComm, Settings};
 /// Limit of a failing test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = f() {
@@ -29,7 +29,7 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The two ports of the first two devices, opened once.
-fn ports() -> Vec<&'static Device> {
+pub(crate) fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();

@@ -19,6 +19,8 @@ pub(crate) enum Work {
         /// Place of the flush.
         index: u8,
     },
+    /// The signalled write of the mailbox.
+    Mail,
     /// A write without a signal, at either end. It has no number, and completes only if it fails.
     Unsignalled,
     /// A receive, which has no number. Also any `wr_id` that the plugin never uses.
@@ -34,7 +36,8 @@ impl Work {
             Self::Cts => 2 << 8,
             Self::Data { slot } => 3 << 8 | slot as u64,
             Self::Flush { index } => 4 << 8 | index as u64,
-            Self::Receive => 5 << 8,
+            Self::Mail => 5 << 8,
+            Self::Receive => 6 << 8,
         };
         what | (number as u64) << 32
     }
@@ -53,6 +56,7 @@ impl Work {
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
+            5 => Self::Mail,
             _ => Self::Receive,
         }
     }
@@ -63,6 +67,7 @@ impl Work {
             Self::Data { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
+            Self::Mail => "mailbox write",
             Self::Unsignalled => "write",
             Self::Receive => "receive",
         }
@@ -76,7 +81,8 @@ mod tests {
     #[test]
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
-        for work in [Work::Probe, Work::Cts, Work::Unsignalled, Work::Receive].into_iter().chain(numbered) {
+        let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive];
+        for work in bare.into_iter().chain(numbered) {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);
                 assert_eq!((Work::of(id), Work::number(id)), (work, number));
