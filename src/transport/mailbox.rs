@@ -61,17 +61,18 @@ impl Mailbox {
         self.state.is_busy()
     }
 
-    /// Posts the writes that are due on a queue pair of a living rail, as far as its send queue has
-    /// room. On another queue pair than before, all unacknowledged writes are due again. The last
+    /// Posts the writes that are due on a living rail, with these queue pairs, as far as the send
+    /// queue has room. On another queue pair than before, all unacknowledged writes are due again. The last
     /// write is signalled as [`Work::Mail`]. Returns the number of writes.
     pub(crate) fn drive(
         &mut self,
-        (rail, queue): (usize, &mut SendQueue),
+        (rail, queues): (usize, &mut [SendQueue]),
         region: &Region,
         remote: &RemoteMemory,
         chain: &mut Chain,
         now: Instant,
     ) -> Fast<usize> {
+        let queue = &mut queues[MAIL_QUEUE];
         if self.is_overdue(rail, queue, now) {
             self.state.resend();
         }
