@@ -198,7 +198,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 7, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 8, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -208,7 +208,7 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 7"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 8"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
     // six bytes, its port.
@@ -343,7 +343,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 7, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 8, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

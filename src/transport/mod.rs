@@ -4,6 +4,8 @@ pub(crate) mod comm;
 mod comms;
 mod episode;
 mod failures;
+#[cfg_attr(not(test), expect(dead_code, reason = "comms do not use it"))]
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;

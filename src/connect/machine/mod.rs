@@ -43,7 +43,7 @@ use stage::Stage;
 use step::{Overdue, Step};
 
 pub(crate) use attempts::{Report, first_hello};
-pub(crate) use wiring::WRITTEN_BYTES;
+pub(crate) use wiring::has_mailbox;
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.
 const MAX_EARLY: usize = 64;

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
-use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES, first_hello};
+use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, first_hello, has_mailbox};
 use crate::error::Error;
 use crate::policy::SplitMode;
-use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::Route;
 
 /// Polls of one end, at most.
@@ -378,7 +378,7 @@ fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
         ece: None,
     };
     let rkeys = (0..stripes.len() as u32).collect();
-    let memory = Memory { addr: 1 << 20, len: *WRITTEN_BYTES.local(role), rkeys };
+    let memory = Memory { addr: 1 << 20, len: written_bytes(has_mailbox(stripes)) as u64, rkeys };
     Wiring { routes: stripes.iter().map(route).collect(), memory }
 }
 
