@@ -65,7 +65,7 @@ pub struct EventThread {
 pub struct CommWatch {
     /// For messages.
     name: String,
-    rails: Vec<Queues>,
+    rails: Mutex<Vec<Queues>>,
     /// Why an event ended the comm, and when the event came.
     ended: OnceLock<(String, Instant)>,
     /// An event has ended the comm, or the comm has failed: calls look closer.
@@ -134,7 +134,7 @@ impl AsyncEvents {
         let all = Arc::downgrade(&self.state);
         let watch = Arc::new(CommWatch {
             name,
-            rails,
+            rails: Mutex::new(rails),
             ended: OnceLock::new(),
             marked: AtomicBool::new(false),
             number,
@@ -249,7 +249,7 @@ impl EventState {
 
     /// Returns the comms that use the subject of an event.
     fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<Arc<CommWatch>> {
-        let uses = |comm: &CommWatch| comm.rails.iter().any(|q| q.includes(context.id(), event.about));
+        let uses = |comm: &CommWatch| comm.rails.lock().iter().any(|q| q.includes(context.id(), event.about));
         // The last reference to a comm must not be dropped under the lock that its drop takes.
         let all: Vec<_> = self.comms.lock().values().filter_map(Weak::upgrade).collect();
         let mut concerned: Vec<_> = all.into_iter().filter(|comm| uses(comm)).collect();
@@ -272,6 +272,11 @@ impl CommWatch {
     #[inline]
     pub fn is_marked(&self) -> bool {
         self.marked.load(Ordering::Acquire)
+    }
+
+    /// Replaces the queues that the comm uses.
+    pub fn set_rails(&self, rails: Vec<Queues>) {
+        *self.rails.lock() = rails;
     }
 
     /// Marks the comm: calls look closer.

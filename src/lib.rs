@@ -45,6 +45,7 @@ pub mod transport;
 pub mod verbs;
 #[forbid(unsafe_code)]
 pub mod warned;
+mod worker;
 
 pub use plugin::Plugin;
 

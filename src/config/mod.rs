@@ -19,8 +19,8 @@ use std::time::Duration;
 pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
-    WholeOrLargest, WholeOrUnset,
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Seconds, Text, Whole,
+    WholeOrAuto, WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
 pub use unsupported::{Finding, nearest};
@@ -256,6 +256,9 @@ settings! {
         differs: "also events of shared receive queues, which net_ib does not use";
     /// 1: a connection of several rails goes on with the others when one of them fails. 0: it fails.
     failover: bool = true, "MPIB_FAILOVER", Flag;
+    /// How long a connection without a rail that works waits for one to come back, in seconds. Then
+    /// it fails. 0: it fails at once.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(0, 3600);
     /// Limit of the handshake of a connection, and of each of its steps, in ms, counted from the
     /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one

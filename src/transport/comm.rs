@@ -12,6 +12,7 @@ use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
 use crate::transport::Settings;
+use crate::transport::failback::{Failback, Failover};
 use crate::transport::failures::RailFailures;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
@@ -43,6 +44,7 @@ pub(crate) struct Comm {
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
+    pub(crate) failback: Failback,
     /// Since when the peer owes an answer in an episode.
     pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
@@ -52,7 +54,7 @@ pub(crate) struct Comm {
 
 /// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion
 /// records.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RemoteMemory {
     pub(crate) addr: u64,
     /// By rail of the connection.
@@ -66,7 +68,7 @@ impl Comm {
         (region, remote): (Region, RemoteMemory),
         layout: ImmLayout,
         peer: Peer,
-        (plan, failover): (Plan, bool),
+        (plan, failover): (Plan, Failover),
         stats: Counters,
     ) -> Self {
         let watch = process
@@ -84,7 +86,8 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures: RailFailures::new(failover),
+            failures: RailFailures::new(&failover),
+            failback: Failback::new(&failover),
             answer_due: None,
             failed: None,
             idle_polls: 1,

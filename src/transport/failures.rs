@@ -1,10 +1,11 @@
 //! Which failures cost a connection a rail, and which cost the connection.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{Message, rails};
 use crate::transport::comm::Comm;
+use crate::transport::failback::Failover;
 
 /// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -20,11 +21,15 @@ pub(crate) struct RailFailures {
     dead: u8,
     /// The first failure, for the case that no rail is left.
     first: Option<Error>,
+    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`).
+    wait: Duration,
+    /// Since when it has none.
+    none_since: Option<Instant>,
 }
 
 impl RailFailures {
-    pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, ..Self::default() }
+    pub(crate) fn new(failover: &Failover) -> Self {
+        Self { enabled: failover.is_enabled, wait: failover.wait, ..Self::default() }
     }
 
     /// Returns whether the comm goes on without a failed rail.
@@ -35,6 +40,16 @@ impl RailFailures {
     /// Returns the rails that have failed, given up or not. Their completions mean nothing more.
     pub(crate) fn noticed(&self) -> u8 {
         self.new | self.dead
+    }
+
+    /// Notes that rails have new queue pairs.
+    pub(crate) fn revive(&mut self, rails: u8) {
+        self.dead &= !rails;
+        self.new &= !rails;
+        self.none_since = None;
+        if self.dead == 0 {
+            self.first = None;
+        }
     }
 
     /// Returns the rails that have failed since the last call.
@@ -61,13 +76,14 @@ impl Comm {
     /// Handles the failure of a rail, with all its stripes. The next call gives it up.
     ///
     /// # Errors
-    /// `error`, if it is not a fault of the rail, if no other rail is left, or if the comm does not
-    /// go on without one.
+    /// `error`, if it is not a fault of the rail, if the comm does not go on without one, or if no
+    /// other rail is left and the comm does not wait for one.
     #[cold]
     pub(crate) fn rail_failed(&mut self, rail: usize, error: Error) -> Fast<()> {
         let fault = matches!(&error, Error::Completion(c) if is_fault_of_the_rail(c));
         let failed = self.stripes_of(rail);
-        if !self.failures.enabled || !fault || self.living() & !(self.failures.new | failed) == 0 {
+        let is_last = self.living() & !(self.failures.new | failed) == 0;
+        if !self.failures.enabled || !fault || is_last && self.failures.wait.is_zero() {
             return Err(error.into());
         }
         self.report_failure(failed, &error);
@@ -78,7 +94,7 @@ impl Comm {
     }
 
     /// Returns the rails that join the same two ports as this one.
-    fn stripes_of(&self, rail: usize) -> u8 {
+    pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
         let of_rail = &self.rails[rail];
         let same = self.rails.iter().enumerate().filter(|(_, other)| other.joins_the_ports_of(of_rail));
         same.fold(0, |mask, (i, _)| mask | 1 << i)
@@ -86,16 +102,24 @@ impl Comm {
 
     fn report_failure(&self, failed: u8, error: &Error) {
         let living: Vec<_> = rails(self.living() & !failed).map(|rail| self.rails[rail].nic.name()).collect();
-        tracing::warn!(
-            target: "net",
-            "{error}; the connection with {} goes on over {}", self.peer.name(), living.join(", ")
-        );
+        let peer = self.peer.name();
+        if living.is_empty() {
+            let s = self.failures.wait.as_secs();
+            tracing::warn!(
+                target: "net",
+                "{error}; the connection with {peer} waits up to {s} s for a rail to come back (MPIB_FAILOVER_WAIT)"
+            );
+        } else {
+            tracing::warn!(target: "net", "{error}; the connection with {peer} goes on over {}", living.join(", "));
+        }
     }
 
     /// Moves the queue pairs of rails to ERR, before they are polled for the last time and
     /// [given up](Self::give_up).
     pub(crate) fn stop_rails(&mut self, which: u8) {
         self.failures.dead |= which;
+        self.failback.drop_attempt();
+        self.failback.died(which, Instant::now());
         rails(which).for_each(|rail| self.rails[rail].fail());
     }
 
@@ -103,7 +127,7 @@ impl Comm {
     /// memory any more.
     ///
     /// # Errors
-    /// No rail is left. The error is that of the first failure.
+    /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
     pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
@@ -115,16 +139,20 @@ impl Comm {
             profiler.stop_all();
             profiler.keep(!which);
         }
-        match (self.living(), self.failures.first.take()) {
-            (0, Some(first)) => Err(first.into()),
-            (0, None) => {
-                Err(Error::Peer(format!("{}: no rail of the connection works", self.peer.name())).into())
-            }
-            (_, first) => {
-                self.failures.first = first;
-                Ok(())
-            }
+        if self.living() == 0 {
+            self.failures.none_since.get_or_insert_with(Instant::now);
         }
+        self.check_rails()
+    }
+
+    /// Returns an error if the comm has been without a rail for too long: that of the first failure.
+    pub(crate) fn check_rails(&mut self) -> Fast<()> {
+        let wait = self.failures.wait;
+        if self.failures.none_since.is_none_or(|since| since.elapsed() < wait) {
+            return Ok(());
+        }
+        let none = || Error::Peer(format!("{}: no rail of the connection works", self.peer.name()));
+        Err(self.failures.first.take().unwrap_or_else(none).into())
     }
 
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.

@@ -3,7 +3,9 @@
 pub(crate) mod comm;
 mod comms;
 mod episode;
+pub(crate) mod failback;
 mod failures;
+mod hold_down;
 #[cfg_attr(not(test), expect(dead_code, reason = "comms do not use it"))]
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -12,6 +14,7 @@ mod profiler;
 mod progress;
 mod queues;
 pub(crate) mod rail;
+pub(crate) mod rail_maker;
 pub(crate) mod recv;
 mod request;
 pub(crate) mod send;

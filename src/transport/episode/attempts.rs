@@ -67,13 +67,14 @@ impl SenderAttempts {
         fits
     }
 
-    /// Handles REBUILD_FAILED. Returns whether it ends the present attempt.
-    pub(crate) fn on_failed(&mut self, attempt: Attempt) -> bool {
-        let fits = self.current.is_some_and(|(current, ..)| current == attempt);
-        if fits {
-            self.current = None;
-        }
-        fits
+    /// Returns whether REBUILD has been sent.
+    pub(crate) fn has_requested(&self) -> bool {
+        self.current.is_some_and(|(.., step)| step != SenderStep::Making)
+    }
+
+    /// Returns whether REBUILD_FAILED with this attempt ends the present one.
+    pub(crate) fn is_current(&self, attempt: Attempt) -> bool {
+        self.current.is_some_and(|(current, ..)| current == attempt)
     }
 
     /// Handles UP. Returns the rails that are back.
@@ -149,9 +150,14 @@ impl ReceiverAttempts {
         Some((attempt, rails, step == ReceiverStep::Proving))
     }
 
-    /// Ends the present attempt, and returns it. Later messages about it are ignored.
-    pub(crate) fn abort(&mut self) -> Option<Attempt> {
-        self.current.take().map(|(attempt, ..)| attempt)
+    /// Returns whether no attempt is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Ends the present attempt, and returns it with its rails. Later messages about it are ignored.
+    pub(crate) fn abort(&mut self) -> Option<(Attempt, u8)> {
+        self.current.take().map(|(attempt, rails, _)| (attempt, rails))
     }
 }
 
@@ -194,7 +200,7 @@ mod tests {
         assert_eq!((attempts.on_up(first), attempts.on_up(first)), (Some(0b10), None));
         attempts.begin(1, 4);
         let second = Attempt { number: 2, epoch: 4 };
-        assert!(!attempts.on_failed(first) && attempts.on_failed(second) && attempts.is_idle());
+        assert!(!attempts.is_current(first) && attempts.is_current(second));
         attempts.begin(1, 4);
         attempts.abort();
         assert_eq!((attempts.worked(), attempts.rails()), (None, 0));
@@ -218,7 +224,7 @@ mod tests {
         assert!(attempts.on_proved(second) && !attempts.on_proved(second));
         assert_eq!((attempts.worked(), attempts.worked()), (Some((second, 1, true)), None));
         assert!(!begin(&mut attempts, 2, 3).unwrap() && begin(&mut attempts, 3, 3).unwrap());
-        assert_eq!((attempts.abort(), attempts.worked()), (Some(Attempt { number: 3, epoch: 3 }), None));
+        assert_eq!((attempts.abort(), attempts.worked()), (Some((Attempt { number: 3, epoch: 3 }, 1)), None));
         let living = attempts.on_rebuild(&new_rails(4, 3, 0b11), 3, 1).unwrap_err();
         assert!(living.to_string().contains("of which 0b01 are given up"), "{living}");
     }

@@ -384,7 +384,7 @@ impl World {
             }
             Message::Rebuilt(answer) => self.sender_works |= self.attempts.on_rebuilt(&answer),
             Message::RebuildFailed(failed) => {
-                if self.attempts.on_failed(failed.attempt) {
+                if self.attempts.is_current(failed.attempt) {
                     self.end_attempt();
                 }
             }

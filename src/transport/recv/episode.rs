@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ};
+use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ, rails};
 use crate::transport::episode::{Answer, Held};
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
@@ -23,7 +23,7 @@ impl RecvState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.episodes.blocks_offers() || self.settles_flushes() {
+        if self.blocks_offers() || self.settles_flushes() {
             self.comm.mark();
         }
         Ok(())
@@ -39,13 +39,22 @@ impl RecvState {
         while let Some(message) = self.comm.peer.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
+                Message::Rebuild(request) => self.on_rebuild(request)?,
+                Message::Proved(attempt) => self.on_proved(attempt),
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
         }
+        self.advance_failback()?;
+        self.comm.check_rails()?;
         self.comm.check_answer()
+    }
+
+    /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
+    pub(super) fn blocks_offers(&self) -> bool {
+        self.episodes.blocks_offers() || self.comm.living() == 0
     }
 
     fn on_state(&mut self, state: SenderState) -> Fast<()> {
@@ -54,6 +63,7 @@ impl RecvState {
             Answer::Nothing => {}
             Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
             Answer::GiveUp(rails) => {
+                self.attempts.abort();
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
             }
@@ -108,7 +118,7 @@ impl RecvState {
             self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
         }
         self.restore_room()?;
-        if new >> self.cts.rail() & 1 == 1 {
+        if self.comm.living() >> self.cts.rail() & 1 == 0 {
             self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
@@ -157,7 +167,7 @@ impl RecvState {
     }
 
     /// Fills the receives of all rails: what is sent again takes more of them.
-    fn restore_room(&mut self) -> Fast<()> {
+    pub(super) fn restore_room(&mut self) -> Fast<()> {
         self.credit = 0;
         for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
             rail.fill()?;
@@ -166,8 +176,11 @@ impl RecvState {
     }
 
     /// Moves the CTS writes to a living rail, from the sender's `next` group on.
-    fn move_cts(&mut self, next: Sequence) -> Fast<()> {
-        let rail = self.comm.living().trailing_zeros() as usize;
+    pub(super) fn move_cts(&mut self, next: Sequence) -> Fast<()> {
+        let Some(rail) = rails(self.comm.living()).next() else {
+            self.unwritten = Some(next);
+            return Ok(());
+        };
         let Self { cts, comm, slots, .. } = self;
         cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len())
     }
