@@ -125,6 +125,11 @@ impl<const N: usize> WordsWrite<N> {
         self.repeat(place, remote, signal);
     }
 
+    /// Returns the bytes that a place keeps.
+    pub fn kept(&self, place: usize) -> &[u64; INLINE / 8] {
+        &self.kept[place % N]
+    }
+
     /// Sets the write of the bytes that a place keeps.
     #[inline(always)]
     pub fn repeat(&mut self, place: usize, remote: Remote, signal: Option<u64>) {

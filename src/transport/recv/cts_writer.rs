@@ -83,7 +83,6 @@ impl CtsWriter {
         first: Sequence,
         counts: impl Fn(u8) -> usize,
     ) -> Fast<()> {
-        let was_inline = self.inline;
         self.use_rail(comm, rail);
         let mut seq = first;
         while seq < self.seq {
@@ -91,18 +90,36 @@ impl CtsWriter {
             let signalled = queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
             match counts(seq.slot()) {
-                1 if was_inline => {
+                1 if self.inline && self.is_kept(seq) => {
                     let Remote { addr, rkey } = self.fifo;
                     let to = Remote { addr: addr + seq.cts_offset(0) as u64, rkey };
                     self.words.repeat(seq.slot().into(), to, signal);
                     queue.post_words(&mut self.words, signalled)?;
                 }
-                count => self.post_staged(comm, seq, count, signal)?,
+                count => {
+                    if self.is_kept(seq) {
+                        self.stage(comm, seq);
+                    }
+                    self.post_staged(comm, seq, count, signal)?;
+                }
             }
             comm.stats.posted_bare(rail);
             seq = seq.next();
         }
         Ok(())
+    }
+
+    /// Returns whether the entry of a group was written inline: it is not in the control memory.
+    fn is_kept(&self, seq: Sequence) -> bool {
+        self.words.kept(seq.slot().into())[CTS_WORDS - 1] == seq.number().to_le()
+    }
+
+    /// Writes the entry of a group that was written inline into the control memory.
+    fn stage(&self, comm: &Comm, seq: Sequence) {
+        let start = (RECORDS_BYTES + seq.cts_offset(0)) / 8;
+        let places = &comm.region.words()[start..start + CTS_WORDS];
+        let words = self.words.kept(seq.slot().into());
+        places.iter().zip(words).for_each(|(place, word)| place.store(*word, Ordering::Relaxed));
     }
 
     /// Makes the writes go back to their own rail when it is alive, and when all that are in flight

@@ -46,6 +46,9 @@ impl RecvState {
         }
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
+        } else if self.episodes.blocks_offers() {
+            // NCCL may make no call but irecv until a part has arrived that is sent again.
+            self.poll()?;
         }
         self.advance_failback()?;
         self.comm.check_rails()?;
