@@ -43,9 +43,17 @@ impl RailFailures {
     }
 }
 
-/// Returns whether another rail may carry what failed with this status. The other statuses are
-/// mistakes: they would fail on any rail.
-fn is_fault_of_the_rail(c: &FailedCompletion) -> bool {
+/// Returns whether another rail may carry what failed so. The other failures are mistakes: they
+/// would happen on any rail.
+fn is_fault_of_a_rail(error: &Error) -> bool {
+    match error {
+        Error::Completion(c) => is_fault_status(c),
+        Error::Verbs { .. } => true,
+        _ => false,
+    }
+}
+
+fn is_fault_status(c: &FailedCompletion) -> bool {
     /// `IBV_WC_WR_FLUSH_ERR`, `IBV_WC_RETRY_EXC_ERR`, `IBV_WC_FATAL_ERR`, `IBV_WC_RESP_TIMEOUT_ERR`,
     /// `IBV_WC_GENERAL_ERR`.
     const FAULTS: [u32; 5] = [5, 12, 19, 20, 21];
@@ -64,15 +72,25 @@ impl Comm {
     /// `error`, if it is not a fault of the rail, if no other rail is left, or if the comm does not
     /// go on without one.
     #[cold]
-    pub(crate) fn rail_failed(&mut self, rail: usize, error: Error) -> Fast<()> {
-        let fault = matches!(&error, Error::Completion(c) if is_fault_of_the_rail(c));
-        let failed = self.stripes_of(rail);
-        if !self.failures.enabled || !fault || self.living() & !(self.failures.new | failed) == 0 {
-            return Err(error.into());
+    pub(crate) fn rail_failed(&mut self, rail: usize, error: impl Into<Box<Error>>) -> Fast<()> {
+        self.rails_failed(1 << rail, error.into())
+    }
+
+    /// Handles a failed call of the adapter's library for a queue of these rails. If they cost the
+    /// comm no more than the rails, the request of the call counts as posted: it is lost with them.
+    #[cold]
+    pub(crate) fn rails_failed(&mut self, which: u8, error: Box<Error>) -> Fast<()> {
+        let failed = rails(which).fold(0, |failed, rail| failed | self.stripes_of(rail));
+        if failed & !self.failures.noticed() == 0 {
+            return Ok(());
+        }
+        let left = self.living() & !(self.failures.new | failed);
+        if !self.failures.enabled || !is_fault_of_a_rail(&error) || left == 0 {
+            return Err(error);
         }
         self.report_failure(failed, &error);
         self.failures.new |= failed;
-        self.failures.first.get_or_insert(error);
+        self.failures.first.get_or_insert(*error);
         self.mark();
         Ok(())
     }

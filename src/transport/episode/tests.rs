@@ -156,7 +156,7 @@ impl World {
         if seq > self.entries || self.sender.is_awaiting() || !slot_is_free || living.is_empty() {
             return;
         }
-        let wanted = living.iter().fold(0u8, |mask, r| mask | (how >> *r as u32 & 1) as u8 * (1 << r));
+        let wanted = living.iter().fold(0u8, |mask, r| mask | ((how >> *r as u32 & 1) as u8) << r);
         let mask = if wanted == 0 { 1 << living[0] } else { wanted };
         self.next += 1;
         self.sent.insert(seq, Sent { mask, pending: mask });
@@ -267,7 +267,7 @@ impl World {
 
     fn sender_receives(&mut self, how: u32) {
         let Some(message) = self.to_sender.front().cloned() else { return };
-        if how % 4 != 0 {
+        if !how.is_multiple_of(4) {
             self.to_sender.pop_front();
         }
         match message {
@@ -299,7 +299,7 @@ impl World {
 
     fn receiver_receives(&mut self, how: u32) {
         if let Some(message) = self.to_receiver.front().cloned() {
-            if how % 4 != 0 {
+            if !how.is_multiple_of(4) {
                 self.to_receiver.pop_front();
             }
             let Message::State(state) = message else { panic!("{message:?}") };

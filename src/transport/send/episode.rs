@@ -151,9 +151,12 @@ impl SendState {
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
         let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
-        let written = writes.prepare(ops, queue, chain, (region, remote))?;
-        queue.post(chain, true)?;
-        stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+        let written = writes.prepare(ops, queue, chain, (region, remote));
+        let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
+        match posted {
+            Ok(written) => stats.posted(carrier, written.writes + 1, written.writes, written.bytes),
+            Err(e) => self.comm.rail_failed(carrier, e)?,
+        }
         Ok(true)
     }
 

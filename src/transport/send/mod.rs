@@ -189,7 +189,10 @@ impl Sender {
         let index = match why {
             Unusual::General => state.start(buffer, tag, mr, profiler),
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
-            Unusual::Failed(e) => Err(e),
+            Unusual::NotPosted(index, e) => {
+                let rail = state.usual.rail;
+                state.comm.rail_failed(rail, e).map(|()| Some(index))
+            }
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));
@@ -367,15 +370,18 @@ impl SendState {
         self.seq = self.seq.next();
         let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
+        let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
             if !send.profiler.is_none() {
                 profiling::part(profiler, index, send, part, slot, queue);
             }
-            send.post(part, queue, chain, slot, imm)?;
-            stats.posted(part.rail, 1, 1, part.len);
+            match send.post(part, queue, chain, slot, imm) {
+                Ok(()) => stats.posted(part.rail, 1, 1, part.len),
+                Err(e) => failed = Some((part.rail, e)),
+            }
         }
-        Ok(true)
+        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
     }
 
     /// Returns whether each rail of `mask` has room for one work request.
