@@ -3,6 +3,7 @@
 pub(crate) mod comm;
 mod comms;
 mod episode;
+mod failover;
 mod failures;
 pub(crate) mod memory;
 pub(crate) mod peer;
