@@ -14,6 +14,7 @@ use crate::config::gid::{self, Gid};
 use crate::config::{self, Capability, DeviceSpec};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
+use crate::process::port;
 
 /// A device. It lives as long as the process: pointers from a freed list stay valid.
 #[repr(C)]
@@ -42,6 +43,8 @@ pub(crate) struct Context {
     verbs: UnsafeCell<sys::verbs_context>,
     /// The device.
     pub(crate) device: &'static Device,
+    /// `LinkSlot::life` of the device when it was opened.
+    pub(crate) life: u32,
     /// PDs, CQs and channels that are not destroyed.
     pub(crate) children: AtomicUsize,
     /// Asynchronous events that are not yet delivered.
@@ -156,6 +159,9 @@ impl Context {
         // SAFETY: function pointers in `Option`, integers and raw pointers may all be zero.
         let mut verbs: sys::verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
         let events = EventQueue::new()?;
+        crate::control::faults::from_environment();
+        // Without a fabric, the calls that need one fail.
+        let life = port::link(device).map_or(0, |(link, _)| link.life());
         verbs.sz = size_of::<sys::verbs_context>();
         verbs.context.device = device.as_ptr();
         verbs.context.cmd_fd = -1;
@@ -169,7 +175,7 @@ impl Context {
         verbs.context.ops.post_srq_recv = Some(crate::api::srq::post_srq_recv);
         crate::api::query::fill_ops(&mut verbs);
         let verbs = UnsafeCell::new(verbs);
-        let context = Arc::new(Self { verbs, device, children: AtomicUsize::new(0), events });
+        let context = Arc::new(Self { verbs, device, life, children: AtomicUsize::new(0), events });
         let ptr = context.as_ptr();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|context| context.strong_count() > 0);

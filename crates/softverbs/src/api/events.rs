@@ -104,8 +104,8 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
         slot.id.store(id, Relaxed);
         header.event_tail.store(tail.wrapping_add(1), Release);
     }
-    match process::get() {
-        Ok(process) if peer.own => dispatch(process),
+    match peer.own.then(process::get) {
+        Some(Ok(process)) => dispatch(process),
         _ => peer.kick(),
     }
 }

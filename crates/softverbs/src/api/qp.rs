@@ -309,6 +309,7 @@ fn init_entry(
     shared.device.store(u32::try_from(parts.pd.context.device.index).unwrap_or(0), Relaxed);
     shared.recv_cq.store(parts.recv_cq.index, Relaxed);
     shared.srq.store(parts.srq.as_ref().map_or(0, |srq| srq.index + 1), Relaxed);
+    shared.life.store(parts.pd.context.life, Relaxed);
     shared.taken.store(0, Relaxed);
     shared.established.store(0, Relaxed);
     shared.sends_done.store(0, Relaxed);

@@ -21,6 +21,7 @@ use crate::wire::bounce;
 use crate::wire::exec::{self, Step};
 use crate::wire::respond;
 use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
+use crate::wire::strike;
 
 /// Fence, signaled, solicited, inline. A fence needs no code: work requests are executed one by
 /// one.
@@ -137,8 +138,10 @@ impl Qp {
             );
             return Err(Errno(libc::ENOMEM));
         }
+        let number = sq.tail;
         // SAFETY: guaranteed by the caller.
         unsafe { sq.push(wr, pieces, len, now) };
+        strike::count(process, self, sq, number, wr.opcode);
         count_posted(self, wr.opcode, wr.send_flags);
         Ok(())
     }
@@ -178,6 +181,12 @@ impl Qp {
             match step {
                 Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
                 Step::Moved => sq.block = None,
+                // Neither a timer nor a polling thread continues it.
+                Step::Removed => {
+                    sq.block = None;
+                    self.probe_at.store(u64::MAX, Relaxed);
+                    break;
+                }
                 Step::NotReady(wait) => {
                     if !self.not_ready(process, sq, &wqe, wait) {
                         break;

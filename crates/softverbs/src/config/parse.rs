@@ -120,7 +120,7 @@ fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-fn address(text: &str) -> Result<(IpAddr, u8), String> {
+pub(crate) fn address(text: &str) -> Result<(IpAddr, u8), String> {
     let text = text.trim();
     let expected = || {
         format!("found {text:?}, expected an address with its prefix length, like 10.0.0.1/24 or fd00::1/64")

@@ -5,6 +5,7 @@
 //! at all.
 
 pub(crate) mod counters;
+pub(crate) mod flap;
 pub(crate) mod injected;
 pub(crate) mod port;
 pub(crate) mod report;
@@ -138,6 +139,12 @@ impl Process {
         Ok(peer)
     }
 
+    /// Returns all processes of the fabric. One that has ended meanwhile is not among them.
+    pub(crate) fn all_peers(&self) -> Vec<Arc<Peer>> {
+        let place = |(process, nonce)| Place { process, nonce, index: 0 };
+        self.fabric.processes().filter_map(|member| self.peer(place(member)).ok()).collect()
+    }
+
     /// Returns the peers that are currently mapped.
     pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,7 +181,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);
         latency_ns.store(device.spec.latency_ns, Relaxed);
-        link.store(fabric.link_of(device_key(device))?, Relaxed);
+        link.store(fabric.link_of(device_key(device), &label(device))?, Relaxed);
         for (gid, slot) in device.gids.iter().zip(gids) {
             gids::write(slot, Some(*gid));
         }
@@ -182,6 +189,14 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     }
     header.device_count.store(u32::try_from(device::all().len()).unwrap_or(0), Release);
     Ok(())
+}
+
+/// Returns the name by which `softverbs-ctl` distinguishes devices: with the first address or LID.
+fn label(device: &device::Device) -> String {
+    match device.spec.addrs.first() {
+        Some((addr, _)) => format!("{}@{addr}", device.spec.name),
+        None => format!("{}@{}", device.spec.name, device.lid),
+    }
 }
 
 /// Returns what identifies a device in the fabric: its first GID, derived from name and first

@@ -1,12 +1,13 @@
 //! The ports of this process's devices, as the fabric has them now.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::api::device::Device;
 use crate::config::gid::Gid;
 use crate::process;
 use crate::shm::gids;
 use crate::shm::layout::LinkSlot;
+use crate::shm::link_state::{DOWN, REMOVED};
 
 /// Returns the link of a device and the index of the link.
 pub(crate) fn link(device: &Device) -> Option<(&'static LinkSlot, u32)> {
@@ -17,7 +18,7 @@ pub(crate) fn link(device: &Device) -> Option<(&'static LinkSlot, u32)> {
 
 /// Returns whether the link of a device is up.
 pub(crate) fn link_is_up(device: &Device) -> bool {
-    link(device).is_none_or(|(link, _)| link.down.load(Acquire) == 0)
+    link(device).is_none_or(|(link, _)| link.flags() & (DOWN | REMOVED) == 0)
 }
 
 /// Returns the rate of a device in bytes per second, `None` for unlimited.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::abi::border::{Errno, last_errno};
 use crate::clock;
 use crate::log::fault;
-use crate::process::{self, Process};
+use crate::process::{self, Process, flap};
 use crate::shm::peer::Peer;
 use crate::wire::mover;
 
@@ -172,6 +172,7 @@ fn round(process: &'static Process) {
         qp.progress(process);
     }
     mover::serve(process);
+    flap::serve(process);
 }
 
 /// Lets a polling thread retry waiting work requests and continue large ones. Cheap if there are

@@ -84,6 +84,14 @@ impl Fabric {
         Ok(this)
     }
 
+    /// Like [`Fabric::open`]; `None` if there is no fabric file of this layout.
+    pub(crate) fn open_existing(dir: &Locked) -> Result<Option<Self>, Errno> {
+        match fabric_file(&dir.path).exists() {
+            true => Self::open(dir).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn shared(&self) -> &FabricShared {
         self.map.at(0).expect("the mapping was made with this length")
     }
@@ -204,7 +212,7 @@ impl Fabric {
     }
 
     /// Returns the link of the device with this first GID. Creates it at first use.
-    pub(crate) fn link_of(&self, gid: [u64; 2]) -> Result<u32, Errno> {
+    pub(crate) fn link_of(&self, gid: [u64; 2], label: &str) -> Result<u32, Errno> {
         let shared = self.shared();
         let _guard = shared.lock.lock();
         for (i, slot) in (0..).zip(&shared.links) {
@@ -212,6 +220,7 @@ impl Fabric {
             if have == [0, 0] {
                 slot.high.store(gid[0], Relaxed);
                 slot.low.store(gid[1], Relaxed);
+                slot.set_label(label);
             } else if have != gid {
                 continue;
             }
@@ -230,6 +239,12 @@ impl Fabric {
     /// Locks the fabric, for reading or writing a GID table.
     pub(crate) fn lock(&self) -> Guard<'_> {
         self.shared().lock.lock()
+    }
+
+    /// Returns all links in use, with their index.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (u32, &LinkSlot)> {
+        let used = |slot: &LinkSlot| [slot.high.load(Relaxed), slot.low.load(Relaxed)] != [0, 0];
+        (0..).zip(&self.shared().links).take_while(move |(_, slot)| used(slot))
     }
 
     /// Returns a link by index.

@@ -2,8 +2,8 @@
 //!
 //! The requester executes both halves, its own and the responder's: `exec` drives a work request,
 //! `respond` acts on the responder's segment, `copy` and `bounce` move the bytes, `link` models
-//! rate and latency, `reach` finds the responder, `access` checks keys, and `mover` continues large
-//! transfers after the post.
+//! rate and latency, `reach` finds the responder, `access` checks keys, `mover` continues large
+//! transfers after the post, and `strike` applies faults to work requests.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
@@ -14,3 +14,4 @@ pub(crate) mod mover;
 pub(crate) mod reach;
 pub(crate) mod respond;
 pub(crate) mod send_queue;
+pub(crate) mod strike;

@@ -1,6 +1,8 @@
 //! The send queue of a QP: preallocated slots and the attributes of the connection. It does not
 //! execute work requests.
 
+use std::collections::VecDeque;
+
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
 
@@ -8,6 +10,7 @@ use crate::limits::PIECE;
 use crate::shm::recv_queue::Sge;
 use crate::wire::link::Passage;
 use crate::wire::reach::Reached;
+use crate::wire::strike::{Struck, Unacked};
 
 pub(crate) const SIGNALED: u32 = 1 << 1;
 pub(crate) const SOLICITED: u32 = 1 << 2;
@@ -96,6 +99,10 @@ pub(crate) struct SendQueue {
     pub(crate) not_before: u64,
     pub(crate) connection: Connection,
     pub(crate) reached: Option<Reached>,
+    /// The head was executed, but its answer is lost.
+    pub(crate) unacked: Option<Unacked>,
+    /// Work requests that a fault strikes, in order. Nearly always empty.
+    pub(crate) struck: VecDeque<Struck>,
 }
 
 impl SendQueue {
@@ -130,24 +137,35 @@ impl SendQueue {
             not_before: 0,
             connection,
             reached: None,
+            unacked: None,
+            struck: VecDeque::new(),
         }
     }
 
     /// Drops all work requests and the cached responder.
     pub(crate) fn clear(&mut self) {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
-        (self.partial, self.not_before) = (None, 0);
+        (self.partial, self.not_before, self.unacked) = (None, 0, None);
+        self.struck.clear();
     }
 
     /// Removes the head.
     pub(crate) fn advance(&mut self) {
+        while self.struck.front().is_some_and(|struck| struck.number == self.head) {
+            self.struck.pop_front();
+        }
         self.head = self.head.wrapping_add(1);
-        (self.block, self.partial) = (None, None);
+        (self.block, self.partial, self.unacked) = (None, None, None);
     }
 
     /// Returns the head, its scatter/gather list and its inline data. The queue must not be empty.
     pub(crate) fn first(&self) -> (Wqe, &[Sge], &[u8]) {
-        let slot = self.slot(self.head);
+        self.at(self.head)
+    }
+
+    /// Returns a work request by its running number, like `first`.
+    pub(crate) fn at(&self, number: u32) -> (Wqe, &[Sge], &[u8]) {
+        let slot = self.slot(number);
         let wqe = self.wqes[slot];
         let sges = &self.sges[slot * self.max_sge..][..wqe.sges as usize];
         (wqe, sges, &self.inline[slot * self.max_inline..][..self.max_inline])

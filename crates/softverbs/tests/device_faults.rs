@@ -1,0 +1,235 @@
+//! Faults of devices: silence, triggers by the number of a work request, and their scripts. The
+//! devices are those of the process: therefore these tests have their own file.
+extern crate softverbs as _;
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::*;
+use softverbs::{DeviceSpec, Direction, Fault, Only};
+
+const ERR: u32 = sys::ibv_qp_state::IBV_QPS_ERR;
+
+/// Lets one test at a time use the devices, and ends all faults before and after it.
+struct Alone(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Alone {
+    fn new() -> Self {
+        static ONE: Mutex<()> = Mutex::new(());
+        let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        setup();
+        let device = |name: &str, last| DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
+        softverbs::configure(vec![device("soft0", 1), device("soft1", 2)]).expect("the same in each test");
+        heal();
+        Self(guard)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        heal();
+    }
+}
+
+fn heal() {
+    for device in ["soft0", "soft1"] {
+        softverbs::heal(device).expect("there is such a device");
+    }
+}
+
+/// Returns two connected ends: on soft0 and on soft1.
+fn across(opts: fn() -> Opts) -> (End, End) {
+    pair(Opts { device: 0, ..opts() }, Opts { device: 1, ..opts() })
+}
+
+/// A QP that gives up after some ms.
+fn short() -> Opts {
+    Opts { timeout: 8, retry: 1, ..Opts::default() }
+}
+
+/// A QP that retries for longer than any test runs.
+fn long() -> Opts {
+    Opts { timeout: 20, retry: 7, ..Opts::default() }
+}
+
+/// Posts a WRITE of the first eight bytes, which are set to `value`.
+fn write(from: &mut End, to: &End, value: u8) {
+    from.buf[..8].fill(value);
+    let mut sges = [from.sge(0, 8)];
+    let wr = Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to.address(), 0).id(value.into());
+    assert_eq!(from.send(wr), 0);
+}
+
+/// Returns what has arrived, read as another thread would.
+fn arrived(end: &End) -> u8 {
+    // SAFETY: in the buffer of the end.
+    unsafe { end.buf.as_ptr().read_volatile() }
+}
+
+fn state_of(end: &End) -> u32 {
+    // SAFETY: an open context and a writable struct.
+    unsafe {
+        let mut attr: sys::ibv_port_attr = std::mem::zeroed();
+        assert_eq!(sys::ibv_query_port(end.ctx, 1, (&raw mut attr).cast()), 0);
+        attr.state
+    }
+}
+
+#[test]
+fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
+    let _alone = Alone::new();
+    for (device, direction) in
+        [("soft0", Direction::Out), ("soft1", Direction::In), ("soft1", Direction::Both)]
+    {
+        let (mut a, b) = across(short);
+        softverbs::inject(device, Fault::Silence(direction)).expect("a device");
+        write(&mut a, &b, 7);
+        let wc = a.poll_send();
+        assert_eq!((wc.status, arrived(&b)), (status::IBV_WC_RETRY_EXC_ERR, 0), "{device} {direction:?}");
+        assert_eq!((a.state(), async_event(a.ctx, false), async_event(b.ctx, false)), (ERR, None, None));
+        assert_eq!(state_of(&a), sys::ibv_port_state::IBV_PORT_ACTIVE);
+        softverbs::heal(device).expect("a device");
+    }
+}
+
+#[test]
+fn a_write_whose_answer_is_swallowed_has_arrived() {
+    let _alone = Alone::new();
+    for (device, direction) in [("soft0", Direction::In), ("soft1", Direction::Out)] {
+        let (mut a, b) = across(short);
+        softverbs::inject(device, Fault::Silence(direction)).expect("a device");
+        assert_eq!(b.recv(5, 0, 0), 0);
+        a.buf[0] = 9;
+        let mut sges = [a.sge(0, 8)];
+        let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&b.address(), 0).imm(3);
+        assert_eq!(a.send(wr), 0);
+        let wc = b.poll_recv();
+        assert_eq!((wc.wr_id, wc.status, imm(&wc), arrived(&b)), (5, 0, 3, 9), "{device} {direction:?}");
+        assert_eq!(a.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
+        assert!(poll(b.rcq).is_none());
+        softverbs::heal(device).expect("a device");
+    }
+}
+
+#[test]
+fn a_healed_device_completes_what_waits_and_nothing_twice() {
+    let _alone = Alone::new();
+    let (mut a, b) = across(long);
+    for direction in [Direction::In, Direction::Out, Direction::Both] {
+        softverbs::inject("soft1", Fault::Silence(direction)).expect("a device");
+        let before = arrived(&b);
+        assert_eq!(b.recv(1, 0, 0), 0);
+        a.buf[0] = before + 1;
+        let mut sges = [a.sge(0, 8)];
+        let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&b.address(), 0);
+        assert_eq!(a.send(wr), 0);
+        for _ in 0..200 {
+            assert!(poll(a.scq).is_none(), "{direction:?}");
+        }
+        // The request arrives if only the answers are swallowed.
+        assert_eq!(arrived(&b) == before + 1, direction == Direction::Out);
+        softverbs::heal("soft1").expect("a device");
+        assert_eq!((a.poll_send().status, b.poll_recv().wr_id, arrived(&b)), (0, 1, before + 1));
+        assert!(poll(b.rcq).is_none());
+    }
+}
+
+#[test]
+fn a_read_without_an_answer_changes_nothing() {
+    let _alone = Alone::new();
+    let (a, mut b) = across(short);
+    b.buf[0] = 4;
+    softverbs::inject("soft1", Fault::Silence(Direction::Out)).expect("a device");
+    let mut sges = [a.sge(0, 8)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_READ, &mut sges).to(&b.address(), 0)), 0);
+    assert_eq!((a.poll_send().status, arrived(&a)), (status::IBV_WC_RETRY_EXC_ERR, 0));
+}
+
+/// The earlier work requests of the same list arrive.
+#[test]
+fn a_fault_begins_with_the_work_request_of_its_number() {
+    let _alone = Alone::new();
+    for (fault, event) in [(Fault::Silence(Direction::Both), None), (Fault::LinkDown, Some(10))] {
+        let (mut a, b) = across(short);
+        let before = softverbs::posted("soft0", Only::ALL).expect("a device");
+        let struck = softverbs::faults_struck("soft0").expect("a device");
+        softverbs::inject_at("soft0", fault, 3, Only::ALL).expect("a device");
+        for value in 1..6 {
+            a.buf[value..=value].fill(value as u8);
+        }
+        let to = b.address();
+        let mut sges: Vec<_> = (1..6).map(|i| [a.sge(i, 1)]).collect();
+        let mut sends: Vec<_> = sges.iter_mut().zip(1..).collect();
+        let mut list: Vec<_> = sends
+            .iter_mut()
+            .map(|(sges, id)| Send::new(op::IBV_WR_RDMA_WRITE, &mut sges[..]).to(&to, *id).id(*id).wr())
+            .collect();
+        for i in 1..list.len() {
+            list[i - 1].next = &raw mut list[i];
+        }
+        assert_eq!(a.post(&mut list[0]), 0);
+        let seen: Vec<_> = (0..5).map(|_| a.poll_send()).map(|wc| (wc.wr_id, wc.status)).collect();
+        let flushed = status::IBV_WC_WR_FLUSH_ERR;
+        assert_eq!(seen, [(1, 0), (2, 0), (3, status::IBV_WC_RETRY_EXC_ERR), (4, flushed), (5, flushed)]);
+        assert_eq!(b.buf[1..6], [1, 2, 0, 0, 0]);
+        assert_eq!(async_event(a.ctx, false), event);
+        assert_eq!(softverbs::posted("soft0", Only::ALL).expect("a device") - before, 5);
+        assert_eq!(softverbs::faults_struck("soft0").expect("a device") - struck, 1);
+        softverbs::heal("soft0").expect("a device");
+    }
+}
+
+#[test]
+fn only_the_work_requests_that_count_are_counted() {
+    let _alone = Alone::new();
+    let (a, b) = across(short);
+    let this = End::new(short());
+    this.connect(&this.address());
+    let count = |only| softverbs::posted("soft0", only).expect("a device");
+    let only = [Only::ALL, Only::WRITES, Only::WRITES_WITH_IMM, Only::ALL.remote(), Only::WRITES.remote()];
+    let before = only.map(count);
+    let post = |from: &End, to: &End, opcode| {
+        let mut sges = [from.sge(8, 8)];
+        assert_eq!(from.send(Send::new(opcode, &mut sges).to(&to.address(), 8)), 0);
+        from.poll_send().status
+    };
+    for id in 0..2 {
+        assert_eq!(b.recv(id, 0, 8), 0);
+    }
+    // The second WRITE to the peer.
+    softverbs::inject_at("soft0", Fault::Silence(Direction::Both), 2, Only::WRITES.remote())
+        .expect("a device");
+    assert_eq!(post(&a, &b, op::IBV_WR_SEND), 0);
+    assert_eq!(post(&this, &this, op::IBV_WR_RDMA_WRITE), 0);
+    assert_eq!(post(&a, &b, op::IBV_WR_RDMA_WRITE_WITH_IMM), 0);
+    assert_eq!(post(&this, &this, op::IBV_WR_RDMA_WRITE), 0);
+    assert_eq!(post(&a, &b, op::IBV_WR_RDMA_READ), 0);
+    assert_eq!(post(&a, &b, op::IBV_WR_RDMA_WRITE), status::IBV_WC_RETRY_EXC_ERR);
+    let counted: Vec<_> = only.iter().zip(before).map(|(only, before)| count(*only) - before).collect();
+    assert_eq!(counted, [6, 4, 1, 4, 2]);
+}
+
+#[test]
+fn a_script_does_what_the_calls_do() {
+    let _alone = Alone::new();
+    let (mut a, b) = across(short);
+    softverbs::run_faults("soft1:link=down; soft0:silence=out,at=1").expect("valid");
+    assert_eq!(state_of(&b), sys::ibv_port_state::IBV_PORT_DOWN);
+    softverbs::run_faults("soft1:heal").expect("valid");
+    assert_eq!(state_of(&b), sys::ibv_port_state::IBV_PORT_ACTIVE);
+    write(&mut a, &b, 1);
+    assert_eq!((a.poll_send().status, arrived(&b)), (status::IBV_WC_RETRY_EXC_ERR, 0));
+    for (script, word) in [("soft7:link=down", "soft7"), ("soft0:lnk=down", "lnk")] {
+        assert!(softverbs::run_faults(script).expect_err("wrong").to_string().contains(word), "{script}");
+    }
+    // Faults that wait are disarmed, and only so many can wait.
+    heal();
+    let wait = || softverbs::inject_at("soft0", Fault::LinkDown, 1, Only::ALL);
+    while wait().is_ok() {}
+    assert!(wait().expect_err("too many").to_string().contains("too many"));
+    heal();
+    let (mut a, b) = across(short);
+    write(&mut a, &b, 2);
+    assert_eq!(a.poll_send().status, 0);
+}
