@@ -3,69 +3,11 @@
 extern crate softverbs as _;
 
 mod common;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod faulty;
 
 use common::*;
-use softverbs::{DeviceSpec, Direction, Fault, Only};
-
-const ERR: u32 = sys::ibv_qp_state::IBV_QPS_ERR;
-
-/// Lets one test at a time use the devices, and ends all faults before and after it.
-struct Alone(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
-
-impl Alone {
-    fn new() -> Self {
-        static ONE: Mutex<()> = Mutex::new(());
-        let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        setup();
-        let device = |name: &str, last| DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
-        softverbs::configure(vec![device("soft0", 1), device("soft1", 2)]).expect("the same in each test");
-        heal();
-        Self(guard)
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        heal();
-    }
-}
-
-fn heal() {
-    for device in ["soft0", "soft1"] {
-        softverbs::heal(device).expect("there is such a device");
-    }
-}
-
-/// Returns two connected ends: on soft0 and on soft1.
-fn across(opts: fn() -> Opts) -> (End, End) {
-    pair(Opts { device: 0, ..opts() }, Opts { device: 1, ..opts() })
-}
-
-/// A QP that gives up after some ms.
-fn short() -> Opts {
-    Opts { timeout: 8, retry: 1, ..Opts::default() }
-}
-
-/// A QP that retries for longer than any test runs.
-fn long() -> Opts {
-    Opts { timeout: 20, retry: 7, ..Opts::default() }
-}
-
-/// Posts a WRITE of the first eight bytes, which are set to `value`.
-fn write(from: &mut End, to: &End, value: u8) {
-    from.buf[..8].fill(value);
-    let mut sges = [from.sge(0, 8)];
-    let wr = Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to.address(), 0).id(value.into());
-    assert_eq!(from.send(wr), 0);
-}
-
-/// Returns what has arrived, read as another thread would.
-fn arrived(end: &End) -> u8 {
-    // SAFETY: in the buffer of the end.
-    unsafe { end.buf.as_ptr().read_volatile() }
-}
+use faulty::*;
+use softverbs::{Direction, Fault, Only};
 
 fn state_of(end: &End) -> u32 {
     // SAFETY: an open context and a writable struct.
@@ -232,4 +174,55 @@ fn a_script_does_what_the_calls_do() {
     let (mut a, b) = across(short);
     write(&mut a, &b, 2);
     assert_eq!(a.poll_send().status, 0);
+}
+
+#[test]
+fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
+    let _alone = Alone::new();
+    let (mut a, b) = across(long);
+    write(&mut a, &b, 1);
+    softverbs::inject("soft0", Fault::Silence(Direction::Both)).expect("a device");
+    for value in 2..5 {
+        write(&mut a, &b, value);
+    }
+    assert_eq!(a.set_state(ERR), 0);
+    write(&mut a, &b, 5);
+    let flushed = status::IBV_WC_WR_FLUSH_ERR;
+    // Without waiting.
+    let seen: Vec<_> = std::iter::from_fn(|| poll(a.scq)).map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(seen, [(1, 0), (2, flushed), (3, flushed), (4, flushed), (5, flushed)]);
+}
+
+#[test]
+fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
+    let _alone = Alone::new();
+    const LAST_WQE_REACHED: u32 = 16;
+    let ctx = open(1);
+    // SAFETY: plain libibverbs use; zero is a value of every attribute.
+    let (pd, srq) = unsafe {
+        let pd = sys::ibv_alloc_pd(ctx);
+        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
+        (init.attr.max_wr, init.attr.max_sge) = (4, 1);
+        (pd, sys::ibv_create_srq(pd, &raw mut init))
+    };
+    let on_srq = || End::on(ctx, pd, Opts { srq, device: 1, ..short() });
+    // Moved by the program, and by a request that is not allowed.
+    let [own, refused] = [on_srq(), on_srq()];
+    own.connect(&own.address());
+    assert_eq!(own.set_state(ERR), 0);
+    assert_eq!(async_event(ctx, true), Some(LAST_WQE_REACHED));
+    let a = End::new(short());
+    a.connect(&refused.address());
+    refused.connect(&a.address());
+    let mut sges = [a.sge(0, 8)];
+    let wrong = Address { rkey: 1, ..refused.address() };
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&wrong, 0)), 0);
+    assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
+    let mut events = Vec::new();
+    while events.last() != Some(&LAST_WQE_REACHED) {
+        events.push(async_event(ctx, true).expect("an event"));
+    }
+    drop((own, refused));
+    // SAFETY: nothing uses it any more.
+    assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
 }

@@ -17,6 +17,7 @@ use crate::process::{self, Process, injected, port};
 use crate::shm::gids;
 use crate::shm::layout::QpShared;
 use crate::wire::bounce;
+use crate::wire::late;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
 
@@ -241,6 +242,7 @@ impl Qp {
         match to {
             RESET => {
                 shared.state.store(RESET, Release);
+                late::release(process, sq);
                 respond::give_back_taken(process, self.index, shared);
                 self.clear(shared, sq);
             }

@@ -25,6 +25,7 @@ use crate::process::{self, Process};
 use crate::shm::layout::{QPS, QpShared};
 use crate::shm::recv_queue::{self, Receives};
 use crate::wire::bounce;
+use crate::wire::late;
 use crate::wire::mover;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
@@ -223,6 +224,7 @@ impl Qp {
         let _guard = bounce::lock(&shared.lock);
         shared.state.store(RESET, Release);
         shared.qpn.store(0, Release);
+        late::release(process, &mut sq);
         respond::give_back_taken(process, self.index, shared);
         self.clear(shared, &mut sq);
         self.note_waiting(process, false);

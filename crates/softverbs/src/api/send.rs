@@ -19,6 +19,7 @@ use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
 use crate::wire::exec::{self, Step};
+use crate::wire::late;
 use crate::wire::respond;
 use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
 use crate::wire::strike;
@@ -203,7 +204,11 @@ impl Qp {
             }
         }
         // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
-        let running = shared.state.load(Acquire) == RTS;
+        let state = shared.state.load(Acquire);
+        let running = state == RTS;
+        if state == ERR {
+            late::release(process, sq);
+        }
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());
         self.note_moving(process, moves);

@@ -33,6 +33,7 @@ use crate::shm::heap::{self, Heap};
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 
+use crate::wire::late::OnTheirWay;
 use table::Table;
 
 /// See the module.
@@ -51,6 +52,7 @@ pub(crate) struct Process {
     /// Polls since then, for the service thread to see whether the program polls.
     pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
+    pub(crate) late: OnTheirWay,
     heap: Mutex<Heap>,
     peers: Mutex<HashMap<(u32, u64), Weak<Peer>>>,
 }
@@ -117,6 +119,7 @@ impl Process {
             moving: AtomicUsize::new(0),
             polls: AtomicU64::new(0),
             pds: AtomicUsize::new(0),
+            late: OnTheirWay::default(),
             own: Arc::new(own),
             heap: Mutex::new(Heap::new()),
             peers: Mutex::default(),

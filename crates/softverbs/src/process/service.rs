@@ -11,7 +11,7 @@ use crate::clock;
 use crate::log::fault;
 use crate::process::{self, Process, flap};
 use crate::shm::peer::Peer;
-use crate::wire::mover;
+use crate::wire::{late, mover};
 
 const WAKE: u64 = 0;
 const TIME: u64 = 1;
@@ -173,6 +173,7 @@ fn round(process: &'static Process) {
     }
     mover::serve(process);
     flap::serve(process);
+    late::serve(process);
 }
 
 /// Lets a polling thread retry waiting work requests and continue large ones. Cheap if there are

@@ -8,6 +8,7 @@ use rdma_sys::ibv_wr_opcode as op;
 
 use crate::limits::PIECE;
 use crate::shm::recv_queue::Sge;
+use crate::wire::late::Late;
 use crate::wire::link::Passage;
 use crate::wire::reach::Reached;
 use crate::wire::strike::{Struck, Unacked};
@@ -103,6 +104,8 @@ pub(crate) struct SendQueue {
     pub(crate) unacked: Option<Unacked>,
     /// Work requests that a fault strikes, in order. Nearly always empty.
     pub(crate) struck: VecDeque<Struck>,
+    /// Swallowed WRITEs that arrive when the QP has ended, with their running numbers.
+    pub(crate) swallowed: Vec<(u32, Late)>,
 }
 
 impl SendQueue {
@@ -139,6 +142,7 @@ impl SendQueue {
             reached: None,
             unacked: None,
             struck: VecDeque::new(),
+            swallowed: Vec::new(),
         }
     }
 
@@ -147,6 +151,7 @@ impl SendQueue {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
         (self.partial, self.not_before, self.unacked) = (None, 0, None);
         self.struck.clear();
+        self.swallowed.clear();
     }
 
     /// Removes the head.

@@ -11,6 +11,7 @@ use crate::process::Process;
 use crate::shm::fabric::Fabric;
 use crate::shm::layout::DeviceShared;
 use crate::wire::exec::Step;
+use crate::wire::late::Late;
 use crate::wire::link;
 use crate::wire::reach::own_device;
 use crate::wire::send_queue::SendQueue;
@@ -27,6 +28,8 @@ pub(crate) struct Struck {
     fault: Fault,
     /// `LinkSlot::heals` when the fault has taken effect; `None` before.
     since: Option<u32>,
+    /// The copy of a WRITE that arrives late.
+    late: Option<Late>,
 }
 
 /// The head of a send queue: it was executed, but its answer is lost.
@@ -73,7 +76,15 @@ pub(crate) fn count(process: &Process, qp: &Qp, sq: &mut SendQueue, number: u32,
     for fault in faults {
         let (name, wr_id) = (&qp.context.device.spec.name, sq.at(number).0.wr_id);
         fault!("QP {:#x}, wr_id {wr_id:#x}: device {name:?}: fault {fault:?} strikes", qp.qpn);
-        sq.struck.push_back(Struck { number, fault, since: None });
+        let late = match fault {
+            // Now: the program may write to its buffer again before it notices that the QP has failed.
+            Fault::Late(after, _) => {
+                let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+                Late::copy(process, qp, sq, number, after)
+            }
+            _ => None,
+        };
+        sq.struck.push_back(Struck { number, fault, since: None, late });
     }
 }
 
@@ -90,8 +101,14 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
     while let Some(struck) = sq.struck.front_mut().filter(|struck| struck.number == sq.head) {
         match (struck.fault, struck.since) {
             (_, Some(since)) if since == heals => return Course::Stopped(Step::NoAnswer(SWALLOWED)),
-            // The faults of the device have ended.
-            (_, Some(_)) => {}
+            // The faults of the device have ended: the packets are sent again, and arrive.
+            (_, Some(_)) => sq.swallowed.retain(|(number, _)| *number != sq.head),
+            (Fault::Late(..), None) => {
+                let late = struck.late.take();
+                sq.swallowed.extend(late.map(|late| (sq.head, late)));
+                takes_effect(process, qp, sq);
+                return Course::Stopped(Step::NoAnswer(SWALLOWED));
+            }
             (Fault::LostAck(_), None) => return Course::NoAck,
             (Fault::Partial(part, _), None) => return Course::Cut(bytes(part, sq.first().0.len)),
             (fault, None) => site.strike(fault),
