@@ -187,7 +187,6 @@ fn a_destroyed_or_reset_receiver_stops_a_late_write() {
         inject(Fault::Late(LATE, Then::Silent));
         write(&mut a, &b, 7);
         assert_eq!(a.set_state(ERR), 0);
-        // SAFETY: the memory region is not used again; the new one is destroyed with the end.
         match way {
             "destroyed" => {
                 let fresh = End::on(b.ctx, b.pd, short());
@@ -203,6 +202,7 @@ fn a_destroyed_or_reset_receiver_stops_a_late_write() {
                 assert_eq!(b.set_state(RESET), 0);
                 b.connect(&a.address());
             }
+            // SAFETY: the memory region is not used again; the new one is destroyed with the end.
             _ => unsafe {
                 assert_eq!(sys::ibv_dereg_mr(b.mr), 0);
                 b.mr = sys::ibv_reg_mr(b.pd, b.buf.as_mut_ptr().cast(), b.buf.len(), ALL_ACCESS);
