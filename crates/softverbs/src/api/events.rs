@@ -123,6 +123,9 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
         for context in device::open_contexts() {
             let shared = process.own.header().devices.get(context.device.index);
             if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
+                if kind == DEVICE_FATAL {
+                    context.notice_removal();
+                }
                 context.events.push(Event { kind, target: Target::Port });
             }
         }

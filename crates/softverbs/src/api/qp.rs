@@ -116,6 +116,7 @@ impl Qp {
         if parts.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
+        parts.pd.context.check()?;
         check_cap(cap, parts.pd.context.device.spec)?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         let process = process::get()?;
@@ -249,6 +250,7 @@ impl Qp {
     }
 
     fn query(&self, process: &Process, attr: &mut sys::ibv_qp_attr) -> Result<(), Errno> {
+        self.context.check()?;
         {
             let kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: integers and GIDs only, which may be copied.

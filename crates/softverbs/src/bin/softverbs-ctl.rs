@@ -92,6 +92,14 @@ fn print(device: &DeviceState) {
     let present: Vec<_> = faults.iter().filter(|(present, _)| *present).map(|(_, name)| *name).collect();
     let faults = if present.is_empty() { String::from("no fault") } else { present.join(", ") };
     println!("{}: {faults}", device.label);
+    let counters = &device.hw_counters;
+    println!(
+        "  roce_adp_retrans {}, local_ack_timeout_err {}, packet_seq_err {}, rnr_nak_retry_err {}",
+        counters.roce_adp_retrans,
+        counters.local_ack_timeout_err,
+        counters.packet_seq_err,
+        counters.rnr_nak_retry_err
+    );
     for process in &device.processes {
         println!(
             "  process {}: {} work requests posted, {} of them writes; faults: {} armed, {} struck",

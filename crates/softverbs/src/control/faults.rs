@@ -17,6 +17,7 @@ use crate::fault::script::{self, Action, Flap, Statement};
 use crate::fault::site::Site;
 use crate::fault::{self, Fault, Only};
 use crate::log::write_always;
+use crate::process::hw_counters::{self, HwCounters};
 use crate::process::{self, injected};
 use crate::shm::layout::DeviceShared;
 
@@ -166,6 +167,14 @@ pub fn posted(device: &str, only: Only) -> Result<u64, Error> {
 /// There is no such device, or the process cannot join the fabric.
 pub fn faults_struck(device: &str) -> Result<u64, Error> {
     Ok(shared(device)?.struck.load(Relaxed))
+}
+
+/// Returns the hardware counters of device `device`, which all processes of the fabric share.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn hw_counters(device: &str) -> Result<HwCounters, Error> {
+    Ok(hw_counters::of(named(device)?.link()))
 }
 
 /// Runs `SOFTVERBS_FAULTS`, once. The value is checked as a whole before.

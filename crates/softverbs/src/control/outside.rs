@@ -7,6 +7,8 @@ use crate::error::Error;
 use crate::fault::script;
 use crate::fault::site::Site;
 use crate::fault::{self, Only};
+use crate::process;
+use crate::process::hw_counters::{self, HwCounters};
 use crate::shm::dir;
 use crate::shm::fabric::Fabric;
 use crate::shm::link_state::{DOWN, REMOVED, SILENT_IN, SILENT_OUT};
@@ -40,6 +42,8 @@ pub struct DeviceState {
     pub removed: bool,
     /// Whether the link goes down and up by itself.
     pub flapping: bool,
+    /// Its hardware counters.
+    pub hw_counters: HwCounters,
     /// The processes that have the device.
     pub processes: Vec<ProcessState>,
 }
@@ -74,6 +78,10 @@ impl Control {
     }
 
     fn peers(&self) -> Vec<Arc<Peer>> {
+        // A process of the fabric must not open its own segment again.
+        if let Some(own) = process::joined().filter(|own| own.fabric.path == self.fabric.path) {
+            return own.all_peers();
+        }
         let map = |(process, nonce)| Peer::map(&self.fabric.path, process, nonce).ok();
         self.fabric.processes().filter_map(map).map(Arc::new).collect()
     }
@@ -146,6 +154,7 @@ fn state(site: &Site<'_>) -> DeviceState {
         silent_out: flags & SILENT_OUT != 0,
         removed: flags & REMOVED != 0,
         flapping: link.flap_seed.load(Relaxed) != 0,
+        hw_counters: hw_counters::of(link),
         processes: processes.collect(),
     }
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod counters;
 pub(crate) mod flap;
+pub(crate) mod hw_counters;
 pub(crate) mod injected;
 pub(crate) mod port;
 pub(crate) mod report;
@@ -53,6 +54,7 @@ pub(crate) struct Process {
     pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
     pub(crate) late: OnTheirWay,
+    pub(crate) hw_files: hw_counters::Files,
     heap: Mutex<Heap>,
     peers: Mutex<HashMap<(u32, u64), Weak<Peer>>>,
 }
@@ -73,6 +75,11 @@ pub(crate) fn get() -> Result<&'static Process, Errno> {
         return Err(Errno(libc::EIO));
     }
     PROCESS.get_or_init(Process::join).as_ref().map_err(|e| *e)
+}
+
+/// Returns the process if it has joined its fabric.
+pub(crate) fn joined() -> Option<&'static Process> {
+    PROCESS.get()?.as_ref().ok()
 }
 
 extern "C" fn forked() {
@@ -108,7 +115,7 @@ impl Process {
             libc::atexit(remove_from_fabric);
         }
         crate::wire::copy::allow_peers();
-        Ok(Self {
+        let this = Self {
             fabric,
             qps: Table::new(MAX_QP),
             cqs: Table::new(MAX_CQ),
@@ -120,10 +127,13 @@ impl Process {
             polls: AtomicU64::new(0),
             pds: AtomicUsize::new(0),
             late: OnTheirWay::default(),
+            hw_files: hw_counters::Files::default(),
             own: Arc::new(own),
             heap: Mutex::new(Heap::new()),
             peers: Mutex::default(),
-        })
+        };
+        hw_counters::publish(&this);
+        Ok(this)
     }
 
     /// Returns the mapped process of `place`; ESRCH if it has ended.
@@ -204,6 +214,6 @@ fn label(device: &device::Device) -> String {
 
 /// Returns what identifies a device in the fabric: its first GID, derived from name and first
 /// address.
-fn device_key(device: &device::Device) -> [u64; 2] {
+pub(crate) fn device_key(device: &device::Device) -> [u64; 2] {
     device.gids.first().map_or([0, device.guid], |gid| gids::halves(gid.raw))
 }

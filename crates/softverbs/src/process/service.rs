@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::abi::border::{Errno, last_errno};
 use crate::clock;
 use crate::log::fault;
-use crate::process::{self, Process, flap};
+use crate::process::{self, Process, flap, hw_counters};
 use crate::shm::peer::Peer;
 use crate::wire::{late, mover};
 
@@ -174,6 +174,7 @@ fn round(process: &'static Process) {
     mover::serve(process);
     flap::serve(process);
     late::serve(process);
+    hw_counters::publish(process);
 }
 
 /// Lets a polling thread retry waiting work requests and continue large ones. Cheap if there are

@@ -105,6 +105,11 @@ pub(crate) fn existing(name: &str) -> Result<Option<Locked>, Errno> {
     if is_name(name) { Locked::existing(&base().join(name)) } else { Ok(None) }
 }
 
+/// Returns the path of this process's fabric.
+pub(crate) fn fabric_path() -> Result<PathBuf, Errno> {
+    fabric_name().map(|name| base().join(name))
+}
+
 impl Locked {
     /// Creates and locks the directory of fabric `name`.
     pub(crate) fn new(name: &str) -> Result<Self, Errno> {

@@ -158,6 +158,7 @@ impl Fabric {
         if self.shared().processes.iter().all(|slot| slot.nonce.load(Relaxed) == 0) {
             // Not in use: joining requires the lock of the directory.
             let _ = fs::remove_file(fabric_file(&self.path));
+            remove_counters(dir);
             dir.remove_if_empty();
         }
     }
@@ -253,6 +254,15 @@ impl Fabric {
     }
 }
 
+/// Removes the directories with counters of devices.
+fn remove_counters(dir: &Locked) {
+    let entries = fs::read_dir(&dir.path).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("sysfs-")) {
+        // One that cannot be removed keeps the directory of the fabric.
+        let _ = fs::remove_dir_all(entry.path());
+    }
+}
+
 /// Removes the files of a directory without a fabric file of any layout: no process can use them.
 fn remove_orphans(dir: &Locked) {
     let Ok(entries) = fs::read_dir(&dir.path) else { return };
@@ -267,6 +277,7 @@ fn remove_orphans(dir: &Locked) {
         // A file that cannot be removed keeps the directory.
         let _ = fs::remove_file(path);
     }
+    remove_counters(dir);
     dir.remove_if_empty();
 }
 

@@ -223,7 +223,7 @@ pub(crate) struct CqShared {
     pub(crate) unannounced: AtomicU32,
     /// 0 not armed, 1 armed for solicited completions, 2 armed for all.
     pub(crate) armed: AtomicU32,
-    /// 1 after an overrun: the CQ accepts no more entries.
+    /// Not 0 after a failure (`shm::cq_ring`): the CQ accepts no more entries.
     pub(crate) failed: AtomicU32,
     /// Events that the owner must still put into the channel.
     pub(crate) events: AtomicU32,

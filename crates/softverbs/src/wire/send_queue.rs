@@ -64,6 +64,10 @@ pub(crate) struct Block {
     /// Retries left. With `rnr`, 7 means infinite.
     pub(crate) left: u32,
     pub(crate) until: u64,
+    /// When the work request first got no answer.
+    pub(crate) since: u64,
+    /// When the adapter sends it again before the timeout expires.
+    pub(crate) resend_at: u64,
 }
 
 /// The attributes of the QP that the send queue needs.

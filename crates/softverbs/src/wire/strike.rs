@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use crate::api::qp::Qp;
 use crate::fault::site::Site;
-use crate::fault::{self, Class, Fault, Part, Then};
+use crate::fault::{self, Class, CqOf, Fault, Part, Then};
 use crate::log::fault;
 use crate::process::Process;
+use crate::process::hw_counters::{self, Counter};
 use crate::shm::fabric::Fabric;
 use crate::shm::layout::DeviceShared;
 use crate::wire::exec::Step;
@@ -111,6 +112,16 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
             }
             (Fault::LostAck(_), None) => return Course::NoAck,
             (Fault::Partial(part, _), None) => return Course::Cut(bytes(part, sq.first().0.len)),
+            (Fault::CqError(of), None) => {
+                sq.struck.pop_front();
+                match of {
+                    CqOf::Send => &qp.send_cq,
+                    CqOf::Recv => &qp.recv_cq,
+                }
+                .fail(process);
+                // The QP is in ERR now.
+                return Course::Stopped(Step::Moved);
+            }
             (fault, None) => site.strike(fault),
         }
         sq.struck.pop_front();
@@ -151,6 +162,11 @@ pub(crate) fn lost_answer(process: &Process, qp: &Qp, sq: &mut SendQueue, ready_
 
 /// Records that only the first part of the head has arrived.
 pub(crate) fn cut(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
+    let alive = |struck: &Struck| matches!(struck.fault, Fault::Partial(_, Then::Alive));
+    if sq.struck.front().is_some_and(alive) {
+        // The packets behind the gap arrive.
+        hw_counters::count(process, qp, Counter::PacketSequenceErrors);
+    }
     takes_effect(process, qp, sq);
     Step::NoAnswer(CUT)
 }

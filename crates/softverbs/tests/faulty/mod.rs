@@ -18,7 +18,11 @@ impl Alone {
         static ONE: Mutex<()> = Mutex::new(());
         let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         setup();
-        let device = |name: &str, last| DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
+        let device = |name: &str, last| {
+            let mut spec = DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
+            spec.hw_counters = true;
+            spec
+        };
         softverbs::configure(vec![device("soft0", 1), device("soft1", 2)]).expect("the same in each test");
         heal();
         Self(guard)
