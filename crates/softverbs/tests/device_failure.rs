@@ -44,6 +44,8 @@ fn a_failed_device_completes_nothing_and_can_be_opened_again() {
     let _alone = Alone::new();
     let (mut a, b) = across(short);
     let to_a = a.address();
+    let (old, mut far) = across(short);
+    let to_old = old.address();
     // Completed, but not polled.
     write(&mut a, &b, 1);
     softverbs::inject("soft0", Fault::DeviceFatal).expect("a device");
@@ -73,6 +75,11 @@ fn a_failed_device_completes_nothing_and_can_be_opened_again() {
     let (mut c, d) = across(short);
     write(&mut c, &d, 3);
     assert_eq!((c.poll_send().status, arrived(&d)), (0, 3));
+    // Nothing arrives at a queue pair of the earlier life.
+    far.buf[..8].fill(6);
+    let mut sges = [far.sge(0, 8)];
+    assert_eq!(far.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to_old, 0)), 0);
+    assert_eq!((far.poll_send().status, arrived(&old)), (RETRY, 0));
     // The old context stays dead, and lets the program destroy its objects (when `a` is dropped).
     write(&mut a, &b, 4);
     assert_eq!(a.set_state(ERR), libc::EIO);

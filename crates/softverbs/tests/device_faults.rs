@@ -226,3 +226,27 @@ fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     // SAFETY: nothing uses it any more.
     assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
 }
+
+#[test]
+fn a_link_flaps_until_it_is_healed_and_ends_up() {
+    let _alone = Alone::new();
+    let (mut a, b) = across(long);
+    softverbs::run_faults("soft0:flap=7,down=1ms-2ms,up=1ms-2ms").expect("valid");
+    let (down, up) = (Some(10), Some(9));
+    for round in 1..5 {
+        assert_eq!((async_event(a.ctx, true), async_event(a.ctx, true)), (down, up));
+        write(&mut a, &b, round);
+        assert_eq!((a.poll_send().status, arrived(&b)), (0, round));
+    }
+    softverbs::heal("soft0").expect("a device");
+    assert_eq!(state_of(&a), sys::ibv_port_state::IBV_PORT_ACTIVE);
+    // What was raised before; the last event is that the link is up.
+    let last = std::iter::from_fn(|| async_event(a.ctx, false)).last();
+    assert!(last.is_none() || last == up, "{last:?}");
+    // A longer time than it was up.
+    let mut peer = End::new(short());
+    peer.connect(&End::new(short()).address());
+    write(&mut peer, &b, 9);
+    assert_eq!(peer.poll_send().status, status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(async_event(a.ctx, false), None);
+}

@@ -69,3 +69,31 @@ fn step(process: &Process, link: &LinkSlot, index: u32) {
     }
     process.service.wake_at(link.flap_next.load(Relaxed));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the times of a link that flaps with this seed.
+    fn times(seed: u64) -> Vec<u64> {
+        // SAFETY: atomics may be zero.
+        let link: LinkSlot = unsafe { std::mem::zeroed() };
+        for (limit, value) in link.flap_limits.iter().zip([10, 20, 100, 100]) {
+            limit.store(value, Relaxed);
+        }
+        start(&link, seed, 1000);
+        assert_eq!(link.flap_next.load(Relaxed), 1100);
+        (0..100).map(|i| draw(&link, i % 2 == 1)).collect()
+    }
+
+    #[test]
+    fn a_seed_determines_the_times_within_their_limits() {
+        for seed in [0, 1, u64::MAX] {
+            let times = times(seed);
+            assert_eq!(times, self::times(seed));
+            assert!(times.chunks(2).all(|pair| (10..=20).contains(&pair[0]) && pair[1] == 100));
+            assert!(times.iter().any(|time| *time != times[0]));
+        }
+        assert_ne!(times(1), times(2));
+    }
+}
