@@ -66,9 +66,9 @@ impl Comm {
         plan: Plan,
         stats: Counters,
     ) -> Self {
-        let watch = process
-            .events
-            .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
+        let name = format!("the connection with {}", peer.name());
+        let queues = rails.iter().map(Rail::queues).collect();
+        let watch = process.events.watch(name, queues, stats.of_rails());
         Self {
             queues: CompletionQueues::new(&rails),
             rails,
