@@ -158,3 +158,6 @@ fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state
         wait = state.housekeeping.run((!ready[0]).then(Instant::now));
     }
 }
+
+#[cfg(test)]
+mod tests;

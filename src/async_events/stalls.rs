@@ -43,7 +43,7 @@ impl Watchdog {
     }
 
     /// Samples all comms.
-    fn pass(&self, now: Instant, limit: Duration) {
+    pub(super) fn pass(&self, now: Instant, limit: Duration) {
         let mut memory = self.memory.lock();
         let paused = memory.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE);
         (memory.last, memory.busy) = (Some(now), false);

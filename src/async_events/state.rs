@@ -122,7 +122,7 @@ impl EventState {
     }
 
     /// Counts and logs an event. Ends the comms that it ends, and condemns the rails that it costs.
-    fn handle(&self, context: &Context, event: &AsyncEvent) {
+    pub(super) fn handle(&self, context: &Context, event: &AsyncEvent) {
         if event.is_consequence() {
             return;
         }
