@@ -204,6 +204,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    //= configuration.md: MPIB_STALL_MS
     #[test]
     fn a_rail_stalls_while_others_go_on_and_the_adapter_counts_losses() {
         use Company::*;
