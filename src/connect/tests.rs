@@ -207,7 +207,7 @@ fn two_processes_in_one_connect_and_share_nothing() {
         let var = |name: &str| settings.iter().find(|s| s.0 == name).map(|s| s.1.into());
         let (process, config) = (Process::new(), Arc::new(Config::read(var).unwrap()));
         let hold = process.devices.open(&config).unwrap();
-        let events = process.events.start(&config, || process.devices.contexts()).unwrap();
+        let events = process.events.start(&config, || process.devices.nics()).unwrap();
         assert!(process.set_latest(Arc::clone(&config), 12), "the first init of this process");
         (Arc::new(Settings::new(Arc::clone(&process), config, None, None)), hold, events, process)
     };

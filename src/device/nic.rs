@@ -7,12 +7,14 @@ use parking_lot::Mutex;
 
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
+use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
 use super::pci::Place;
+use super::port_life::PortLife;
 use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::Mtu;
+use crate::proto::{GidKind, Mtu};
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 
 /// One port of one HCA.
@@ -33,6 +35,7 @@ pub struct Nic {
     pub(super) srq: OnceLock<Result<(), String>>,
     /// Why packets of the port to itself do not arrive, if that has been seen lately.
     pub(super) no_loopback: Mutex<Option<NoLoopback>>,
+    pub(super) life: PortLife,
 }
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
@@ -79,6 +82,24 @@ impl Nic {
     /// Returns the port's state at the time when it was opened.
     pub fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// Returns the life of the port, which all its connections share.
+    pub fn life(&self) -> &PortLife {
+        &self.life
+    }
+
+    /// Reads the adapter's counters of lost packets. `None` if it has none.
+    pub fn hw_counters(&self) -> Option<HwCounters> {
+        HwCounters::read(&self.pd.context().hw_counters(self.port.number))
+    }
+
+    /// Returns whether a GID, in whatever entry, is in the port's table; `None` if the port cannot be
+    /// queried.
+    pub fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
+        let port = self.pd.context().port(self.port.number).ok()?;
+        let same = |gid: &Gid| (gid.raw, gid.kind) == (raw, kind);
+        Some(self.pd.context().gids(&port).iter().any(same))
     }
 
     /// Queries the port and the GIDs that a connection may use now, the best first: GID tables are

@@ -54,8 +54,8 @@ impl Comm {
         if !self.failures.enabled || !is_fault_of_a_rail(&error) || left == 0 {
             return Err(error);
         }
-        self.report_failure(failed, &error);
         self.failures.new |= failed;
+        self.report_failure(failed, &error.to_string());
         self.failures.first.get_or_insert(*error);
         self.mark();
         Ok(())
@@ -68,12 +68,28 @@ impl Comm {
         same.fold(0, |mask, (i, _)| mask | 1 << i)
     }
 
-    fn report_failure(&self, failed: u8, error: &Error) {
-        let living: Vec<_> = rails(self.living() & !failed).map(|rail| self.rails[rail].nic.name()).collect();
-        tracing::warn!(
-            target: "net",
-            "{error}; the connection with {} goes on over {}", self.peer.name(), living.join(", ")
-        );
+    /// Reports the failure of rails to the process: its other connections over the same port or
+    /// route give theirs up, too, and one line is logged.
+    fn report_failure(&self, failed: u8, why: &str) {
+        let mut rest = failed;
+        while rest != 0 {
+            let rail = rest.trailing_zeros() as usize;
+            self.watch.rail_failed(rail, why);
+            rest &= !(1 << rail | self.stripes_of(rail));
+        }
+    }
+
+    /// Returns the rails that are to be given up since the last call.
+    pub(crate) fn take_failed(&mut self) -> u8 {
+        std::mem::take(&mut self.failures.new) | self.watch.take_condemned()
+    }
+
+    /// Reports the rails that the peer has given up, and this end has not.
+    pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
+        let new = which & !self.failures.noticed();
+        if new != 0 {
+            self.report_failure(new, "the peer has given it up");
+        }
     }
 
     /// Moves the queue pairs of rails to ERR, before they are polled for the last time and
@@ -92,6 +108,7 @@ impl Comm {
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
             self.stats.completed(rail, in_flight);
+            self.watch.set_rail(rail, None);
         }
         self.queues_changed();
         // NCCL's profiler gets no event for parts that change their rail.
@@ -102,7 +119,9 @@ impl Comm {
         match (self.living(), self.failures.first.take()) {
             (0, Some(first)) => Err(first.into()),
             (0, None) => {
-                Err(Error::Peer(format!("{}: no rail of the connection works", self.peer.name())).into())
+                let cause = rails(which).find_map(|rail| self.watch.cause(rail)).unwrap_or_default();
+                let peer = self.peer.name();
+                Err(Error::Peer(format!("no rail of the connection with {peer} works: {cause}")).into())
             }
             (_, first) => {
                 self.failures.first = first;

@@ -29,9 +29,4 @@ impl RailFailures {
     pub(crate) fn noticed(&self) -> u8 {
         self.new | self.dead
     }
-
-    /// Returns the rails that have failed since the last call.
-    pub(crate) fn take(&mut self) -> u8 {
-        std::mem::take(&mut self.new)
-    }
 }

@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 14] = [
     &["transport"],
     &["process"],
     &["agent", "async_events"],
-    &["stats"],
+    &["stats", "watchdog"],
     &["policy"],
     &["route"],
     &["control", "device"],

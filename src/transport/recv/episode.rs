@@ -30,7 +30,7 @@ impl RecvState {
     }
 
     fn handle_news(&mut self) -> Fast<()> {
-        let failed = self.comm.failures.take();
+        let failed = self.comm.take_failed();
         let report = self.episodes.notice(failed);
         if report != 0 {
             self.comm.answer_due = Some(Instant::now());
@@ -54,6 +54,7 @@ impl RecvState {
             Answer::Nothing => {}
             Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
             Answer::GiveUp(rails) => {
+                self.comm.given_up_by_the_peer(rails);
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
             }

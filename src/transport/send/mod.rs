@@ -30,6 +30,7 @@ use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
+use episode::Episode;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
@@ -77,6 +78,8 @@ pub(crate) struct SendState {
     /// By request: how those that say so are split.
     splits: Box<[Split; SENDS]>,
     episodes: SenderEpisodes,
+    /// The episode in progress.
+    episode: Option<Episode>,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
@@ -114,6 +117,7 @@ impl Sender {
                 sends: Box::new([Matched::default(); SENDS]),
                 splits: Box::new([Split::NONE; SENDS]),
                 episodes: SenderEpisodes::default(),
+                episode: None,
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
