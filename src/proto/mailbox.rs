@@ -256,7 +256,9 @@ impl Incoming {
 /// stays.
 fn erase(ring: &[AtomicU64], number: u64) -> bool {
     let place = &places(ring, number)[NUMBER];
-    place.compare_exchange(number.to_le(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    // A load alone as long as there is nothing to erase.
+    load(place, Ordering::Relaxed) == number
+        && place.compare_exchange(number.to_le(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
 /// Returns the offset of a chunk in bytes.
