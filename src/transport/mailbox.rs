@@ -62,8 +62,8 @@ impl Mailbox {
     }
 
     /// Posts the writes that are due on a living rail, with these queue pairs, as far as the send
-    /// queue has room. On another queue pair than before, all unacknowledged writes are due again. The last
-    /// write is signalled as [`Work::Mail`]. Returns the number of writes.
+    /// queue has room. On another queue pair than before, all unacknowledged writes are due again.
+    /// The last write is signalled as [`Work::Mail`]. Returns the number of writes.
     pub(crate) fn drive(
         &mut self,
         (rail, queues): (usize, &mut [SendQueue]),
