@@ -132,9 +132,9 @@ impl MailState {
         Ok(())
     }
 
-    /// Reads this end's ring. Returns the next frame of the peer; the caller calls again until there
-    /// is none. If nothing has come, loads the number of the next chunk, that of the last one, and,
-    /// if this end waits for it, the acknowledgement.
+    /// Reads this end's ring. Returns the next frame of the peer; the caller repeats the call until
+    /// there is none. If nothing has come, loads the number of the next chunk, that of the last one,
+    /// and, if this end waits for it, the acknowledgement.
     ///
     /// # Errors
     /// The peer breaks the protocol. The stream cannot continue.
