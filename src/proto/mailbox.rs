@@ -133,8 +133,8 @@ impl MailState {
     }
 
     /// Reads this end's ring. Returns the next frame of the peer; the caller repeats the call until
-    /// there is none. If nothing has come, loads the number of the next chunk, that of the last one,
-    /// and, if this end waits for it, the acknowledgement.
+    /// there is none. If nothing has come, loads the number of the next chunk, that of the last
+    /// one, and, if this end waits for it, the acknowledgement.
     ///
     /// # Errors
     /// The peer breaks the protocol. The stream cannot continue.
