@@ -9,17 +9,17 @@ use super::{Listening, PendingConnects};
 use crate::config::Config;
 use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
 use crate::connect::local_rails::{add_others, prepare};
-use crate::connect::queue_depths::MIN_DEPTH;
+use crate::connect::queue_depths::{Depths, MIN_DEPTH};
 use crate::device::Device;
 use crate::plugin::Plugin;
 use crate::process::Process;
-use crate::proto::{Hello, RoutePolicy};
+use crate::proto::{Hello, Role, RoutePolicy, SLOTS};
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
 /// Limit of a failing test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = f() {
@@ -31,7 +31,7 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The two ports of the first two devices, opened once.
-fn ports() -> Vec<&'static Device> {
+pub(crate) fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
@@ -197,6 +197,21 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     }
     send.close().unwrap();
     recv.close().unwrap();
+}
+
+/// CTS writes move to another rail if theirs fails.
+//= protocol.md: queue pairs: every rail of a receiver has room for all CTS writes
+#[test]
+fn the_first_queue_pair_of_every_rail_has_room_for_all_cts_writes() {
+    let settings = Settings::new(Arc::clone(Process::global()), Config::default(), None, None);
+    let needed = 2 * SLOTS as u32;
+    for device in ports() {
+        for (n, leads) in [(1, true), (1, false), (4, true), (16, false)] {
+            let depths = Depths::new(Role::Acceptor, &settings, &device.rails[0], n, leads).unwrap();
+            assert_eq!(depths.send(0), needed, "{n} queue pairs");
+            assert!(depths.completions(n) >= needed + n - 1);
+        }
+    }
 }
 
 /// Each has its own devices, settings, threads and counts.

@@ -4,6 +4,7 @@
 //!
 //! Every decoder is total: any bytes are either exactly one value or an error.
 
+mod control_memory;
 mod cts;
 mod ends;
 mod episode;
@@ -12,6 +13,7 @@ mod handle;
 mod hello;
 mod ib_gid;
 mod imm;
+mod mailbox;
 mod mask;
 mod message;
 mod record;
@@ -24,6 +26,7 @@ mod terms;
 mod text;
 mod wire;
 
+pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
@@ -34,6 +37,7 @@ pub use hello::{
 };
 pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, Replay, SizeQ};
+pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};

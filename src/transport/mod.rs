@@ -5,6 +5,7 @@ mod comms;
 mod episode;
 mod failover;
 mod failures;
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;

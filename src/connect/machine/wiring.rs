@@ -1,13 +1,14 @@
 //! The check of a peer's WIRING against the routes of the attempt.
 
 use crate::error::{Error, Result};
-use crate::proto::{Ends, FIFO_BYTES, RECORDS_BYTES, Role, Wiring};
+use crate::proto::{Role, Wiring, written_bytes};
 use crate::route::Route;
 
-/// Bytes of each end's memory that its peer writes: a sender's CTS FIFO, a receiver's completion
-/// records.
-pub(crate) const WRITTEN_BYTES: Ends<u64> =
-    Ends { connector: FIFO_BYTES as u64, acceptor: RECORDS_BYTES as u64 };
+/// Returns whether the connection has a mailbox: two of its routes join different pairs of rails,
+/// so one can carry the control frames about the other.
+pub(crate) fn has_mailbox(stripes: &[(Route, usize)]) -> bool {
+    stripes.iter().any(|(route, _)| route.rails != stripes[0].0.rails)
+}
 
 /// Accepts a WIRING that has this end's routes in order, each with its number of queue pairs and a
 /// remote key, and memory of the peer's role.
@@ -19,7 +20,7 @@ pub(crate) fn check(role: Role, peer: &str, stripes: &[(Route, usize)], wiring: 
     if let Some(what) = difference(role.other(), stripes, wiring) {
         return refuse(what);
     }
-    let (memory, needed) = (&wiring.memory, *WRITTEN_BYTES.remote(role));
+    let (memory, needed) = (&wiring.memory, written_bytes(has_mailbox(stripes)) as u64);
     if memory.len < needed || memory.addr.checked_add(needed).is_none() {
         return refuse(format!("{} bytes at {:#x}, expected {needed}", memory.len, memory.addr));
     }

@@ -18,7 +18,7 @@ use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
 use crate::housekeeping::{Housekeeping, Job, job};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SLOTS, Sequence};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
 use crate::transport::episode::ReceiverEpisodes;
@@ -31,10 +31,11 @@ use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
 use slot::Slot;
 
-/// Bytes of a receiver's control memory: the completion records that the sender writes, the CTS
-/// entries to send from, and the bytes that flushes read into.
-pub(crate) const MEMORY_BYTES: usize = SINK + SINK_BYTES;
-pub(crate) const SINK: usize = RECORDS_BYTES + FIFO_BYTES;
+/// Offset of the bytes of control memory that flushes read into. They are scratch memory.
+pub(crate) const SINK: usize = SCRATCH;
+
+// The completion records that the sender writes, and the CTS entries to send from.
+const _: () = assert!(RECORDS_BYTES + FIFO_BYTES == SCRATCH && SINK_BYTES <= SCRATCH_BYTES);
 
 /// The part of a receiving comm that its requests refer to.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::housekeeping::{Housekeeping, Job, job};
 use crate::policy::{Cut, Policy};
-use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SLOTS, Sequence, Split, rails};
+use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
@@ -34,9 +34,8 @@ use episode::Episode;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
-/// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
-/// record per slot to send from.
-pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
+// The CTS FIFO, and one completion record per slot to send from.
+const _: () = assert!(FIFO_BYTES + SLOTS * RECORD_BYTES == SCRATCH);
 
 /// Of so many calls of isend that find no receive, one takes the lock and checks the peer.
 const EARLY_CALLS: u32 = 32;

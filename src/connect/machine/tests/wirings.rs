@@ -1,7 +1,7 @@
 //! The WIRING of simulated ends.
 
-use crate::connect::machine::WRITTEN_BYTES;
-use crate::proto::{Memory, QpWiring, Role, RouteWiring, Wiring};
+use crate::connect::machine::has_mailbox;
+use crate::proto::{Memory, QpWiring, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::Route;
 
 /// The WIRING of an end with these stripes.
@@ -15,7 +15,7 @@ pub(super) fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
         ece: None,
     };
     let rkeys = (0..stripes.len() as u32).collect();
-    let memory = Memory { addr: 1 << 20, len: *WRITTEN_BYTES.local(role), rkeys };
+    let memory = Memory { addr: 1 << 20, len: written_bytes(has_mailbox(stripes)) as u64, rkeys };
     Wiring { routes: stripes.iter().map(route).collect(), memory }
 }
 
