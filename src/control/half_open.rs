@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
-use mio::net::TcpStream;
 use subtle::ConstantTimeEq;
 
 use super::link::Link;
+use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
 use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
 
@@ -18,7 +18,7 @@ use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTO
 #[derive(Debug)]
 pub(super) struct HalfOpen {
     listener: Token,
-    stream: TcpStream,
+    stream: Stream,
     addr: SocketAddr,
     nonce: Nonce,
     until: Instant,
@@ -40,7 +40,7 @@ enum Verdict {
 impl HalfOpen {
     pub(super) fn new(
         listener: Token,
-        stream: TcpStream,
+        stream: Stream,
         addr: SocketAddr,
         nonce: Nonce,
         until: Instant,

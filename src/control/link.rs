@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::socket::canonical;
+use super::socket::{Stream, canonical};
 use crate::error::{Error, Result};
 use crate::proto::{HEADER_BYTES, Message, Peeked};
 
@@ -39,7 +39,7 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct Inner {
     /// `None` while connecting and after the end.
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     peer: Option<SocketAddr>,
     local: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Sets the connected stream, and the bytes that were read from it after the first frame.
-    pub(super) fn establish(&self, stream: TcpStream, unread: Vec<u8>) {
+    pub(super) fn establish(&self, stream: Stream, unread: Vec<u8>) {
         let mut inner = self.lock();
         inner.peer = stream.peer_addr().ok().map(canonical);
         inner.local = stream.local_addr().ok().map(canonical);
@@ -103,7 +103,7 @@ impl Link {
     ) -> std::io::Result<()> {
         let mut inner = self.lock();
         let all_sent = inner.outbox.is_empty();
-        inner.stream.as_mut().map_or(Ok(()), |stream| f(stream, all_sent))
+        inner.stream.as_deref_mut().map_or(Ok(()), |stream| f(stream, all_sent))
     }
 
     /// Queues `message` as if it had just come.
@@ -204,7 +204,7 @@ impl Link {
     pub(super) fn discard(&self) -> LinkStatus {
         let mut inner = self.lock();
         self.write(&mut inner);
-        let Some(mut stream) = inner.stream.as_ref() else { return LinkStatus::Closed };
+        let Some(mut stream) = inner.stream.as_deref() else { return LinkStatus::Closed };
         let mut sink = [0; 4096];
         for _ in 0..READ_BATCH / sink.len() {
             match stream.read(&mut sink) {
@@ -223,7 +223,7 @@ impl Link {
         if inner.outbox.is_empty() {
             return;
         }
-        let Some(mut stream) = inner.stream.as_ref() else { return };
+        let Some(mut stream) = inner.stream.as_deref() else { return };
         let mut done = 0;
         let lost = loop {
             if done == inner.outbox.len() {
@@ -252,7 +252,7 @@ impl Link {
         let mut batch = 0;
         let mut chunk = [0; 4096];
         while batch < READ_BATCH {
-            let Some(mut stream) = inner.stream.as_ref() else { return true };
+            let Some(mut stream) = inner.stream.as_deref() else { return true };
             match stream.read(&mut chunk) {
                 Ok(0) => {
                     self.decode_frames(inner);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
-use mio::net::TcpListener;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
@@ -15,7 +14,7 @@ use super::interfaces::{fitted, reachable};
 use super::link::Link;
 use super::options::Options;
 use super::reactor::{Control, Reactor};
-use super::socket;
+use super::socket::{self, ListenSocket};
 use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, Nonce};
@@ -78,7 +77,7 @@ impl Listener {
         let waiting = Arc::clone(&accepted);
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
-            sockets.register(&mut socket, token)?;
+            sockets.register(&mut *socket, token)?;
             sockets.insert(token, Entry::Listener(Acceptor::new(socket, waiting, nonce, limits)));
             Ok(token)
         });
@@ -131,7 +130,7 @@ impl Drop for Listener {
 /// The part of a listener that belongs to its socket.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    pub(super) socket: TcpListener,
+    pub(super) socket: ListenSocket,
     accepted: Arc<Accepted>,
     nonce: Nonce,
     /// How long an unknown peer may take.
@@ -146,7 +145,7 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     fn new(
-        socket: TcpListener,
+        socket: ListenSocket,
         accepted: Arc<Accepted>,
         nonce: Nonce,
         (limit, silence): (Duration, Duration),
@@ -166,7 +165,7 @@ impl Acceptor {
     /// Accepts what waits in the backlog.
     pub(super) fn on_ready(&mut self, me: Token, sockets: &mut Sockets) {
         for _ in 0..ACCEPT_BATCH {
-            let (mut stream, addr) = match self.socket.accept() {
+            let (mut stream, addr) = match socket::accept(&self.socket) {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
@@ -181,10 +180,9 @@ impl Acceptor {
                 }
             };
             self.exhausted = false;
-            let addr = socket::canonical(addr);
             let token = sockets.next_token();
             if let Err(e) =
-                socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut stream, token))
+                socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut *stream, token))
             {
                 tracing::debug!(target: "net", "dropped {addr}: {e}");
                 continue;
