@@ -19,8 +19,8 @@ use std::time::Duration;
 pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
-    WholeOrLargest, WholeOrUnset,
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Seconds, Text, Whole,
+    WholeOrAuto, WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
 pub use unsupported::{Finding, nearest};
@@ -263,6 +263,16 @@ settings! {
     /// fails, even if its rails work. The default is longer than adapters may take to give up on a
     /// peer, see [reach.md](reach.md#how-long-adapters-try).
     peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
+    /// 1: a connection outlives a break of its control connection, which is dialled again over any
+    /// network. 0: a break fails the connection. Counts if both ends have 1. See
+    /// [reach.md](reach.md#control-connections). Unset: `NCCL_IB_RESILIENCY_PORT_FAILOVER`, else 1.
+    failover: Option<bool> = None, "MPIB_FAILOVER", Optional(Flag);
+    /// Like `MPIB_FAILOVER`.
+    port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
+        differs: "the default is 1";
+    /// How long a control connection may be broken while no rail shows that the peer is alive, in
+    /// seconds. Then the connection fails.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(1, 3600);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
@@ -325,6 +335,11 @@ impl Config {
     pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
         let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
         own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
+    }
+
+    /// Returns whether connections outlive faults, as far as the peer permits it.
+    pub fn failover(&self) -> bool {
+        self.failover.or(self.port_failover).unwrap_or(true)
     }
 
     /// Lists settings that are valid alone but contradict each other.

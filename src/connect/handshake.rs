@@ -32,9 +32,9 @@ impl Handshake {
         let rotation = rotation(&settings.process, device, handle);
         let (local_rails, hello) = prepare(settings, device, rotation)?;
         let (process, config) = (&settings.process, &settings.config);
-        let (connect, silence) = (config.connect_timeout, config.peer_timeout);
+        let connect = config.connect_timeout;
         let first = first_hello(&hello);
-        let channel = Channel::connect(&process.control, handle, &first, connect, silence)?;
+        let channel = Channel::connect(&process.control, handle, &first, connect, &**config)?;
         Ok(Self::new(Role::Connector, settings, device, channel, (local_rails, hello)))
     }
 

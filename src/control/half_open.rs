@@ -59,12 +59,14 @@ impl HalfOpen {
         acceptor.forget(me);
         match verdict {
             Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
-                let link = Arc::new(Link::pending());
-                let welcome = Message::Welcome { token: hello.token };
+                let token = hello.token;
+                let redial = acceptor.redial_terms(token);
+                // The peer may have closed; the owner sees that on the channel.
+                let link = Arc::new(Link::with_redial(redial.clone()));
+                let _ = link.enqueue(&Message::Welcome { token });
+                redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
                 link.deliver(Message::Hello(hello));
                 link.establish(self.stream, rest);
-                // The peer may have closed; the owner sees that on the channel.
-                let _ = link.send(&welcome);
                 acceptor.hand_over(me, Arc::clone(&link));
                 sockets.again(me);
                 Some(Entry::Link(link))

@@ -77,6 +77,18 @@ pub(super) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(silence))
 }
 
+/// Makes the close of the socket a reset. The peer takes a FIN for the end of this process.
+pub(super) fn reset_on_close(stream: &Stream) {
+    // Fails only for a socket that is not connected any more, which sends neither.
+    let _ = SockRef::from(&**stream).set_linger(Some(Duration::ZERO));
+}
+
+/// Makes the close of the socket a FIN after everything sent, as it is for a new socket.
+pub(super) fn close_in_order(stream: &Stream) {
+    // As above.
+    let _ = SockRef::from(&**stream).set_linger(None);
+}
+
 /// Converts an IPv4-mapped address, as a listener on both families returns it, to IPv4.
 pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())

@@ -1,7 +1,7 @@
 //! The messages of the control connection.
 
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Hello, MAX_OFFERS, MAX_RAILS, Nonce};
+use super::{Callback, Hello, MAX_OFFERS, MAX_RAILS, Nonce, Redial};
 
 /// The maximum number of queue pairs of a route.
 const MAX_QPS: usize = 128;
@@ -42,6 +42,13 @@ pub enum Message {
     },
     /// The sender closes the connection in good order.
     Bye,
+    /// The sender's process accepts a connection that replaces this one when it breaks. Follows the
+    /// first HELLO or WELCOME. Only `control` sends and reads it, as the next two.
+    Callback(Callback),
+    /// The first message of a connection that is to replace a broken one.
+    Redial(Redial),
+    /// The connection replaces the broken one from here on.
+    Resume,
 }
 
 /// The description of an end that its peer needs to connect queue pairs.
@@ -113,6 +120,9 @@ pub(super) mod kind {
     pub(super) const PROBED: u8 = 5;
     pub(super) const REFUSE: u8 = 6;
     pub(super) const BYE: u8 = 7;
+    pub(super) const CALLBACK: u8 = 8;
+    pub(super) const REDIAL: u8 = 9;
+    pub(super) const RESUME: u8 = 10;
 }
 
 impl Message {
@@ -126,6 +136,9 @@ impl Message {
             Self::Probed { .. } => "PROBED",
             Self::Refuse { .. } => "REFUSE",
             Self::Bye => "BYE",
+            Self::Callback(_) => "CALLBACK",
+            Self::Redial(_) => "REDIAL",
+            Self::Resume => "RESUME",
         }
     }
 
@@ -160,6 +173,11 @@ impl Message {
             Self::Bye => {
                 out.u8(kind::BYE);
             }
+            Self::Callback(callback) => callback.write(out.u8(kind::CALLBACK)),
+            Self::Redial(redial) => redial.write(out.u8(kind::REDIAL)),
+            Self::Resume => {
+                out.u8(kind::RESUME);
+            }
         }
         Ok(())
     }
@@ -181,6 +199,9 @@ impl Message {
             },
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
             kind::BYE => Self::Bye,
+            kind::CALLBACK => Self::Callback(Callback::read(&mut from)?),
+            kind::REDIAL => Self::Redial(Redial::read(&mut from)?),
+            kind::RESUME => Self::Resume,
             other => return Err(DecodeError::Type(other)),
         };
         from.end()?;

@@ -14,6 +14,7 @@ mod imm;
 mod mask;
 mod message;
 mod record;
+mod redial;
 mod role;
 #[cfg(test)]
 mod rules_tests;
@@ -35,6 +36,7 @@ pub use imm::{Imm, ImmLayout, SizeQ};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
+pub use redial::{Callback, REDIAL_BYTES, Redial};
 pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
