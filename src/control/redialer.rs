@@ -111,7 +111,7 @@ impl Redialer {
                     Err(e) => {
                         let addr = target.addr;
                         if self.failed_at(addr, &e) {
-                            return self.end_as_dead(sockets);
+                            return self.end_as_dead(me, sockets);
                         }
                     }
                 }
@@ -144,13 +144,13 @@ impl Redialer {
                 // The connector dials now. This connection has no other use.
                 Role::Acceptor => self.retry_at(Instant::now() + AGAIN, sockets),
             },
-            Outcome::Refused(reason) => return self.end(format!("{addr}: {reason}"), sockets),
+            Outcome::Refused(reason) => return self.end(me, format!("{addr}: {reason}"), sockets),
             Outcome::Unanswered(_) => {
                 self.targets.iter_mut().filter(|t| t.addr == addr).for_each(|t| t.failed(false))
             }
             Outcome::Failed(e) => {
                 if self.failed_at(addr, &e) {
-                    return self.end_as_dead(sockets);
+                    return self.end_as_dead(me, sockets);
                 }
             }
         }
@@ -189,15 +189,15 @@ impl Redialer {
         target.refusals >= REFUSALS && self.established == Some(addr)
     }
 
-    fn end_as_dead(self, sockets: &mut Sockets) -> Option<Entry> {
+    fn end_as_dead(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let why = self.link.broken().map_or(String::new(), |(_, why)| why);
         let text = format!("{why}; its host refuses connections to the process: did its process end?");
-        self.end(text, sockets)
+        self.end(me, text, sockets)
     }
 
-    fn end(self, why: String, sockets: &mut Sockets) -> Option<Entry> {
+    fn end(self, me: Token, why: String, sockets: &mut Sockets) -> Option<Entry> {
         self.link.fail(why);
-        sockets.ended(&self.link);
+        sockets.ended(me, &self.link);
         self.close(sockets);
         None
     }

@@ -149,7 +149,7 @@ impl Sockets {
             LinkStatus::Open => Some(Entry::Link(link)),
             LinkStatus::Broken => Redialer::start(link, token, self),
             LinkStatus::Closed => {
-                self.ended(&link);
+                self.ended(token, &link);
                 None
             }
         }
@@ -232,7 +232,8 @@ impl Sockets {
         }
         link.set_established();
         if let Some(id) = link.redial_id() {
-            self.redials.insert(id, token);
+            // A second one with this token is not its connector's: tokens are random.
+            self.redials.entry(id).or_insert(token);
         }
     }
 
@@ -275,10 +276,11 @@ impl Sockets {
         if let Err(e) = link.with_stream(|stream, _| self.established.register(stream, channel, BOTH)) {
             link.fail(format!("epoll_ctl failed: {e}"));
         }
-        if let Some((since, _)) = broke {
-            let (peer, ms) = (link.describe(), since.elapsed().as_millis());
-            tracing::info!(target: "net", "the control connection to {peer} works again, after {ms} ms");
-        }
+        let peer = link.describe();
+        let how = broke.map_or("is replaced by the peer, which found it broken".into(), |(since, _)| {
+            format!("works again, after {} ms", since.elapsed().as_millis())
+        });
+        tracing::info!(target: "net", "the control connection to {peer} {how}");
         self.step_link(channel, link)
     }
 
@@ -297,9 +299,9 @@ impl Sockets {
     }
 
     /// Drops what is known of a connection that has ended, and notifies its owner.
-    pub(super) fn ended(&mut self, link: &Link) {
+    pub(super) fn ended(&mut self, channel: Token, link: &Link) {
         link.take_news(&mut self.news);
-        if let Some(id) = link.redial_id() {
+        if let Some(id) = link.redial_id().filter(|id| self.redials.get(id) == Some(&channel)) {
             self.redials.remove(&id);
         }
     }
@@ -319,11 +321,11 @@ impl Sockets {
             Some(Entry::Listener(acceptor)) => acceptor.close(self),
             Some(Entry::Connector(connector)) => connector.close(self),
             Some(Entry::Link(link)) => {
-                self.ended(&link);
+                self.ended(token, &link);
                 link.abort();
             }
             Some(Entry::Redialer(redialer)) => {
-                self.ended(redialer.link());
+                self.ended(token, redialer.link());
                 redialer.close(self);
             }
             Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Redialed(_) | Entry::Lingering(_))
@@ -367,7 +369,7 @@ impl Sockets {
         if let Some(Entry::Link(link)) = self.entries.get(&token) {
             let link = Arc::clone(link);
             self.entries.remove(&token);
-            self.ended(&link);
+            self.ended(token, &link);
             if link.unsent() > 0 {
                 // A socket of a handshake is registered for both already, and this call fails.
                 let _ = link.with_stream(|stream, _| self.established.reregister(stream, token, BOTH));

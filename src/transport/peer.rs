@@ -42,6 +42,7 @@ impl Peer {
     }
 
     /// Returns whether the control connection is broken and dialled again.
+    #[expect(dead_code, reason = "the episodes of failover call it")]
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Broken)
@@ -49,11 +50,13 @@ impl Peer {
 
     /// Records that a rail has shown that the peer is alive: a broken control connection may last
     /// `MPIB_FAILOVER_WAIT` from now on. Called only while [`is_broken`](Self::is_broken).
+    #[expect(dead_code, reason = "the episodes of failover call it")]
     pub(crate) fn answered(&mut self) {
         self.answered = Some(Instant::now());
     }
 
     /// Calls `hook` on each event of the control connection. What happened before is not reported.
+    #[expect(dead_code, reason = "the episodes of failover call it")]
     pub(crate) fn on_news(&self, hook: Arc<dyn News>) {
         if let Some(channel) = &self.channel {
             channel.on_news(hook);
