@@ -35,7 +35,7 @@ static CLOSED_BY_CHILD: [AtomicU64; FD_MAX / 64 + 1] = [const { AtomicU64::new(0
 /// Words of that list that have been used.
 static WORDS: AtomicUsize = AtomicUsize::new(0);
 /// Read-locked while a descriptor is made and entered in the list, and while it is closed.
-/// Write-locked during a fork, so that no child inherits a descriptor that is not in the list.
+/// Write-locked during a fork: a child inherits no descriptor that is not in the list.
 static MAKING: RwLock<()> = RwLock::new(());
 
 /// Marks the children of this process from now on.

@@ -259,9 +259,10 @@ settings! {
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
-    /// How long a peer's host may be silent on the control connection, in ms. Then the connection
-    /// fails, even if its rails work. The default is longer than adapters may take to give up on a
-    /// peer, see [reach.md](reach.md#how-long-adapters-try).
+    /// How long a peer's host may be silent on the control connection, in ms. Then the control
+    /// connection is broken: without failover the connection fails, even if its rails work. The
+    /// default is longer than adapters may take to give up on a peer, see
+    /// [reach.md](reach.md#how-long-adapters-try).
     peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// 1: a connection outlives a break of its control connection, which is dialled again over any
     /// network. 0: a break fails the connection. Counts if both ends have 1. See

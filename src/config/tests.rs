@@ -23,6 +23,15 @@ fn nothing_set_is_the_default() {
     assert!(Config::default().differing().is_empty());
 }
 
+//= configuration.md: NCCL_IB_RESILIENCY_PORT_FAILOVER
+#[test]
+fn failover_is_on_unless_a_variable_turns_it_off() {
+    let (own, nccl) = ("MPIB_FAILOVER", "NCCL_IB_RESILIENCY_PORT_FAILOVER");
+    let on = |pairs: &[(&str, &str)]| read(pairs).unwrap().failover();
+    assert!(on(&[]) && on(&[(nccl, "1")]) && on(&[(own, "1"), (nccl, "0")]));
+    assert!(!on(&[(nccl, "0")]) && !on(&[(own, "0")]) && !on(&[(own, "0"), (nccl, "1")]));
+}
+
 #[test]
 fn every_variable_is_read() {
     let settings = [
@@ -69,6 +78,9 @@ fn every_variable_is_read() {
         ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
         ("MPIB_CONNECT_TIMEOUT_MS", "3600000"),
         ("MPIB_PEER_TIMEOUT_MS", "1000"),
+        ("MPIB_FAILOVER", "0"),
+        ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),
+        ("MPIB_FAILOVER_WAIT", "3600"),
         ("MPIB_PROBE_TIMEOUT_MS", "1"),
         ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ("NCCL_IB_DATA_DIRECT", "2"),
@@ -159,6 +171,9 @@ fn bounds_are_exact() {
         ("NCCL_IB_MQP_RETRY_ALL", "-1", "2"),
         ("MPIB_CONNECT_TIMEOUT_MS", "0", "3600001"),
         ("MPIB_PEER_TIMEOUT_MS", "999", "3600001"),
+        ("MPIB_FAILOVER", "-1", "2"),
+        ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "-1", "2"),
+        ("MPIB_FAILOVER_WAIT", "0", "3601"),
         ("MPIB_PROBE_TIMEOUT_MS", "0", "3600001"),
         ("NCCL_IB_DATA_DIRECT", "-1", "3"),
         ("MPIB_SRQ_LOW", "0", "32768"),

@@ -45,7 +45,7 @@ impl RedialTerms {
         Ok(Self { role, token, here, peer: None, silence })
     }
 
-    /// Returns the frame that tells the peer where this end is reached.
+    /// Returns the frame by which the peer learns where this end is reached.
     pub(super) fn callback(&self) -> Message {
         Message::Callback(self.here.clone())
     }

@@ -83,7 +83,7 @@ pub(super) fn reset_on_close(stream: &Stream) {
     let _ = SockRef::from(&**stream).set_linger(Some(Duration::ZERO));
 }
 
-/// Makes the close of the socket a FIN after everything sent, as it is for a new socket.
+/// Makes the close of the socket a FIN after everything sent, the default of a new socket.
 pub(super) fn close_in_order(stream: &Stream) {
     // As above.
     let _ = SockRef::from(&**stream).set_linger(None);

@@ -15,7 +15,6 @@ use mio::{Events, Interest, Poll, Registry, Token};
 
 use super::attempt::{Attempt, Outcome};
 use super::connector::Connector;
-use super::end::ChannelState;
 use super::half_open::HalfOpen;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
@@ -23,8 +22,9 @@ use super::news::Call;
 use super::redial::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
-use super::socket::{self, Stream};
-use crate::proto::{Nonce, Role};
+
+#[path = "sockets_redial.rs"]
+mod redial;
 
 /// The token by which the thread is woken.
 pub(super) const WAKER: Token = Token(0);
@@ -234,75 +234,6 @@ impl Sockets {
         if let Some(id) = link.redial_id() {
             // A second one with this token is not its connector's: tokens are random.
             self.redials.entry(id).or_insert(token);
-        }
-    }
-
-    /// Finds a connection that a peer dials again, by its token and this end's role.
-    pub(super) fn redialled(&self, token: Nonce, role: Role) -> Option<(Token, Arc<Link>)> {
-        self.unended(*self.redials.get(&(token, role))?)
-    }
-
-    /// Returns the connection of a channel, with the channel's token, unless it has ended.
-    pub(super) fn unended(&self, channel: Token) -> Option<(Token, Arc<Link>)> {
-        let link = match self.entries.get(&channel)? {
-            Entry::Link(link) => link,
-            Entry::Redialer(redialer) => redialer.link(),
-            _ => return None,
-        };
-        matches!(link.state(), ChannelState::Open | ChannelState::Broken).then(|| (channel, Arc::clone(link)))
-    }
-
-    /// Replaces the TCP connection of a channel by `stream`, on which `first` is sent and after which
-    /// `rest` was read. Returns the channel's entry.
-    pub(super) fn resume(
-        &mut self,
-        channel: Token,
-        link: Arc<Link>,
-        (mut stream, rest): (Stream, Vec<u8>),
-        first: &[u8],
-    ) -> Option<Entry> {
-        if let Some(Entry::Redialer(redialer)) = self.entries.remove(&channel) {
-            redialer.close(self);
-        }
-        socket::close_in_order(&stream);
-        if let Some(terms) = link.redial_terms() {
-            // A socket that has ended refuses options, and the next read finds that.
-            let _ = socket::tune(&stream, terms.silence);
-        }
-        // A socket that is registered nowhere gives an error and needs nothing.
-        let _ = link.with_stream(|old, _| self.established.deregister(old));
-        let _ = self.handshakes.registry().deregister(&mut *stream);
-        let broke = link.resume(stream, rest, first);
-        if let Err(e) = link.with_stream(|stream, _| self.established.register(stream, channel, BOTH)) {
-            link.fail(format!("epoll_ctl failed: {e}"));
-        }
-        let peer = link.describe();
-        let how = broke.map_or("is replaced by the peer, which found it broken".into(), |(since, _)| {
-            format!("works again, after {} ms", since.elapsed().as_millis())
-        });
-        tracing::info!(target: "net", "the control connection to {peer} {how}");
-        self.step_link(channel, link)
-    }
-
-    /// Dials a connection again at once: the peer has found that it is broken.
-    pub(super) fn interrupted(&mut self, channel: Token) {
-        let entry = match self.entries.remove(&channel) {
-            Some(Entry::Redialer(redialer)) => redialer.hurry(channel, self),
-            Some(Entry::Link(link)) if !link.just_resumed() => {
-                link.interrupt("the peer found it broken");
-                link.take_news(&mut self.news);
-                Redialer::start(link, channel, self)
-            }
-            other => other,
-        };
-        self.put_back(channel, entry);
-    }
-
-    /// Drops what is known of a connection that has ended, and notifies its owner.
-    pub(super) fn ended(&mut self, channel: Token, link: &Link) {
-        link.take_news(&mut self.news);
-        if let Some(id) = link.redial_id().filter(|id| self.redials.get(id) == Some(&channel)) {
-            self.redials.remove(&id);
         }
     }
 

@@ -81,7 +81,7 @@ impl Proxy {
     }
 }
 
-/// Sends a RST, whoever else holds the socket.
+/// Sends a RST, also if another descriptor of the socket is open.
 pub fn reset(stream: &TcpStream) {
     SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
     let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
