@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 
 use super::end::{ChannelState, End};
 use super::news::{Call, ChannelEvent, News, Pending};
-use super::redial::{RedialId, RedialTerms};
+use super::redial_terms::{RedialId, RedialTerms};
 use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};

@@ -20,7 +20,7 @@ use super::interface_watch::Interfaces;
 use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
 use super::news::Call;
-use super::redial::SharedListener;
+use super::redial_listener::SharedListener;
 use super::sockets::{HANDSHAKES, Sockets, WAKER};
 use crate::error::{Error, Result};
 use crate::warned::Warned;

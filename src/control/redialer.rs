@@ -18,7 +18,7 @@ use mio::Token;
 
 use super::attempt::{Attempt, Outcome};
 use super::link::Link;
-use super::redial::RedialTerms;
+use super::redial_terms::RedialTerms;
 use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
 use crate::proto::{Message, Role};

@@ -19,7 +19,7 @@ use super::half_open::HalfOpen;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
 use super::news::Call;
-use super::redial::RedialId;
+use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
 

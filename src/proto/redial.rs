@@ -4,9 +4,6 @@
 use super::wire::{DecodeError, Reader, Writer};
 use super::{Handle, Nonce, Role, STATE_OFFSET};
 
-/// Bytes of a whole frame with a REDIAL.
-pub const REDIAL_BYTES: usize = super::HEADER_BYTES + 1 + 3 * size_of::<Nonce>() + 1;
-
 /// Where the process of an end accepts connections that replace a broken one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Callback {
@@ -51,6 +48,9 @@ impl Callback {
 }
 
 impl Redial {
+    /// Bytes of the payload.
+    pub(super) const BYTES: usize = 3 * size_of::<Nonce>() + 1;
+
     pub(super) fn write(&self, out: &mut Writer) {
         out.bytes(&self.nonce).bytes(&self.token).bytes(&self.key);
         out.u8(match self.from {
