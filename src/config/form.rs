@@ -309,6 +309,29 @@ impl Form for Millis {
     }
 }
 
+/// A time in seconds.
+#[derive(Debug)]
+pub(super) struct Seconds(Whole<u64>);
+
+impl Seconds {
+    pub(super) const fn new(low: u64, high: u64) -> Self {
+        Self(Whole::new(low, high))
+    }
+}
+
+impl Form for Seconds {
+    type Value = Duration;
+    fn parse(&self, text: &str) -> Option<Duration> {
+        self.0.parse(text).map(Duration::from_secs)
+    }
+    fn expected(&self) -> String {
+        self.0.expected() + " (s)"
+    }
+    fn show(&self, value: &Duration) -> String {
+        value.as_secs().to_string()
+    }
+}
+
 /// A type that parses itself.
 pub(super) trait Described: FromStr + Display {
     /// Describes valid values.

@@ -19,8 +19,8 @@ use std::time::Duration;
 pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Text, Whole, WholeOrAuto,
-    WholeOrLargest, WholeOrUnset,
+    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Seconds, Text, Whole,
+    WholeOrAuto, WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
 pub use unsupported::{Finding, nearest};
@@ -254,14 +254,17 @@ settings! {
     /// 1: retries after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
     /// 1: a connection whose rail fails carries on over its other rails, and uses the rail again
-    /// when it works again. 0: a rail that fails, fails its connections. See
-    /// [rail-life.md](../internals/rail-life.md).
+    /// when it works again; a control connection that breaks is dialled again over any network. 0: a
+    /// failed rail or control connection fails the connection. Counts if both ends have 1. See
+    /// [rail-life.md](../internals/rail-life.md) and [reach.md](reach.md#control-connections).
     failover: bool = true, "MPIB_FAILOVER", Flag;
     /// The same, if `MPIB_FAILOVER` is not set.
     port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
         differs: "unset is 1; also for devices that NCCL has not fused, and for any number of failed rails";
-    /// How long a connection without a usable rail waits for one, in ms. Then it fails.
-    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Millis::new(0, 3_600_000);
+    /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
+    /// control connection may be broken while no rail shows that the peer is alive. Then the
+    /// connection fails.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(1, 3600);
     /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
     /// times as long as its completions usually take, if that is longer. Then the connection carries
     /// on without the rail. 0: until the adapter reports an error. See
@@ -277,9 +280,10 @@ settings! {
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
-    /// How long a peer's host may be silent on the control connection, in ms. Then the connection
-    /// fails, even if its rails work. The default is longer than adapters may take to give up on a
-    /// peer, see [reach.md](reach.md#how-long-adapters-try).
+    /// How long a peer's host may be silent on the control connection, in ms. Then the control
+    /// connection is broken: without failover the connection fails, even if its rails work. The
+    /// default is longer than adapters may take to give up on a peer, see
+    /// [reach.md](reach.md#how-long-adapters-try).
     peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);

@@ -39,9 +39,9 @@ impl Handshake {
         // Without a guess the handshake creates the queue pairs, and reports what fails then.
         let wiring = expected_stripes(&hello).and_then(|stripes| work.offer(&stripes).ok());
         let (process, config) = (&settings.process, &settings.config);
-        let (connect, silence) = (config.connect_timeout, config.peer_timeout);
+        let connect = config.connect_timeout;
         let first = (&hello, wiring.as_ref());
-        let channel = Channel::connect(&process.control, handle, first, connect, silence)?;
+        let channel = Channel::connect(&process.control, handle, first, connect, &**config)?;
         Ok(Self::new(Role::Connector, settings, device, channel, work, (hello, wiring)))
     }
 

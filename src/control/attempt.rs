@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mio::Token;
-use mio::net::TcpStream;
 
-use super::socket;
+use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 
@@ -16,7 +15,7 @@ use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The listener's answer, and the bytes after it.
-    Welcome(TcpStream, Vec<u8>),
+    Welcome(Stream, Vec<u8>),
     /// The listener's reason.
     Refused(String),
     /// The address connected and closed: a busy listener may do that, or another host.
@@ -29,7 +28,7 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Attempt {
     connector: Token,
-    stream: TcpStream,
+    stream: Stream,
     addr: SocketAddr,
     connected: bool,
     hello: Arc<[u8]>,
@@ -47,10 +46,10 @@ impl Attempt {
         silence: Duration,
         sockets: &mut Sockets,
     ) -> io::Result<Token> {
-        let mut stream = TcpStream::connect(addr)?;
+        let mut stream = socket::connect(addr)?;
         socket::tune(&stream, silence)?;
         let me = sockets.next_token();
-        sockets.register(&mut stream, me)?;
+        sockets.register(&mut *stream, me)?;
         let hello = Arc::clone(hello);
         sockets.insert(
             me,
@@ -142,7 +141,7 @@ enum Answer {
 }
 
 impl Answer {
-    fn with(self, stream: TcpStream, read: &[u8]) -> Outcome {
+    fn with(self, stream: Stream, read: &[u8]) -> Outcome {
         match self {
             Self::Welcome(end) => Outcome::Welcome(stream, read[end..].to_vec()),
             Self::Refuse(reason) => Outcome::Refused(reason),

@@ -216,7 +216,7 @@ impl Connector {
             Outcome::Welcome(mut stream, rest) => {
                 // The channel's own token from here on. A new registration reports what waits to be
                 // read.
-                if let Err(e) = sockets.reregister(&mut stream, me) {
+                if let Err(e) = sockets.reregister(&mut *stream, me) {
                     return self.end(format!("{addr}: {e}"), sockets);
                 }
                 let link = Arc::clone(&self.link);

@@ -133,9 +133,19 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
-        (1u8..).prop_map(|rails| Message::Down { rails }),
+        (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
         sender_state().prop_map(Message::State),
         verdict().prop_map(Message::Verdict),
+        (any::<[Nonce; 2]>(), 1u16.., prop::collection::vec((1u32.., 0u8..=32), 1..=15)).prop_map(
+            |([nonce, key], port, addrs)| {
+                let addr = |(ip, prefix): (u32, u8)| Addr::new(ip.to_be_bytes().into(), prefix).unwrap();
+                let addrs: Vec<Addr> = addrs.into_iter().map(addr).collect();
+                Message::Callback(Callback { handle: Handle::new(nonce, port, &addrs).unwrap(), key })
+            }
+        ),
+        (any::<[Nonce; 3]>(), prop::sample::select(&Role::ALL))
+            .prop_map(|([nonce, token, key], from)| { Message::Redial(Redial { nonce, token, key, from }) }),
+        Just(Message::Resume),
     ]
 }
 
@@ -425,7 +435,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..9) {
+    fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..12) {
         let _ = Peeked::at(&bytes);
         let _ = HelloPrefix::at(&bytes);
         let _ = Message::decode(&[&[kind], &bytes[..]].concat());

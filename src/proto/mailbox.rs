@@ -172,6 +172,13 @@ impl MailState {
         Some(Span { offset: offset(out.posted), len: CHUNK_BYTES })
     }
 
+    /// Returns whether [`poll`](Self::poll) would find a chunk, new or repeated.
+    pub fn has_news(&self, ring: &[AtomicU64]) -> bool {
+        let last = self.incoming.accepted;
+        let is_there = |number: u64| load(&places(ring, number)[NUMBER], Ordering::Relaxed) == number;
+        is_there(last + 1) || last > 0 && is_there(last)
+    }
+
     /// Makes all writes due again that the peer may lack: the unacknowledged chunks, and the
     /// acknowledgement.
     pub fn resend(&mut self) {

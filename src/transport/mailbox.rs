@@ -56,6 +56,11 @@ impl Mailbox {
             .map_err(|e: MailboxError| Error::Protocol(e.to_string()).into())
     }
 
+    /// Returns whether [`poll`](Self::poll) would find something: one or two loads.
+    pub(crate) fn has_mail(&self, region: &Region) -> bool {
+        self.state.has_news(area(region, MAILBOX))
+    }
+
     /// Returns whether [`drive`](Self::drive) has something to write, or may have to repeat it.
     pub(crate) fn is_busy(&self) -> bool {
         self.state.is_busy()

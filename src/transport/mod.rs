@@ -7,6 +7,7 @@ mod failover;
 mod failures;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
+mod messages;
 pub(crate) mod peer;
 mod profiler;
 mod progress;

@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
+use crate::fork_guard;
 
 use super::event::{About, AsyncEvent};
 use super::port::{Gid, Port};
@@ -121,8 +122,11 @@ impl Context {
         // SAFETY: an entry of a live list, whose path is an array in the struct that the library
         // NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
+        let guard = fork_guard::no_fork();
         // SAFETY: as above.
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
+        close_in_children(raw, true);
+        drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
         let context = Self { raw, name: name.to_owned(), sysfs, transport, changes: AtomicU64::new(0) };
@@ -269,8 +273,18 @@ impl Context {
     }
 }
 
+/// Makes forked children close the device's descriptors, or ends that. While a child holds them, the
+/// kernel keeps the queue pairs of a dead parent, which acknowledge what peers write.
+fn close_in_children(context: NonNull<sys::ibv_context>, close: bool) {
+    // SAFETY: an open device.
+    let fds = unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] };
+    fds.into_iter().for_each(|fd| fork_guard::close_in_children(fd, close));
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
+        let _guard = fork_guard::no_fork();
+        close_in_children(self.raw, false);
         // SAFETY: no other owner is left; every child holds an `Arc` to the context.
         log_failure("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }

@@ -251,6 +251,9 @@ impl World {
         rails(new).for_each(|rail| self.rails[rail].no_sender = true);
         let open = self.open();
         let state = self.sender.state(Sequence::from_number(self.next), &open);
+        for group in &state.open {
+            self.sent.get_mut(&group.seq.number()).unwrap().pending |= group.lost;
+        }
         self.to_receiver.push_back(Message::State(state));
     }
 
@@ -262,9 +265,8 @@ impl World {
 
     fn receiver_notices(&mut self, rail: usize) {
         if self.rails[rail].cut {
-            let report = self.receiver.notice(1 << rail);
-            if report != 0 {
-                self.to_sender.push_back(Message::Down { rails: report });
+            if self.receiver.notice(1 << rail) {
+                self.to_sender.extend(self.receiver.down());
             }
         }
     }
@@ -275,7 +277,8 @@ impl World {
             self.to_sender.pop_front();
         }
         match message {
-            Message::Down { rails } => self.sender_gives_up(rails),
+            Message::Down { epoch, rails } if self.sender.is_current(epoch) => self.sender_gives_up(rails),
+            Message::Down { .. } => {}
             Message::Verdict(verdict) => {
                 let open = self.open();
                 for (seq, lost, again) in self.sender.verdict(&verdict, &open).unwrap().unwrap_or_default() {
@@ -346,6 +349,7 @@ impl World {
             self.rails[self.cts_rail].entries.extend(next.number()..self.offer_next);
         }
         self.to_sender.push_back(Message::Verdict(verdict));
+        self.to_sender.extend(self.receiver.down());
     }
 
     fn held(&self, seq: u64) -> Held {

@@ -23,7 +23,10 @@ impl RecvState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.episodes.blocks_offers() || self.settles_flushes() {
+        let driven = self.comm.drive_mailbox();
+        self.comm.fail_on_error(driven)?;
+        let busy = self.episodes.blocks_offers() || self.comm.mailbox_is_busy();
+        if self.settles_flushes() || busy {
             self.comm.mark();
         }
         Ok(())
@@ -31,12 +34,18 @@ impl RecvState {
 
     fn handle_news(&mut self) -> Fast<()> {
         let failed = self.comm.take_failed();
-        let report = self.episodes.notice(failed);
-        if report != 0 {
+        if self.episodes.notice(failed) {
             self.comm.answer_due = Some(Instant::now());
-            self.comm.peer.send(&Message::Down { rails: report });
+            self.report()?;
         }
-        while let Some(message) = self.comm.peer.next_message()? {
+        if self.comm.notifier.take_resumed() {
+            self.report()?;
+            if let Some(verdict) = self.episodes.verdict() {
+                let verdict = Message::Verdict(verdict.clone());
+                self.comm.send_message(&verdict)?;
+            }
+        }
+        while let Some(message) = self.comm.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
                 other => return Err(self.comm.unexpected(&other)),
@@ -48,11 +57,16 @@ impl RecvState {
         self.comm.check_answer()
     }
 
+    /// Sends DOWN for the rails that the sender has not given up.
+    fn report(&mut self) -> Fast<()> {
+        self.episodes.down().map_or(Ok(()), |down| self.comm.send_message(&down))
+    }
+
     fn on_state(&mut self, state: SenderState) -> Fast<()> {
         self.comm.needs_failover("STATE")?;
         match self.episodes.on_state(state, self.cts.next(), self.comm.layout.all_rails())? {
             Answer::Nothing => {}
-            Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
+            Answer::Repeat(verdict) => self.comm.send_message(&Message::Verdict(verdict))?,
             Answer::GiveUp(rails) => {
                 self.comm.given_up_by_the_peer(rails);
                 self.comm.stop_rails(rails);
@@ -113,8 +127,8 @@ impl RecvState {
             self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
-        self.comm.peer.send(&Message::Verdict(verdict));
-        Ok(())
+        self.comm.send_message(&Message::Verdict(verdict))?;
+        self.report()
     }
 
     /// Makes flushes wait until what dead rails have written is in place.

@@ -33,7 +33,9 @@ impl SendState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.episodes.is_awaiting() || self.episodes.has_unposted() {
+        let driven = self.comm.drive_mailbox();
+        self.comm.fail_on_error(driven)?;
+        if self.episodes.is_awaiting() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
             self.comm.mark();
         }
         Ok(())
@@ -46,9 +48,18 @@ impl SendState {
 
     fn handle_news(&mut self) -> Fast<()> {
         let mut failed = self.comm.take_failed();
-        while let Some(message) = self.comm.peer.next_message()? {
+        if self.comm.notifier.take_resumed()
+            && let Some(state) = self.episodes.awaited()
+        {
+            let state = Message::State(state.clone());
+            self.comm.send_message(&state)?;
+        }
+        while let Some(message) = self.comm.next_message()? {
             match message {
-                Message::Down { rails } => failed |= self.known_rails(rails)?,
+                Message::Down { epoch, rails } if self.episodes.is_current(epoch) => {
+                    failed |= self.known_rails(rails)?;
+                }
+                Message::Down { .. } => {}
                 Message::Verdict(verdict) => self.obey(&verdict)?,
                 other => return Err(self.comm.unexpected(&other)),
             }
@@ -94,8 +105,10 @@ impl SendState {
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
-        self.comm.peer.send(&Message::State(state));
-        Ok(())
+        for group in &state.open {
+            self.groups[usize::from(group.seq.slot())].pending |= group.lost;
+        }
+        self.comm.send_message(&Message::State(state))
     }
 
     /// Returns the groups that are posted and not completed.

@@ -24,7 +24,15 @@ pub(crate) fn control() -> &'static Control {
 
 pub(crate) fn options() -> Options<'static> {
     let (timeout, silence) = (LIMIT, SILENCE);
-    Options { interfaces: None, sout: None, adapters: &Vec::new, family: None, timeout, silence }
+    Options {
+        interfaces: None,
+        sout: None,
+        adapters: &Vec::new,
+        family: None,
+        timeout,
+        silence,
+        failover: None,
+    }
 }
 
 pub(crate) fn listen() -> Listener {
