@@ -18,6 +18,7 @@ fn state_of(end: &End) -> u32 {
     }
 }
 
+//= softverbs.md: a silent device swallows packets in one direction or both
 #[test]
 fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
     let _alone = Alone::new();
@@ -35,6 +36,7 @@ fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
     }
 }
 
+//= softverbs.md: a WRITE whose answer is swallowed has arrived
 #[test]
 fn a_write_whose_answer_is_swallowed_has_arrived() {
     let _alone = Alone::new();
@@ -54,6 +56,7 @@ fn a_write_whose_answer_is_swallowed_has_arrived() {
     }
 }
 
+//= softverbs.md: a healed device completes what waits, and executes nothing twice
 #[test]
 fn a_healed_device_completes_what_waits_and_nothing_twice() {
     let _alone = Alone::new();
@@ -89,6 +92,7 @@ fn a_read_without_an_answer_changes_nothing() {
 }
 
 /// The earlier work requests of the same list arrive.
+//= softverbs.md: a fault begins with the work request of its number
 #[test]
 fn a_fault_begins_with_the_work_request_of_its_number() {
     let _alone = Alone::new();
@@ -122,6 +126,7 @@ fn a_fault_begins_with_the_work_request_of_its_number() {
     }
 }
 
+//= softverbs.md: only the work requests that count trigger a fault
 #[test]
 fn only_the_work_requests_that_count_are_counted() {
     let _alone = Alone::new();
@@ -176,6 +181,7 @@ fn a_script_does_what_the_calls_do() {
     assert_eq!(a.poll_send().status, 0);
 }
 
+//= softverbs.md: ERR flushes unanswered work requests at once and in order
 #[test]
 fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
     let _alone = Alone::new();
@@ -227,6 +233,7 @@ fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
 }
 
+//= softverbs.md: a link flaps until it is healed, and ends up
 #[test]
 fn a_link_flaps_until_it_is_healed_and_ends_up() {
     let _alone = Alone::new();
