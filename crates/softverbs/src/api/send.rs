@@ -159,6 +159,7 @@ impl Qp {
     /// Like `drain`, and executes up to `pieces` pieces of large work requests.
     pub(crate) fn work(&self, process: &Process, sq: &mut SendQueue, due: bool, mut pieces: u32) {
         let Ok(shared) = self.shared(process) else { return };
+        let mut removed = false;
         while sq.head != sq.tail {
             match shared.state.load(Acquire) {
                 RTS => {}
@@ -186,10 +187,11 @@ impl Qp {
             match step {
                 Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
                 Step::Moved => sq.block = None,
-                // Neither a timer nor a polling thread continues it.
+                // Neither a timer nor a thread continues it.
                 Step::Removed => {
-                    sq.block = None;
+                    (sq.block, sq.partial) = (None, None);
                     self.probe_at.store(u64::MAX, Relaxed);
+                    removed = true;
                     break;
                 }
                 Step::NotReady(wait) => {
@@ -209,7 +211,7 @@ impl Qp {
         }
         // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
         let state = shared.state.load(Acquire);
-        let running = state == RTS;
+        let running = state == RTS && !removed;
         if state == ERR {
             late::release(process, sq);
         }

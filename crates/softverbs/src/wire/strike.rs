@@ -95,10 +95,14 @@ fn site<'a>(process: &'a Process, qp: &Qp) -> Option<Site<'a>> {
     Site::new(&process.fabric, device.link.load(Acquire), process.all_peers())
 }
 
+/// Returns how often the faults of a QP's device were ended.
+fn heals(process: &Process, qp: &Qp) -> u32 {
+    own_device(process, qp).map_or(0, |device| link::heals(&process.fabric, device))
+}
+
 /// Decides what happens to the head. Faults of the device take effect now. The send queue is locked.
 pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
-    let Some(site) = site(process, qp) else { return Course::Plain };
-    let heals = site.link().heals.load(Acquire);
+    let heals = heals(process, qp);
     while let Some(struck) = sq.struck.front_mut().filter(|struck| struck.number == sq.head) {
         match (struck.fault, struck.since) {
             (_, Some(since)) if since == heals => return Course::Stopped(Step::NoAnswer(SWALLOWED)),
@@ -122,7 +126,11 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
                 // The QP is in ERR now.
                 return Course::Stopped(Step::Moved);
             }
-            (fault, None) => site.strike(fault),
+            (fault, None) => {
+                if let Some(site) = site(process, qp) {
+                    site.strike(fault);
+                }
+            }
         }
         sq.struck.pop_front();
     }
@@ -139,15 +147,16 @@ fn bytes(part: Part, len: u64) -> u64 {
 /// Records that the fault of the head has taken effect, and applies what follows it. Returns
 /// `LinkSlot::heals`.
 fn takes_effect(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Option<u32> {
-    let site = site(process, qp)?;
-    let heals = site.link().heals.load(Acquire);
+    let heals = heals(process, qp);
     let struck = sq.struck.front_mut().filter(|struck| struck.number == sq.head)?;
     struck.since = Some(heals);
     let then = match struck.fault {
         Fault::LostAck(then) | Fault::Late(_, then) | Fault::Partial(_, then) => then,
         _ => Then::Alive,
     };
-    site.follow(then);
+    if let Some(site) = site(process, qp) {
+        site.follow(then);
+    }
     Some(heals)
 }
 
