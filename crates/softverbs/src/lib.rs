@@ -83,7 +83,7 @@
 //!   one line.
 //! - Each device has one port. There is no subnet manager, and P_Keys do not separate traffic.
 //! - Without a fault, no packet is lost unless it exceeds a path MTU. Only [`Fault::Late`] reorders.
-//! - A queue pair sends one work request at a time: those behind one without an answer wait.
+//! - Work requests behind one that has not arrived wait. Those behind one whose answer is lost arrive.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
 // The folders, from top to bottom; arrows point down, except inside the second line:

@@ -215,6 +215,9 @@ impl Qp {
         if state == ERR {
             late::release(process, sq);
         }
+        if running && sq.unacked.is_some() {
+            exec::run_ahead(process, self, sq);
+        }
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());
         self.note_moving(process, moves);

@@ -107,6 +107,27 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     step
 }
 
+/// Executes what is behind a head whose answer is lost: these packets arrive in order, too. Stops at
+/// the first work request that does not arrive. The send queue is locked.
+pub(crate) fn run_ahead(process: &Process, qp: &Qp, sq: &mut SendQueue) {
+    while let Some(number) = sq.next_ahead() {
+        let (wqe, sges, inline) = sq.at(number);
+        let Ok(local) = gather(process, qp, &wqe, sges, inline) else { return };
+        let connection = sq.connection;
+        let Ok(found) = reach::find(process, qp, &connection) else { return };
+        let (partial, course, since) = (Cell::new(None), Course::Plain, wqe.posted_at);
+        let head = Head { wqe, connection, local, since, partial, course, unacked: None };
+        let ready_at = loop {
+            match arrive(process, qp, &head, &found) {
+                Outcome::Answered(Step::Moved) => {}
+                Outcome::Answered(Step::Done(ready_at)) | Outcome::Unanswered(ready_at) => break ready_at,
+                _ => return,
+            }
+        };
+        sq.ahead.push_back(Unacked::by_silence(ready_at));
+    }
+}
+
 /// Checks the local scatter/gather list and returns its addresses.
 pub(crate) fn gather(
     process: &Process,

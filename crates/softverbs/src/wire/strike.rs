@@ -43,6 +43,11 @@ pub(crate) struct Unacked {
 }
 
 impl Unacked {
+    /// Describes a work request whose answer a silent device swallows.
+    pub(crate) const fn by_silence(ready_at: u64) -> Self {
+        Self { ready_at, since: None }
+    }
+
     /// Returns whether no fault of the work request keeps the answer back any more.
     pub(crate) fn passes(&self, fabric: &Fabric, device: &DeviceShared) -> bool {
         self.since.is_none_or(|since| link::heals(fabric, device) != since)
