@@ -47,6 +47,7 @@ fn wait_event_kind(end: &End, kind: u32) {
     while async_event(end.ctx, true).expect("an event") != kind {}
 }
 
+//= softverbs.md: softverbs-ctl breaks and heals running processes
 #[test]
 fn a_running_process_is_broken_and_healed_from_outside() {
     peer::play();
@@ -101,7 +102,7 @@ fn devices_of_two_hosts_with_one_name_are_distinguished() {
     peer.finish();
 }
 
-/// Runs this test again as a program with `SOFTVERBS_FAULTS`, in a fabric of its own.
+/// Runs this test again as a program with `SOFTVERBS_FAULTS`, in another fabric.
 fn program(test: &str, faults: &str) -> String {
     let mut command = again(test);
     command
@@ -114,6 +115,7 @@ fn program(test: &str, faults: &str) -> String {
     text
 }
 
+//= softverbs.md: SOFTVERBS_FAULTS injects faults
 #[test]
 fn the_environment_injects_faults() {
     if std::env::var_os(PLAY).is_some() {

@@ -20,6 +20,7 @@ const RETRY: u32 = status::IBV_WC_RETRY_EXC_ERR;
 const FLUSHED: u32 = status::IBV_WC_WR_FLUSH_ERR;
 const CQ_ERR: u32 = 0;
 const DEVICE_FATAL: u32 = 8;
+const PORT_ERR: u32 = 10;
 const GID_CHANGE: u32 = 18;
 
 fn names() -> Vec<String> {
@@ -39,6 +40,7 @@ fn wait_async(end: &End, kind: u32) {
     while async_event(end.ctx, true).expect("an event") != kind {}
 }
 
+//= softverbs.md: a removed device completes nothing, and can be opened again when healed
 #[test]
 fn a_failed_device_completes_nothing_and_can_be_opened_again() {
     let _alone = Alone::new();
@@ -80,11 +82,48 @@ fn a_failed_device_completes_nothing_and_can_be_opened_again() {
     let mut sges = [far.sge(0, 8)];
     assert_eq!(far.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to_old, 0)), 0);
     assert_eq!((far.poll_send().status, arrived(&old)), (RETRY, 0));
+    softverbs::set_link("soft0", false).expect("a device");
+    wait_async(&c, PORT_ERR);
+    assert_eq!(async_event(a.ctx, false), None, "no event of a later life");
+    softverbs::set_link("soft0", true).expect("a device");
     // The old context stays dead, and lets the program destroy its objects (when `a` is dropped).
     write(&mut a, &b, 4);
     assert_eq!(a.set_state(ERR), libc::EIO);
     assert!(poll(a.scq).is_none());
     assert_eq!(arrived(&b), 1);
+}
+
+#[test]
+fn a_large_write_of_a_failed_device_ends_in_the_middle() {
+    let _alone = Alone::new();
+    let large = || Opts { len: 8 << 20, ..short() };
+    let (mut a, b) = across(large);
+    a.buf.fill(1);
+    // Two seconds for all of it.
+    softverbs::set_rate("soft0", 4 << 20).expect("a device");
+    let mut sges = [a.sge(0, 8 << 20)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&b.address(), 0)), 0);
+    while arrived(&b) != 1 {
+        assert!(poll(a.scq).is_none());
+    }
+    softverbs::inject("soft0", Fault::DeviceFatal).expect("a device");
+    wait_async(&a, DEVICE_FATAL);
+    // Pieces that had begun have ended when the key can be given back.
+    let count = || b.buf.iter().filter(|byte| **byte == 1).count();
+    // SAFETY: the memory region is not used again; the new one is destroyed with the end.
+    unsafe {
+        assert_eq!(sys::ibv_dereg_mr(a.mr), 0);
+        softverbs::heal("soft0").expect("a device");
+        a.mr = sys::ibv_reg_mr(b.pd, a.buf.as_mut_ptr().cast(), a.buf.len(), ALL_ACCESS);
+    }
+    // As good as no limit.
+    softverbs::set_rate("soft0", 1 << 50).expect("a device");
+    let arrived = count();
+    assert!((1..8 << 20).contains(&arrived), "{arrived} bytes");
+    for _ in 0..200 {
+        assert!(poll(a.scq).is_none());
+    }
+    assert_eq!(count(), arrived);
 }
 
 #[test]
@@ -110,6 +149,7 @@ fn a_device_fails_at_a_work_request_and_in_every_process() {
     peer.finish();
 }
 
+//= softverbs.md: a failed completion queue returns nothing, and its queue pairs are in ERR
 #[test]
 fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
     let _alone = Alone::new();
@@ -133,6 +173,7 @@ fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
     }
 }
 
+//= softverbs.md: GIDs move to another index
 #[test]
 fn gids_move_to_another_index() {
     let _alone = Alone::new();
@@ -166,6 +207,7 @@ fn sysfs(end: &End) -> PathBuf {
     unsafe { CStr::from_ptr((*(*end.ctx).device).ibdev_path.as_ptr()).to_string_lossy().into_owned() }.into()
 }
 
+//= softverbs.md: the hardware counters show a rail without answers
 #[test]
 fn the_counters_show_a_rail_without_answers() {
     let _alone = Alone::new();

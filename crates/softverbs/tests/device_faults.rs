@@ -18,6 +18,7 @@ fn state_of(end: &End) -> u32 {
     }
 }
 
+//= softverbs.md: a silent device swallows packets in one direction or both
 #[test]
 fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
     let _alone = Alone::new();
@@ -35,6 +36,7 @@ fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
     }
 }
 
+//= softverbs.md: a WRITE whose answer is swallowed has arrived
 #[test]
 fn a_write_whose_answer_is_swallowed_has_arrived() {
     let _alone = Alone::new();
@@ -54,6 +56,7 @@ fn a_write_whose_answer_is_swallowed_has_arrived() {
     }
 }
 
+//= softverbs.md: a healed device completes what waits, and executes nothing twice
 #[test]
 fn a_healed_device_completes_what_waits_and_nothing_twice() {
     let _alone = Alone::new();
@@ -77,6 +80,52 @@ fn a_healed_device_completes_what_waits_and_nothing_twice() {
     }
 }
 
+//= softverbs.md: what is behind a WRITE whose answer is lost arrives as well
+#[test]
+fn everything_arrives_while_only_answers_are_swallowed() {
+    let _alone = Alone::new();
+    const LARGE: usize = 1 << 20;
+    for healed in [true, false] {
+        let (mut a, b) = across(|| Opts { len: 4 * LARGE, ..long() });
+        softverbs::inject("soft1", Fault::Silence(Direction::Out)).expect("a device");
+        a.buf.fill(7);
+        for id in 0..3 {
+            assert_eq!(b.recv(id, 0, 0), 0);
+        }
+        let to = b.address();
+        for (id, len) in [(0, 8), (1, LARGE), (2, 8)] {
+            let at = id as usize * LARGE;
+            let mut sges = [a.sge(at, len)];
+            let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&to, at as u64).id(id);
+            assert_eq!(a.send(wr.imm(id as u32)), 0);
+        }
+        for id in 0..3 {
+            let wc = b.poll_recv();
+            assert_eq!((wc.wr_id, wc.status, imm(&wc)), (id, 0, id as u32));
+        }
+        assert_eq!(b.buf[LARGE..2 * LARGE], a.buf[LARGE..2 * LARGE]);
+        // A READ has to wait for its answer, and what is behind it waits for the READ.
+        let mut sges = [a.sge(3 * LARGE, 8)];
+        assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_READ, &mut sges).to(&to, 0).id(3)), 0);
+        let mut sges = [a.sge(0, 8)];
+        let wr = Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 3 * LARGE as u64).id(4);
+        assert_eq!(a.send(wr), 0);
+        assert_eq!((poll(b.rcq).is_none(), b.buf[3 * LARGE]), (true, 0));
+        let wanted = if healed {
+            softverbs::heal("soft1").expect("a device");
+            [0; 5]
+        } else {
+            assert_eq!(a.set_state(ERR), 0);
+            [status::IBV_WC_WR_FLUSH_ERR; 5]
+        };
+        let seen: Vec<_> = (0..5).map(|_| a.poll_send()).map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(seen, (0..5).zip(wanted).collect::<Vec<_>>());
+        // Nothing is executed twice.
+        assert_eq!((poll(b.rcq).is_none(), b.buf[3 * LARGE]), (true, if healed { 7 } else { 0 }));
+        softverbs::heal("soft1").expect("a device");
+    }
+}
+
 #[test]
 fn a_read_without_an_answer_changes_nothing() {
     let _alone = Alone::new();
@@ -89,6 +138,7 @@ fn a_read_without_an_answer_changes_nothing() {
 }
 
 /// The earlier work requests of the same list arrive.
+//= softverbs.md: a fault begins with the work request of its number
 #[test]
 fn a_fault_begins_with_the_work_request_of_its_number() {
     let _alone = Alone::new();
@@ -102,15 +152,9 @@ fn a_fault_begins_with_the_work_request_of_its_number() {
         }
         let to = b.address();
         let mut sges: Vec<_> = (1..6).map(|i| [a.sge(i, 1)]).collect();
-        let mut sends: Vec<_> = sges.iter_mut().zip(1..).collect();
-        let mut list: Vec<_> = sends
-            .iter_mut()
-            .map(|(sges, id)| Send::new(op::IBV_WR_RDMA_WRITE, &mut sges[..]).to(&to, *id).id(*id).wr())
-            .collect();
-        for i in 1..list.len() {
-            list[i - 1].next = &raw mut list[i];
-        }
-        assert_eq!(a.post(&mut list[0]), 0);
+        let send = |(sges, id)| Send::new(op::IBV_WR_RDMA_WRITE, sges).to(&to, id).id(id);
+        let mut sends: Vec<_> = sges.iter_mut().map(|sges| &mut sges[..]).zip(1..).map(send).collect();
+        post_list(&a, &mut sends);
         let seen: Vec<_> = (0..5).map(|_| a.poll_send()).map(|wc| (wc.wr_id, wc.status)).collect();
         let flushed = status::IBV_WC_WR_FLUSH_ERR;
         assert_eq!(seen, [(1, 0), (2, 0), (3, status::IBV_WC_RETRY_EXC_ERR), (4, flushed), (5, flushed)]);
@@ -122,6 +166,7 @@ fn a_fault_begins_with_the_work_request_of_its_number() {
     }
 }
 
+//= softverbs.md: only the work requests that count trigger a fault
 #[test]
 fn only_the_work_requests_that_count_are_counted() {
     let _alone = Alone::new();
@@ -176,6 +221,7 @@ fn a_script_does_what_the_calls_do() {
     assert_eq!(a.poll_send().status, 0);
 }
 
+//= softverbs.md: ERR flushes unanswered work requests at once and in order
 #[test]
 fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
     let _alone = Alone::new();
@@ -193,6 +239,7 @@ fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
     assert_eq!(seen, [(1, 0), (2, flushed), (3, flushed), (4, flushed), (5, flushed)]);
 }
 
+//= softverbs.md: a queue pair on a shared receive queue reports its last receive
 #[test]
 fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     let _alone = Alone::new();
@@ -227,6 +274,7 @@ fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
 }
 
+//= softverbs.md: a link flaps until it is healed, and ends up
 #[test]
 fn a_link_flaps_until_it_is_healed_and_ends_up() {
     let _alone = Alone::new();

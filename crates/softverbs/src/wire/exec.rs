@@ -12,14 +12,14 @@ use crate::api::qp::Qp;
 use crate::limits::PIECE;
 use crate::log::fault;
 use crate::process::Process;
-use crate::shm::recv_queue::Sge;
-use crate::wire::access::{self, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use crate::wire::access::{self, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use crate::wire::bounce;
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
+use crate::wire::gather::gather;
 use crate::wire::link::{self, Passage};
 use crate::wire::reach::{self, Reached, own_device};
 use crate::wire::respond::{Arrival, Responder};
-use crate::wire::send_queue::{Connection, INLINE, Partial, SOLICITED, SendQueue, Wqe};
+use crate::wire::send_queue::{Connection, Partial, SOLICITED, SendQueue, Wqe};
 use crate::wire::strike::{self, CUT, Course, NO_ACK, Unacked};
 
 /// Result of an execution.
@@ -107,39 +107,25 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     step
 }
 
-/// Checks the local scatter/gather list and returns its addresses.
-pub(crate) fn gather(
-    process: &Process,
-    qp: &Qp,
-    wqe: &Wqe,
-    sges: &[Sge],
-    inline: &[u8],
-) -> Result<Pieces, u32> {
-    let mut pieces = Pieces::new();
-    if wqe.flags & INLINE != 0 {
-        let len = usize::try_from(wqe.len).unwrap_or(0).min(inline.len());
-        pieces.push(inline.as_ptr().expose_provenance() as u64, len as u64);
-        return Ok(pieces);
-    }
-    let comes_back = wqe.opcode >= op::IBV_WR_RDMA_READ;
-    let access = if comes_back { LOCAL_WRITE } else { 0 };
-    for sge in sges.iter().filter(|sge| sge.len > 0) {
-        match access::check(&process.own, sge.lkey, qp.pd.id, sge.addr, u64::from(sge.len), access) {
-            Ok(addr) => pieces.push(addr, u64::from(sge.len)),
-            Err(why) => {
-                fault!(
-                    "QP {:#x}, wr_id {:#x}: lkey {:#x}, {} bytes at {:#x}: {why}",
-                    qp.qpn,
-                    wqe.wr_id,
-                    sge.lkey,
-                    sge.len,
-                    sge.addr
-                );
-                return Err(wc::IBV_WC_LOC_PROT_ERR);
+/// Executes what is behind a head whose answer is lost: these packets arrive in order, too. Stops at
+/// the first work request that does not arrive. The send queue is locked.
+pub(crate) fn run_ahead(process: &Process, qp: &Qp, sq: &mut SendQueue) {
+    while let Some(number) = sq.next_ahead() {
+        let (wqe, sges, inline) = sq.at(number);
+        let Ok(local) = gather(process, qp, &wqe, sges, inline) else { return };
+        let connection = sq.connection;
+        let Ok(found) = reach::find(process, qp, &connection) else { return };
+        let (partial, course, since) = (Cell::new(None), Course::Plain, wqe.posted_at);
+        let head = Head { wqe, connection, local, since, partial, course, unacked: None };
+        let ready_at = loop {
+            match arrive(process, qp, &head, &found) {
+                Outcome::Answered(Step::Moved) => {}
+                Outcome::Answered(Step::Done(ready_at)) | Outcome::Unanswered(ready_at) => break ready_at,
+                _ => return,
             }
-        }
+        };
+        sq.ahead.push_back(Unacked::by_silence(ready_at));
     }
-    Ok(pieces)
 }
 
 /// Locks the responder and executes the work request.

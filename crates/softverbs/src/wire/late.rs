@@ -14,7 +14,7 @@ use crate::shm::peer::Peer;
 use crate::wire::access::{self, REMOTE_WRITE};
 use crate::wire::bounce;
 use crate::wire::copy::{self, Direction, Pieces};
-use crate::wire::exec;
+use crate::wire::gather;
 use crate::wire::link;
 use crate::wire::reach;
 use crate::wire::respond::{Arrival, Responder};
@@ -42,7 +42,7 @@ impl Late {
     /// anyway.
     pub(crate) fn copy(process: &Process, qp: &Qp, sq: &SendQueue, number: u32, after: u64) -> Option<Self> {
         let (wqe, sges, inline) = sq.at(number);
-        let local = exec::gather(process, qp, &wqe, sges, inline).ok()?;
+        let local = gather::gather(process, qp, &wqe, sges, inline).ok()?;
         let found = reach::find(process, qp, &sq.connection).ok()?;
         let mut data = vec![0_u8; usize::try_from(wqe.len).ok()?];
         let here = Pieces::one(data.as_mut_ptr().expose_provenance() as u64, wqe.len);

@@ -106,6 +106,8 @@ pub(crate) struct SendQueue {
     pub(crate) reached: Option<Reached>,
     /// The head was executed, but its answer is lost.
     pub(crate) unacked: Option<Unacked>,
+    /// The work requests behind such a head that were executed, too.
+    pub(crate) ahead: VecDeque<Unacked>,
     /// Work requests that a fault strikes, in order. Nearly always empty.
     pub(crate) struck: VecDeque<Struck>,
     /// Swallowed WRITEs that arrive when the QP has ended, with their running numbers.
@@ -145,6 +147,7 @@ impl SendQueue {
             connection,
             reached: None,
             unacked: None,
+            ahead: VecDeque::new(),
             struck: VecDeque::new(),
             swallowed: Vec::new(),
         }
@@ -154,6 +157,7 @@ impl SendQueue {
     pub(crate) fn clear(&mut self) {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
         (self.partial, self.not_before, self.unacked) = (None, 0, None);
+        self.ahead.clear();
         self.struck.clear();
         self.swallowed.clear();
     }
@@ -164,7 +168,7 @@ impl SendQueue {
             self.struck.pop_front();
         }
         self.head = self.head.wrapping_add(1);
-        (self.block, self.partial, self.unacked) = (None, None, None);
+        (self.block, self.partial, self.unacked) = (None, None, self.ahead.pop_front());
     }
 
     /// Returns the head, its scatter/gather list and its inline data. The queue must not be empty.
@@ -191,6 +195,18 @@ impl SendQueue {
             Some(Partial { done, passage }) => passage.sent_at(*done, wqe.len),
             None => wqe.posted_at.max(self.not_before),
         })
+    }
+
+    /// Returns the first work request behind a head whose answer is lost that was not executed and may
+    /// be. The answer of a READ or an atomic is its result: these wait.
+    pub(crate) fn next_ahead(&self) -> Option<u32> {
+        let number = self.head.wrapping_add(1 + self.ahead.len() as u32);
+        if self.unacked.is_none() || number.wrapping_sub(self.head) >= self.tail.wrapping_sub(self.head) {
+            return None;
+        }
+        let struck = self.struck.iter().any(|struck| struck.number == number);
+        let opcode = self.wqes[self.slot(number)].opcode;
+        (!struck && opcode != op::IBV_WR_RDMA_READ && !is_atomic(opcode)).then_some(number)
     }
 
     /// Sets the attributes of the connection and the GID of its `sgid_index`.

@@ -43,6 +43,11 @@ pub(crate) struct Unacked {
 }
 
 impl Unacked {
+    /// Describes a work request whose answer a silent device swallows.
+    pub(crate) const fn by_silence(ready_at: u64) -> Self {
+        Self { ready_at, since: None }
+    }
+
     /// Returns whether no fault of the work request keeps the answer back any more.
     pub(crate) fn passes(&self, fabric: &Fabric, device: &DeviceShared) -> bool {
         self.since.is_none_or(|since| link::heals(fabric, device) != since)
@@ -95,10 +100,14 @@ fn site<'a>(process: &'a Process, qp: &Qp) -> Option<Site<'a>> {
     Site::new(&process.fabric, device.link.load(Acquire), process.all_peers())
 }
 
+/// Returns how often the faults of a QP's device were ended.
+fn heals(process: &Process, qp: &Qp) -> u32 {
+    own_device(process, qp).map_or(0, |device| link::heals(&process.fabric, device))
+}
+
 /// Decides what happens to the head. Faults of the device take effect now. The send queue is locked.
 pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
-    let Some(site) = site(process, qp) else { return Course::Plain };
-    let heals = site.link().heals.load(Acquire);
+    let heals = heals(process, qp);
     while let Some(struck) = sq.struck.front_mut().filter(|struck| struck.number == sq.head) {
         match (struck.fault, struck.since) {
             (_, Some(since)) if since == heals => return Course::Stopped(Step::NoAnswer(SWALLOWED)),
@@ -122,7 +131,11 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
                 // The QP is in ERR now.
                 return Course::Stopped(Step::Moved);
             }
-            (fault, None) => site.strike(fault),
+            (fault, None) => {
+                if let Some(site) = site(process, qp) {
+                    site.strike(fault);
+                }
+            }
         }
         sq.struck.pop_front();
     }
@@ -139,15 +152,16 @@ fn bytes(part: Part, len: u64) -> u64 {
 /// Records that the fault of the head has taken effect, and applies what follows it. Returns
 /// `LinkSlot::heals`.
 fn takes_effect(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Option<u32> {
-    let site = site(process, qp)?;
-    let heals = site.link().heals.load(Acquire);
+    let heals = heals(process, qp);
     let struck = sq.struck.front_mut().filter(|struck| struck.number == sq.head)?;
     struck.since = Some(heals);
     let then = match struck.fault {
         Fault::LostAck(then) | Fault::Late(_, then) | Fault::Partial(_, then) => then,
         _ => Then::Alive,
     };
-    site.follow(then);
+    if let Some(site) = site(process, qp) {
+        site.follow(then);
+    }
     Some(heals)
 }
 

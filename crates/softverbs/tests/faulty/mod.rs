@@ -69,3 +69,12 @@ pub fn arrived(end: &End) -> u8 {
     // SAFETY: in the buffer of the end.
     unsafe { end.buf.as_ptr().read_volatile() }
 }
+
+/// Posts work requests as one list.
+pub fn post_list(from: &End, sends: &mut [Send<'_>]) {
+    let mut list: Vec<_> = sends.iter_mut().map(Send::wr).collect();
+    for i in 1..list.len() {
+        list[i - 1].next = &raw mut list[i];
+    }
+    assert_eq!(from.post(&mut list[0]), 0);
+}
