@@ -53,7 +53,7 @@ impl Housekeeping {
         self.jobs.lock().retain(|one| one.job.strong_count() > 0 && !same(&one.job));
     }
 
-    /// Makes the thread run all jobs now, whatever their intervals. Any thread may call this, a job
+    /// Makes the thread run all jobs now, regardless of their intervals. Any thread may call this, a job
     /// too: it takes no lock that a run holds, and costs one system call.
     pub fn wake(&self) {
         if let Some(waker) = &*self.waker.lock() {

@@ -26,7 +26,7 @@ const PORT_ACTIVE: i32 = 9;
 const PORT_ERR: i32 = 10;
 const GID_CHANGE: i32 = 18;
 
-/// Two ports, each of its own adapter, and the state without its thread.
+/// Ports of two adapters, and the state without its thread.
 struct World {
     state: Arc<EventState>,
     nics: [Arc<Nic>; 2],

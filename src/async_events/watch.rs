@@ -145,8 +145,8 @@ impl CommWatch {
 
     /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may
     /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
-    /// whatever another thread changes after this call comes with a new mark, and whatever it
-    /// changed before is visible after this call. The other order loses marks.
+    /// a change that another thread makes after this call comes with a new mark, and a change from
+    /// before is visible after this call. The other order loses marks.
     pub fn unmark(&self) {
         // A swap, not a store: it reads the mark that it removes, and with it what came before.
         self.marked.swap(false, Ordering::AcqRel);
