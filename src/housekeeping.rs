@@ -15,13 +15,16 @@ use crate::error::Result;
 /// How often a job runs unless it has another interval.
 pub const TICK: Duration = Duration::from_millis(250);
 
+/// The shortest interval: the thread never spins.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 /// Something to do now and then.
 pub trait Job: Send + Sync {
     /// Does what is due, without waiting. An error is logged once, under the job's name.
     fn run(&self) -> Result<()>;
 
-    /// Returns the time until the next run, as the run before it leaves the job. At most [`TICK`]
-    /// counts.
+    /// Returns the time until the next run, as the last run has left the job. At least 1 ms and at
+    /// most [`TICK`] count.
     fn interval(&self) -> Duration {
         TICK
     }
@@ -62,9 +65,14 @@ impl Housekeeping {
         }
     }
 
-    /// Sets the descriptor that wakes the thread, or removes it with the thread.
-    pub(crate) fn set_waker(&self, waker: Option<Arc<EventFd>>) {
-        *self.waker.lock() = waker;
+    /// Sets the descriptor that wakes the thread.
+    pub(crate) fn set_waker(&self, waker: Arc<EventFd>) {
+        *self.waker.lock() = Some(waker);
+    }
+
+    /// Removes the descriptor of a thread that ends, unless the next thread has set its descriptor.
+    pub(crate) fn remove_waker(&self, waker: &Arc<EventFd>) {
+        self.waker.lock().take_if(|set| Arc::ptr_eq(set, waker));
     }
 
     /// Runs each job that is due, or all if `now` is `None`. Returns the time until the next one is
@@ -76,7 +84,7 @@ impl Housekeeping {
             if let Err(e) = job.run() {
                 e.report(entry.name);
             }
-            entry.due = Instant::now() + job.interval().min(TICK);
+            entry.due = Instant::now() + job.interval().clamp(SHORTEST, TICK);
         }
         let next = jobs.iter().filter(|entry| entry.job.strong_count() > 0).map(|entry| entry.due).min();
         next.map_or(TICK, |due| due.saturating_duration_since(Instant::now()))
@@ -168,11 +176,15 @@ mod tests {
         let list = Housekeeping::default();
         list.wake();
         let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
-        list.set_waker(Some(Arc::clone(&waker)));
+        list.set_waker(Arc::clone(&waker));
         assert!(waker.read().is_err(), "nothing yet");
         (0..3).for_each(|_| list.wake());
         assert_eq!(waker.read().unwrap(), 3);
-        list.set_waker(None);
+        let other = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
+        list.remove_waker(&other);
+        list.wake();
+        assert_eq!(waker.read().unwrap(), 1, "another thread has ended");
+        list.remove_waker(&waker);
         list.wake();
         assert!(waker.read().is_err(), "the thread has ended");
     }

@@ -143,6 +143,12 @@ impl CommWatch {
         self.marked.store(true, Ordering::Release);
     }
 
+    /// Marks the comm, and makes housekeeping look at it now: NCCL may not call for a while.
+    pub fn notify(&self) {
+        self.mark();
+        self.wake();
+    }
+
     /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may
     /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
     /// a change that another thread makes after this call comes with a new mark, and a change from
@@ -180,9 +186,8 @@ impl CommWatch {
         }
         if new != 0 {
             self.condemned.fetch_or(new, Ordering::Release);
-            self.mark();
             drop(all);
-            self.wake();
+            self.notify();
         }
         new
     }
