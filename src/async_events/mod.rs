@@ -4,6 +4,7 @@
 //! the comms that an event concerns; the next call on such a comm finds the mark. Between two events
 //! the thread runs the jobs of [`Housekeeping`], the watchdog among them.
 
+mod attention;
 mod faults;
 mod stalls;
 mod state;
