@@ -10,6 +10,7 @@ use super::stalls::Watchdog;
 use super::state::EventState;
 use super::watch::{CommWatch, Queues, Route};
 use crate::config::Config;
+use crate::connect::tests::ports;
 use crate::device::{Hold, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Housekeeping, Job, TICK};
@@ -37,6 +38,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        // Configures the software devices, as every test of this process must.
+        ports();
         let process = Process::new();
         let hold = process.devices.open(&Config::default()).unwrap();
         let all = process.devices.nics();
@@ -325,6 +328,7 @@ impl Job for Count {
 
 #[test]
 fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
+    ports();
     let process = Process::new();
     let config = Config::default();
     let _devices = process.devices.open(&config).unwrap();

@@ -15,7 +15,7 @@ mod queue_depths;
 mod registration;
 mod substitutes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

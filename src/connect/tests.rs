@@ -29,7 +29,7 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The two ports of the first two devices, opened once.
-fn ports() -> Vec<&'static Device> {
+pub(crate) fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
