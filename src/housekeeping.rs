@@ -15,13 +15,16 @@ use crate::error::Result;
 /// How often a job runs unless it has another interval.
 pub const TICK: Duration = Duration::from_millis(250);
 
+/// The shortest interval: the thread never spins.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 /// Something to do now and then.
 pub trait Job: Send + Sync {
     /// Does what is due, without waiting. An error is logged once, under the job's name.
     fn run(&self) -> Result<()>;
 
-    /// Returns the time until the next run, as the run before it leaves the job. At most [`TICK`]
-    /// counts.
+    /// Returns the time until the next run, as the last run has left the job. At least 1 ms and at
+    /// most [`TICK`] count.
     fn interval(&self) -> Duration {
         TICK
     }
@@ -59,7 +62,7 @@ impl Housekeeping {
         self.jobs.lock().retain(|one| one.job.strong_count() > 0 && !same(&one.job));
     }
 
-    /// Makes the thread run all jobs now, whatever their intervals. Any thread may call this, a job
+    /// Makes the thread run all jobs now, regardless of their intervals. Any thread may call this, a job
     /// too: it takes no lock that a run holds, and costs one system call.
     pub fn wake(&self) {
         if let Some(waker) = &*self.waker.lock() {
@@ -68,9 +71,14 @@ impl Housekeeping {
         }
     }
 
-    /// Sets the descriptor that wakes the thread, or removes it with the thread.
-    pub(crate) fn set_waker(&self, waker: Option<Arc<EventFd>>) {
-        *self.waker.lock() = waker;
+    /// Sets the descriptor that wakes the thread.
+    pub(crate) fn set_waker(&self, waker: Arc<EventFd>) {
+        *self.waker.lock() = Some(waker);
+    }
+
+    /// Removes the descriptor of a thread that ends, unless the next thread has set its descriptor.
+    pub(crate) fn remove_waker(&self, waker: &Arc<EventFd>) {
+        self.waker.lock().take_if(|set| Arc::ptr_eq(set, waker));
     }
 
     /// Runs each job that is due, or all if `now` is `None`. Returns the time until the next one is
@@ -82,7 +90,7 @@ impl Housekeeping {
             if let Err(e) = job.run() {
                 e.report(entry.name);
             }
-            entry.due = Instant::now() + job.interval().min(TICK);
+            entry.due = Instant::now() + job.interval().clamp(SHORTEST, TICK);
         }
         let next = jobs.iter().filter(|entry| entry.job.strong_count() > 0).map(|entry| entry.due).min();
         next.map_or(TICK, |due| due.saturating_duration_since(Instant::now()))
@@ -174,11 +182,15 @@ mod tests {
         let list = Housekeeping::default();
         list.wake();
         let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
-        list.set_waker(Some(Arc::clone(&waker)));
+        list.set_waker(Arc::clone(&waker));
         assert!(waker.read().is_err(), "nothing yet");
         (0..3).for_each(|_| list.wake());
         assert_eq!(waker.read().unwrap(), 3);
-        list.set_waker(None);
+        let other = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
+        list.remove_waker(&other);
+        list.wake();
+        assert_eq!(waker.read().unwrap(), 1, "another thread has ended");
+        list.remove_waker(&waker);
         list.wake();
         assert!(waker.read().is_err(), "the thread has ended");
     }

@@ -2,8 +2,8 @@
 //! nothing while other rails of the connection do.
 //!
 //! Writes go only to memory that the peer has offered, so a rail with writes outstanding completes
-//! them whatever the peer's program does. The exception is a receive that is not posted yet (RNR),
-//! which the adapter counts.
+//! them even if the peer's program does nothing. The exception is a receive that is not posted yet
+//! (RNR), which the adapter counts.
 
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,7 @@ impl RailProgress {
         self.waited(now) >= patience(limit, self.usual)
     }
 
-    /// Returns what is known of a rail that is late. `hardware`: the port's counters as they are now.
+    /// Returns what is known of a rail that is late. `hardware`: the port's present counters.
     pub fn facts(
         &self,
         now: Instant,

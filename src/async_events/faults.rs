@@ -18,16 +18,24 @@ const REPORT: Duration = Duration::from_secs(1);
 /// How often a port is looked at that is suspect, or has episodes to report.
 const BUSY: Duration = Duration::from_millis(50);
 
+/// What an event has changed of its ports, for the event's line.
+#[derive(Debug, Default)]
+pub(super) struct PortChange {
+    pub(super) text: String,
+    /// Connections have lost a rail.
+    pub(super) costs_rails: bool,
+}
+
 impl EventState {
-    /// Applies an event to the lives of its ports. Returns what that changes, for the event's line.
-    pub(super) fn port_event(&self, context: &Context, event: &AsyncEvent) -> String {
+    /// Applies an event to the lives of its ports.
+    pub(super) fn port_event(&self, context: &Context, event: &AsyncEvent) -> PortChange {
         let now = Moment::now();
         let ours = |nic: &Arc<Nic>| match event.about {
             About::Port(port) => nic.port().number == port,
             _ => event.about == About::Device && event.is_fatal(),
         };
         let of_adapter = |nic: &Arc<Nic>| nic.pd().context().id() == context.id();
-        let mut text = String::new();
+        let mut changed = PortChange::default();
         for nic in self.nics().iter().filter(|nic| of_adapter(nic) && ours(nic)) {
             let why = format!("{}: {event}", nic.name());
             let change = match event {
@@ -35,49 +43,34 @@ impl EventState {
                 e if e.is_link_up() => nic.life().happened(now, Happening::LinkUp),
                 e if e.is_fatal() => nic.life().happened(now, Happening::Removed(&why)),
                 e if e.is_gid_change() => {
-                    text += &self.lost_addresses(nic);
+                    if let Some(loss) = self.lost_addresses(nic) {
+                        changed = PortChange { text: loss, costs_rails: true };
+                    }
                     Change::None
                 }
                 _ => Change::None,
             };
             if let Change::Back { outage } = change {
-                text += &format!("; it was down for {:.3} s", outage.as_secs_f64());
+                changed.text += &format!("; it was down for {:.3} s", outage.as_secs_f64());
             }
         }
-        text
+        changed
     }
 
-    /// Condemns the rails whose local address is no longer in the port's GID table.
-    fn lost_addresses(&self, nic: &Nic) -> String {
-        let mut known = Vec::new();
-        let mut is_lost = |route: &Route| {
-            route.is_on(nic)
-                && match known.iter().find(|(address, _)| *address == route.local) {
-                    Some((_, lost)) => *lost,
-                    None => {
-                        let lost = nic.has_gid(route.local.0, route.local.1) == Some(false);
-                        known.push((route.local, lost));
-                        lost
-                    }
-                }
-        };
-        let mut toll = Toll::default();
-        for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
-            let routes = comm.routes();
-            let rails = routes.iter().enumerate().filter(|(_, route)| is_lost(route));
-            let rails = rails.fold(0, |rails, (rail, _)| rails | 1 << rail);
-            toll.condemn(
-                comm,
-                rails,
-                &format!("its address is no longer in the GID table of {}", nic.name()),
-            );
+    /// Condemns the rails whose local address is no longer in the port's GID table. Returns the
+    /// addresses and the connections, if there are any.
+    fn lost_addresses(&self, nic: &Nic) -> Option<String> {
+        let mut lost = Vec::new();
+        for route in self.comms().iter().flat_map(|comm| comm.routes()).filter(|route| route.is_on(nic)) {
+            if !lost.contains(&route.local) {
+                lost.push(route.local);
+            }
         }
-        let lost = known.iter().filter(|(_, lost)| *lost).map(|((gid, _), _)| gid_addr(*gid).to_string());
-        let lost: Vec<_> = lost.collect();
-        match toll.is_empty() {
-            true => String::new(),
-            false => format!("; it no longer has {}; {toll}", lost.join(", ")),
-        }
+        lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
+        let why = format!("its address is no longer in the GID table of {}", nic.name());
+        let toll = self.give_up(|route| route.is_on(nic) && lost.contains(&route.local), &why);
+        let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
+        (!toll.is_empty()).then(|| format!("; it no longer has {}; {toll}", lost.join(", ")))
     }
 
     /// Condemns all rails whose route `fits` accepts.

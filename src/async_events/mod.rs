@@ -4,6 +4,7 @@
 //! the comms that an event concerns; the next call on such a comm finds the mark. Between two events
 //! the thread runs the jobs of [`Housekeeping`], the watchdog among them.
 
+mod attention;
 mod faults;
 mod stalls;
 mod state;
@@ -110,14 +111,14 @@ impl EventThread {
         let thread = thread::Builder::new()
             .name("mpib-events".into())
             .spawn(move || run(&stopped, &woken, contexts, &state))?;
-        housekeeping.set_waker(Some(Arc::clone(&wake)));
+        housekeeping.set_waker(Arc::clone(&wake));
         Ok(Self { stop, wake, housekeeping, thread: Some(thread) })
     }
 }
 
 impl Drop for EventThread {
     fn drop(&mut self) {
-        self.housekeeping.set_waker(None);
+        self.housekeeping.remove_waker(&self.wake);
         self.stop.store(true, Ordering::Release);
         // The thread waits for this descriptor, and for no lock that this thread may hold.
         let stopped = self.wake.write(1);

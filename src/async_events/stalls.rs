@@ -83,7 +83,7 @@ impl Memory {
                 stalled.push((rail.index, describe(rail, &facts)));
             }
         }
-        // A report takes other locks, and may take this one.
+        // A report takes other locks.
         drop(progress);
         stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, why));
     }
@@ -97,7 +97,7 @@ impl Memory {
         }
     }
 
-    /// Returns the counters of a port as they are now, read once per pass.
+    /// Returns the present counters of a port, read once per pass.
     fn fresh(&mut self, nic: &Nic, now: Instant) -> Option<HwCounters> {
         match self.hardware.get(&key(nic)) {
             Some((_, None)) => None,

@@ -139,26 +139,23 @@ impl EventState {
         let (failing_over, others): (Vec<_>, Vec<_>) =
             self.concerned(context, event).into_iter().partition(|(comm, _)| carries_on(comm));
         let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
-        let consequence = self.port_event(context, event);
+        let change = self.port_event(context, event);
         let mut toll = Toll::default();
         failing_over.iter().for_each(|(comm, rails)| toll.condemn(comm, *rails, &text));
         others.iter().filter(|_| ends).for_each(|(comm, _)| comm.end(&text));
         if !others.is_empty() {
-            let names: Vec<_> = others.iter().take(NAMED).map(|(comm, _)| comm.name()).collect();
-            let more = others.len() - names.len();
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let verb = if ends { "ends" } else { "concerns" };
-            text += &format!("; it {verb} {}{more}", names.join(", "));
+            text += &format!("; it {verb} {}", names(&others));
         }
         if !failing_over.is_empty() {
             text += &format!("; {toll}");
         }
-        text += &consequence;
+        text += &change.text;
         let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };
         for (port, mbps) in changed {
             text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
-        if event.is_fatal() || event.is_link_down() {
+        if event.is_fatal() || event.is_link_down() || change.costs_rails {
             tracing::warn!(target: "net", "{text}");
         } else {
             tracing::info!(target: "net", "{text}");
@@ -171,4 +168,12 @@ impl EventState {
         let all = self.comms().into_iter().map(|comm| (rails(&comm), comm));
         all.filter(|(rails, _)| *rails != 0).map(|(rails, comm)| (comm, rails)).collect()
     }
+}
+
+/// Names the first comms, and counts the others.
+fn names(comms: &[(Arc<CommWatch>, u8)]) -> String {
+    let names: Vec<_> = comms.iter().take(NAMED).map(|(comm, _)| comm.name()).collect();
+    let more = comms.len() - names.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    names.join(", ") + &more
 }

@@ -1,6 +1,7 @@
 //! Faults of software devices, and the rails that they cost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::stats::Direction;
@@ -9,8 +10,10 @@ use super::stalls::Watchdog;
 use super::state::EventState;
 use super::watch::{CommWatch, Queues, Route};
 use crate::config::Config;
+use crate::connect::tests::ports;
 use crate::device::{Hold, Nic, PortState};
-use crate::housekeeping::Housekeeping;
+use crate::error::Result;
+use crate::housekeeping::{Housekeeping, Job, TICK};
 use crate::policy::Plan;
 use crate::process::Process;
 use crate::proto::{GidKind, RailRole};
@@ -26,7 +29,7 @@ const PORT_ACTIVE: i32 = 9;
 const PORT_ERR: i32 = 10;
 const GID_CHANGE: i32 = 18;
 
-/// Two ports, each of its own adapter, and the state without its thread.
+/// Ports of two adapters, and the state without its thread.
 struct World {
     state: Arc<EventState>,
     nics: [Arc<Nic>; 2],
@@ -35,6 +38,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        // Configures the software devices, as every test of this process must.
+        ports();
         let process = Process::new();
         let hold = process.devices.open(&Config::default()).unwrap();
         let all = process.devices.nics();
@@ -309,4 +314,45 @@ fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
         assert_eq!(sender.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
     }
     assert_eq!(sender.at(2500, [0, 1], [0, 1]), 0b01);
+}
+
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Job for Count {
+    fn run(&self) -> Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
+    ports();
+    let process = Process::new();
+    let config = Config::default();
+    let _devices = process.devices.open(&config).unwrap();
+    let count = Arc::<Count>::default();
+    let job: Arc<dyn Job> = Arc::<Count>::clone(&count);
+    process.housekeeping.add("count", Arc::downgrade(&job));
+    let (start, runs) = (Instant::now(), || count.0.load(Ordering::Relaxed));
+    let await_run = |after: u32| {
+        while runs() <= after {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+    };
+    let thread = process.events.start(&config, || process.devices.nics()).unwrap();
+    await_run(0);
+    for _ in 0..5 {
+        let before = runs();
+        process.housekeeping.wake();
+        await_run(before);
+    }
+    await_run(runs() + 2);
+    // One run at the start, one for each wake, and one for each tick.
+    let ticks = start.elapsed().as_millis() / TICK.as_millis();
+    let found = runs();
+    assert!(u128::from(found) <= 1 + 5 + ticks + 1, "{found} runs in {ticks} ticks");
+    drop(thread);
 }

@@ -1,12 +1,13 @@
 //! What the threads that notice faults know of a comm, and what they report to it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::async_events::attention::Attention;
 use crate::device::Nic;
 use crate::proto::{GidKind, rails};
 use crate::stats::RailCounters;
@@ -24,10 +25,8 @@ pub struct CommWatch {
     name: String,
     /// Its key in the list of all comms.
     pub(super) number: u64,
-    /// A look at the comm is due.
-    marked: AtomicBool,
-    /// Rails to give up that the comm does not know of yet.
-    condemned: AtomicU8,
+    /// The mark, and the rails to give up that the comm does not know of yet.
+    attention: Attention,
     /// Whether the comm gives single rails up: see [`set_failover`](Self::set_failover).
     failover: AtomicBool,
     /// Why an event ended the comm, and when the event came.
@@ -118,8 +117,7 @@ impl CommWatch {
         Self {
             name,
             number,
-            marked: AtomicBool::new(false),
-            condemned: AtomicU8::new(0),
+            attention: Attention::new(),
             failover: AtomicBool::new(false),
             ended: OnceLock::new(),
             rails: Mutex::new(queues.into_iter().map(rail).collect()),
@@ -134,13 +132,19 @@ impl CommWatch {
     /// anyone else has called [`mark`](Self::mark).
     #[inline]
     pub fn is_marked(&self) -> bool {
-        self.marked.load(Ordering::Acquire)
+        self.attention.is_marked()
     }
 
     /// Makes the next call on the comm look closer. Writes of the caller from before are visible to
     /// the thread that sees the mark.
     pub fn mark(&self) {
-        self.marked.store(true, Ordering::Release);
+        self.attention.mark();
+    }
+
+    /// Marks the comm, and makes housekeeping look at it now: NCCL may not call for a while.
+    pub fn notify(&self) {
+        self.mark();
+        self.wake();
     }
 
     /// Like [`mark`](Self::mark), also for a comm that NCCL does not call: housekeeping looks now.
@@ -151,11 +155,10 @@ impl CommWatch {
 
     /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may
     /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
-    /// whatever another thread changes after this call comes with a new mark, and whatever it
-    /// changed before is visible after this call. The other order loses marks.
+    /// a change that another thread makes after this call comes with a new mark, and a change from
+    /// before is visible after this call. The other order loses marks.
     pub fn unmark(&self) {
-        // A swap, not a store: it reads the mark that it removes, and with it what came before.
-        self.marked.swap(false, Ordering::AcqRel);
+        self.attention.unmark();
         if self.ended.get().is_some() {
             self.mark();
         }
@@ -185,17 +188,16 @@ impl CommWatch {
             }
         }
         if new != 0 {
-            self.condemned.fetch_or(new, Ordering::Release);
-            self.mark();
+            self.attention.condemn(new);
             drop(all);
-            self.wake();
+            self.notify();
         }
         new
     }
 
     /// Returns the mask of the rails that were condemned since the last call.
     pub fn take_condemned(&self) -> u8 {
-        self.condemned.swap(0, Ordering::AcqRel)
+        self.attention.take_condemned()
     }
 
     /// Returns why a rail was given up; `None` while it is in use.
@@ -214,7 +216,7 @@ impl CommWatch {
             watched.cause = None;
             let (posted, done) = self.counters.map_or((0, 0), |counters| counters.progress(rail));
             watched.lost = posted.saturating_sub(done);
-            self.condemned.fetch_and(!(1 << rail), Ordering::AcqRel);
+            self.attention.acquit(1 << rail);
         }
         watched.queues = queues;
     }

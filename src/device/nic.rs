@@ -94,7 +94,7 @@ impl Nic {
         HwCounters::read(&self.pd.context().hw_counters(self.port.number))
     }
 
-    /// Returns whether a GID, in whatever entry, is in the port's table; `None` if the port cannot be
+    /// Returns whether any entry of the port's table is this GID; `None` if the port cannot be
     /// queried.
     pub fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
         let port = self.pd.context().port(self.port.number).ok()?;
