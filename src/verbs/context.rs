@@ -296,6 +296,7 @@ mod tests {
 
     #[test]
     fn one_call_gives_what_entry_by_entry_gives() {
+        crate::connect::tests::ports();
         let devices = open_all().unwrap();
         let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
         let port = context.port(1).unwrap();
