@@ -1,3 +1,6 @@
 //! Rails that die under a connection: it goes on over the others, and every byte arrives once.
 
+mod kinds;
 mod links;
+mod points;
+mod traffic;
