@@ -125,7 +125,9 @@ impl RecvState {
 
     /// Returns whether flushes wait.
     fn settles_flushes(&mut self) -> bool {
-        self.flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now()))
+        let Self { flushes, comm, .. } = self;
+        let done = || comm.stats.done(0, 0);
+        flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now(), done))
     }
 
     /// Returns what has arrived of a group.
