@@ -1,8 +1,10 @@
 //! Every fault at each work request of each kind of traffic.
 
-use mpib_tests::{here, isolated};
+use mpib_tests::table::TABLES;
+use mpib_tests::{SHORT, here, isolated, mpib};
+use softverbs::{Fault, Part, Then, heal, inject};
 
-use super::points::{Ends, FAULTS, env, every_point, two_hosts};
+use super::points::{Ends, FAULTS, at_once, env, every_point, report, two_hosts};
 use super::traffic::Traffic;
 
 /// Runs every fault at the work requests of `traffic` over `n` rails.
@@ -12,12 +14,6 @@ fn on_rails(test: &str, n: usize, more: &[(&str, &str)], traffic: &Traffic) {
         every_point(&Ends::two_hosts(12, n), traffic, &FAULTS);
     });
     report(test, log);
-}
-
-/// Prints the number of fault points of a test.
-fn report(test: &str, log: Option<String>) {
-    let points = log.iter().flat_map(|log| log.lines()).filter(|line| line.ends_with(" fault points"));
-    points.for_each(|line| println!("{test}: {line}"));
 }
 
 #[test]
@@ -92,4 +88,88 @@ fn three_rails() {
 #[test]
 fn eight_rails() {
     on_rails(here!(), 8, &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+/// Both ends on the same device of SOUT and SUP, whose faults concern both.
+fn on_sout_and_sup(test: &str, share: &str, more: &[(&str, &str)], traffic: &Traffic) {
+    let log = isolated(test, &mpib(share, &[&SHORT[..], more].concat()), || {
+        every_point(&Ends::own(12, &["soft0", "soft1"]), traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
+#[test]
+fn sout_and_sup_by_half() {
+    on_sout_and_sup(here!(), "512", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 3, 4));
+}
+
+#[test]
+fn sup_alone() {
+    on_sout_and_sup(here!(), "1024", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+#[test]
+fn sout_and_sup_with_an_agent_that_is_not_there() {
+    let advanced = [("MPIB_MODE", "1"), ("MPIB_SUP_SHARE", "256")];
+    on_sout_and_sup(here!(), "256", &advanced, &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+#[test]
+fn adapters_without_shared_receive_queues() {
+    let rail =
+        |name: &str, i: u8, host: u8| format!("{name}{i}:addr=10.0.{i}.{host}/24,without=srq,max_qp_wr=32");
+    let devices = [rail("r", 0, 1), rail("r", 1, 1), rail("s", 0, 2), rail("s", 1, 2)].join(";");
+    let test = here!();
+    let log = isolated(test, &env(&devices, &[]), || {
+        let traffic = Traffic::of(&[&[2000], &[40], &[300, 0, 5000]], 12, 24);
+        every_point(&Ends::two_hosts(12, 2), &traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
+#[test]
+fn every_table() {
+    let (test, devices) = (here!(), two_hosts(2));
+    let log = isolated(test, &env(&devices, &[]), || {
+        let faults = [
+            at_once(Fault::LostAck(Then::Silent)),
+            at_once(Fault::Partial(Part::Percent(50), Then::Alive)),
+            at_once(Fault::LinkDown),
+        ];
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 1, 2);
+        let points = TABLES.iter().map(|table| {
+            let ends = Ends::two_hosts(table.version(), 2);
+            every_point(&ends, &traffic, &faults)
+        });
+        assert!(points.sum::<u64>() > 0);
+    });
+    report(test, log);
+}
+
+/// An entry that went inline over the first rail is not in the memory from which the second one
+/// would send it, and the third sends inline again.
+#[test]
+fn adapters_with_and_without_inline_data() {
+    let rail = |name: &str, i: u8, host: u8, more: &str| format!("{name}{i}:addr=10.0.{i}.{host}/24{more}");
+    let host = |name, host| {
+        [rail(name, 0, host, ""), rail(name, 1, host, ",inline=0"), rail(name, 2, host, "")].join(";")
+    };
+    let (test, devices) = (here!(), [host("r", 1), host("s", 2)].join(";"));
+    isolated(test, &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 3);
+        for (lens, receives) in [(&[100][..], 8), (&[100, 0, 5000], 3)] {
+            let traffic = Traffic::of(&[lens], receives, receives);
+            let mut link = ends.link(&traffic);
+            link.run_after_offers(|offered| {
+                // A CTS entry that is lost, behind others that are not.
+                let dies = [(receives - 2, "r0"), (receives - 1, "r1")];
+                for (_, device) in dies.iter().filter(|(n, _)| *n == offered) {
+                    inject(device, Fault::LinkDown).unwrap();
+                }
+            });
+            link.run(|| {});
+            link.close();
+            ["r0", "r1"].map(|device| heal(device).unwrap());
+        }
+    });
 }

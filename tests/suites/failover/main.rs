@@ -3,4 +3,6 @@
 mod kinds;
 mod links;
 mod points;
+mod refusals;
+mod second;
 mod traffic;

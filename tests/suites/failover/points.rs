@@ -21,23 +21,23 @@ const SAMPLE: u64 = 4;
 
 /// A fault that a rail does not survive.
 #[derive(Debug, Clone, Copy)]
-pub struct Kind {
-    pub fault: Fault,
+pub(crate) struct Kind {
+    pub(crate) fault: Fault,
     /// How long data may still be under way after the sender's queue pair has ended.
-    late: Duration,
+    pub(crate) late: Duration,
 }
 
-const fn at_once(fault: Fault) -> Kind {
+pub(crate) const fn at_once(fault: Fault) -> Kind {
     Kind { fault, late: Duration::ZERO }
 }
 
-const fn late(ms: u64, then: Then) -> Kind {
+pub(crate) const fn late(ms: u64, then: Then) -> Kind {
     let late = Duration::from_millis(ms);
     Kind { fault: Fault::Late(late, then), late }
 }
 
 /// All faults.
-pub const FAULTS: [Kind; 15] = [
+pub(crate) const FAULTS: [Kind; 15] = [
     at_once(Fault::LostAck(Then::Silent)),
     at_once(Fault::LostAck(Then::Down)),
     at_once(Fault::LostAck(Then::Alive)),
@@ -57,7 +57,7 @@ pub const FAULTS: [Kind; 15] = [
 
 impl Kind {
     /// The work requests that the fault can strike.
-    pub fn only(&self) -> Only {
+    pub(crate) fn only(&self) -> Only {
         match self.fault {
             Fault::LostAck(_) | Fault::Late(..) | Fault::Partial(..) => Only::WRITES,
             _ => Only::ALL,
@@ -66,7 +66,7 @@ impl Kind {
 }
 
 /// Two hosts of `n` rails each, in this process: r0, r1, … receive, s0, s1, … send.
-pub fn two_hosts(n: usize) -> String {
+pub(crate) fn two_hosts(n: usize) -> String {
     let rails = |name: &str, host: u8| {
         (0..n).map(|i| format!("{name}{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")
     };
@@ -74,23 +74,23 @@ pub fn two_hosts(n: usize) -> String {
 }
 
 /// Settings of fast failures, and `more`.
-pub fn env<'a>(devices: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+pub(crate) fn env<'a>(devices: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&SHORT[..], &[("SOFTVERBS_DEVICES", devices), SPLIT_ALL], more].concat()
 }
 
 /// Makes connections between the same two devices.
-pub struct Ends {
-    pub table: &'static Table,
+pub(crate) struct Ends {
+    pub(crate) table: &'static Table,
     ctx: Ptr,
     receiver: i32,
     sender: i32,
     /// The names of the adapters.
-    pub devices: Vec<String>,
+    pub(crate) devices: Vec<String>,
 }
 
 impl Ends {
     /// Between the [`two_hosts`].
-    pub fn two_hosts(version: u32, n: usize) -> Self {
+    pub(crate) fn two_hosts(version: u32, n: usize) -> Self {
         let (_, receiver) = newest_device(n);
         let others: Vec<i32> = (n as i32..2 * n as i32).collect();
         let sender = vdevices::newest().fuse(&others);
@@ -100,13 +100,13 @@ impl Ends {
     }
 
     /// The only device, connected to itself.
-    pub fn own(version: u32, devices: &[&str]) -> Self {
+    pub(crate) fn own(version: u32, devices: &[&str]) -> Self {
         let table = table(version);
         let devices = devices.iter().map(|name| (*name).to_owned()).collect();
         Self { table, ctx: init(table), receiver: 0, sender: 0, devices }
     }
 
-    pub fn connect(&self) -> Pair {
+    pub(crate) fn connect(&self) -> Pair {
         let Self { table, ctx, receiver, sender, .. } = *self;
         if receiver == sender {
             return connect(table, ctx, sender);
@@ -119,14 +119,14 @@ impl Ends {
         Pair { table, send, recv }
     }
 
-    pub fn link(&self, traffic: &Traffic) -> Link {
+    pub(crate) fn link(&self, traffic: &Traffic) -> Link {
         Link::new(self.connect(), traffic)
     }
 }
 
 /// Returns which of the points 1 to `n` are tried for the fault with this number: so that all of
 /// them are tried for some fault.
-fn sample(n: u64, fault: usize) -> impl Iterator<Item = u64> {
+pub(crate) fn sample(n: u64, fault: usize) -> impl Iterator<Item = u64> {
     let all = std::env::var(POINTS).is_ok_and(|points| points == "all");
     let step = if all { 1 } else { n.div_ceil(SAMPLE) };
     (1..=n).filter(move |at| (at + fault as u64).is_multiple_of(step))
@@ -134,7 +134,7 @@ fn sample(n: u64, fault: usize) -> impl Iterator<Item = u64> {
 
 /// Runs `traffic` over one connection for each of its work requests, with each of `faults` at that
 /// work request, and more transfers afterwards. Returns the number of faults.
-pub fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u64 {
+pub(crate) fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u64 {
     let mut points = 0;
     for (number, kind) in faults.iter().enumerate() {
         let mut link = ends.link(traffic);
@@ -183,6 +183,12 @@ fn strike(mut link: Link, device: &str, kind: Kind, at: u64) {
 }
 
 /// Returns whether a connection has gone on without a rail since the warnings were taken.
-pub fn goes_on() -> bool {
+pub(crate) fn goes_on() -> bool {
     LOG.lock().unwrap().iter().any(|(_, line)| line.contains("goes on over"))
+}
+
+/// Prints the number of fault points of a test that has passed.
+pub(crate) fn report(test: &str, log: Option<String>) {
+    let points = log.iter().flat_map(|log| log.lines()).filter(|line| line.ends_with(" fault points"));
+    points.for_each(|line| println!("{test}: {line}"));
 }

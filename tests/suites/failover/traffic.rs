@@ -26,30 +26,30 @@ const PLACES: usize = 4096;
 
 /// What is transferred: groups of messages.
 #[derive(Debug, Clone)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// The lengths of each group.
-    pub groups: Vec<Vec<usize>>,
+    pub(crate) groups: Vec<Vec<usize>>,
     /// Groups in flight at most: as many buffers there are at each end.
-    pub in_flight: usize,
+    pub(crate) in_flight: usize,
     /// Groups of one have optional receives: NCCL sees by the data that it is complete.
-    pub optional: bool,
+    pub(crate) optional: bool,
     /// Each group is flushed.
-    pub flush: bool,
+    pub(crate) flush: bool,
 }
 
 impl Traffic {
     /// `times` times these groups.
-    pub fn of(groups: &[&[usize]], times: usize, in_flight: usize) -> Self {
+    pub(crate) fn of(groups: &[&[usize]], times: usize, in_flight: usize) -> Self {
         let once = groups.iter().map(|lens| lens.to_vec());
         let groups = std::iter::repeat_n(once, times).flatten().collect();
         Self { groups, in_flight, optional: false, flush: false }
     }
 
-    pub fn optional(self) -> Self {
+    pub(crate) fn optional(self) -> Self {
         Self { optional: true, ..self }
     }
 
-    pub fn flushed(self) -> Self {
+    pub(crate) fn flushed(self) -> Self {
         Self { flush: true, ..self }
     }
 
@@ -127,8 +127,8 @@ struct Sent {
 }
 
 /// One connection under test.
-pub struct Link {
-    pub pair: Pair,
+pub(crate) struct Link {
+    pub(crate) pair: Pair,
     from: Areas,
     to: Areas,
     data: Vec<u8>,
@@ -152,7 +152,7 @@ struct Run {
 }
 
 impl Link {
-    pub fn new(pair: Pair, traffic: &Traffic) -> Self {
+    pub(crate) fn new(pair: Pair, traffic: &Traffic) -> Self {
         let (len, n) = (traffic.area(), traffic.in_flight);
         let from = Areas::new(&pair, pair.send, len, n, SPENT);
         let to = Areas::new(&pair, pair.recv, len, n, MARK);
@@ -161,10 +161,30 @@ impl Link {
         Self { pair, from, to, data, traffic, earlier: 0, messages: 0, bytes: 0 }
     }
 
-    /// Transfers everything once. `each` is called again and again meanwhile.
-    pub fn run(&mut self, mut each: impl FnMut()) {
+    /// Transfers everything once, and sends only when everything is offered: there are as many
+    /// buffers. `each` is called with the number of offers before each further one.
+    pub(crate) fn run_after_offers(&mut self, mut each: impl FnMut(usize)) {
         let (mut run, begin) = (Run::default(), Instant::now());
-        let groups = self.traffic.groups.len();
+        while run.offered < self.traffic.groups.len() {
+            let before = run.offered;
+            each(before);
+            while run.offered == before {
+                self.offer(&mut run);
+                self.test_receives(&mut run);
+                assert!(begin.elapsed() < LIMIT / 2, "no progress: {run:?}");
+            }
+        }
+        self.finish(run, || {});
+    }
+
+    /// Transfers everything once. `each` is called again and again meanwhile.
+    pub(crate) fn run(&mut self, each: impl FnMut()) {
+        self.finish(Run::default(), each);
+    }
+
+    /// Ends a run.
+    fn finish(&mut self, mut run: Run, mut each: impl FnMut()) {
+        let (groups, begin) = (self.traffic.groups.len(), Instant::now());
         while run.offered < groups || run.sent < groups || !run.receives.is_empty() || !run.sends.is_empty() {
             each();
             self.offer(&mut run);
@@ -220,7 +240,6 @@ impl Link {
             return;
         }
         self.check_area(area);
-        self.to.write(area, vec![MARK; self.to.len]);
         let (lens, addr) = (&self.traffic.groups[group], self.to.addr(area));
         let tagged = self.offsets(group).into_iter().zip(lens).zip(0 as c_int..);
         let buffers: Vec<_> =
@@ -229,6 +248,9 @@ impl Link {
         let (rc, request) = self.pair.table.irecv_as(self.pair.recv, &buffers, hint);
         assert_eq!(rc, Success, "irecv");
         if !request.is_null() {
+            // Only now: the data of an optional receive may come again until its buffer is offered.
+            // Nothing is sent into it yet, since this thread sends.
+            self.to.write(area, vec![MARK; self.to.len]);
             run.receives.push(Receive { group, area, request: Some(request), flush: None });
             run.offered += 1;
         }
@@ -347,7 +369,7 @@ impl Link {
     }
 
     /// Asserts that nothing has written into the buffers that no operation uses.
-    pub fn check_given_back(&self) {
+    pub(crate) fn check_given_back(&self) {
         (0..self.traffic.in_flight).for_each(|area| self.check_area(area));
     }
 
@@ -376,7 +398,7 @@ impl Link {
         }
     }
 
-    pub fn close(self) {
+    pub(crate) fn close(self) {
         let Self { pair, from, to, .. } = self;
         assert_eq!(pair.table.dereg_mr(pair.send, from.mr), Success);
         assert_eq!(pair.table.dereg_mr(pair.recv, to.mr), Success);
