@@ -74,6 +74,10 @@ macro_rules! settings {
                         },
                     }
                 })*
+                let is_set = |name| var(name).is_some_and(|text| !is_unset(name, &text));
+                if let Some(failover) = config.port_failover.filter(|_| !is_set("MPIB_FAILOVER")) {
+                    config.failover = failover;
+                }
                 if config.strict {
                     bad.extend(config.substituted.drain(..).map(|(e, _)| e));
                 }
@@ -249,13 +253,25 @@ settings! {
         differs: "in all at most half of `MPIB_CONNECT_TIMEOUT_MS`";
     /// 1: retries after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
+    /// 1: a connection whose rail fails carries on over its other rails, and uses the rail again
+    /// when it works again. 0: a rail that fails, fails its connections. See
+    /// [rail-life.md](../internals/rail-life.md).
+    failover: bool = true, "MPIB_FAILOVER", Flag;
+    /// The same, if `MPIB_FAILOVER` is not set.
+    port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
+        differs: "unset is 1; also for devices that NCCL has not fused, and for any number of failed rails";
+    /// How long a connection without a usable rail waits for one, in ms. Then it fails.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Millis::new(0, 3_600_000);
+    /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
+    /// times as long as its completions usually take, if that is longer. Then the connection carries
+    /// on without the rail. 0: until the adapter reports an error. See
+    /// [rail-life.md](../internals/rail-life.md#the-watchdog).
+    stall: Duration = Duration::from_millis(100), "MPIB_STALL_MS", Millis::new(0, 3_600_000);
     /// 1: an adapter's event that a queue or the adapter failed ends the connections that use it:
-    /// their calls fail. 0: the event is only logged and counted. See
-    /// [stats.md](stats.md#what-adapters-report).
+    /// their calls fail. 0: the event is only logged and counted. Connections with failover carry on
+    /// without the rail in either case. See [stats.md](stats.md#what-adapters-report).
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
         differs: "also events of shared receive queues, which net_ib does not use";
-    /// 1: a connection of several rails goes on with the others when one of them fails. 0: it fails.
-    failover: bool = true, "MPIB_FAILOVER", Flag;
     /// Limit of the handshake of a connection, and of each of its steps, in ms, counted from the
     /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one

@@ -110,7 +110,6 @@ others! {
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed follows from the link width and speed that ibv_query_port returns";
     "NCCL_IB_RAIL_POLICY" missed: "rails keep the order in which NCCL joins them";
     "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
-    "NCCL_IB_RESILIENCY_PORT_FAILOVER" ["0"] missed: "there is no failover: a rail that fails, fails its connections";
     "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY" note: "there is no failover";
     "NCCL_IB_RESILIENCY_PORT_RECOVERY" ["0"] missed: "there is no failover, so nothing to go back to";

@@ -6,28 +6,26 @@ use std::sync::Arc;
 use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
 use crate::connect::local_rails::LocalRail;
 use crate::connect::loopback::{keep_without_flush, known_failure};
-use crate::connect::machine::WRITTEN_BYTES;
+use crate::connect::machine::has_mailbox;
 use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, Ends, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
+    CTS_BYTES, Ece, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
+    memory_bytes, written_bytes,
 };
 use crate::route::{Route, dlid};
+use crate::transport::Settings;
 use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{SendQueue, SendQueues};
-use crate::transport::{Settings, recv, send};
 use crate::verbs::{Access, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
-
-/// Bytes of each end's memory.
-const MEMORY_BYTES: Ends<usize> = Ends { connector: send::MEMORY_BYTES, acceptor: recv::MEMORY_BYTES };
 
 /// The parameters that all routes of a handshake share.
 #[derive(Debug)]
@@ -62,6 +60,7 @@ impl BringupContext<'_> {
 pub(crate) struct LocalEndpoint {
     pub(crate) routes: Vec<LocalRoute>,
     pub(crate) region: Region,
+    has_mailbox: bool,
 }
 
 /// The local objects of one route.
@@ -133,7 +132,15 @@ impl LocalEndpoint {
             .collect::<Result<_>>()?;
         let pd = |(route, _): &(Route, usize)| Arc::clone(nic(route).pd());
         let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
-        Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
+        let has_mailbox = has_mailbox(routes);
+        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8)?;
+        Ok(Self { routes: locals, region, has_mailbox })
+    }
+
+    /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
+    /// rails are the same.
+    pub(crate) fn adopt(&mut self, routes: &[Route]) {
+        self.routes.iter_mut().zip(routes).for_each(|(local, route)| local.route = *route);
     }
 
     /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
@@ -150,7 +157,8 @@ impl LocalEndpoint {
                 ece,
             })
         };
-        let memory = Memory { addr: self.region.addr(0) as u64, len: *WRITTEN_BYTES.local(role), rkeys };
+        let len = written_bytes(self.has_mailbox) as u64;
+        let memory = Memory { addr: self.region.addr(0) as u64, len, rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
 }
@@ -221,7 +229,7 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
+        let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
         let flush = flushes.then(|| Qp::new(nic.pd(), &cq.cq, None, options)).transpose()?;

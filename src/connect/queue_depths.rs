@@ -2,7 +2,7 @@
 
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RECVS, Role, SLOTS};
+use crate::proto::{MAX_RECVS, MAX_WRITES, Role, SLOTS};
 use crate::transport::Settings;
 use crate::transport::recv::flush::FLUSHES;
 use crate::transport::recv::receives::{MAX_DEPTH, slots_per_queue};
@@ -16,6 +16,9 @@ const CTS_DEPTH: u32 = 2 * SLOTS as u32;
 const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group.
 pub(crate) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
+
+// The first queue pair of each rail also carries the writes of the mailbox, as it has room.
+const _: () = assert!(MAX_WRITES <= MIN_DEPTH as usize);
 
 /// Entries of the queues of one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +37,9 @@ pub(crate) struct Depths {
 
 impl Depths {
     /// Returns the depths for `n` queue pairs, within the limits of the device. The groups of a
-    /// sender use its queue pairs in rotation. The CTS writes of a receiver are all on the first;
-    /// the others carry a probe and nothing else.
+    /// sender use its queue pairs in rotation. The CTS writes of a receiver are all on the first
+    /// queue pair of one rail, which may be any; the other queue pairs carry a probe and nothing
+    /// else.
     pub(crate) fn new(role: Role, settings: &Settings, nic: &Nic, n: u32, leads: bool) -> Result<Self> {
         let limits = nic.limits();
         let too_small = |what: &str, has: u32, needs: u32| {

@@ -8,16 +8,18 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagg
 use super::{Listening, PendingConnects};
 use crate::config::Config;
 use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
-use crate::connect::queue_depths::MIN_DEPTH;
+use crate::connect::local_rails::{add_others, prepare};
+use crate::connect::queue_depths::{Depths, MIN_DEPTH};
 use crate::device::Device;
 use crate::plugin::Plugin;
 use crate::process::Process;
+use crate::proto::{Hello, Role, RoutePolicy, SLOTS};
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
 /// Limit of a failing test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = f() {
@@ -29,7 +31,7 @@ fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The two ports of the first two devices, opened once.
-fn ports() -> Vec<&'static Device> {
+pub(crate) fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
     devices.iter_mut().for_each(|d| d.latency_ns = 20_000_000);
     softverbs::configure(devices).unwrap();
@@ -197,6 +199,21 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
     recv.close().unwrap();
 }
 
+/// CTS writes move to another rail if theirs fails.
+//= protocol.md: queue pairs: every rail of a receiver has room for all CTS writes
+#[test]
+fn the_first_queue_pair_of_every_rail_has_room_for_all_cts_writes() {
+    let settings = Settings::new(Arc::clone(Process::global()), Config::default(), None, None);
+    let needed = 2 * SLOTS as u32;
+    for device in ports() {
+        for (n, leads) in [(1, true), (1, false), (4, true), (16, false)] {
+            let depths = Depths::new(Role::Acceptor, &settings, &device.rails[0], n, leads).unwrap();
+            assert_eq!(depths.send(0), needed, "{n} queue pairs");
+            assert!(depths.completions(n) >= needed + n - 1);
+        }
+    }
+}
+
 /// Each has its own devices, settings, threads and counts.
 #[test]
 fn two_processes_in_one_connect_and_share_nothing() {
@@ -205,7 +222,7 @@ fn two_processes_in_one_connect_and_share_nothing() {
         let var = |name: &str| settings.iter().find(|s| s.0 == name).map(|s| s.1.into());
         let (process, config) = (Process::new(), Arc::new(Config::read(var).unwrap()));
         let hold = process.devices.open(&config).unwrap();
-        let events = process.events.start(&config, || process.devices.contexts()).unwrap();
+        let events = process.events.start(&config, || process.devices.nics()).unwrap();
         assert!(process.set_latest(Arc::clone(&config), 12), "the first init of this process");
         (Arc::new(Settings::new(Arc::clone(&process), config, None, None)), hold, events, process)
     };
@@ -222,6 +239,34 @@ fn two_processes_in_one_connect_and_share_nothing() {
     assert_eq!((ours.begun.total(), theirs.begun.total()), (2, 0), "connections begun");
     let high = |process: &Process| process.latest().unwrap().srq_high;
     assert_eq!((high(&ours), high(&theirs)), (300, 512));
+}
+
+/// A port that is down would be queried at each connection.
+//= protocol.md: second HELLO: the other ports are queried for it alone
+#[test]
+fn other_ports_are_queried_for_the_second_hello_alone() {
+    let names: Vec<_> = ports().iter().map(|d| d.name.to_string_lossy().into_owned() + ":1").collect();
+    let (process, config) = (Process::new(), Config::default());
+    let _hold = process.devices.open(&config).unwrap();
+    let [device, other, ..] = process.devices.all()[..] else { panic!("two devices") };
+    let settings = Settings::new(Arc::clone(&process), config, None, None);
+    let listed = |hello: &Hello| hello.rails.iter().map(|rail| rail.name.clone()).collect::<Vec<_>>();
+
+    device.rails.iter().chain(&other.rails).for_each(|nic| nic.forget());
+    let (mut rails, first) = prepare(&settings, device, 7).unwrap();
+    assert_eq!((listed(&first), first.others), (names[..1].to_vec(), true));
+    assert!(device.rails[0].is_known() && !other.rails[0].is_known());
+
+    let all = add_others(&settings, device, &mut rails, &first).unwrap();
+    assert_eq!((listed(&all), all.others, all.rotation), (names[..2].to_vec(), false, 7));
+    assert!(other.rails[0].is_known());
+    assert_eq!(rails.iter().map(|rail| rail.nic.name()).collect::<Vec<_>>(), names[..2]);
+
+    // The ranking of this policy needs all ports.
+    let config = Config { route: RoutePolicy::PreferSubnet, ..Config::default() };
+    let settings = Settings::new(process, config, None, None);
+    let (rails, first) = prepare(&settings, device, 0).unwrap();
+    assert_eq!((listed(&first), first.others, rails.len()), (names[..2].to_vec(), false, 2));
 }
 
 #[test]

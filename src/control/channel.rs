@@ -1,5 +1,6 @@
 //! The owner's end of a control connection.
 
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::link::{ChannelState, Link};
 use super::reactor::{Control, Reactor};
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Nonce};
+use crate::proto::{Handle, Hello, Message, Nonce, Wiring};
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -29,25 +30,31 @@ impl Channel {
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
-    /// nonce and token are filled in. Returns at once. [`try_recv`](Self::try_recv) returns the
+    /// nonce, its token and whether WIRING follows are filled in. `wiring` is sent in the same
+    /// packet. Returns at once. [`try_recv`](Self::try_recv) returns the
     /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
     /// now on: they wait. A peer whose host is silent for `silence` counts as lost.
     pub fn connect(
         control: &Control,
         handle: &Handle,
-        hello: &Hello,
+        (hello, wiring): (&Hello, Option<&Wiring>),
         timeout: Duration,
         silence: Duration,
     ) -> Result<Self> {
         let interfaces = control.interfaces()?;
         let mut token = Nonce::default();
         getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-        let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
-        let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
+        let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
+        let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
+        let mut frames = Vec::new();
+        for message in iter::once(hello).chain(wiring.cloned().map(Message::Wiring)) {
+            let frame = message.encode();
+            frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
+        }
         let reactor = control.reactor()?;
         let link = Arc::new(Link::pending());
         let local = interfaces.iter().map(|i| i.addr);
-        let (hello, times, known) = ((frame, token), (timeout, silence), Arc::clone(&control.known));
+        let (hello, times, known) = ((frames, token), (timeout, silence), Arc::clone(&control.known));
         let connector = Connector::new(Arc::clone(&link), handle, local, hello, times, known);
         let id = reactor.begin(|sockets| {
             let id = sockets.next_token();
@@ -122,7 +129,7 @@ impl Channel {
         self.link.peer()
     }
 
-    /// Returns this end's address; `None` until connected.
+    /// Returns this end's address; `None` while there is no connection.
     pub fn local(&self) -> Option<SocketAddr> {
         self.link.local()
     }

@@ -62,17 +62,17 @@ impl HalfOpen {
                 let link = Arc::new(Link::pending());
                 let welcome = Message::Welcome { token: hello.token };
                 link.deliver(Message::Hello(hello));
-                link.establish(self.stream, rest);
+                link.establish(self.stream, self.addr, rest);
                 // The peer may have closed; the owner sees that on the channel.
-                let _ = link.send(&welcome);
-                acceptor.hand_over(me, Arc::clone(&link));
+                let _ = link.enqueue(&welcome);
+                acceptor.hand_over(me, &link);
                 sockets.again(me);
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {
                 acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
                 let link = Arc::new(Link::pending());
-                link.establish(self.stream, Vec::new());
+                link.establish(self.stream, self.addr, Vec::new());
                 let _ = link.send(&Message::Refuse { reason });
                 sockets.linger(me, link)
             }

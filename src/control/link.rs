@@ -41,7 +41,6 @@ struct Inner {
     /// `None` while connecting and after the end.
     stream: Option<TcpStream>,
     peer: Option<SocketAddr>,
-    local: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
     who: String,
     outbox: Vec<u8>,
@@ -86,10 +85,9 @@ impl Link {
     }
 
     /// Sets the connected stream, and the bytes that were read from it after the first frame.
-    pub(super) fn establish(&self, stream: TcpStream, unread: Vec<u8>) {
+    pub(super) fn establish(&self, stream: TcpStream, peer: SocketAddr, unread: Vec<u8>) {
         let mut inner = self.lock();
-        inner.peer = stream.peer_addr().ok().map(canonical);
-        inner.local = stream.local_addr().ok().map(canonical);
+        inner.peer = Some(canonical(peer));
         inner.stream = Some(stream);
         inner.unread = unread;
         self.decode_frames(&mut inner);
@@ -121,7 +119,7 @@ impl Link {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.lock().local
+        self.lock().stream.as_ref()?.local_addr().ok().map(canonical)
     }
 
     pub(super) fn describe(&self) -> String {

@@ -10,10 +10,11 @@
 //!
 //! How a connector finds the right host: it tries the address that worked for the host before, then
 //! the handle's addresses on its own networks, then the others, each soon after the one before
-//! (`connector`). On each that connects it sends the same HELLO with a random token. The listener
+//! (`targets`). On each that connects it sends the same HELLO with a random token. The listener
 //! answers the first HELLO with that token by WELCOME and drops the others. An address that leads to
 //! another host does no harm: every host may have a 172.17.0.1.
 
+mod attempt;
 mod channel;
 mod connector;
 mod half_open;
@@ -26,6 +27,7 @@ mod options;
 mod reactor;
 mod socket;
 mod sockets;
+mod targets;
 
 pub use channel::Channel;
 pub use interfaces::{Interface, interfaces, reachable};

@@ -13,7 +13,8 @@ use mio::event::Source;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
 
-use super::connector::{Attempt, Connector, Outcome};
+use super::attempt::{Attempt, Outcome};
+use super::connector::Connector;
 use super::half_open::HalfOpen;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;

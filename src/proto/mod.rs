@@ -4,6 +4,7 @@
 //!
 //! Every decoder is total: any bytes are either exactly one value or an error.
 
+mod control_memory;
 mod cts;
 mod ends;
 mod episode;
@@ -12,6 +13,7 @@ mod handle;
 mod hello;
 mod ib_gid;
 mod imm;
+mod mailbox;
 mod mask;
 mod message;
 mod record;
@@ -24,6 +26,7 @@ mod terms;
 mod text;
 mod wire;
 
+pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
@@ -34,6 +37,7 @@ pub use hello::{
 };
 pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, Replay, SizeQ};
+pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
@@ -50,7 +54,7 @@ pub const MAX_RAILS: usize = 8;
 /// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 /// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes that are known only to processes that have the handle.

@@ -41,7 +41,7 @@ pub(crate) struct Comm {
     pub(crate) stats: Counters,
     /// Present if init brought a profiler callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
-    watch: Arc<CommWatch>,
+    pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
     /// Since when the peer owes an answer in an episode.
     pub(crate) answer_due: Option<Instant>,
@@ -69,9 +69,10 @@ impl Comm {
         (plan, failover): (Plan, bool),
         stats: Counters,
     ) -> Self {
-        let watch = process
-            .events
-            .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
+        let name = format!("the connection with {}", peer.name());
+        let queues = rails.iter().map(Rail::queues).collect();
+        let watch = process.events.watch(name, queues, stats.of_rails());
+        watch.set_failover(failover);
         Self {
             queues: CompletionQueues::new(&rails),
             rails,

@@ -3,7 +3,9 @@
 pub(crate) mod comm;
 mod comms;
 mod episode;
+mod failover;
 mod failures;
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod peer;
 mod profiler;

@@ -193,6 +193,12 @@ impl SendQueue {
         Error::Internal(format!("{n} work requests for a send queue with room for {room}")).into()
     }
 
+    /// Returns whether the work request with this `wr_id`, one of the last 2^31, is known to be
+    /// completed.
+    pub(crate) fn has_completed(&self, wr_id: u64) -> bool {
+        self.done.wrapping_sub(Work::number(wr_id)) < 1 << 31
+    }
+
     /// Handles a successful completion: its work request and all earlier ones are completed.
     /// Returns how many of them are newly known to be.
     #[inline]

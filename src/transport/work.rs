@@ -26,6 +26,8 @@ pub(crate) enum Work {
         /// Place of the flush.
         index: u8,
     },
+    /// The signalled write of the mailbox.
+    Mail,
     /// A write without a signal, at either end. It has no number, and completes only if it fails.
     Unsignalled,
     /// A receive, which has no number. Also any `wr_id` that the plugin never uses.
@@ -45,7 +47,8 @@ impl Work {
             Self::Cts => 2 << 8,
             Self::Data { slot } => 3 << 8 | slot as u64,
             Self::Flush { index } => 4 << 8 | index as u64,
-            Self::Receive => 5 << 8,
+            Self::Mail => 5 << 8,
+            Self::Receive => 6 << 8,
             Self::Replay { slot, part } => (REPLAY + part as u64) << 8 | slot as u64,
         };
         what | (number as u64) << 32
@@ -65,6 +68,7 @@ impl Work {
             2 => Self::Cts,
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
+            5 => Self::Mail,
             REPLAY..REPLAYS_END => Self::Replay { slot: id as u8, part: (id >> 8) as u8 - REPLAY as u8 },
             _ => Self::Receive,
         }
@@ -76,6 +80,7 @@ impl Work {
             Self::Data { .. } | Self::Replay { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
+            Self::Mail => "mailbox write",
             Self::Unsignalled => "write",
             Self::Receive => "receive",
         }
@@ -90,11 +95,8 @@ mod tests {
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
         let again = (0..8).map(|part| Work::Replay { slot: 63, part });
-        for work in [Work::Probe, Work::Cts, Work::Unsignalled, Work::Receive]
-            .into_iter()
-            .chain(numbered)
-            .chain(again)
-        {
+        let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive];
+        for work in bare.into_iter().chain(numbered).chain(again) {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);
                 assert_eq!((Work::of(id), Work::number(id)), (work, number));

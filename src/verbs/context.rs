@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,6 +142,11 @@ impl Context {
     pub fn pci_path(&self) -> Option<String> {
         let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
         path.to_str().map(str::to_owned)
+    }
+
+    /// Returns the sysfs folder of the hardware counters of a port.
+    pub fn hw_counters(&self, port: u8) -> PathBuf {
+        format!("{}/ports/{port}/hw_counters", self.sysfs).into()
     }
 
     /// Returns the sysfs path of the adapter's Data Direct interface, if it has one.

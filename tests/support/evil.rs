@@ -8,8 +8,8 @@ use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{
-    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RECORDS_BYTES, RailAddr, RailInfo, RouteWiring,
-    Wiring, qp_of_slot,
+    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RailAddr, RailInfo, RouteWiring, Wiring,
+    memory_bytes, qp_of_slot, written_bytes,
 };
 use nccl_net_mpib::verbs::{
     Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
@@ -76,12 +76,24 @@ pub fn hello() -> Hello {
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
     let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
-    Hello { nonce, token, pid, host, terms, rotation: 0, rails, unusable: Vec::new(), others: false }
+    Hello {
+        nonce,
+        token,
+        pid,
+        host,
+        terms,
+        rotation: 0,
+        rails,
+        unusable: Vec::new(),
+        others: false,
+        wiring_follows: false,
+    }
 }
 
 /// Begins to connect, with the times of the settings.
 pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
-    Channel::connect(control(), handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
+    Channel::connect(control(), handle, (ours, None), config().connect_timeout, config().peer_timeout)
+        .unwrap()
 }
 
 /// Returns the next message of any type, or the error's text if the channel has ended.
@@ -125,7 +137,8 @@ impl Evil {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
         let device = device();
         let pds: Vec<_> = device.rails.iter().map(|n| Arc::clone(n.pd())).collect();
-        let region = Region::new(&pds, (FIFO_BYTES + RECORDS_BYTES) / 8).unwrap();
+        let has_mailbox = pds.len() > 1;
+        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8).unwrap();
         let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds
             .iter()
             .zip(hello.terms.qps)
@@ -144,9 +157,10 @@ impl Evil {
             ece: None,
         };
         let rkeys = region.mrs().iter().map(|mr| mr.rkey()).collect();
+        let len = written_bytes(has_mailbox) as u64;
         let mut wiring = Wiring {
             routes: fresh.iter().enumerate().map(route).collect(),
-            memory: Memory { addr: region.addr(0) as u64, len: FIFO_BYTES as u64, rkeys },
+            memory: Memory { addr: region.addr(0) as u64, len, rkeys },
         };
         lies.wiring.iter().for_each(|lie| lie(&mut wiring));
         let _ = channel.send(&Message::Wiring(wiring));

@@ -116,7 +116,7 @@ impl World {
         match choice % 16 {
             0 | 1 => self.offer(choice >> 16),
             2 | 3 => self.send(choice >> 16),
-            4..=6 => self.deliver(rail),
+            4..=6 => self.deliver(rail, choice >> 16),
             7 => self.deliver_entry(rail),
             8 => self.poll(rail),
             9 => self.acknowledge(rail),
@@ -156,7 +156,7 @@ impl World {
         if seq > self.entries || self.sender.is_awaiting() || !slot_is_free || living.is_empty() {
             return;
         }
-        let wanted = living.iter().fold(0u8, |mask, r| mask | (how >> *r as u32 & 1) as u8 * (1 << r));
+        let wanted = living.iter().fold(0u8, |mask, r| mask | ((how >> *r as u32 & 1) as u8) << r);
         let mask = if wanted == 0 { 1 << living[0] } else { wanted };
         self.next += 1;
         self.sent.insert(seq, Sent { mask, pending: mask });
@@ -169,8 +169,9 @@ impl World {
         (0..self.rails.len()).filter(|r| !self.rails[*r].no_sender).collect()
     }
 
-    /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists.
-    fn deliver(&mut self, rail: usize) {
+    /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists, also
+    /// without the packet that carries the immediate.
+    fn deliver(&mut self, rail: usize, how: u32) {
         if self.rails[rail].no_receiver {
             return;
         }
@@ -184,6 +185,9 @@ impl World {
             owner => assert_eq!(owner, Some(&write.seq), "{write:?}: the buffer is another group's"),
         }
         self.memory.insert((buffer, write.part), write.seq);
+        if self.rails[rail].cut && how & 1 == 1 {
+            return;
+        }
         self.rails[rail].arrived.push_back(write);
         self.rails[rail].unacknowledged.push_back(write);
     }
@@ -267,7 +271,7 @@ impl World {
 
     fn sender_receives(&mut self, how: u32) {
         let Some(message) = self.to_sender.front().cloned() else { return };
-        if how % 4 != 0 {
+        if !how.is_multiple_of(4) {
             self.to_sender.pop_front();
         }
         match message {
@@ -299,7 +303,7 @@ impl World {
 
     fn receiver_receives(&mut self, how: u32) {
         if let Some(message) = self.to_receiver.front().cloned() {
-            if how % 4 != 0 {
+            if !how.is_multiple_of(4) {
                 self.to_receiver.pop_front();
             }
             let Message::State(state) = message else { panic!("{message:?}") };
@@ -380,7 +384,7 @@ impl World {
                         self.deliver_entry(rail);
                     }
                     while !self.rails[rail].writes.is_empty() && !self.rails[rail].no_receiver {
-                        self.deliver(rail);
+                        self.deliver(rail, 0);
                     }
                     while !self.rails[rail].unacknowledged.is_empty() && !self.rails[rail].no_sender {
                         self.acknowledge(rail);

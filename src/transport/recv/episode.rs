@@ -30,7 +30,7 @@ impl RecvState {
     }
 
     fn handle_news(&mut self) -> Fast<()> {
-        let failed = self.comm.failures.take();
+        let failed = self.comm.take_failed();
         let report = self.episodes.notice(failed);
         if report != 0 {
             self.comm.answer_due = Some(Instant::now());
@@ -57,6 +57,7 @@ impl RecvState {
             Answer::Nothing => {}
             Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
             Answer::GiveUp(rails) => {
+                self.comm.given_up_by_the_peer(rails);
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
             }
@@ -164,8 +165,10 @@ impl RecvState {
     /// Fills the receives of all rails: what is sent again takes more of them.
     fn restore_room(&mut self) -> Fast<()> {
         self.credit = 0;
-        for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
-            rail.fill()?;
+        for rail in 0..self.comm.rails.len() {
+            if let Err(e) = self.comm.rails[rail].fill() {
+                self.comm.rail_failed(rail, e)?;
+            }
         }
         Ok(())
     }
@@ -174,7 +177,8 @@ impl RecvState {
     fn move_cts(&mut self, next: Sequence) -> Fast<()> {
         let rail = self.comm.living().trailing_zeros() as usize;
         let Self { cts, comm, slots, .. } = self;
-        cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len())
+        let moved = cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
+        moved.or_else(|e| comm.rail_failed(rail, e))
     }
 
     /// Handles an immediate without a mask: a part that is sent again.

@@ -14,6 +14,16 @@ use crate::transport::send::separate_imm::PartWrites;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 
+/// An episode, for the log and the statistics.
+#[derive(Debug)]
+pub(super) struct Episode {
+    /// The first rail that was given up.
+    rail: usize,
+    begun: Instant,
+    /// Bytes that were sent again.
+    bytes: u64,
+}
+
 impl SendState {
     /// Handles what the comm is marked for: failed rails and messages of the peer.
     #[cold]
@@ -35,7 +45,7 @@ impl SendState {
     }
 
     fn handle_news(&mut self) -> Fast<()> {
-        let mut failed = self.comm.failures.take();
+        let mut failed = self.comm.take_failed();
         while let Some(message) = self.comm.peer.next_message()? {
             match message {
                 Message::Down { rails } => failed |= self.known_rails(rails)?,
@@ -50,7 +60,7 @@ impl SendState {
         self.post_unposted()
     }
 
-    fn known_rails(&self, rails: u8) -> Fast<u8> {
+    fn known_rails(&mut self, rails: u8) -> Fast<u8> {
         if rails & !self.comm.layout.all_rails() != 0 {
             let what = format!(
                 "DOWN of rails {rails:#04b}, and the connection has {:#04b}",
@@ -59,6 +69,7 @@ impl SendState {
             return Err(Error::Protocol(what).into());
         }
         self.comm.needs_failover("DOWN")?;
+        self.comm.given_up_by_the_peer(rails);
         Ok(rails)
     }
 
@@ -68,6 +79,11 @@ impl SendState {
         if new == 0 {
             return Ok(());
         }
+        self.episode.get_or_insert(Episode {
+            rail: new.trailing_zeros() as usize,
+            begun: Instant::now(),
+            bytes: 0,
+        });
         self.comm.stop_rails(new);
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
@@ -142,6 +158,11 @@ impl SendState {
             }
             self.episodes.posted(carrier);
         }
+        if !self.episodes.has_unposted()
+            && let Some(Episode { rail, begun, bytes }) = self.episode.take()
+        {
+            self.comm.watch.report_episode(rail, bytes, begun.elapsed());
+        }
         Ok(())
     }
 
@@ -164,9 +185,15 @@ impl SendState {
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
         let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
-        let written = writes.prepare(ops, queue, chain, (region, remote))?;
-        queue.post(chain, true)?;
-        stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+        let written = writes.prepare(ops, queue, chain, (region, remote));
+        let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
+        match posted {
+            Ok(written) => {
+                stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+                self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
+            }
+            Err(e) => self.comm.rail_failed(carrier, e)?,
+        }
         Ok(true)
     }
 

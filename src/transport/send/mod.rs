@@ -18,7 +18,7 @@ use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::housekeeping::{Housekeeping, Job, job};
 use crate::policy::{Cut, Policy};
-use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SLOTS, Sequence, Split, rails};
+use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
@@ -30,12 +30,12 @@ use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
+use episode::Episode;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
-/// Bytes of a sender's control memory: the CTS FIFO that the receiver writes, and one completion
-/// record per slot to send from.
-pub(crate) const MEMORY_BYTES: usize = FIFO_BYTES + SLOTS * RECORD_BYTES;
+// The CTS FIFO, and one completion record per slot to send from.
+const _: () = assert!(FIFO_BYTES + SLOTS * RECORD_BYTES == SCRATCH);
 
 /// Of so many calls of isend that find no receive, one takes the lock and checks the peer.
 const EARLY_CALLS: u32 = 32;
@@ -77,6 +77,8 @@ pub(crate) struct SendState {
     /// By request: how those that say so are split.
     splits: Box<[Split; SENDS]>,
     episodes: SenderEpisodes,
+    /// The episode in progress.
+    episode: Option<Episode>,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
@@ -114,6 +116,7 @@ impl Sender {
                 sends: Box::new([Matched::default(); SENDS]),
                 splits: Box::new([Split::NONE; SENDS]),
                 episodes: SenderEpisodes::default(),
+                episode: None,
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
@@ -189,7 +192,10 @@ impl Sender {
         let index = match why {
             Unusual::General => state.start(buffer, tag, mr, profiler),
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
-            Unusual::Failed(e) => Err(e),
+            Unusual::NotPosted(index, e) => {
+                let rail = state.usual.rail;
+                state.comm.rail_failed(rail, e).map(|()| Some(index))
+            }
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));
@@ -374,15 +380,18 @@ impl SendState {
         self.seq = self.seq.next();
         let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
+        let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
             if !send.profiler.is_none() {
                 profiling::part(profiler, index, send, part, slot, queue);
             }
-            send.post(part, queue, chain, slot, imm)?;
-            stats.posted(part.rail, 1, 1, part.len);
+            match send.post(part, queue, chain, slot, imm) {
+                Ok(()) => stats.posted(part.rail, 1, 1, part.len),
+                Err(e) => failed = Some((part.rail, e)),
+            }
         }
-        Ok(true)
+        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
     }
 
     /// Returns whether each rail of `mask` has room for one work request.
