@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict};
+use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
 use crate::transport::episode::Posted;
 use crate::transport::progress::Progress;
@@ -102,6 +102,7 @@ impl SendState {
         self.policy.keep(self.comm.living());
         let inline = self.usual.wanted_inline;
         self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
+        self.split_matched_again()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
@@ -109,6 +110,18 @@ impl SendState {
             self.groups[usize::from(group.seq.slot())].pending |= group.lost;
         }
         self.comm.send_message(&Message::State(state))
+    }
+
+    /// Splits the sends of the group that is being matched among the living rails.
+    fn split_matched_again(&mut self) -> Fast<()> {
+        let slot = self.seq.slot();
+        let group = self.groups[usize::from(slot)];
+        for place in rails(group.matched) {
+            let index = usize::from(group.sends[place]);
+            self.split(slot, place, self.sends[index].len)?;
+            self.splits[index] = self.ops[place].split;
+        }
+        Ok(())
     }
 
     /// Returns the groups that are posted and not completed.

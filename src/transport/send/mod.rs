@@ -285,15 +285,7 @@ impl SendState {
         }
         let (place, count, target) = (found.place, found.count, found.target());
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
-        let share = self.policy.share(buffer.len);
-        match self.policy.cut(buffer.len, share, &mut self.ops[place].split) {
-            Cut::Done => {}
-            Cut::Whole => {
-                let rail = self.least_busy(slot);
-                self.ops[place].split.whole(buffer.len, rail);
-            }
-            Cut::NoRail => return Err(internal("the policy has no rail")),
-        }
+        let share = self.split(slot, place, buffer.len)?;
         // Only an empty send has no registration.
         let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
         self.sends[usize::from(index)] =
@@ -315,6 +307,21 @@ impl SendState {
         self.cells.get(index).begin();
         self.in_flight += 1;
         Ok(Some(index))
+    }
+
+    /// Splits a send of the group that is being matched. Returns the share for SUP.
+    #[inline(always)]
+    fn split(&mut self, slot: u8, place: usize, len: usize) -> Fast<Option<u16>> {
+        let share = self.policy.share(len);
+        match self.policy.cut(len, share, &mut self.ops[place].split) {
+            Cut::Done => {}
+            Cut::Whole => {
+                let rail = self.least_busy(slot);
+                self.ops[place].split.whole(len, rail);
+            }
+            Cut::NoRail => return Err(internal("the policy has no rail")),
+        }
+        Ok(share)
     }
 
     /// Returns the rail for a whole send. Sends of the group that is being matched count as in
