@@ -48,6 +48,7 @@ pub mod verbs;
 pub mod warned;
 #[forbid(unsafe_code)]
 pub mod watchdog;
+mod worker;
 
 pub use plugin::Plugin;
 

@@ -21,6 +21,7 @@ use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::warned::Warned;
+use crate::worker::Worker;
 
 /// The state that all communicators of a process share.
 ///
@@ -37,6 +38,8 @@ pub struct Process {
     pub events: AsyncEvents,
     /// The jobs that run when no call of NCCL's does their work.
     pub housekeeping: Arc<Housekeeping>,
+    /// The thread that makes queue pairs of dead rails anew.
+    pub(crate) worker: Arc<Worker>,
     /// Whether events are counted in the statistics page.
     pub stats: Arc<Stats>,
     /// What was logged once.
@@ -70,6 +73,7 @@ impl Process {
                 Arc::clone(&failed_routes),
             ),
             housekeeping,
+            worker: Arc::default(),
             stats,
             warned,
             failed_routes,

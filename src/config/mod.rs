@@ -263,8 +263,8 @@ settings! {
         differs: "unset is 1; also for devices that NCCL has not fused, and for any number of failed rails";
     /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
     /// control connection may be broken while no rail shows that the peer is alive. Then the
-    /// connection fails.
-    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(1, 3600);
+    /// connection fails. 0: it fails at once.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(0, 3600);
     /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
     /// times as long as its completions usually take, if that is longer. Then the connection carries
     /// on without the rail. 0: until the adapter reports an error. See

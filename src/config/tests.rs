@@ -167,7 +167,7 @@ fn bounds_are_exact() {
         ("MPIB_PEER_TIMEOUT_MS", "999", "3600001"),
         ("MPIB_FAILOVER", "-1", "2"),
         ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "-1", "2"),
-        ("MPIB_FAILOVER_WAIT", "0", "3601"),
+        ("MPIB_FAILOVER_WAIT", "-1", "3601"),
         ("MPIB_PROBE_TIMEOUT_MS", "0", "3600001"),
         ("NCCL_IB_DATA_DIRECT", "-1", "3"),
         ("MPIB_SRQ_LOW", "0", "32768"),

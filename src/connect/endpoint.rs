@@ -112,6 +112,23 @@ impl LocalEndpoint {
         local_rails: &[LocalRail],
         routes: &[(Route, usize)],
     ) -> Result<Self> {
+        let pd = |(route, _): &(Route, usize)| Arc::clone(local_rails[*route.rails.local(role)].nic.pd());
+        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
+        let has_mailbox = has_mailbox(routes);
+        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8)?;
+        Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, &[])? })
+    }
+
+    /// Like [`new`](Self::new), with memory that is registered already, and with queue pairs whose
+    /// numbers are not among the `former` ones.
+    pub(crate) fn on(
+        region: Region,
+        role: Role,
+        settings: &Settings,
+        local_rails: &[LocalRail],
+        routes: &[(Route, usize)],
+        former: &[u32],
+    ) -> Result<Self> {
         let nic = |route: &Route| &local_rails[*route.rails.local(role)].nic;
         let mut queues = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
@@ -128,13 +145,11 @@ impl LocalEndpoint {
         let cqs = completion_queues(&needs)?;
         let locals = routes.iter().zip(queues).zip(cqs);
         let locals = locals
-            .map(|(((route, _), queues), cq)| LocalRoute::new(role, settings, nic(route), *route, queues, cq))
+            .map(|(((route, _), queues), cq)| {
+                LocalRoute::new((role, settings), nic(route), *route, queues, cq, former)
+            })
             .collect::<Result<_>>()?;
-        let pd = |(route, _): &(Route, usize)| Arc::clone(nic(route).pd());
-        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
-        let has_mailbox = has_mailbox(routes);
-        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8)?;
-        Ok(Self { routes: locals, region, has_mailbox })
+        Ok(Self { routes: locals, region, has_mailbox: false })
     }
 
     /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
@@ -199,14 +214,27 @@ fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Res
     }
 }
 
+/// Makes a queue pair whose number is not among the `former` ones.
+fn other_than(former: &[u32], make: impl Fn() -> Result<Qp<Fresh>>) -> Result<Qp<Fresh>> {
+    // Kept meanwhile, so that the adapter gives none of these numbers twice.
+    let mut unwanted = Vec::new();
+    loop {
+        let qp = make()?;
+        if !former.contains(&qp.number()) {
+            return Ok(qp);
+        }
+        unwanted.push(qp);
+    }
+}
+
 impl LocalRoute {
     fn new(
-        role: Role,
-        settings: &Settings,
+        (role, settings): (Role, &Settings),
         nic: &Nic,
         route: Route,
         RouteQueues { n, leads, depths }: RouteQueues,
         cq: RouteCq,
+        former: &[u32],
     ) -> Result<Self> {
         let receives = match role {
             Role::Connector => None,
@@ -220,7 +248,8 @@ impl LocalRoute {
                 Role::Acceptor => 0,
             };
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
-            let qp = Qp::new(nic.pd(), &cq.cq, receives.as_ref().and_then(Receives::srq), options)?;
+            let srq = receives.as_ref().and_then(Receives::srq);
+            let qp = other_than(former, || Qp::new(nic.pd(), &cq.cq, srq, options))?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
             }
@@ -232,7 +261,8 @@ impl LocalRoute {
         let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
-        let flush = flushes.then(|| Qp::new(nic.pd(), &cq.cq, None, options)).transpose()?;
+        let flush = || other_than(former, || Qp::new(nic.pd(), &cq.cq, None, options));
+        let flush = flushes.then(flush).transpose()?;
         Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }
 
@@ -368,6 +398,7 @@ impl LocalRoute {
             role: local.role,
             speeds,
             names,
+            former: Vec::new(),
         };
         Ok((rail, agreed))
     }

@@ -1,10 +1,13 @@
 //! A connection that the probes have confirmed and that both ends have not committed to yet.
 
+use std::sync::Arc;
+
 use nccl_net_mpib_agent_iface::stats::Direction;
 
 use crate::agent::Subscription;
 use crate::connect::endpoint::Endpoint;
 use crate::connect::machine::Keep;
+use crate::connect::rebuild::Rebuilder;
 use crate::connect::registration;
 use crate::control::Channel;
 use crate::error::{Error, Result};
@@ -14,6 +17,7 @@ use crate::proto::{Ends, ImmLayout, Role};
 use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::comm::{Comm, RemoteMemory};
+use crate::transport::failback::Failover;
 use crate::transport::peer::Peer;
 use crate::transport::rail::Rail;
 use crate::verbs::Region;
@@ -30,7 +34,7 @@ pub(crate) struct Formed {
     remote: RemoteMemory,
     layout: ImmLayout,
     plan: Plan,
-    failover: bool,
+    failover: Failover,
     stats: Counters,
     pub(crate) flow: Option<Subscription>,
 }
@@ -65,7 +69,12 @@ impl Formed {
         let direction = *DIRECTION.local(role);
         let stats = Counters::open(&settings.config, direction, plan, &peer, &named, keep.substitute);
         let flow = registration::open(settings, plan, &rails, &peer)?;
-        let failover = settings.config.failover;
+        let failover = Failover {
+            is_enabled: settings.config.failover,
+            wait: settings.config.failover_wait,
+            maker: Arc::new(Rebuilder::new(role, settings, &rails)),
+            worker: Arc::clone(&settings.process.worker),
+        };
         Ok(Self { rails, region, remote, layout, plan, failover, stats, flow })
     }
 

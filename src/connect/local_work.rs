@@ -109,7 +109,8 @@ impl LocalWork {
                 (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer, known)), None)
             }
             (Action::Probe, Stage::Joined(endpoint)) => {
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
+                // The memory of both ends is still zero: the writes change nothing.
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint, 0))), None)
             }
             (Action::Stop, Stage::Probe(mut probe)) => {
                 probe.stop(settings);

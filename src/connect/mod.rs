@@ -12,6 +12,7 @@ mod loopback;
 mod machine;
 mod probe;
 mod queue_depths;
+mod rebuild;
 mod registration;
 mod substitutes;
 #[cfg(test)]

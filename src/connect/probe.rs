@@ -50,15 +50,16 @@ impl Probes {
 }
 
 impl ProbeRun {
-    pub(crate) fn start(mut endpoint: Endpoint) -> Self {
+    /// Begins with writes from and to this offset of both ends' memory, whose content they change
+    /// to that of the other end.
+    pub(crate) fn start(mut endpoint: Endpoint, offset: usize) -> Self {
         let mut routes: [Probes; MAX_RAILS] = Default::default();
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
-            // The memory of both ends is still zero: the write changes nothing.
-            let (addr, mr) = (endpoint.region.addr(0) as u64, &endpoint.region.mrs()[i]);
+            let (addr, mr) = (endpoint.region.addr(offset / 8) as u64, &endpoint.region.mrs()[i]);
             let full = Some(Local { addr, len: endpoint.mtus[i], lkey: mr.lkey() });
-            let to = Remote { addr: endpoint.remote.addr, rkey: endpoint.remote.rkeys[i] };
+            let to = Remote { addr: endpoint.remote.addr + offset as u64, rkey: endpoint.remote.rkeys[i] };
             let mut post = |queue: &mut SendQueue, from| {
                 chain.clear();
                 match chain.write(from, to, None, Some(queue.signal(Work::Probe, 1))) {

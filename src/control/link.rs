@@ -290,6 +290,12 @@ impl Link {
             | Message::Down { .. }
             | Message::State(_)
             | Message::Verdict(_)
+            | Message::Rebuild(_)
+            | Message::Rebuilt(_)
+            | Message::RebuildFailed(_)
+            | Message::Proved(_)
+            | Message::Up(_)
+            | Message::Return { .. }
             | Message::Refuse { .. } => {}
         }
         if inner.inbox.len() == INBOX_MAX {

@@ -98,7 +98,7 @@ pub(super) fn some_rails(from: &mut Reader<'_>, what: &'static str) -> Result<u8
     }
 }
 
-fn epoch(from: &mut Reader<'_>) -> Result<u32, DecodeError> {
+pub(super) fn epoch(from: &mut Reader<'_>) -> Result<u32, DecodeError> {
     match from.u32("epoch")? {
         0 => Err(DecodeError::Range { what: "epoch", found: 0, expected: "at least 1" }),
         epoch => Ok(epoch),

@@ -50,12 +50,12 @@ fn rail_addrs() -> impl Strategy<Value = Vec<RailAddr>> {
     prop_oneof![prop::collection::vec(addr.clone(), 1..4), prop::collection::vec(addr, 15..=16)]
 }
 
-fn wiring() -> impl Strategy<Value = Wiring> {
+fn route() -> impl Strategy<Value = RouteWiring> {
     let qp = (0u32..1 << 24, 0u32..1 << 24).prop_map(|(qpn, psn)| QpWiring { qpn, psn });
     let qps = prop_oneof![prop::collection::vec(qp.clone(), 0..4), prop::collection::vec(qp, 126..=128)];
     let ece = prop::option::of(any::<(u32, u32, u32)>())
         .prop_map(|ece| ece.map(|(vendor_id, options, comp_mask)| Ece { vendor_id, options, comp_mask }));
-    let route = (0u8..32, 0u8..32, qps, 0u8..16, any::<u8>(), ece).prop_map(
+    (0u8..32, 0u8..32, qps, 0u8..16, any::<u8>(), ece).prop_map(
         |(local_rail, remote_rail, qps, service_level, traffic_class, ece)| RouteWiring {
             local_rail,
             remote_rail,
@@ -64,9 +64,12 @@ fn wiring() -> impl Strategy<Value = Wiring> {
             traffic_class,
             ece,
         },
-    );
+    )
+}
+
+fn wiring() -> impl Strategy<Value = Wiring> {
     (
-        prop::collection::vec(route, 0..=8),
+        prop::collection::vec(route(), 0..=8),
         any::<u64>(),
         any::<u64>(),
         prop::collection::vec(any::<u32>(), 0..=8),
@@ -146,7 +149,23 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<[Nonce; 3]>(), prop::sample::select(&Role::ALL))
             .prop_map(|([nonce, token, key], from)| { Message::Redial(Redial { nonce, token, key, from }) }),
         Just(Message::Resume),
+        new_rails().prop_map(Message::Rebuild),
+        new_rails().prop_map(Message::Rebuilt),
+        (attempt(), text(1024))
+            .prop_map(|(attempt, reason)| Message::RebuildFailed(RebuildFailed { attempt, reason })),
+        attempt().prop_map(Message::Proved),
+        attempt().prop_map(Message::Up),
+        (1u8..).prop_map(|rails| Message::Return { rails }),
     ]
+}
+
+fn attempt() -> impl Strategy<Value = Attempt> {
+    (1u32.., 1u32..).prop_map(|(number, epoch)| Attempt { number, epoch })
+}
+
+fn new_rails() -> impl Strategy<Value = NewRails> {
+    (attempt(), 1u8.., rail_info(), prop::collection::vec(route(), 0..=8))
+        .prop_map(|(attempt, rails, port, routes)| NewRails { attempt, rails, port, routes })
 }
 
 fn sequence() -> impl Strategy<Value = Sequence> + Clone {
@@ -346,7 +365,10 @@ fn the_largest_message_fits_a_frame() {
     let ece = Some(Ece { vendor_id: 0, options: 0, comp_mask: 0 });
     let route = RouteWiring { local_rail: 0, remote_rail: 0, qps, service_level: 0, traffic_class: 0, ece };
     let routes = vec![route; 8];
-    let wiring = Message::Wiring(Wiring { routes, memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] } });
+    let wiring = Message::Wiring(Wiring {
+        routes: routes.clone(),
+        memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] },
+    });
     let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
     let mut hello = hello();
     let addrs = vec![hello.rails[0].addrs[0]; 16];
@@ -354,7 +376,9 @@ fn the_largest_message_fits_a_frame() {
     hello.unusable =
         vec![UnusableRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.unusable[0].clone() }; 32];
     hello.host = "x".repeat(255);
-    for message in [wiring, probed, Message::Hello(hello)] {
+    let attempt = Attempt { number: 1, epoch: 1 };
+    let new_rails = NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes };
+    for message in [wiring, probed, Message::Rebuild(new_rails), Message::Hello(hello)] {
         assert!(message.encode().is_ok());
     }
 }
@@ -428,14 +452,23 @@ proptest! {
             prop_assert_eq!(Message::decode(&again[HEADER_BYTES..]), Ok(read.clone()));
             let shown = |b: &[u8]| String::from_utf8_lossy(b).chars().all(|c| !c.is_control() && c != char::REPLACEMENT_CHARACTER);
             // Decoding changes nothing but texts.
-            if !matches!(read, Message::Hello(_) | Message::Probed { .. } | Message::Refuse { .. }) || shown(&body) {
+            let has_text = matches!(
+                read,
+                Message::Hello(_)
+                    | Message::Probed { .. }
+                    | Message::Refuse { .. }
+                    | Message::Rebuild(_)
+                    | Message::Rebuilt(_)
+                    | Message::RebuildFailed(_)
+            );
+            if !has_text || shown(&body) {
                 prop_assert_eq!(&again[HEADER_BYTES..], &body[..]);
             }
         }
     }
 
     #[test]
-    fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..12) {
+    fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..26) {
         let _ = Peeked::at(&bytes);
         let _ = HelloPrefix::at(&bytes);
         let _ = Message::decode(&[&[kind], &bytes[..]].concat());

@@ -204,7 +204,7 @@ impl Hello {
 }
 
 impl RailInfo {
-    fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         out.text(&self.name, NAME_BYTES).u8(self.port);
         out.u8(self.link_layer.raw() as u8).u8(self.mtu.raw() as u8).u16(self.lid);
         out.list(&self.addrs, MAX_RAIL_ADDRS, "addresses of a rail", |out, addr| {
@@ -216,7 +216,7 @@ impl RailInfo {
         Ok(())
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let name = from.text(NAME_BYTES, "rail name")?;
         let port = from.u8("port")?;
         if port == 0 {

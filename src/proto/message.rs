@@ -2,11 +2,14 @@
 
 use super::episode::some_rails;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Callback, Hello, MAX_OFFERS, MAX_RAILS, Nonce, Redial, SenderState, Verdict};
+use super::{
+    Attempt, Callback, Hello, MAX_OFFERS, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState,
+    Verdict,
+};
 
 /// The maximum number of queue pairs of a route.
 const MAX_QPS: usize = 128;
-const REASON_BYTES: usize = 1024;
+pub(super) const REASON_BYTES: usize = 1024;
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
 pub const NO_ROUTE: &str = "no route from ";
@@ -48,6 +51,21 @@ pub enum Message {
     State(SenderState),
     /// The receiver's answer to STATE.
     Verdict(Verdict),
+    /// A sender makes queue pairs of dead rails anew. It expects REBUILT or REBUILD_FAILED.
+    Rebuild(NewRails),
+    /// The receiver has made its queue pairs, and they are in RTS. It expects PROVED.
+    Rebuilt(NewRails),
+    /// The receiver gives the attempt up.
+    RebuildFailed(RebuildFailed),
+    /// The sender's probes have arrived. It expects UP or REBUILD_FAILED.
+    Proved(Attempt),
+    /// The receiver's probes have arrived, and it uses the rails.
+    Up(Attempt),
+    /// A receiver's ports of dead rails can be used again: the sender need not wait for long.
+    Return {
+        /// The rails; never zero.
+        rails: u8,
+    },
     /// The sender gives the connection up.
     Refuse {
         /// The reason, for the operator.
@@ -139,6 +157,12 @@ pub(super) mod kind {
     pub(super) const DOWN: u8 = 16;
     pub(super) const STATE: u8 = 17;
     pub(super) const VERDICT: u8 = 18;
+    pub(super) const REBUILD: u8 = 19;
+    pub(super) const REBUILT: u8 = 20;
+    pub(super) const REBUILD_FAILED: u8 = 21;
+    pub(super) const PROVED: u8 = 22;
+    pub(super) const UP: u8 = 23;
+    pub(super) const RETURN: u8 = 24;
 }
 
 impl Message {
@@ -153,6 +177,12 @@ impl Message {
             Self::Down { .. } => "DOWN",
             Self::State(_) => "STATE",
             Self::Verdict(_) => "VERDICT",
+            Self::Rebuild(_) => "REBUILD",
+            Self::Rebuilt(_) => "REBUILT",
+            Self::RebuildFailed(_) => "REBUILD_FAILED",
+            Self::Proved(_) => "PROVED",
+            Self::Up(_) => "UP",
+            Self::Return { .. } => "RETURN",
             Self::Refuse { .. } => "REFUSE",
             Self::Bye => "BYE",
             Self::Callback(_) => "CALLBACK",
@@ -191,6 +221,14 @@ impl Message {
             }
             Self::State(state) => state.write(out.u8(kind::STATE))?,
             Self::Verdict(verdict) => verdict.write(out.u8(kind::VERDICT))?,
+            Self::Rebuild(rails) => rails.write(out.u8(kind::REBUILD))?,
+            Self::Rebuilt(rails) => rails.write(out.u8(kind::REBUILT))?,
+            Self::RebuildFailed(failed) => failed.write(out.u8(kind::REBUILD_FAILED)),
+            Self::Proved(attempt) => attempt.write(out.u8(kind::PROVED)),
+            Self::Up(attempt) => attempt.write(out.u8(kind::UP)),
+            Self::Return { rails } => {
+                out.u8(kind::RETURN).u8(*rails);
+            }
             Self::Refuse { reason } => {
                 out.u8(kind::REFUSE).text(reason, REASON_BYTES);
             }
@@ -224,6 +262,12 @@ impl Message {
             kind::DOWN => Self::Down { epoch: from.u32("epoch")?, rails: some_rails(&mut from, "rails")? },
             kind::STATE => Self::State(SenderState::read(&mut from)?),
             kind::VERDICT => Self::Verdict(Verdict::read(&mut from)?),
+            kind::REBUILD => Self::Rebuild(NewRails::read(&mut from)?),
+            kind::REBUILT => Self::Rebuilt(NewRails::read(&mut from)?),
+            kind::REBUILD_FAILED => Self::RebuildFailed(RebuildFailed::read(&mut from)?),
+            kind::PROVED => Self::Proved(Attempt::read(&mut from)?),
+            kind::UP => Self::Up(Attempt::read(&mut from)?),
+            kind::RETURN => Self::Return { rails: some_rails(&mut from, "rails")? },
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
             kind::BYE => Self::Bye,
             kind::CALLBACK => Self::Callback(Callback::read(&mut from)?),
@@ -238,18 +282,7 @@ impl Message {
 
 impl Wiring {
     fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
-        out.list(&self.routes, MAX_RAILS, "routes", |out, route| {
-            out.u8(route.local_rail).u8(route.remote_rail);
-            out.list(&route.qps, MAX_QPS, "queue pairs", |out, qp| {
-                out.u32(qp.qpn).u32(qp.psn);
-                Ok(())
-            })?;
-            out.u8(route.service_level).u8(route.traffic_class).u8(route.ece.is_some().into());
-            if let Some(ece) = route.ece {
-                out.u32(ece.vendor_id).u32(ece.options).u32(ece.comp_mask);
-            }
-            Ok(())
-        })?;
+        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out))?;
         out.u64(self.memory.addr).u64(self.memory.len);
         out.list(&self.memory.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
             out.u32(*rkey);
@@ -258,34 +291,51 @@ impl Wiring {
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let routes = from.list(MAX_RAILS, "routes", |from| {
-            Ok(RouteWiring {
-                local_rail: rail(from)?,
-                remote_rail: rail(from)?,
-                qps: from.list(MAX_QPS, "queue pairs", |from| {
-                    Ok(QpWiring {
-                        qpn: bits24(from, "queue pair number")?,
-                        psn: bits24(from, "packet sequence number")?,
-                    })
-                })?,
-                service_level: from.below(16, "service level", "0 to 15")?,
-                traffic_class: from.u8("traffic class")?,
-                ece: match from.below(2, "ECE", "0 or 1")? {
-                    0 => None,
-                    _ => Some(Ece {
-                        vendor_id: from.u32("ECE vendor")?,
-                        options: from.u32("ECE options")?,
-                        comp_mask: from.u32("ECE mask")?,
-                    }),
-                },
-            })
-        })?;
+        let routes = from.list(MAX_RAILS, "routes", RouteWiring::read)?;
         let memory = Memory {
             addr: from.u64("address")?,
             len: from.u64("length")?,
             rkeys: from.list(MAX_RAILS, "remote keys", |from| from.u32("remote key"))?,
         };
         Ok(Self { routes, memory })
+    }
+}
+
+impl RouteWiring {
+    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+        out.u8(self.local_rail).u8(self.remote_rail);
+        out.list(&self.qps, MAX_QPS, "queue pairs", |out, qp| {
+            out.u32(qp.qpn).u32(qp.psn);
+            Ok(())
+        })?;
+        out.u8(self.service_level).u8(self.traffic_class).u8(self.ece.is_some().into());
+        if let Some(ece) = self.ece {
+            out.u32(ece.vendor_id).u32(ece.options).u32(ece.comp_mask);
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            local_rail: rail(from)?,
+            remote_rail: rail(from)?,
+            qps: from.list(MAX_QPS, "queue pairs", |from| {
+                Ok(QpWiring {
+                    qpn: bits24(from, "queue pair number")?,
+                    psn: bits24(from, "packet sequence number")?,
+                })
+            })?,
+            service_level: from.below(16, "service level", "0 to 15")?,
+            traffic_class: from.u8("traffic class")?,
+            ece: match from.below(2, "ECE", "0 or 1")? {
+                0 => None,
+                _ => Some(Ece {
+                    vendor_id: from.u32("ECE vendor")?,
+                    options: from.u32("ECE options")?,
+                    comp_mask: from.u32("ECE mask")?,
+                }),
+            },
+        })
     }
 }
 

@@ -8,6 +8,7 @@ mod control_memory;
 mod cts;
 mod ends;
 mod episode;
+mod failback;
 mod frame;
 mod handle;
 mod hello;
@@ -31,6 +32,7 @@ pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memor
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
+pub use failback::{Attempt, NewRails, RebuildFailed};
 pub use frame::{
     FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES,
 };

@@ -18,6 +18,15 @@ pub struct Route {
 }
 
 impl Route {
+    /// The route of the only rails of both ends, by their first addresses.
+    pub(crate) const ONLY: Self = Self {
+        rails: Ends { connector: 0, acceptor: 0 },
+        addrs: Ends { connector: 0, acceptor: 0 },
+        alternate: 0,
+        one_subnet: true,
+        requested: 2,
+    };
+
     /// Returns whether two routes have the same rail at one end.
     pub(super) fn shares_a_rail(&self, other: &Self) -> bool {
         self.rails.connector == other.rails.connector || self.rails.acceptor == other.rails.acceptor

@@ -65,6 +65,27 @@ pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     Choice { first, rest, refused, width, by_role: true }
 }
 
+/// Returns the route that joins two rails again after both were read anew: by the addresses of
+/// `before` if both still have them, else by the best ones.
+///
+/// # Errors
+/// The reason why they cannot be joined.
+pub(crate) fn rejoin(
+    policy: RoutePolicy,
+    connector: &RailInfo,
+    acceptor: &RailInfo,
+    before: &Ends<[u8; 16]>,
+) -> Result<Route, String> {
+    let mut pairs = addresses(connector, acceptor)?;
+    pairs.retain(|pair| policy != RoutePolicy::Subnet || pair.one_subnet);
+    let is_known = |pair: &&address::Best| {
+        connector.addrs[pair.at.connector].gid == before.connector
+            && acceptor.addrs[pair.at.acceptor].gid == before.acceptor
+    };
+    let pair = pairs.iter().find(is_known).or(pairs.first()).ok_or_else(|| explain::no_subnet(policy))?;
+    Ok(Route { addrs: pair.at, one_subnet: pair.one_subnet, ..Route::ONLY })
+}
+
 /// Divides all pairs of rails into those that can be joined and that `permit` accepts, in order,
 /// each with all its pairs of addresses, and the others.
 fn survey(

@@ -12,6 +12,7 @@ use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
 use crate::stats::Counters;
 use crate::transport::Settings;
+use crate::transport::failback::{Failback, Failover};
 use crate::transport::failures::RailFailures;
 use crate::transport::mailbox::Mailbox;
 use crate::transport::messages::Notifier;
@@ -48,6 +49,7 @@ pub(crate) struct Comm {
     pub(crate) profiler: Option<Box<CommProfiler>>,
     pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
+    pub(crate) failback: Failback,
     /// Since when the peer owes an answer in an episode.
     pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
@@ -57,7 +59,7 @@ pub(crate) struct Comm {
 
 /// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion
 /// records.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RemoteMemory {
     pub(crate) addr: u64,
     /// By rail of the connection.
@@ -71,19 +73,19 @@ impl Comm {
         (region, remote): (Region, RemoteMemory),
         layout: ImmLayout,
         peer: Peer,
-        (plan, failover): (Plan, bool),
+        (plan, failover): (Plan, Failover),
         stats: Counters,
     ) -> Self {
         let name = format!("the connection with {}", peer.name());
         let queues = rails.iter().map(Rail::queues).collect();
         let watch = process.events.watch(name, queues, stats.of_rails());
-        watch.set_failover(failover);
+        watch.set_failover(failover.is_enabled);
         let notifier = Notifier::new(Arc::clone(&watch));
         peer.on_news(Arc::<Notifier>::clone(&notifier));
         // The first call looks for news from before.
         watch.mark();
         Self {
-            mailbox: Mailbox::of(&region).filter(|_| failover),
+            mailbox: Mailbox::of(&region).filter(|_| failover.is_enabled),
             notifier,
             queues: CompletionQueues::new(&rails),
             rails,
@@ -96,7 +98,8 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures: RailFailures::new(failover),
+            failures: RailFailures::new(&failover),
+            failback: Failback::new(&failover),
             answer_due: None,
             failed: None,
             idle_polls: 1,

@@ -1,6 +1,6 @@
 //! Which failures cost a connection a rail, and which cost the connection. How it gives a rail up.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{Message, rails};
@@ -35,8 +35,8 @@ impl Comm {
     /// Handles the failure of a rail, with all its stripes. The next call gives it up.
     ///
     /// # Errors
-    /// `error`, if it is not a fault of the rail, if no other rail is left, or if the comm does not
-    /// go on without one.
+    /// `error`, if it is not a fault of the rail, if the comm does not go on without one, or if no
+    /// other rail is left and the comm does not wait for one.
     #[cold]
     pub(crate) fn rail_failed(&mut self, rail: usize, error: impl Into<Box<Error>>) -> Fast<()> {
         self.rails_failed(1 << rail, error.into())
@@ -50,8 +50,9 @@ impl Comm {
         if failed & !self.failures.noticed() == 0 {
             return Ok(());
         }
-        let left = self.living() & !(self.failures.new | failed);
-        if !self.failures.enabled || !is_fault_of_a_rail(&error) || left == 0 {
+        let is_last = self.living() & !(self.failures.new | failed) == 0;
+        let gives_up = is_last && self.failures.wait.is_zero();
+        if !self.failures.enabled || !is_fault_of_a_rail(&error) || gives_up {
             return Err(error);
         }
         self.failures.new |= failed;
@@ -62,7 +63,7 @@ impl Comm {
     }
 
     /// Returns the rails that join the same two ports as this one.
-    fn stripes_of(&self, rail: usize) -> u8 {
+    pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
         let of_rail = &self.rails[rail];
         let same = self.rails.iter().enumerate().filter(|(_, other)| other.joins_the_ports_of(of_rail));
         same.fold(0, |mask, (i, _)| mask | 1 << i)
@@ -96,6 +97,8 @@ impl Comm {
     /// [given up](Self::give_up).
     pub(crate) fn stop_rails(&mut self, which: u8) {
         self.failures.dead |= which;
+        self.failback.drop_attempt();
+        self.failback.died(which, Instant::now());
         rails(which).for_each(|rail| self.rails[rail].fail());
     }
 
@@ -103,7 +106,7 @@ impl Comm {
     /// memory any more.
     ///
     /// # Errors
-    /// No rail is left. The error is that of the first failure.
+    /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
     pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
@@ -116,18 +119,23 @@ impl Comm {
             profiler.stop_all();
             profiler.keep(!which);
         }
-        match (self.living(), self.failures.first.take()) {
-            (0, Some(first)) => Err(first.into()),
-            (0, None) => {
-                let cause = rails(which).find_map(|rail| self.watch.cause(rail)).unwrap_or_default();
-                let peer = self.peer.name();
-                Err(Error::Peer(format!("no rail of the connection with {peer} works: {cause}")).into())
-            }
-            (_, first) => {
-                self.failures.first = first;
-                Ok(())
-            }
+        if self.living() == 0 {
+            self.failures.none_since.get_or_insert_with(Instant::now);
         }
+        self.check_rails()
+    }
+
+    /// Returns an error if the comm has been without a rail for too long: that of the first failure.
+    pub(crate) fn check_rails(&mut self) -> Fast<()> {
+        let wait = self.failures.wait;
+        if self.failures.none_since.is_none_or(|since| since.elapsed() < wait) {
+            return Ok(());
+        }
+        let none = || {
+            let cause = (0..self.rails.len()).find_map(|rail| self.watch.cause(rail)).unwrap_or_default();
+            Error::Peer(format!("no rail of the connection with {} works: {cause}", self.peer.name()))
+        };
+        Err(self.failures.first.take().unwrap_or_else(none).into())
     }
 
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.

@@ -1,6 +1,9 @@
 //! The failed rails of a comm.
 
+use std::time::{Duration, Instant};
+
 use crate::error::Error;
+use crate::transport::failback::Failover;
 
 /// The rails of a comm that have failed.
 #[derive(Debug, Default)]
@@ -13,11 +16,15 @@ pub(crate) struct RailFailures {
     pub(super) dead: u8,
     /// The first failure, for the case that no rail is left.
     pub(super) first: Option<Error>,
+    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`).
+    pub(super) wait: Duration,
+    /// Since when it has none.
+    pub(super) none_since: Option<Instant>,
 }
 
 impl RailFailures {
-    pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, ..Self::default() }
+    pub(crate) fn new(failover: &Failover) -> Self {
+        Self { enabled: failover.is_enabled, wait: failover.wait, ..Self::default() }
     }
 
     /// Returns whether the comm goes on without a failed rail.
@@ -28,5 +35,15 @@ impl RailFailures {
     /// Returns the rails that have failed, given up or not. Their completions mean nothing more.
     pub(crate) fn noticed(&self) -> u8 {
         self.new | self.dead
+    }
+
+    /// Notes that rails have new queue pairs.
+    pub(crate) fn revive(&mut self, rails: u8) {
+        self.dead &= !rails;
+        self.new &= !rails;
+        self.none_since = None;
+        if self.dead == 0 {
+            self.first = None;
+        }
     }
 }

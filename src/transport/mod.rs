@@ -3,8 +3,10 @@
 pub(crate) mod comm;
 mod comms;
 mod episode;
+pub(crate) mod failback;
 mod failover;
 mod failures;
+mod hold_down;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;
@@ -13,6 +15,7 @@ mod profiler;
 mod progress;
 mod queues;
 pub(crate) mod rail;
+pub(crate) mod rail_maker;
 pub(crate) mod recv;
 mod request;
 pub(crate) mod send;

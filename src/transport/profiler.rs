@@ -84,6 +84,11 @@ impl CommProfiler {
         self.carriers &= rails;
     }
 
+    /// Reports on rails of the mask again.
+    pub(crate) fn add(&mut self, rails: u8) {
+        self.carriers |= rails;
+    }
+
     /// Returns the mask of the rails that may carry data.
     pub(crate) fn carriers(&self) -> u8 {
         self.carriers

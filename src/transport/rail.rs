@@ -34,6 +34,8 @@ pub(crate) struct Rail {
     /// In Mb/s: the port of this end, and the peer's.
     pub(crate) speeds: (u32, u32),
     pub(crate) names: Names,
+    /// Numbers of the queue pairs that it had when it was given up.
+    pub(crate) former: Vec<u32>,
 }
 
 /// What an error message names of a rail.
@@ -76,6 +78,7 @@ impl Rail {
     /// more, and no account of its requests is left. Returns the work requests that were in flight.
     pub(crate) fn give_up(&mut self) -> u32 {
         let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
+        self.former = self.queue_pairs().map(SendQueue::number).collect();
         self.send_queues = SendQueues::none();
         (self.flush, self.receives, self.cq) = (None, None, None);
         in_flight

@@ -171,8 +171,8 @@ impl Drop for Mr {
 }
 
 /// Control memory, registered on several devices. Peers write it at any time, so it is only
-/// accessed as atomic words.
-#[derive(Debug)]
+/// accessed as atomic words. A clone is the same memory, which lives as long as any of them.
+#[derive(Debug, Clone)]
 pub struct Region {
     // The registrations are dropped before the memory that they cover.
     mrs: Vec<Arc<Mr>>,

@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 14] = [
     &["route"],
     &["control", "device"],
     &["housekeeping", "verbs"],
-    &["config", "log", "nccl", "failed_routes", "fork_guard", "state_lock", "element", "warned"],
+    &["config", "log", "nccl", "failed_routes", "fork_guard", "state_lock", "element", "warned", "worker"],
     &["error"],
     &["proto"],
     &["sync"],

@@ -10,13 +10,17 @@
 //! acknowledgement alone was lost. No part is written twice into a buffer that NCCL has back,
 //! because both ends destroy their queue pairs before the VERDICT.
 //!
+//! Rails come back by [attempts](SenderAttempts), which stop no traffic.
+//!
 //! This module decides and does nothing else: it has no queue pair, no clock and no socket. `send`
 //! and `recv` drive it.
 
+mod attempts;
 mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use attempts::{ReceiverAttempts, SenderAttempts};
 pub(crate) use receiver::{Answer, Held, ReceiverEpisodes};
 pub(crate) use sender::{Posted, SenderEpisodes};

@@ -63,6 +63,17 @@ impl ReceiverEpisodes {
         self.dead
     }
 
+    /// Returns the epoch of the last VERDICT.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Notes that rails work again, with new queue pairs at both ends.
+    pub(crate) fn revive(&mut self, rails: u8) {
+        self.dead &= !rails;
+        self.reported &= !rails;
+    }
+
     /// Returns whether no buffer may be offered. An episode is going on, or a part is sent again
     /// into a buffer that NCCL may offer again.
     pub(crate) fn blocks_offers(&self) -> bool {

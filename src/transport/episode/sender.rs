@@ -71,6 +71,21 @@ impl SenderEpisodes {
         new
     }
 
+    /// Returns the rails that are given up.
+    pub(crate) fn dead(&self) -> u8 {
+        self.dead
+    }
+
+    /// Returns the number of the last STATE.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Notes that rails work again, with new queue pairs at both ends.
+    pub(crate) fn revive(&mut self, rails: u8) {
+        self.dead &= !rails;
+    }
+
     /// Returns the parts of a group whose last carrier is given up.
     fn lost(&self, seq: Sequence, mask: u8) -> u8 {
         let is_lost = |part: &usize| {

@@ -1,7 +1,8 @@
 //! A sender and a receiver over a simulated fabric. Rails die at any time, together or one by one,
 //! also during an episode. A dead rail delivers none, some or all of what is on it, as late as the
 //! receiver's queue pair exists, and acknowledges no more. Messages of the control connection are
-//! repeated at random.
+//! repeated at random. Dead rails, also the last one, are repaired and come back, and die again at
+//! any step of that.
 //!
 //! A model of the receiver's memory shows that every message arrives as it was sent, and that no
 //! byte is written into a buffer that NCCL has got back.
@@ -11,7 +12,10 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
-use crate::proto::{Arrivals, Message, Replay, Sequence, Step, rails};
+use crate::proto::{
+    Arrivals, LinkLayer, Message, Mtu, NewRails, RailInfo, RailRole, RebuildFailed, Replay, SenderState,
+    Sequence, Step, rails,
+};
 
 /// Groups in flight.
 const WINDOW: u64 = 4;
@@ -37,6 +41,8 @@ struct Rail {
     /// The queue pairs of the ends are destroyed.
     no_sender: bool,
     no_receiver: bool,
+    /// The receiver uses it again, and the sender, whose queue pair exists, does not know.
+    half: bool,
     /// Writes on their way, and CTS entries on theirs.
     writes: VecDeque<Write>,
     entries: VecDeque<u64>,
@@ -67,14 +73,22 @@ struct World {
     rails: Vec<Rail>,
     // The sender.
     sender: SenderEpisodes,
+    attempts: SenderAttempts,
+    sender_works: bool,
     next: u64,
     sent: BTreeMap<u64, Sent>,
     entries: u64,
     // The receiver.
     receiver: ReceiverEpisodes,
+    answers: ReceiverAttempts,
+    receiver_works: bool,
     offered: BTreeMap<u64, Offered>,
     offer_next: u64,
     cts_rail: usize,
+    /// No rail carries entries: those from this group on are written when one does.
+    unwritten: Option<u64>,
+    /// Rails that have come back.
+    returned: u32,
     // Memory: by buffer and part, the group whose bytes are there. The owner of each buffer.
     memory: BTreeMap<(u64, u8), u64>,
     owner: BTreeMap<u64, u64>,
@@ -88,13 +102,19 @@ impl World {
             n,
             rails: (0..n).map(|_| Rail::default()).collect(),
             sender: SenderEpisodes::default(),
+            attempts: SenderAttempts::default(),
+            sender_works: false,
             next: 1,
             sent: BTreeMap::new(),
             entries: 0,
             receiver: ReceiverEpisodes::default(),
+            answers: ReceiverAttempts::default(),
+            receiver_works: false,
             offered: BTreeMap::new(),
             offer_next: 1,
             cts_rail: 0,
+            unwritten: None,
+            returned: 0,
             memory: BTreeMap::new(),
             owner: BTreeMap::new(),
             to_receiver: VecDeque::new(),
@@ -106,14 +126,10 @@ impl World {
         ((1u16 << self.n) - 1) as u8
     }
 
-    fn living(&self) -> Vec<usize> {
-        (0..self.rails.len()).filter(|r| !self.rails[*r].no_sender && !self.rails[*r].cut).collect()
-    }
-
     /// Does one thing that may happen now, chosen by `choice`.
     fn step(&mut self, choice: u32) {
         let rail = (choice >> 8) as usize % self.rails.len();
-        match choice % 16 {
+        match choice % 22 {
             0 | 1 => self.offer(choice >> 16),
             2 | 3 => self.send(choice >> 16),
             4..=6 => self.deliver(rail, choice >> 16),
@@ -126,6 +142,11 @@ impl World {
             13 => self.sender_receives(choice >> 16),
             14 => self.receiver_receives(choice >> 16),
             15 => self.give_back(),
+            16 => self.rails[rail].cut = false,
+            17 => self.begin_return(rail),
+            18 => self.sender_works(),
+            19 => self.receiver_works(),
+            20 => self.move_entries(rail),
             _ => {}
         }
     }
@@ -137,7 +158,11 @@ impl World {
     fn offer(&mut self, how: u32) {
         let (seq, buffer) = (self.offer_next, self.offer_next % BUFFERS);
         let slot_is_free = seq <= WINDOW || !self.is_outstanding(seq - WINDOW);
-        if seq > GROUPS || !slot_is_free || self.receiver.blocks_offers() || self.owner.contains_key(&buffer)
+        if seq > GROUPS
+            || !slot_is_free
+            || self.receiver.blocks_offers()
+            || self.unwritten.is_some()
+            || self.owner.contains_key(&buffer)
         {
             return;
         }
@@ -166,7 +191,7 @@ impl World {
     }
 
     fn living_at_the_sender(&self) -> Vec<usize> {
-        (0..self.rails.len()).filter(|r| !self.rails[*r].no_sender).collect()
+        (0..self.rails.len()).filter(|r| self.sender.dead() >> r & 1 == 0).collect()
     }
 
     /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists, also
@@ -189,7 +214,9 @@ impl World {
             return;
         }
         self.rails[rail].arrived.push_back(write);
-        self.rails[rail].unacknowledged.push_back(write);
+        if !self.rails[rail].no_sender {
+            self.rails[rail].unacknowledged.push_back(write);
+        }
     }
 
     /// A CTS entry arrives, as long as the sender's queue pair exists.
@@ -230,11 +257,8 @@ impl World {
         }
     }
 
-    /// Cuts a rail, unless it is the last.
     fn cut(&mut self, rail: usize) {
-        if self.living().len() > 1 {
-            self.rails[rail].cut = true;
-        }
+        self.rails[rail].cut = true;
     }
 
     fn sender_notices(&mut self, rail: usize) {
@@ -243,12 +267,91 @@ impl World {
         }
     }
 
+    /// The sender begins an attempt to bring a dead rail back.
+    fn begin_return(&mut self, rail: usize) {
+        if self.sender.dead() >> rail & 1 == 1 && !self.sender.is_awaiting() && self.attempts.is_idle() {
+            self.attempts.begin(1 << rail, self.sender.epoch());
+            self.sender_works = true;
+        }
+    }
+
+    /// The sender's own work of an attempt ends: queue pairs are made, or a probe has arrived or not.
+    fn sender_works(&mut self) {
+        if !std::mem::take(&mut self.sender_works) {
+            return;
+        }
+        let mask = self.attempts.rails();
+        let is_cut = rails(mask).any(|rail| self.rails[rail].cut);
+        let Some((attempt, proved)) = self.attempts.worked() else { panic!("no work is under way") };
+        match proved {
+            false => {
+                let request = NewRails { attempt, rails: mask, port: port(), routes: Vec::new() };
+                self.to_receiver.push_back(Message::Rebuild(request));
+            }
+            true if is_cut => self.attempts.abort(),
+            true => {
+                for rail in rails(mask) {
+                    let rail = &mut self.rails[rail];
+                    assert!(rail.entries.is_empty(), "entries of a rail that the receiver does not use");
+                    (rail.no_sender, rail.half) = (false, true);
+                }
+                self.to_receiver.push_back(Message::Proved(attempt));
+            }
+        }
+    }
+
+    fn end_attempt(&mut self) {
+        self.attempts.abort();
+        self.sender_works = false;
+        self.rails.iter_mut().filter(|rail| rail.half).for_each(Rail::destroy_at_the_sender);
+    }
+
+    /// As [`sender_works`](Self::sender_works), at the receiver.
+    fn receiver_works(&mut self) {
+        if !std::mem::take(&mut self.receiver_works) {
+            return;
+        }
+        let Some((attempt, mask, is_up)) = self.answers.worked() else { panic!("no work is under way") };
+        if !is_up {
+            let answer = NewRails { attempt, rails: mask, port: port(), routes: Vec::new() };
+            return self.to_sender.push_back(Message::Rebuilt(answer));
+        }
+        if rails(mask).any(|rail| self.rails[rail].cut) {
+            let failed = RebuildFailed { attempt, reason: String::new() };
+            return self.to_sender.push_back(Message::RebuildFailed(failed));
+        }
+        self.receiver.revive(mask);
+        for rail in rails(mask) {
+            assert!(self.rails[rail].writes.is_empty() && self.rails[rail].arrived.is_empty());
+            self.rails[rail].no_receiver = false;
+        }
+        if let Some(next) = self.unwritten.take() {
+            self.write_entries(mask.trailing_zeros() as usize, next);
+        }
+        self.to_sender.push_back(Message::Up(attempt));
+    }
+
+    /// Writes all entries from a group on over a rail, and later ones.
+    fn write_entries(&mut self, rail: usize, next: u64) {
+        self.cts_rail = rail;
+        self.rails[rail].entries.extend(next..self.offer_next);
+    }
+
+    /// Moves the entries to another living rail once all those before have arrived.
+    fn move_entries(&mut self, rail: usize) {
+        let is_free = self.rails[self.cts_rail].entries.is_empty() && self.unwritten.is_none();
+        if is_free && !self.rails[rail].no_receiver {
+            self.cts_rail = rail;
+        }
+    }
+
     fn sender_gives_up(&mut self, mask: u8) {
         let new = self.sender.give_up(mask);
         if new == 0 {
             return;
         }
-        rails(new).for_each(|rail| self.rails[rail].no_sender = true);
+        self.end_attempt();
+        rails(new).for_each(|rail| self.rails[rail].destroy_at_the_sender());
         let open = self.open();
         let state = self.sender.state(Sequence::from_number(self.next), &open);
         for group in &state.open {
@@ -286,6 +389,19 @@ impl World {
                     sent.pending = sent.pending & !lost | again;
                 }
             }
+            Message::Rebuilt(answer) => self.sender_works |= self.attempts.on_rebuilt(&answer),
+            Message::RebuildFailed(failed) => {
+                if self.attempts.is_current(failed.attempt) {
+                    self.end_attempt();
+                }
+            }
+            Message::Up(attempt) => {
+                if let Some(mask) = self.attempts.on_up(attempt) {
+                    self.sender.revive(mask);
+                    rails(mask).for_each(|rail| self.rails[rail].half = false);
+                    self.returned += 1;
+                }
+            }
             other => panic!("{other:?}"),
         }
         self.post_again(how >> 4);
@@ -294,6 +410,7 @@ impl World {
     fn post_again(&mut self, how: u32) {
         let living = self.living_at_the_sender();
         while !self.sender.is_awaiting()
+            && !living.is_empty()
             && let Some((seq, replay)) = self.sender.next_unposted()
         {
             let carrier = living[(how + u32::from(replay.part)) as usize % living.len()];
@@ -309,14 +426,29 @@ impl World {
             if !how.is_multiple_of(4) {
                 self.to_receiver.pop_front();
             }
-            let Message::State(state) = message else { panic!("{message:?}") };
-            let next = Sequence::from_number(self.offer_next);
-            match self.receiver.on_state(state, next, self.all()).unwrap() {
-                Answer::Nothing | Answer::GiveUp(_) => {}
-                Answer::Repeat(verdict) => self.to_sender.push_back(Message::Verdict(verdict)),
+            match message {
+                Message::State(state) => self.on_state(state),
+                Message::Rebuild(request) => {
+                    let (epoch, dead) = (self.receiver.epoch(), self.receiver.dead());
+                    self.receiver_works |= self.answers.on_rebuild(&request, epoch, dead).unwrap();
+                }
+                Message::Proved(attempt) => self.receiver_works |= self.answers.on_proved(attempt),
+                other => panic!("{other:?}"),
             }
         }
         self.try_to_judge();
+    }
+
+    fn on_state(&mut self, state: SenderState) {
+        let next = Sequence::from_number(self.offer_next);
+        match self.receiver.on_state(state, next, self.all()).unwrap() {
+            Answer::Nothing => {}
+            Answer::GiveUp(_) => {
+                self.answers.abort();
+                self.receiver_works = false;
+            }
+            Answer::Repeat(verdict) => self.to_sender.push_back(Message::Verdict(verdict)),
+        }
     }
 
     fn try_to_judge(&mut self) {
@@ -331,7 +463,7 @@ impl World {
         assert_eq!(missing, None, "completed at the sender, and not here");
         let new = state.dead & !self.receiver.dead();
         for rail in rails(new) {
-            self.rails[rail].no_receiver = true;
+            self.rails[rail].destroy_at_the_receiver();
         }
         let mut receiver = std::mem::take(&mut self.receiver);
         let judged = receiver.judge(|seq| self.held(seq.number()));
@@ -345,8 +477,10 @@ impl World {
             held.whole = held.arrivals.add(group.lost & !again);
         }
         if new >> self.cts_rail & 1 == 1 {
-            self.cts_rail = (0..self.rails.len()).find(|rail| !self.rails[*rail].no_receiver).unwrap();
-            self.rails[self.cts_rail].entries.extend(next.number()..self.offer_next);
+            match (0..self.rails.len()).find(|rail| !self.rails[*rail].no_receiver) {
+                Some(rail) => self.write_entries(rail, next.number()),
+                None => self.unwritten = Some(next.number()),
+            }
         }
         self.to_sender.push_back(Message::Verdict(verdict));
         self.to_sender.extend(self.receiver.down());
@@ -377,12 +511,18 @@ impl World {
         }
     }
 
-    /// Lets everything happen that still can, and no more faults but those that have begun.
+    /// Lets everything happen that still can, and no more faults but those that have begun. All rails
+    /// come back.
     fn settle(&mut self) {
-        for _ in 0..GROUPS * 8 {
+        for round in 0..GROUPS * 8 {
+            self.sender_works();
+            self.receiver_works();
             for rail in 0..self.rails.len() {
                 self.sender_notices(rail);
                 self.receiver_notices(rail);
+                self.rails[rail].cut &= round < GROUPS;
+                self.begin_return(rail);
+                self.move_entries(rail);
                 if !self.rails[rail].cut {
                     while !self.rails[rail].entries.is_empty() && !self.rails[rail].no_sender {
                         self.deliver_entry(rail);
@@ -407,12 +547,40 @@ impl World {
     }
 }
 
+impl Rail {
+    fn destroy_at_the_sender(&mut self) {
+        (self.no_sender, self.half) = (true, false);
+        self.unacknowledged.clear();
+    }
+
+    fn destroy_at_the_receiver(&mut self) {
+        self.no_receiver = true;
+        self.writes.clear();
+        self.entries.clear();
+    }
+}
+
+fn port() -> RailInfo {
+    RailInfo {
+        name: String::new(),
+        port: 1,
+        link_layer: LinkLayer::Ethernet,
+        mtu: Mtu::B4096,
+        lid: 0,
+        addrs: Vec::new(),
+        speed_mbps: 0,
+        role: RailRole::SOUT,
+        requested: true,
+        grh_required: false,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
     fn every_message_arrives_and_no_buffer_is_written_after_its_time(
-        n in 2u8..=4,
+        n in 1u8..=4,
         choices in prop::collection::vec(any::<u32>(), 0..600),
     ) {
         let mut world = World::new(n);
@@ -422,5 +590,7 @@ proptest! {
         prop_assert!(lost.is_empty(), "groups {:?} never arrive", lost);
         let open: Vec<_> = world.sent.iter().filter(|(_, sent)| sent.pending != 0).collect();
         prop_assert!(open.is_empty(), "{:?} never complete", open);
+        let dead = (world.sender.dead(), world.receiver.dead());
+        prop_assert_eq!(dead, (0, 0), "rails never come back");
     }
 }

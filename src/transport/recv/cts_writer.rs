@@ -30,6 +30,10 @@ pub(crate) struct CtsWriter {
     seq: Sequence,
     /// The rail that carries the writes.
     rail: usize,
+    /// The rail that carries them unless it is dead.
+    home: usize,
+    /// Whether the writes must go back there.
+    wants_home: bool,
     /// `MPIB_CTS_SIGNAL_INTERVAL`
     wanted_interval: u32,
     /// Every n-th write is signalled.
@@ -47,13 +51,15 @@ impl CtsWriter {
         let mut writer = Self {
             seq: Sequence::FIRST,
             rail: 0,
+            home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
+            wants_home: false,
             wanted_interval: config.cts_signal_interval,
             signal_interval: 1,
             inline: false,
             fifo: Remote { addr: comm.remote.addr, rkey: 0 },
             words: WordsWrite::new(),
         };
-        writer.use_rail(comm, comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0));
+        writer.use_rail(comm, writer.home);
         writer
     }
 
@@ -63,6 +69,7 @@ impl CtsWriter {
         // At least twice per queue: a queue full of unsignalled writes would never drain.
         let depth = queue.map_or(2, SendQueue::send_depth);
         self.signal_interval = self.wanted_interval.min(depth / 2).max(1);
+        self.wants_home = false;
         self.inline = queue.is_some_and(|queue| queue.inline() >= CTS_BYTES);
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
     }
@@ -96,6 +103,26 @@ impl CtsWriter {
             seq = seq.next();
         }
         Ok(())
+    }
+
+    /// Makes the writes go back to their own rail when it is alive, and when all that are in flight
+    /// have completed. Until then each is signalled.
+    pub(crate) fn want_home(&mut self, comm: &Comm) {
+        self.wants_home = self.rail != self.home && comm.living() >> self.home & 1 == 1;
+        if self.wants_home {
+            self.signal_interval = 1;
+        }
+    }
+
+    /// Returns the rail to go back to, if the writes must.
+    #[inline]
+    pub(crate) fn wanted_home(&self) -> Option<usize> {
+        self.wants_home.then_some(self.home)
+    }
+
+    /// Goes back.
+    pub(crate) fn go_home(&mut self, comm: &Comm) {
+        self.use_rail(comm, self.home);
     }
 
     /// Returns the sequence number of the next group.

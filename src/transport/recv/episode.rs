@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ};
+use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ, rails};
 use crate::transport::episode::{Answer, Held};
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
@@ -25,7 +25,7 @@ impl RecvState {
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        let busy = self.episodes.blocks_offers() || self.comm.mailbox_is_busy();
+        let busy = self.blocks_offers() || self.comm.mailbox_is_busy();
         if self.settles_flushes() || busy {
             self.comm.mark();
         }
@@ -48,6 +48,8 @@ impl RecvState {
         while let Some(message) = self.comm.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
+                Message::Rebuild(request) => self.on_rebuild(request)?,
+                Message::Proved(attempt) => self.on_proved(attempt),
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
@@ -57,12 +59,19 @@ impl RecvState {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
         }
+        self.advance_failback()?;
+        self.comm.check_rails()?;
         self.comm.check_answer()
     }
 
     /// Sends DOWN for the rails that the sender has not given up.
     fn report(&mut self) -> Fast<()> {
         self.episodes.down().map_or(Ok(()), |down| self.comm.send_message(&down))
+    }
+
+    /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
+    pub(super) fn blocks_offers(&self) -> bool {
+        self.episodes.blocks_offers() || self.comm.living() == 0
     }
 
     fn on_state(&mut self, state: SenderState) -> Fast<()> {
@@ -72,6 +81,7 @@ impl RecvState {
             Answer::Repeat(verdict) => self.comm.send_message(&Message::Verdict(verdict))?,
             Answer::GiveUp(rails) => {
                 self.comm.given_up_by_the_peer(rails);
+                self.attempts.abort();
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
             }
@@ -126,7 +136,7 @@ impl RecvState {
             self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
         }
         self.restore_room()?;
-        if new >> self.cts.rail() & 1 == 1 {
+        if self.comm.living() >> self.cts.rail() & 1 == 0 {
             self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
@@ -177,7 +187,7 @@ impl RecvState {
     }
 
     /// Fills the receives of all rails: what is sent again takes more of them.
-    fn restore_room(&mut self) -> Fast<()> {
+    pub(super) fn restore_room(&mut self) -> Fast<()> {
         self.credit = 0;
         for rail in 0..self.comm.rails.len() {
             if let Err(e) = self.comm.rails[rail].fill() {
@@ -188,8 +198,11 @@ impl RecvState {
     }
 
     /// Moves the CTS writes to a living rail, from the sender's `next` group on.
-    fn move_cts(&mut self, next: Sequence) -> Fast<()> {
-        let rail = self.comm.living().trailing_zeros() as usize;
+    pub(super) fn move_cts(&mut self, next: Sequence) -> Fast<()> {
+        let Some(rail) = rails(self.comm.living()).next() else {
+            self.unwritten = Some(next);
+            return Ok(());
+        };
         let Self { cts, comm, slots, .. } = self;
         let moved = cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
         moved.or_else(|e| comm.rail_failed(rail, e))

@@ -145,6 +145,14 @@ impl Flushes {
         }
     }
 
+    /// Uses stripes that were made anew.
+    pub(crate) fn revive(&mut self, stripes: u8, all: &[Rail]) {
+        for stripe in rails(stripes) {
+            let lacks = u8::from(all[stripe].no_flush.is_some()) << stripe;
+            self.lacking = self.lacking & !(1 << stripe) | lacks;
+        }
+    }
+
     /// Returns the stripes that a flush waits for without a read.
     fn settling(&self) -> u8 {
         self.settling.map_or(0, |(stripes, _)| stripes)

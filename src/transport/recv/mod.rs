@@ -3,6 +3,7 @@
 mod completions;
 pub(crate) mod cts_writer;
 mod episode;
+mod failback;
 pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
@@ -21,7 +22,7 @@ use crate::housekeeping::{Housekeeping, Job, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
-use crate::transport::episode::ReceiverEpisodes;
+use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes};
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
@@ -72,6 +73,11 @@ pub(crate) struct RecvState {
     /// [`optional`].
     pub(crate) idle_mark: Option<(Sequence, usize)>,
     episodes: ReceiverEpisodes,
+    attempts: ReceiverAttempts,
+    /// Dead rails whose port cannot be used, and when to look at the port again.
+    unusable: Option<(u8, Instant)>,
+    /// No rail carries CTS writes. The entries from this group on are written when one does.
+    unwritten: Option<Sequence>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
     patience: Option<Instant>,
     /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
@@ -105,6 +111,9 @@ impl Receiver {
                 credit: 0,
                 idle_mark: None,
                 episodes: ReceiverEpisodes::default(),
+                attempts: ReceiverAttempts::default(),
+                unusable: None,
+                unwritten: None,
                 patience: None,
             }),
         });
@@ -277,7 +286,7 @@ impl RecvState {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<u8>> {
         self.look_closer()?;
-        if self.episodes.blocks_offers() {
+        if self.blocks_offers() {
             return Ok(self.comm.stats.no_room());
         }
         self.start::<P, OPTIONAL>(buffers)
@@ -289,6 +298,7 @@ impl RecvState {
         &mut self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<u8>> {
+        self.try_cts_home()?;
         let slot = self.cts.next().slot();
         let ahead = OPTIONAL && self.may_complete_ahead(buffers.len())?;
         let ready = self.cells.get(slot).is_free() && self.ready()?;

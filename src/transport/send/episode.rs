@@ -35,15 +35,15 @@ impl SendState {
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        if self.episodes.is_awaiting() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
+        if self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
             self.comm.mark();
         }
         Ok(())
     }
 
-    /// Returns whether no send may begin: an episode is going on.
+    /// Returns whether no send may begin: an episode is going on, or no rail is left.
     pub(crate) fn blocks_sends(&self) -> bool {
-        self.episodes.is_awaiting()
+        self.episodes.is_awaiting() || self.comm.living() == 0
     }
 
     fn handle_news(&mut self) -> Fast<()> {
@@ -61,6 +61,10 @@ impl SendState {
                 }
                 Message::Down { .. } => {}
                 Message::Verdict(verdict) => self.obey(&verdict)?,
+                Message::Rebuilt(answer) => self.on_rebuilt(answer),
+                Message::RebuildFailed(failed) => self.on_rebuild_failed(&failed),
+                Message::Up(attempt) => self.on_up(attempt)?,
+                Message::Return { rails } => self.on_return(rails),
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
@@ -68,7 +72,9 @@ impl SendState {
         if self.episodes.is_awaiting() {
             return self.comm.check_answer();
         }
-        self.post_unposted()
+        self.advance_failback();
+        self.comm.check_rails()?;
+        if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
 
     fn known_rails(&mut self, rails: u8) -> Fast<u8> {
@@ -90,6 +96,9 @@ impl SendState {
         if new == 0 {
             return Ok(());
         }
+        // New queue pairs of a rail that the receiver may use are destroyed before the receiver
+        // learns of the episode: no CTS entry comes over them any more.
+        self.attempts.abort();
         self.episode.get_or_insert(Episode {
             rail: new.trailing_zeros() as usize,
             begun: Instant::now(),
@@ -99,9 +108,7 @@ impl SendState {
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
         self.comm.give_up(new)?;
-        self.policy.keep(self.comm.living());
-        let inline = self.usual.wanted_inline;
-        self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
+        self.rails_changed();
         self.split_matched_again()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
@@ -122,6 +129,13 @@ impl SendState {
             self.splits[index] = self.ops[place].split;
         }
         Ok(())
+    }
+
+    /// Sends over the living rails from now on.
+    pub(super) fn rails_changed(&mut self) {
+        self.policy.keep(self.comm.living());
+        let inline = self.usual.wanted_inline;
+        self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
     }
 
     /// Returns the groups that are posted and not completed.

@@ -3,6 +3,7 @@
 mod completions;
 mod cts_fifo;
 mod episode;
+mod failback;
 pub(crate) mod group;
 mod profiling;
 mod separate_imm;
@@ -22,7 +23,7 @@ use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOT
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
-use crate::transport::episode::SenderEpisodes;
+use crate::transport::episode::{SenderAttempts, SenderEpisodes};
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
@@ -79,6 +80,7 @@ pub(crate) struct SendState {
     episodes: SenderEpisodes,
     /// The episode in progress.
     episode: Option<Episode>,
+    attempts: SenderAttempts,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
@@ -117,6 +119,7 @@ impl Sender {
                 splits: Box::new([Split::NONE; SENDS]),
                 episodes: SenderEpisodes::default(),
                 episode: None,
+                attempts: SenderAttempts::default(),
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
@@ -216,7 +219,7 @@ impl Sender {
                 let polled = state.poll();
                 state.comm.fail_on_error(polled)?;
             }
-            if state.comm.has_news() { state.look_closer() } else { Ok(()) }
+            if state.comm.has_news() || state.is_failback_due() { state.look_closer() } else { Ok(()) }
         })
     }
 

@@ -1,25 +1,12 @@
 //! A link that goes down and stays down, before and under transfers of each kind.
 
 use mpib_tests::code::Success;
+use mpib_tests::here;
 use mpib_tests::log::{assert_warned, take_warnings};
 use mpib_tests::table::table;
-use mpib_tests::vdevices::{Rig, newest_device, rails};
-use mpib_tests::{SPLIT_ALL, here, with_and_without_srq};
+use mpib_tests::vdevices::{Rig, newest_device};
 
-const MIB: usize = 1 << 20;
-
-/// Runs `body` on rails r0, r1, … that give up on a peer after a few milliseconds.
-fn on_rails(test: &str, n: usize, more: &[(&str, &str)], body: impl FnOnce()) {
-    let devices = rails(n, 1);
-    let mut env = vec![
-        ("SOFTVERBS_DEVICES", devices.as_str()),
-        ("NCCL_IB_TIMEOUT", "10"),
-        ("NCCL_IB_RETRY_CNT", "2"),
-        SPLIT_ALL,
-    ];
-    env.extend_from_slice(more);
-    with_and_without_srq(test, &env, body);
-}
+use crate::{MIB, on_rails};
 
 /// The messages of each kind: sizes of a group.
 const KINDS: [&[usize]; 7] = [
