@@ -1,18 +1,33 @@
 //! Work that must not wait for NCCL's next call: a list of named jobs.
 //!
-//! The thread of the adapters' events runs them between two events.
+//! The thread of the adapters' events runs each job at the job's own interval, and all of them at
+//! once after [`Housekeeping::wake`].
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
+use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
 
 use crate::error::Result;
+
+/// How often a job runs unless it has another interval.
+pub const TICK: Duration = Duration::from_millis(250);
+
+/// The shortest interval: the thread never spins.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Something to do now and then.
 pub trait Job: Send + Sync {
     /// Does what is due, without waiting. An error is logged once, under the job's name.
     fn run(&self) -> Result<()>;
+
+    /// Returns the time until the next run, as the last run has left the job. At least 1 ms and at
+    /// most [`TICK`] count.
+    fn interval(&self) -> Duration {
+        TICK
+    }
 }
 
 /// Returns an object as a job.
@@ -24,29 +39,61 @@ pub(crate) fn job<J: Job + 'static>(object: &Arc<J>) -> Weak<dyn Job> {
 /// The jobs of a process.
 #[derive(Default)]
 pub struct Housekeeping {
-    jobs: Mutex<Vec<(&'static str, Weak<dyn Job>)>>,
+    jobs: Mutex<Vec<Entry>>,
+    /// Wakes the thread that runs the jobs; `None` while there is no thread.
+    waker: Mutex<Option<Arc<EventFd>>>,
+}
+
+struct Entry {
+    name: &'static str,
+    job: Weak<dyn Job>,
+    due: Instant,
 }
 
 impl Housekeeping {
     /// Adds a job. It runs until [`remove`](Self::remove) or until it is dropped.
     pub(crate) fn add(&self, name: &'static str, job: Weak<dyn Job>) {
-        self.jobs.lock().push((name, job));
+        self.jobs.lock().push(Entry { name, job, due: Instant::now() });
     }
 
     /// Removes a job. It neither runs nor will run when this returns.
     pub(crate) fn remove(&self, job: &Arc<impl Job>) {
         let same = |one: &Weak<dyn Job>| std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(job));
-        self.jobs.lock().retain(|(_, one)| one.strong_count() > 0 && !same(one));
+        self.jobs.lock().retain(|one| one.job.strong_count() > 0 && !same(&one.job));
     }
 
-    /// Runs each job once. The list stays locked meanwhile, which is what `remove` waits for.
-    pub(crate) fn run(&self) {
-        let jobs = self.jobs.lock();
-        for (name, job) in jobs.iter().filter_map(|(name, job)| Some((name, job.upgrade()?))) {
-            if let Err(e) = job.run() {
-                e.report(name);
-            }
+    /// Makes the thread run all jobs now, regardless of their intervals. Any thread may call this, a job
+    /// too: it takes no lock that a run holds, and costs one system call.
+    pub fn wake(&self) {
+        if let Some(waker) = &*self.waker.lock() {
+            // Fails only if the counter is full, and then the thread is awake.
+            let _ = waker.write(1);
         }
+    }
+
+    /// Sets the descriptor that wakes the thread.
+    pub(crate) fn set_waker(&self, waker: Arc<EventFd>) {
+        *self.waker.lock() = Some(waker);
+    }
+
+    /// Removes the descriptor of a thread that ends, unless the next thread has set its descriptor.
+    pub(crate) fn remove_waker(&self, waker: &Arc<EventFd>) {
+        self.waker.lock().take_if(|set| Arc::ptr_eq(set, waker));
+    }
+
+    /// Runs each job that is due, or all if `now` is `None`. Returns the time until the next one is
+    /// due. The list stays locked meanwhile, which is what `remove` waits for.
+    pub(crate) fn run(&self, now: Option<Instant>) -> Duration {
+        let mut jobs = self.jobs.lock();
+        for entry in jobs.iter_mut().filter(|entry| now.is_none_or(|now| entry.due <= now)) {
+            let Some(job) = entry.job.upgrade() else { continue };
+            if let Err(e) = job.run() {
+                e.report(entry.name);
+            }
+            entry.due = Instant::now() + job.interval().clamp(SHORTEST, TICK);
+        }
+        let next = jobs.iter().filter(|entry| entry.job.strong_count() > 0).map(|entry| entry.due).min();
+        next.map_or(TICK, |due| due.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -59,6 +106,8 @@ impl fmt::Debug for Housekeeping {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use nix::sys::eventfd::EfdFlags;
 
     use super::*;
 
@@ -80,15 +129,69 @@ mod tests {
             list.add("count", Arc::downgrade(&job));
         }
         let runs = |jobs: &[Arc<Count>]| jobs.iter().map(|j| j.0.load(Ordering::Relaxed)).collect::<Vec<_>>();
-        list.run();
+        list.run(None);
         assert_eq!(runs(&jobs), [1, 1, 1]);
         list.remove(&jobs[1]);
-        list.run();
+        list.run(None);
         assert_eq!(runs(&jobs), [2, 1, 2]);
         let [first, _, last] = jobs;
         drop(first);
         list.remove(&last);
-        list.run();
+        list.run(None);
         assert_eq!((runs(&[last]), list.jobs.lock().len()), (vec![2], 0));
+    }
+
+    /// Runs every 20 ms.
+    #[derive(Default)]
+    struct Often(AtomicU32);
+
+    impl Job for Often {
+        fn run(&self) -> Result<()> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn interval(&self) -> Duration {
+            Duration::from_millis(20)
+        }
+    }
+
+    #[test]
+    fn each_job_runs_at_its_own_interval_and_all_at_a_wake() {
+        let (list, often, seldom) =
+            (Housekeeping::default(), Arc::<Often>::default(), Arc::<Count>::default());
+        let jobs: [Arc<dyn Job>; 2] = [Arc::<Often>::clone(&often), Arc::<Count>::clone(&seldom)];
+        jobs.iter().for_each(|job| list.add("job", Arc::downgrade(job)));
+        let runs = || (often.0.load(Ordering::Relaxed), seldom.0.load(Ordering::Relaxed));
+        assert!(list.run(None) <= Duration::from_millis(20));
+        assert_eq!(runs(), (1, 1));
+        // Times at which the list below has the same intervals, however long this test takes.
+        let due = list.jobs.lock()[0].due;
+        assert!(list.jobs.lock()[1].due > due);
+        list.run(Some(due));
+        assert_eq!(runs(), (2, 1));
+        let last = list.jobs.lock().iter().map(|entry| entry.due).max();
+        list.run(last);
+        assert_eq!(runs(), (3, 2));
+        list.run(None);
+        assert_eq!(runs(), (4, 3), "all");
+    }
+
+    #[test]
+    fn a_wake_reaches_the_thread_that_waits() {
+        let list = Housekeeping::default();
+        list.wake();
+        let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
+        list.set_waker(Arc::clone(&waker));
+        assert!(waker.read().is_err(), "nothing yet");
+        (0..3).for_each(|_| list.wake());
+        assert_eq!(waker.read().unwrap(), 3);
+        let other = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
+        list.remove_waker(&other);
+        list.wake();
+        assert_eq!(waker.read().unwrap(), 1, "another thread has ended");
+        list.remove_waker(&waker);
+        list.wake();
+        assert!(waker.read().is_err(), "the thread has ended");
     }
 }

@@ -8,6 +8,7 @@ extern crate softverbs as _;
 
 #[forbid(unsafe_code)]
 pub mod agent;
+#[forbid(unsafe_code)]
 pub mod async_events;
 #[forbid(unsafe_code)]
 pub mod config;
@@ -45,6 +46,8 @@ pub mod transport;
 pub mod verbs;
 #[forbid(unsafe_code)]
 pub mod warned;
+#[forbid(unsafe_code)]
+pub mod watchdog;
 mod worker;
 
 pub use plugin::Plugin;

@@ -102,7 +102,7 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
         config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
-    let events = process.events.start(&config, || process.devices.contexts())?;
+    let events = process.events.start(&config, || process.devices.nics())?;
     if process.set_latest(Arc::clone(&config), args.version) {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();

@@ -2,12 +2,14 @@
 //!
 //! The page belongs to the process and outlives `finalize`, as its connections do. Counting is a
 //! few plain stores under the lock of the comm's state. Without a page, or with `MPIB_STATS=0`, it
-//! is one comparison.
+//! is one comparison; but a sender of several rails counts in any case if it may fail over, since
+//! the watchdog reads its counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, StatsWriter,
+    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, StatsWriter, UnlistedEntry,
 };
 
 use crate::config::Config;
@@ -60,11 +62,40 @@ impl Stats {
             e if e.is_fatal() => Event::Queue,
             _ => Event::Other,
         };
-        if self.counts.load(Ordering::Relaxed)
-            && let Ok(page) = page()
-        {
+        if let Some(page) = self.page() {
             page.event(kind);
         }
+    }
+
+    /// Counts failover episodes of connections, with the bytes that were sent again in them and the
+    /// sum of their stalls.
+    pub fn episodes(&self, count: u32, replayed: u64, stalled: Duration) {
+        if let Some(page) = self.page() {
+            page.episodes(count, replayed, stalled);
+        }
+    }
+
+    /// Counts a port or a route that came back into use.
+    pub fn returned(&self) {
+        if let Some(page) = self.page() {
+            page.returned();
+        }
+    }
+
+    fn page(&self) -> Option<&'static StatsWriter> {
+        self.counts.load(Ordering::Relaxed).then(|| page().ok()).flatten()
+    }
+}
+
+/// The counters of a sender of several rails, as the watchdog reads them.
+#[derive(Debug, Clone, Copy)]
+pub struct RailCounters(&'static Entry);
+
+impl RailCounters {
+    /// Returns the work requests that were posted on a rail, and those of them that are known to be
+    /// complete.
+    pub fn progress(&self, rail: usize) -> (u64, u64) {
+        self.0.rail(rail).progress()
     }
 }
 
@@ -72,8 +103,12 @@ impl Stats {
 #[derive(Debug, Default)]
 pub struct Counters {
     entry: Option<&'static Entry>,
+    /// Whether the watchdog reads them.
+    watched: bool,
     /// Returns the entry when dropped, or counts a connection for which no entry was free.
     _taken: Option<ConnectionEntry>,
+    /// Present if the watchdog reads the counters and no page has them.
+    _unlisted: Option<UnlistedEntry>,
 }
 
 /// Counts the sends that wait for the peer. NCCL's progress thread alone calls isend, so there is
@@ -102,8 +137,25 @@ impl Counters {
         rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
+        let watched = config.failover && direction == Direction::Send && rails.len() > 1;
         // init has logged that there is no page.
-        let Some(page) = config.stats.then(|| page().ok()).flatten() else { return Self::default() };
+        let page = config.stats.then(|| page().ok()).flatten();
+        let taken = page.map(|page| Self::add(page, direction, plan, peer, rails, elsewhere));
+        let listed = taken.as_ref().and_then(ConnectionEntry::entry);
+        let unlisted = (watched && listed.is_none()).then(UnlistedEntry::new);
+        let entry = listed.or(unlisted.as_ref().map(UnlistedEntry::entry));
+        Self { entry, watched, _taken: taken, _unlisted: unlisted }
+    }
+
+    /// Adds a connection to the page.
+    fn add(
+        page: &'static StatsWriter,
+        direction: Direction,
+        plan: Plan,
+        peer: &str,
+        rails: &[(RailRole, &str)],
+        elsewhere: bool,
+    ) -> ConnectionEntry {
         let class = |class| match class {
             Class::Intra => Islands::Same,
             Class::Inter => Islands::Two,
@@ -114,15 +166,13 @@ impl Counters {
             Plan::Shared(c) => (class(c), Data::Split),
         };
         let rails: Vec<_> = rails.iter().map(|(role, name)| (role.index(), *name)).collect();
-        let taken = page.add(&NewConnection {
-            direction,
-            islands,
-            data,
-            peer,
-            rails: &rails,
-            substituted: elsewhere,
-        });
-        Self { entry: taken.entry(), _taken: Some(taken) }
+        page.add(&NewConnection { direction, islands, data, peer, rails: &rails, substituted: elsewhere })
+    }
+
+    /// Returns the counters that the watchdog reads: those of a sender of several rails that may
+    /// fail over.
+    pub fn of_rails(&self) -> Option<RailCounters> {
+        self.entry.filter(|_| self.watched).map(RailCounters)
     }
 
     /// Counts a request that a call returned, and the share of a send.

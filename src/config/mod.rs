@@ -74,6 +74,10 @@ macro_rules! settings {
                         },
                     }
                 })*
+                let is_set = |name| var(name).is_some_and(|text| !is_unset(name, &text));
+                if let Some(failover) = config.port_failover.filter(|_| !is_set("MPIB_FAILOVER")) {
+                    config.failover = failover;
+                }
                 if config.strict {
                     bad.extend(config.substituted.drain(..).map(|(e, _)| e));
                 }
@@ -249,24 +253,37 @@ settings! {
         differs: "in all at most half of `MPIB_CONNECT_TIMEOUT_MS`";
     /// 1: retries after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
+    /// 1: a connection whose rail fails carries on over its other rails, and uses the rail again
+    /// when it works again; a control connection that breaks is dialled again over any network. 0: a
+    /// failed rail or control connection fails the connection. Counts if both ends have 1. See
+    /// [rail-life.md](../internals/rail-life.md) and [reach.md](reach.md#control-connections).
+    failover: bool = true, "MPIB_FAILOVER", Flag;
+    /// The same, if `MPIB_FAILOVER` is not set.
+    port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
+        differs: "unset is 1; also for devices that NCCL has not fused, and for any number of failed rails";
+    /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
+    /// control connection may be broken while no rail shows that the peer is alive. Then the
+    /// connection fails. 0: it fails at once.
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(0, 3600);
+    /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
+    /// times as long as its completions usually take, if that is longer. Then the connection carries
+    /// on without the rail. 0: until the adapter reports an error. See
+    /// [rail-life.md](../internals/rail-life.md#the-watchdog).
+    stall: Duration = Duration::from_millis(100), "MPIB_STALL_MS", Millis::new(0, 3_600_000);
     /// 1: an adapter's event that a queue or the adapter failed ends the connections that use it:
-    /// their calls fail. 0: the event is only logged and counted. See
-    /// [stats.md](stats.md#what-adapters-report).
+    /// their calls fail. 0: the event is only logged and counted. Connections with failover carry on
+    /// without the rail in either case. See [stats.md](stats.md#what-adapters-report).
     return_async_events: bool = true, "NCCL_IB_RETURN_ASYNC_EVENTS", Flag,
         differs: "also events of shared receive queues, which net_ib does not use";
-    /// 1: a connection of several rails goes on with the others when one of them fails. 0: it fails.
-    failover: bool = true, "MPIB_FAILOVER", Flag;
-    /// How long a connection without a rail that works waits for one to come back, in seconds. Then
-    /// it fails. 0: it fails at once.
-    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(0, 3600);
     /// Limit of the handshake of a connection, and of each of its steps, in ms, counted from the
     /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
     connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
-    /// How long a peer's host may be silent on the control connection, in ms. Then the connection
-    /// fails, even if its rails work. The default is longer than adapters may take to give up on a
-    /// peer, see [reach.md](reach.md#how-long-adapters-try).
+    /// How long a peer's host may be silent on the control connection, in ms. Then the control
+    /// connection is broken: without failover the connection fails, even if its rails work. The
+    /// default is longer than adapters may take to give up on a peer, see
+    /// [reach.md](reach.md#how-long-adapters-try).
     peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);

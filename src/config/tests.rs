@@ -66,6 +66,10 @@ fn every_variable_is_read() {
         ("NCCL_IB_MQP_RETRY_CNT", "0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7"),
         ("NCCL_IB_MQP_RETRY_ALL", "1"),
+        ("MPIB_FAILOVER", "0"),
+        ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),
+        ("MPIB_FAILOVER_WAIT", "3600"),
+        ("MPIB_STALL_MS", "3600000"),
         ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
         ("MPIB_CONNECT_TIMEOUT_MS", "3600000"),
         ("MPIB_PEER_TIMEOUT_MS", "1000"),
@@ -158,8 +162,12 @@ fn bounds_are_exact() {
         ("NCCL_IB_MQP_RETRY_CNT", "-1", "1001"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "-1", "60001"),
         ("NCCL_IB_MQP_RETRY_ALL", "-1", "2"),
+        ("MPIB_STALL_MS", "-1", "3600001"),
         ("MPIB_CONNECT_TIMEOUT_MS", "0", "3600001"),
         ("MPIB_PEER_TIMEOUT_MS", "999", "3600001"),
+        ("MPIB_FAILOVER", "-1", "2"),
+        ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "-1", "2"),
+        ("MPIB_FAILOVER_WAIT", "-1", "3601"),
         ("MPIB_PROBE_TIMEOUT_MS", "0", "3600001"),
         ("NCCL_IB_DATA_DIRECT", "-1", "3"),
         ("MPIB_SRQ_LOW", "0", "32768"),
@@ -175,6 +183,24 @@ fn bounds_are_exact() {
         for text in [below, above] {
             assert_eq!(bad(&[(variable, text)])[0].variable, variable, "{text}");
         }
+    }
+}
+
+//= configuration.md: MPIB_FAILOVER
+//= configuration.md: NCCL_IB_RESILIENCY_PORT_FAILOVER
+#[test]
+fn failover_is_on_unless_one_of_two_settings_turns_it_off() {
+    let (ours, theirs) = ("MPIB_FAILOVER", "NCCL_IB_RESILIENCY_PORT_FAILOVER");
+    for (settings, on) in [
+        (&[][..], true),
+        (&[(theirs, "0")], false),
+        (&[(theirs, "1")], true),
+        (&[(theirs, "")], true),
+        (&[(ours, "0")], false),
+        (&[(ours, "1"), (theirs, "0")], true),
+        (&[(ours, "0"), (theirs, "1")], false),
+    ] {
+        assert_eq!(read(settings).unwrap().failover, on, "{settings:?}");
     }
 }
 

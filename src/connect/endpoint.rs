@@ -152,6 +152,12 @@ impl LocalEndpoint {
         Ok(Self { routes: locals, region, has_mailbox: false })
     }
 
+    /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
+    /// rails are the same.
+    pub(crate) fn adopt(&mut self, routes: &[Route]) {
+        self.routes.iter_mut().zip(routes).for_each(|(local, route)| local.route = *route);
+    }
+
     /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
@@ -252,7 +258,7 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
+        let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
         let flush = || other_than(former, || Qp::new(nic.pd(), &cq.cq, None, options));

@@ -2,16 +2,21 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::Token;
 
 use super::connector::Connector;
-use super::link::{ChannelState, Link};
+use super::end::ChannelState;
+use super::link::Link;
+use super::news::News;
+use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
+use super::redial_listener::RedialListener;
+use super::redial_terms::{RedialTerms, random};
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Nonce};
+use crate::proto::{Handle, Hello, Message, Role, Wiring};
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -21,33 +26,56 @@ pub struct Channel {
     reactor: Arc<Reactor>,
     token: Token,
     closed: bool,
+    /// Keeps the listener for re-dials open, with how long a break may last.
+    redials: Option<(Arc<RedialListener>, Duration)>,
 }
 
 impl Channel {
-    pub(super) fn new(link: Arc<Link>, reactor: Arc<Reactor>, token: Token) -> Self {
-        Self { link, reactor, token, closed: false }
+    pub(super) fn new(
+        link: Arc<Link>,
+        reactor: Arc<Reactor>,
+        token: Token,
+        redials: Option<(Arc<RedialListener>, Duration)>,
+    ) -> Self {
+        Self { link, reactor, token, closed: false, redials }
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
-    /// nonce and token are filled in. Returns at once. [`try_recv`](Self::try_recv) returns the
+    /// nonce, its token and whether WIRING follows are filled in. `wiring` is sent in the same
+    /// packet. Returns at once. [`try_recv`](Self::try_recv) returns the
     /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
-    /// now on: they wait. A peer whose host is silent for `silence` counts as lost.
+    /// now on: they wait. `tolerance` is how long the peer's host may be silent, and whether the
+    /// connection outlives a break.
     pub fn connect(
         control: &Control,
         handle: &Handle,
-        hello: &Hello,
+        (hello, wiring): (&Hello, Option<&Wiring>),
         timeout: Duration,
-        silence: Duration,
+        tolerance: impl Into<Tolerance>,
     ) -> Result<Self> {
+        let Tolerance { silence, failover } = tolerance.into();
         let interfaces = control.interfaces()?;
-        let mut token = Nonce::default();
-        getrandom::fill(&mut token).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-        let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
-        let frame = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
+        let token = random()?;
+        let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
+        let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
+        let mut messages = vec![hello];
+        messages.extend(wiring.cloned().map(Message::Wiring));
+        let (mut redials, mut redial) = (None, None);
+        if let Some(failover) = &failover {
+            let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
+            let terms = RedialTerms::new(Role::Connector, token, handle, silence)?;
+            messages.push(terms.callback());
+            (redials, redial) = (Some((listener, failover.wait)), Some(terms));
+        }
+        let mut frames = Vec::new();
+        for message in messages {
+            let frame = message.encode();
+            frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
+        }
         let reactor = control.reactor()?;
-        let link = Arc::new(Link::pending());
+        let link = Arc::new(Link::with_redial(redial));
         let local = interfaces.iter().map(|i| i.addr);
-        let (hello, times, known) = ((frame, token), (timeout, silence), Arc::clone(&control.known));
+        let (hello, times, known) = ((frames, token), (timeout, silence), Arc::clone(&control.known));
         let connector = Connector::new(Arc::clone(&link), handle, local, hello, times, known);
         let id = reactor.begin(|sockets| {
             let id = sockets.next_token();
@@ -55,11 +83,11 @@ impl Channel {
             sockets.step(id);
             id
         })?;
-        Ok(Self::new(link, reactor, id))
+        Ok(Self::new(link, reactor, id, redials))
     }
 
     /// Sends a message, or queues what the socket does not accept. An error means that the
-    /// connection has ended.
+    /// connection has ended. A message that is sent while the connection is broken is lost.
     pub fn send(&self, message: &Message) -> Result<()> {
         self.link.send(message)
     }
@@ -90,12 +118,27 @@ impl Channel {
         self.link.try_recv()
     }
 
-    /// Returns whether [`received`](Self::received) has a message.
-    pub fn has_message(&self) -> bool {
-        self.link.has_message()
+    /// Calls `hook` on each event of the connection from now on: see [`News`]. What has happened
+    /// before is found by [`state`](Self::state) and [`received`](Self::received), which the caller
+    /// calls once after this.
+    pub fn on_news(&self, hook: Arc<dyn News>) {
+        self.link.on_news(Some(hook));
     }
 
-    /// Ends the handshake: the thread alone serves the connection from now on.
+    /// Returns since when the connection is [`Broken`](ChannelState::Broken), and why. `None` if it
+    /// is not.
+    pub fn broken(&self) -> Option<(Instant, String)> {
+        self.link.broken()
+    }
+
+    /// Returns how long the connection may be broken while nothing shows that the peer is alive.
+    /// `None` without failover.
+    pub fn wait(&self) -> Option<Duration> {
+        self.redials.as_ref().map(|(_, wait)| *wait)
+    }
+
+    /// Ends the handshake: the thread alone serves the connection from now on. With failover the
+    /// connection outlives a break of its TCP connection from now on.
     pub fn end_handshake(&self) -> Result<()> {
         self.reactor.with(|sockets| sockets.hand_over(self.token))
     }
@@ -122,7 +165,7 @@ impl Channel {
         self.link.peer()
     }
 
-    /// Returns this end's address; `None` until connected.
+    /// Returns this end's address; `None` while there is no connection.
     pub fn local(&self) -> Option<SocketAddr> {
         self.link.local()
     }
@@ -136,6 +179,7 @@ impl Channel {
     /// peer has read it and closed too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
+        self.link.on_news(None);
         self.link.send_bye();
         // Fails only if the thread has ended, and then nothing is left to close.
         let _ = self.reactor.with(|sockets| sockets.close(self.token));
@@ -145,6 +189,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
+            self.link.on_news(None);
             // As in `close`.
             let _ = self.reactor.with(|sockets| sockets.remove(self.token));
         }

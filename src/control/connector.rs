@@ -1,26 +1,20 @@
 //! Connecting: several addresses are tried, one is used.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
-use mio::net::TcpStream;
 
-use super::interfaces::in_groups;
+use super::attempt::{Attempt, Outcome};
 use super::known_addresses::KnownAddresses;
 use super::link::Link;
-use super::socket;
 use super::sockets::{Entry, Sockets};
-use crate::proto::{Addr, HEADER_BYTES, Handle, Message, Nonce, Peeked};
+use super::targets::{Target, in_order};
+use crate::proto::{Addr, Handle, Nonce};
 
-/// How long an address is tried before the next one of its group is tried as well.
-const STAGGER: Duration = Duration::from_millis(15);
-/// How long the last address of a group is tried before the next group is tried as well, and the
-/// address that worked for this host before is tried alone.
-const GROUP_STAGGER: Duration = Duration::from_millis(100);
 /// How long to wait before an address that connected and closed without an answer is retried.
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long to wait before an address that failed once is retried. Doubles with each failure ...
@@ -58,16 +52,6 @@ pub(super) struct Connector {
     host: Box<[Addr]>,
 }
 
-/// An address to be tried.
-#[derive(Debug, Clone, Copy)]
-struct Target {
-    addr: SocketAddr,
-    /// Not before this.
-    from: Instant,
-    /// Not before this while others are in progress.
-    next_at: Instant,
-}
-
 /// An address that has failed.
 #[derive(Debug)]
 struct Failure {
@@ -90,20 +74,7 @@ impl Connector {
     ) -> Self {
         let now = Instant::now();
         let host: Box<[Addr]> = handle.addrs().into();
-        let worked = known.of(&host).map(|ip| SocketAddr::new(ip, handle.port()));
-        let mut next_at = now;
-        let mut targets = VecDeque::new();
-        let mut push = |addr, pause| {
-            targets.push_back(Target { addr, from: now, next_at });
-            next_at += pause;
-        };
-        worked.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));
-        for mut group in in_groups(handle, local) {
-            group.retain(|addr| Some(*addr) != worked);
-            let last = group.pop();
-            group.into_iter().for_each(|addr| push(addr, STAGGER));
-            last.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));
-        }
+        let targets = in_order(handle, local, known.of(&host), now);
         Self {
             link,
             addrs: targets.len(),
@@ -245,13 +216,13 @@ impl Connector {
             Outcome::Welcome(mut stream, rest) => {
                 // The channel's own token from here on. A new registration reports what waits to be
                 // read.
-                if let Err(e) = sockets.reregister(&mut stream, me) {
+                if let Err(e) = sockets.reregister(&mut *stream, me) {
                     return self.end(format!("{addr}: {e}"), sockets);
                 }
                 let link = Arc::clone(&self.link);
                 self.known.add(&self.host, addr.ip());
                 self.close(sockets);
-                link.establish(stream, rest);
+                link.establish(stream, addr, rest);
                 Some(Entry::Link(link))
             }
             Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), sockets),
@@ -265,179 +236,5 @@ impl Connector {
                 self.on_timer(me, sockets)
             }
         }
-    }
-}
-
-/// How an attempt ended.
-#[derive(Debug)]
-pub(super) enum Outcome {
-    /// The listener's answer, and the bytes after it.
-    Welcome(TcpStream, Vec<u8>),
-    /// The listener's reason.
-    Refused(String),
-    /// The address connected and closed: a busy listener may do that, or another host.
-    Unanswered(String),
-    /// The address did not connect.
-    Failed(io::Error),
-}
-
-/// One address being tried.
-#[derive(Debug)]
-pub(super) struct Attempt {
-    connector: Token,
-    stream: TcpStream,
-    addr: SocketAddr,
-    connected: bool,
-    hello: Arc<[u8]>,
-    sent: usize,
-    read: Vec<u8>,
-    token: Nonce,
-}
-
-impl Attempt {
-    fn start(
-        connector: Token,
-        addr: SocketAddr,
-        (hello, token): (&Arc<[u8]>, Nonce),
-        silence: Duration,
-        sockets: &mut Sockets,
-    ) -> io::Result<Token> {
-        let mut stream = TcpStream::connect(addr)?;
-        socket::tune(&stream, silence)?;
-        let me = sockets.next_token();
-        sockets.register(&mut stream, me)?;
-        let hello = Arc::clone(hello);
-        sockets.insert(
-            me,
-            Entry::Attempt(Self {
-                connector,
-                stream,
-                addr,
-                connected: false,
-                hello,
-                sent: 0,
-                read: Vec::new(),
-                token,
-            }),
-        );
-        Ok(me)
-    }
-
-    /// Describes the attempt for the error of a connector that gives up.
-    pub(super) fn describe(&self) -> (SocketAddr, String) {
-        let state = if self.connected { "connected, no answer" } else { "no connection yet" };
-        (self.addr, format!("{}: {state}", self.addr))
-    }
-
-    /// Continues the attempt. Passes the result to the connector when there is one.
-    pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        let result = match self.advance() {
-            Ok(None) => return Some(Entry::Attempt(self)),
-            Ok(Some(outcome)) => outcome.with(self.stream, &self.read),
-            Err(e) if self.connected => Outcome::Unanswered(e.to_string()),
-            Err(e) => Outcome::Failed(e),
-        };
-        sockets.attempt_ended(self.connector, me, self.addr, result);
-        None
-    }
-
-    fn advance(&mut self) -> io::Result<Option<Answer>> {
-        if !self.connected {
-            if let Some(e) = self.stream.take_error()? {
-                return Err(e);
-            }
-            match self.stream.peer_addr() {
-                Ok(_) => self.connected = true,
-                Err(e) if e.kind() == ErrorKind::NotConnected => return Ok(None),
-                Err(e) => return Err(e),
-            }
-        }
-        while self.sent < self.hello.len() {
-            match self.stream.write(&self.hello[self.sent..]) {
-                Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(e),
-            }
-        }
-        let mut chunk = [0; 1024];
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => {
-                    return Err(io::Error::new(
-                        ErrorKind::UnexpectedEof,
-                        "connected, then closed without an answer",
-                    ));
-                }
-                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
-                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => return Err(e),
-            }
-            let stranger = |e: String| io::Error::other(format!("answers, but not as an MPIB listener: {e}"));
-            let len = match Peeked::at(&self.read).map_err(|e| stranger(e.to_string()))? {
-                Peeked::Partial => continue,
-                Peeked::Whole { len } => len,
-            };
-            let end = HEADER_BYTES + len;
-            return match Message::decode(&self.read[HEADER_BYTES..end]) {
-                Ok(Message::Welcome { token }) if token == self.token => Ok(Some(Answer::Welcome(end))),
-                Ok(Message::Refuse { reason }) => Ok(Some(Answer::Refuse(reason))),
-                Ok(other) => Err(stranger(format!("it sent {}", other.name()))),
-                Err(e) => Err(stranger(e.to_string())),
-            };
-        }
-    }
-}
-
-/// The listener's first frame, and where it ends.
-enum Answer {
-    Welcome(usize),
-    Refuse(String),
-}
-
-impl Answer {
-    fn with(self, stream: TcpStream, read: &[u8]) -> Outcome {
-        match self {
-            Self::Welcome(end) => Outcome::Welcome(stream, read[end..].to_vec()),
-            Self::Refuse(reason) => Outcome::Refused(reason),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The addresses in the order in which they are tried, each with its time in milliseconds.
-    fn order(handle: &Handle, known: &Arc<KnownAddresses>) -> Vec<(String, u128)> {
-        let local =
-            [Addr::new([10, 0, 0, 1].into(), 24).unwrap(), Addr::new([10, 0, 1, 1].into(), 24).unwrap()];
-        let second = Duration::from_secs(1);
-        let link = Arc::new(Link::pending());
-        let hello = (Vec::new(), Nonce::default());
-        let connector =
-            Connector::new(link, handle, local.into_iter(), hello, (second, second), Arc::clone(known));
-        let start = connector.targets[0].next_at;
-        let target = |t: &Target| (t.addr.ip().to_string(), t.next_at.duration_since(start).as_millis());
-        connector.targets.iter().map(target).collect()
-    }
-
-    //= reach.md: the address that worked for a host is tried first
-    #[test]
-    fn the_address_that_worked_comes_first_and_the_others_are_staggered() {
-        let addr = |ip: [u8; 4]| Addr::new(ip.into(), 24).unwrap();
-        let far = addr([172, 16, 0, 9]);
-        let addrs = [far, addr([10, 0, 1, 9]), addr([127, 0, 0, 1]), addr([10, 0, 0, 9])];
-        let (handle, known) = (Handle::new([0; 16], 7, &addrs).unwrap(), Arc::default());
-        let at = |times: [(&str, u128); 4]| times.map(|(ip, ms)| (ip.to_owned(), ms)).to_vec();
-        let first = [("10.0.1.9", 0), ("10.0.0.9", 15), ("172.16.0.9", 115), ("127.0.0.1", 215)];
-        assert_eq!(order(&handle, &known), at(first));
-        known.add(handle.addrs(), far.ip());
-        let then = [("172.16.0.9", 0), ("10.0.1.9", 100), ("10.0.0.9", 115), ("127.0.0.1", 215)];
-        assert_eq!(order(&handle, &known), at(then));
-        // A host with other addresses is another one.
-        let other = Handle::new([0; 16], 7, &addrs[..3]).unwrap();
-        assert_eq!(order(&other, &known)[0].0, "10.0.1.9");
     }
 }

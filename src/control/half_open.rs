@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
-use mio::net::TcpStream;
 use subtle::ConstantTimeEq;
 
 use super::link::Link;
+use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
 use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
 
@@ -18,7 +18,7 @@ use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTO
 #[derive(Debug)]
 pub(super) struct HalfOpen {
     listener: Token,
-    stream: TcpStream,
+    stream: Stream,
     addr: SocketAddr,
     nonce: Nonce,
     until: Instant,
@@ -40,7 +40,7 @@ enum Verdict {
 impl HalfOpen {
     pub(super) fn new(
         listener: Token,
-        stream: TcpStream,
+        stream: Stream,
         addr: SocketAddr,
         nonce: Nonce,
         until: Instant,
@@ -59,20 +59,22 @@ impl HalfOpen {
         acceptor.forget(me);
         match verdict {
             Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
-                let link = Arc::new(Link::pending());
-                let welcome = Message::Welcome { token: hello.token };
-                link.deliver(Message::Hello(hello));
-                link.establish(self.stream, rest);
+                let token = hello.token;
+                let redial = acceptor.redial_terms(token);
                 // The peer may have closed; the owner sees that on the channel.
-                let _ = link.send(&welcome);
-                acceptor.hand_over(me, Arc::clone(&link));
+                let link = Arc::new(Link::with_redial(redial.clone()));
+                let _ = link.enqueue(&Message::Welcome { token });
+                redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
+                link.deliver(Message::Hello(hello));
+                link.establish(self.stream, self.addr, rest);
+                acceptor.hand_over(me, &link);
                 sockets.again(me);
                 Some(Entry::Link(link))
             }
             Verdict::Refused(reason) => {
                 acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
                 let link = Arc::new(Link::pending());
-                link.establish(self.stream, Vec::new());
+                link.establish(self.stream, self.addr, Vec::new());
                 let _ = link.send(&Message::Refuse { reason });
                 sockets.linger(me, link)
             }

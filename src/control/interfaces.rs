@@ -194,7 +194,8 @@ mod tests {
     fn options(filter: Option<&str>, family: Option<Family>) -> Options<'static> {
         let interfaces = filter.map(|f| ("MPIB_OOB_IF", f.parse().unwrap()));
         let second = Duration::from_secs(1);
-        Options { interfaces, sout: None, adapters: &Vec::new, family, timeout: second, silence: second }
+        let (timeout, silence) = (second, second);
+        Options { interfaces, sout: None, adapters: &Vec::new, family, timeout, silence, failover: None }
     }
 
     fn ips(filter: Option<&str>, family: Option<Family>) -> Vec<String> {

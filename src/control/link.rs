@@ -1,33 +1,29 @@
 //! A connection, shared by its [`Channel`](super::Channel) and the thread.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
+use subtle::ConstantTimeEq;
 
-use super::socket::canonical;
+use super::end::{ChannelState, End};
+use super::news::{Call, ChannelEvent, News, Pending};
+use super::redial_terms::{RedialId, RedialTerms};
+use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
-use crate::proto::{HEADER_BYTES, Message, Peeked};
+use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
 
 /// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
 const INBOX_MAX: usize = 64;
-/// Most bytes read under one hold of the lock.
-const READ_BATCH: usize = 64 << 10;
+/// How long a connection counts as just resumed.
+const JUST_RESUMED: Duration = Duration::from_millis(500);
 
-/// State of the connection to the peer, as far as this end knows. Read with one atomic load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ChannelState {
-    /// No end of the connection is known. A connection that is not established yet counts as open.
-    Open,
-    /// The peer has sent BYE.
-    ByePeer,
-    /// The peer has ended without a BYE, cannot be reached, or breaks the protocol.
-    Lost,
-}
+#[path = "link_io.rs"]
+mod io;
 
 /// One connection.
 #[derive(Debug)]
@@ -39,9 +35,8 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct Inner {
     /// `None` while connecting and after the end.
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     peer: Option<SocketAddr>,
-    local: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
     who: String,
     outbox: Vec<u8>,
@@ -50,27 +45,37 @@ struct Inner {
     end: Option<End>,
     /// The message that the owner waits for.
     step: Option<&'static str>,
-}
-
-/// Why the connection has ended.
-#[derive(Debug)]
-enum End {
-    Bye,
-    Lost(String),
-    Broken(String),
+    /// The handshake is over.
+    established: bool,
+    /// How the connection is dialled again; `None` without failover.
+    redial: Option<RedialTerms>,
+    /// The first error of a write: the kernel reports it once, and the next read finds no bytes.
+    fault: Option<std::io::Error>,
+    /// Since when the connection is broken, and why.
+    broken: Option<(Instant, String)>,
+    resumed: Option<Instant>,
+    pending: Pending,
 }
 
 /// Whether the thread must keep a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkStatus {
     Open,
+    /// To be dialled again.
+    Broken,
     Closed,
 }
 
 impl Link {
     /// Makes one that is not connected yet.
     pub(super) fn pending() -> Self {
-        Self { state: AtomicU8::new(ChannelState::Open as u8), inner: Mutex::default() }
+        Self::with_redial(None)
+    }
+
+    /// Makes one that is not connected yet and may be dialled again once it is established.
+    pub(super) fn with_redial(redial: Option<RedialTerms>) -> Self {
+        let inner = Mutex::new(Inner { redial, ..Inner::default() });
+        Self { state: AtomicU8::new(ChannelState::Open as u8), inner }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -78,20 +83,13 @@ impl Link {
     }
 
     pub(super) fn state(&self) -> ChannelState {
-        match self.state.load(Ordering::Acquire) {
-            0 => ChannelState::Open,
-            1 => ChannelState::ByePeer,
-            _ => ChannelState::Lost,
-        }
+        ChannelState::from_raw(self.state.load(Ordering::Acquire))
     }
 
     /// Sets the connected stream, and the bytes that were read from it after the first frame.
-    pub(super) fn establish(&self, stream: TcpStream, unread: Vec<u8>) {
+    pub(super) fn establish(&self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
         let mut inner = self.lock();
-        inner.peer = stream.peer_addr().ok().map(canonical);
-        inner.local = stream.local_addr().ok().map(canonical);
-        inner.stream = Some(stream);
-        inner.unread = unread;
+        inner.set_stream(stream, peer, unread);
         self.decode_frames(&mut inner);
         self.write(&mut inner);
     }
@@ -103,7 +101,7 @@ impl Link {
     ) -> std::io::Result<()> {
         let mut inner = self.lock();
         let all_sent = inner.outbox.is_empty();
-        inner.stream.as_mut().map_or(Ok(()), |stream| f(stream, all_sent))
+        inner.stream.as_deref_mut().map_or(Ok(()), |stream| f(stream, all_sent))
     }
 
     /// Queues `message` as if it had just come.
@@ -121,11 +119,11 @@ impl Link {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.lock().local
+        self.lock().stream.as_ref()?.local_addr().ok().map(canonical)
     }
 
     pub(super) fn describe(&self) -> String {
-        self.lock().label()
+        self.lock().name().unwrap_or_else(|| "the peer".into())
     }
 
     pub(super) fn expect(&self, step: Option<&'static str>) {
@@ -138,9 +136,12 @@ impl Link {
             message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?;
         let mut inner = self.lock();
         if let Some(end) = &inner.end {
-            return Err(end.error(&inner));
+            return Err(inner.error(end));
         }
-        inner.outbox.extend_from_slice(&frame);
+        // What is sent to a broken connection is lost: the owner repeats it when it is resumed.
+        if inner.broken.is_none() {
+            inner.outbox.extend_from_slice(&frame);
+        }
         Ok(())
     }
 
@@ -157,17 +158,13 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn has_message(&self) -> bool {
-        !self.lock().inbox.is_empty()
-    }
-
     pub(super) fn try_recv(&self) -> Result<Option<Message>> {
         let mut inner = self.lock();
         if let Some(message) = inner.inbox.pop_front() {
             return Ok(Some(message));
         }
         if let Some(end) = &inner.end {
-            return Err(end.error(&inner));
+            return Err(inner.error(end));
         }
         Ok(None)
     }
@@ -183,103 +180,70 @@ impl Link {
         self.lock().outbox.len()
     }
 
+    /// Ends the handshake. A broken TCP connection may be replaced from now on.
+    pub(super) fn set_established(&self) {
+        self.lock().established = true;
+    }
+
+    /// Sets who is notified of events, or ends that.
+    pub(super) fn on_news(&self, hook: Option<Arc<dyn News>>) {
+        self.lock().pending.set(hook);
+    }
+
+    /// Moves the calls that notify the owner to `calls`.
+    pub(super) fn take_news(&self, calls: &mut Vec<Call>) {
+        self.lock().pending.take(calls);
+    }
+
+    /// Returns by what a re-dial names the connection; `None` if it is not to be dialled again.
+    pub(super) fn redial_id(&self) -> Option<RedialId> {
+        self.lock().redial.as_ref().map(RedialTerms::id)
+    }
+
+    /// Returns how the connection is dialled again.
+    pub(super) fn redial_terms(&self) -> Option<RedialTerms> {
+        self.lock().redial.clone()
+    }
+
+    /// Compares the key of a re-dial in constant time.
+    pub(super) fn has_key(&self, key: &Nonce) -> bool {
+        self.lock().redial.as_ref().is_some_and(|redial| redial.key().ct_eq(key).into())
+    }
+
+    /// Returns since when the connection is broken, and why.
+    pub(super) fn broken(&self) -> Option<(Instant, String)> {
+        self.lock().broken.clone()
+    }
+
+    pub(super) fn just_resumed(&self) -> bool {
+        self.lock().resumed.is_some_and(|at| at.elapsed() < JUST_RESUMED)
+    }
+
+    /// Breaks the connection: the peer has found that it does not work.
+    pub(super) fn interrupt(&self, why: &str) {
+        self.break_off(&mut self.lock(), why.into());
+    }
+
+    /// Replaces the socket by `stream`, on which `first` is sent, and from which `unread` was read.
+    /// Returns when and why the connection broke.
+    pub(super) fn resume(
+        &self,
+        (stream, peer, unread): (Stream, SocketAddr, Vec<u8>),
+        first: &[u8],
+    ) -> Option<(Instant, String)> {
+        let mut inner = self.lock();
+        inner.abandon();
+        inner.set_stream(stream, peer, unread);
+        inner.outbox.extend_from_slice(first);
+        inner.resumed = Some(Instant::now());
+        self.state.store(ChannelState::Open as u8, Ordering::Release);
+        inner.pending.push(ChannelEvent::Resumed);
+        inner.broken.take()
+    }
+
     /// Closes the socket at once.
     pub(super) fn abort(&self) {
         self.lock().hang_up();
-    }
-
-    /// Writes what waits and reads what has come. Called by the thread.
-    pub(super) fn on_ready(&self) -> LinkStatus {
-        loop {
-            let mut inner = self.lock();
-            self.write(&mut inner);
-            let drained = self.read(&mut inner);
-            self.decode_frames(&mut inner);
-            if inner.stream.is_none() {
-                return LinkStatus::Closed;
-            }
-            if drained {
-                return LinkStatus::Open;
-            }
-        }
-    }
-
-    /// Reads and drops what comes after our own BYE. Returns `Closed` when the peer has closed too.
-    pub(super) fn discard(&self) -> LinkStatus {
-        let mut inner = self.lock();
-        self.write(&mut inner);
-        let Some(mut stream) = inner.stream.as_ref() else { return LinkStatus::Closed };
-        let mut sink = [0; 4096];
-        for _ in 0..READ_BATCH / sink.len() {
-            match stream.read(&mut sink) {
-                Ok(0) => return LinkStatus::Closed,
-                Ok(_) => {}
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return LinkStatus::Open,
-                Err(_) => return LinkStatus::Closed,
-            }
-        }
-        // A peer that keeps sending after our BYE is not waited for.
-        LinkStatus::Closed
-    }
-
-    fn write(&self, inner: &mut Inner) {
-        if inner.outbox.is_empty() {
-            return;
-        }
-        let Some(mut stream) = inner.stream.as_ref() else { return };
-        let mut done = 0;
-        let lost = loop {
-            if done == inner.outbox.len() {
-                break None;
-            }
-            match stream.write(&inner.outbox[done..]) {
-                Ok(n) => done += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break None,
-                Err(e) => break Some(e),
-            }
-        };
-        inner.outbox.drain(..done);
-        if let Some(e) = lost {
-            // What the peer sent before it closed is still to be read; `read` finds the end.
-            inner.outbox.clear();
-            if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) {
-                return;
-            }
-            self.finish(inner, End::Lost(format!("sending failed: {e}")));
-        }
-    }
-
-    /// Returns `true` when there is nothing more to read now.
-    fn read(&self, inner: &mut Inner) -> bool {
-        let mut batch = 0;
-        let mut chunk = [0; 4096];
-        while batch < READ_BATCH {
-            let Some(mut stream) = inner.stream.as_ref() else { return true };
-            match stream.read(&mut chunk) {
-                Ok(0) => {
-                    self.decode_frames(inner);
-                    self.finish(
-                        inner,
-                        End::Lost("closed the connection without a BYE; did its process end?".into()),
-                    );
-                    return true;
-                }
-                Ok(n) => {
-                    inner.unread.extend_from_slice(&chunk[..n]);
-                    batch += n;
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
-                Err(e) => {
-                    self.decode_frames(inner);
-                    self.finish(inner, End::Lost(broken(&e)));
-                    return true;
-                }
-            }
-        }
-        false
     }
 
     /// Turns whole frames into messages.
@@ -291,11 +255,11 @@ impl Link {
             let len = match Peeked::at(rest) {
                 Ok(Peeked::Whole { len }) => len,
                 Ok(Peeked::Partial) => break,
-                Err(e) => return self.finish(inner, End::Broken(e.to_string())),
+                Err(e) => return self.finish(inner, End::Violation(e.to_string())),
             };
             match Message::decode(&rest[HEADER_BYTES..HEADER_BYTES + len]) {
                 Ok(message) => self.queue(inner, message),
-                Err(e) => return self.finish(inner, End::Broken(e.to_string())),
+                Err(e) => return self.finish(inner, End::Violation(e.to_string())),
             }
             at += HEADER_BYTES + len;
         }
@@ -307,9 +271,19 @@ impl Link {
         match message {
             Message::Bye => return self.finish(inner, End::Bye),
             Message::Welcome { .. } => {
-                return self.finish(inner, End::Broken("WELCOME for the second time".into()));
+                return self.finish(inner, End::Violation("WELCOME for the second time".into()));
             }
             Message::Hello(ref hello) => inner.who = format!(" ({}, pid {})", hello.host, hello.pid),
+            Message::Callback(callback) => {
+                if let Some(redial) = &mut inner.redial {
+                    redial.set_peer(callback);
+                }
+                return;
+            }
+            Message::Redial(_) | Message::Resume => {
+                let text = format!("{} within a connection", message.name());
+                return self.finish(inner, End::Violation(text));
+            }
             Message::Wiring(_)
             | Message::Ready
             | Message::Probed { .. }
@@ -327,32 +301,32 @@ impl Link {
         if inner.inbox.len() == INBOX_MAX {
             return self.finish(
                 inner,
-                End::Broken(format!("more than {INBOX_MAX} messages that were not requested")),
+                End::Violation(format!("more than {INBOX_MAX} messages that were not requested")),
             );
         }
         inner.inbox.push_back(message);
+        inner.pending.push(ChannelEvent::Message);
+    }
+
+    /// Marks the connection as broken. Frames that were not sent or not read whole are dropped.
+    fn break_off(&self, inner: &mut Inner, why: String) {
+        inner.abandon();
+        if inner.end.is_none() {
+            inner.broken = Some((Instant::now(), why));
+            self.state.store(ChannelState::Broken as u8, Ordering::Release);
+            inner.pending.push(ChannelEvent::Broken);
+        }
     }
 
     /// Closes the socket and stores the reason, unless there is one already.
     fn finish(&self, inner: &mut Inner, end: End) {
         inner.hang_up();
         if inner.end.is_none() {
-            let state = if matches!(end, End::Bye) { ChannelState::ByePeer } else { ChannelState::Lost };
+            self.state.store(end.state() as u8, Ordering::Release);
             inner.end = Some(end);
-            self.state.store(state as u8, Ordering::Release);
+            inner.pending.push(ChannelEvent::Ended);
         }
     }
-}
-
-/// Describes a failed read. A process that ends with unread bytes resets its connections; those of
-/// a host that ends time out.
-fn broken(e: &std::io::Error) -> String {
-    let cause = match e.kind() {
-        ErrorKind::ConnectionReset => "; did its process end?",
-        ErrorKind::TimedOut => "; is its host up, and the network between?",
-        _ => "",
-    };
-    format!("the connection broke: {e}{cause}")
 }
 
 impl Inner {
@@ -365,25 +339,37 @@ impl Inner {
         }
     }
 
-    /// "10.0.0.2:4711 (node7, pid 42)"
-    fn label(&self) -> String {
-        match self.peer {
-            Some(peer) => format!("{peer}{}", self.who),
-            None => "the peer".into(),
+    /// Closes the socket by RST: a FIN would mean that this process has ended.
+    fn abandon(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            socket::reset_on_close(&stream);
         }
+        self.outbox.clear();
+        self.unread.clear();
+        self.fault = None;
+    }
+
+    fn set_stream(&mut self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
+        self.peer = Some(canonical(peer));
+        self.stream = Some(stream);
+        self.unread = unread;
+    }
+
+    /// Returns whether a broken TCP connection is replaced by a new one.
+    fn may_resume(&self) -> bool {
+        self.established && self.redial.as_ref().is_some_and(RedialTerms::is_agreed)
+    }
+
+    /// "10.0.0.2:4711 (node7, pid 42)"; `None` before the peer was reached.
+    fn name(&self) -> Option<String> {
+        self.peer.map(|peer| format!("{peer}{}", self.who))
+    }
+
+    fn error(&self, end: &End) -> Error {
+        end.error(self.name(), self.step)
     }
 }
 
-impl End {
-    fn error(&self, inner: &Inner) -> Error {
-        let during = inner.step.map_or(String::new(), |step| format!(" while this end waited for {step}"));
-        let label = inner.label();
-        match self {
-            // Never established: the reason names the addresses.
-            Self::Lost(why) if inner.peer.is_none() => Error::Peer(why.clone()),
-            Self::Bye => Error::Peer(format!("{label} has closed the connection{during}")),
-            Self::Lost(why) => Error::Peer(format!("{label}: {why}{during}")),
-            Self::Broken(why) => Error::Protocol(format!("{label} sent {why}{during}")),
-        }
-    }
-}
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
-use mio::net::TcpListener;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
@@ -15,10 +14,13 @@ use super::interfaces::{fitted, reachable};
 use super::link::Link;
 use super::options::Options;
 use super::reactor::{Control, Reactor};
-use super::socket;
+use super::redial_listener::RedialListener;
+use super::redial_terms::{RedialTerms, random};
+use super::redialed::Redialed;
+use super::socket::{self, ListenSocket};
 use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, Nonce};
+use crate::proto::{Addr, Handle, Nonce, Role};
 use crate::warned::Subject;
 
 /// Most connections of a listener whose HELLO has not come. One more closes the oldest.
@@ -39,18 +41,26 @@ pub struct Listener {
     reactor: Arc<Reactor>,
     token: Token,
     handle: Handle,
+    redials: Option<(Arc<RedialListener>, Duration)>,
 }
 
 /// Peers whose HELLO has come.
 #[derive(Debug, Default)]
 struct Accepted {
-    waiting: Mutex<VecDeque<(Token, Arc<Link>)>>,
+    waiting: Mutex<Waiting>,
     /// Why the last peer that knew the nonce was refused.
     refused: Mutex<Option<String>>,
 }
 
+#[derive(Debug, Default)]
+struct Waiting {
+    links: VecDeque<(Token, Arc<Link>)>,
+    /// Whether a call that is in progress takes the next one: its caller flushes the channel.
+    wanted: bool,
+}
+
 impl Accepted {
-    fn with<T>(&self, f: impl FnOnce(&mut VecDeque<(Token, Arc<Link>)>) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut Waiting) -> T) -> T {
         f(&mut self.waiting.lock())
     }
 
@@ -62,28 +72,33 @@ impl Accepted {
 impl Listener {
     /// Listens on a port that the system chooses.
     pub fn open(control: &Control, options: &Options<'_>) -> Result<Self> {
-        let addrs = reachable(&control.interfaces()?, options)?;
+        let interfaces = control.interfaces()?;
+        let addrs = reachable(&interfaces, options)?;
         let failed = |e| Error::io("listening for control connections", e);
         let mut socket = socket::listen(options.family).map_err(failed)?;
         let port = socket.local_addr().map_err(|e| Error::io("getsockname of a listener", e))?.port();
-        let mut nonce = Nonce::default();
-        getrandom::fill(&mut nonce).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
+        let nonce = random()?;
         let (handle, left) = fitted(nonce, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
         if !left.is_empty() && control.warned.once(Subject::HandleFull) {
             log_left_out(&handle, &left);
         }
+        let failover = options.failover.as_ref();
+        let redials =
+            failover.map(|failover| control.redials.get(control, &interfaces, failover)).transpose()?;
+        let (redials, callback) = redials.unzip();
+        let redials = redials.zip(failover.map(|failover| failover.wait));
         let reactor = control.reactor()?;
         let accepted = Arc::new(Accepted::default());
         let limits = (options.timeout.min(STRANGER_LIMIT), options.silence);
-        let waiting = Arc::clone(&accepted);
+        let guests = Guests::Connectors { accepted: Arc::clone(&accepted), callback };
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
-            sockets.register(&mut socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::new(socket, waiting, nonce, limits)));
+            sockets.register(&mut *socket, token)?;
+            sockets.insert(token, Entry::Listener(Acceptor::new(socket, guests, nonce, limits)));
             Ok(token)
         });
         let token = token?.map_err(failed)?;
-        Ok(Self { accepted, reactor, token, handle })
+        Ok(Self { accepted, reactor, token, handle, redials })
     }
 
     /// Returns what a peer needs to connect.
@@ -94,12 +109,29 @@ impl Listener {
     /// Returns the next peer with a whole and valid HELLO, which is the first message of its
     /// channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
-        let mut next = self.accepted.with(VecDeque::pop_front);
+        let next = self.try_accept_unflushed()?;
+        next.iter().for_each(Channel::flush);
+        Ok(next)
+    }
+
+    /// As [`try_accept`](Self::try_accept), for a caller that flushes the channel soon: WELCOME, and
+    /// what the caller sends, are one packet then.
+    pub(crate) fn try_accept_unflushed(&self) -> Result<Option<Channel>> {
+        let take = |wanted: bool| {
+            self.accepted.with(|waiting| {
+                let next = waiting.links.pop_front();
+                waiting.wanted = wanted && next.is_none();
+                next
+            })
+        };
+        let mut next = take(true);
         if next.is_none() {
-            self.reactor.drive()?;
-            next = self.accepted.with(VecDeque::pop_front);
+            let driven = self.reactor.drive();
+            next = take(false);
+            driven?;
         }
-        Ok(next.map(|(token, link)| Channel::new(link, Arc::clone(&self.reactor), token)))
+        Ok(next
+            .map(|(token, link)| Channel::new(link, Arc::clone(&self.reactor), token, self.redials.clone())))
     }
 
     /// Returns why a peer that knows the nonce was refused since the last call: its HELLO cannot be
@@ -131,8 +163,8 @@ impl Drop for Listener {
 /// The part of a listener that belongs to its socket.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    pub(super) socket: TcpListener,
-    accepted: Arc<Accepted>,
+    pub(super) socket: ListenSocket,
+    guests: Guests,
     nonce: Nonce,
     /// How long an unknown peer may take.
     limit: Duration,
@@ -144,16 +176,31 @@ pub(super) struct Acceptor {
     exhausted: bool,
 }
 
+/// Whom a listener serves.
+#[derive(Debug)]
+enum Guests {
+    /// Connectors of new connections, and the handle by which those are dialled again.
+    Connectors { accepted: Arc<Accepted>, callback: Option<Handle> },
+    /// Peers of this process's connections.
+    Redials,
+}
+
 impl Acceptor {
+    /// Makes the one of the listener for re-dials. The connections have the limit of silence of those
+    /// that they replace once they do.
+    pub(super) fn of_redials(socket: ListenSocket, nonce: Nonce, limit: Duration) -> Self {
+        Self::new(socket, Guests::Redials, nonce, (limit, limit))
+    }
+
     fn new(
-        socket: TcpListener,
-        accepted: Arc<Accepted>,
+        socket: ListenSocket,
+        guests: Guests,
         nonce: Nonce,
         (limit, silence): (Duration, Duration),
     ) -> Self {
         Self {
             socket,
-            accepted,
+            guests,
             nonce,
             limit,
             silence,
@@ -166,7 +213,7 @@ impl Acceptor {
     /// Accepts what waits in the backlog.
     pub(super) fn on_ready(&mut self, me: Token, sockets: &mut Sockets) {
         for _ in 0..ACCEPT_BATCH {
-            let (mut stream, addr) = match self.socket.accept() {
+            let (mut stream, addr) = match socket::accept(&self.socket) {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
@@ -181,10 +228,9 @@ impl Acceptor {
                 }
             };
             self.exhausted = false;
-            let addr = socket::canonical(addr);
             let token = sockets.next_token();
             if let Err(e) =
-                socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut stream, token))
+                socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut *stream, token))
             {
                 tracing::debug!(target: "net", "dropped {addr}: {e}");
                 continue;
@@ -196,7 +242,13 @@ impl Acceptor {
             self.half_open.push_back(token);
             let until = Instant::now() + self.limit;
             sockets.wake_at(until, token);
-            sockets.insert(token, Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until)));
+            let entry = match self.guests {
+                Guests::Connectors { .. } => {
+                    Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until))
+                }
+                Guests::Redials => Entry::Redialed(Redialed::new(me, stream, addr, self.nonce, until)),
+            };
+            sockets.insert(token, entry);
         }
         // More may wait; other sockets are served first.
         sockets.again(me);
@@ -210,7 +262,8 @@ impl Acceptor {
     /// Decides on a whole HELLO with the right nonce. Returns `false` for a second attempt of one
     /// connector, or if too many channels wait.
     pub(super) fn admit(&mut self, connector: Nonce) -> bool {
-        if self.tokens.contains(&connector) || self.accepted.with(|w| w.len()) >= WAITING_MAX {
+        let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.links.len()) >= WAITING_MAX);
+        if full || self.tokens.contains(&connector) {
             return false;
         }
         if self.tokens.len() == WAITING_MAX {
@@ -222,17 +275,41 @@ impl Acceptor {
 
     /// Records why a peer that knows the nonce was refused.
     pub(super) fn refuse(&self, why: String) {
-        *self.accepted.refused() = Some(why);
+        if let Some(accepted) = self.accepted() {
+            *accepted.refused() = Some(why);
+        }
     }
 
-    /// Passes the channel to `try_accept`.
-    pub(super) fn hand_over(&self, token: Token, link: Arc<Link>) {
-        self.accepted.with(|w| w.push_back((token, link)));
+    /// Passes the channel, whose queue has WELCOME, to `try_accept`.
+    pub(super) fn hand_over(&self, token: Token, link: &Arc<Link>) {
+        let Some(accepted) = self.accepted() else { return };
+        accepted.with(|waiting| {
+            // A call takes one channel.
+            if !std::mem::take(&mut waiting.wanted) {
+                link.flush();
+            }
+            waiting.links.push_back((token, Arc::clone(link)));
+        });
+    }
+
+    /// Returns how a new connection with this token is dialled again; `None` without failover.
+    pub(super) fn redial_terms(&self, token: Nonce) -> Option<RedialTerms> {
+        let Guests::Connectors { callback: Some(handle), .. } = &self.guests else { return None };
+        // Without random bytes, which the kernel always has, the connection has no failover.
+        RedialTerms::new(Role::Acceptor, token, handle.clone(), self.silence).ok()
+    }
+
+    fn accepted(&self) -> Option<&Arc<Accepted>> {
+        match &self.guests {
+            Guests::Connectors { accepted, .. } => Some(accepted),
+            Guests::Redials => None,
+        }
     }
 
     /// Closes all connections that nobody will accept any more.
     pub(super) fn close(self, sockets: &mut Sockets) {
-        let waiting = self.accepted.with(std::mem::take);
+        let take = |accepted: &Arc<Accepted>| accepted.with(|waiting| std::mem::take(&mut waiting.links));
+        let waiting = self.accepted().map_or(VecDeque::new(), take);
         for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {
             sockets.remove(token);
         }

@@ -10,26 +10,38 @@
 //!
 //! How a connector finds the right host: it tries the address that worked for the host before, then
 //! the handle's addresses on its own networks, then the others, each soon after the one before
-//! (`connector`). On each that connects it sends the same HELLO with a random token. The listener
+//! (`targets`). On each that connects it sends the same HELLO with a random token. The listener
 //! answers the first HELLO with that token by WELCOME and drops the others. An address that leads to
 //! another host does no harm: every host may have a 172.17.0.1.
+//!
+//! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a new
+//! one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
 
+mod attempt;
 mod channel;
 mod connector;
+mod end;
 mod half_open;
 mod interface_watch;
 mod interfaces;
 mod known_addresses;
 mod link;
 mod listener;
+mod news;
 mod options;
 mod reactor;
+mod redial_listener;
+mod redial_terms;
+mod redialed;
+mod redialer;
 mod socket;
 mod sockets;
+mod targets;
 
 pub use channel::Channel;
+pub use end::ChannelState;
 pub use interfaces::{Interface, interfaces, reachable};
-pub use link::ChannelState;
 pub use listener::Listener;
-pub use options::Options;
+pub use news::{ChannelEvent, News};
+pub use options::{Failover, Options, Tolerance};
 pub use reactor::Control;

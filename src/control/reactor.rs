@@ -19,6 +19,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::interface_watch::Interfaces;
 use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
+use super::news::Call;
+use super::redial_listener::SharedListener;
 use super::sockets::{HANDSHAKES, Sockets, WAKER};
 use crate::error::{Error, Result};
 use crate::warned::Warned;
@@ -35,6 +37,8 @@ pub struct Control {
     interfaces: Interfaces,
     pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
+    /// The listener for re-dials.
+    pub(super) redials: SharedListener,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +50,8 @@ struct Running {
 
 impl Control {
     pub(crate) fn new(warned: Arc<Warned>) -> Self {
-        Self { running: Mutex::default(), interfaces: Interfaces::default(), known: Arc::default(), warned }
+        let (running, interfaces) = (Mutex::default(), Interfaces::default());
+        Self { running, interfaces, known: Arc::default(), warned, redials: SharedListener::default() }
     }
 
     /// Returns the addresses of all interfaces that are up and running, loopback included.
@@ -263,7 +268,9 @@ impl Serving {
     }
 
     fn wake_for_timers(&mut self) -> Result<()> {
-        self.sockets.next_timer().map_or(Ok(()), |at| self.wake_by(at))
+        // The thread makes the calls that notify the owners.
+        let now = self.sockets.has_news().then(Instant::now);
+        now.into_iter().chain(self.sockets.next_timer()).min().map_or(Ok(()), |at| self.wake_by(at))
     }
 
     /// Does the thread's part. Returns how long it may sleep: `None` if it is to end.
@@ -323,7 +330,14 @@ impl Drop for End<'_> {
         let serving = &mut locked.serving;
         self.0.dead.store(true, Ordering::Release);
         serving.sockets.fail_all();
+        let news = serving.sockets.take_news();
+        drop(locked);
+        notify(news);
     }
+}
+
+fn notify(news: Vec<Call>) {
+    news.into_iter().for_each(|(hook, event)| hook.on_news(event));
 }
 
 fn run(mut poll: Poll, shared: &Shared) {
@@ -340,7 +354,11 @@ fn run(mut poll: Poll, shared: &Shared) {
                 let tokens = events.iter().map(|event| event.token());
                 let established = tokens.filter(|token| !matches!(*token, WAKER | HANDSHAKES));
                 established.for_each(|token: Token| serving.sockets.step(token));
-                serving.check(shared)
+                let checked = serving.check(shared);
+                let news = serving.sockets.take_news();
+                drop(locked);
+                notify(news);
+                checked
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => Err(e),

@@ -13,10 +13,18 @@ use mio::event::Source;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
 
-use super::connector::{Attempt, Connector, Outcome};
+use super::attempt::{Attempt, Outcome};
+use super::connector::Connector;
 use super::half_open::HalfOpen;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
+use super::news::Call;
+use super::redial_terms::RedialId;
+use super::redialed::Redialed;
+use super::redialer::Redialer;
+
+#[path = "sockets_redial.rs"]
+mod redial;
 
 /// The token by which the thread is woken.
 pub(super) const WAKER: Token = Token(0);
@@ -34,6 +42,10 @@ pub(super) enum Entry {
     Connector(Connector),
     Attempt(Attempt),
     Link(Arc<Link>),
+    /// A broken connection that is dialled again.
+    Redialer(Redialer),
+    /// An accepted connection that is to replace a broken one.
+    Redialed(Redialed),
     Lingering(Lingering),
 }
 
@@ -60,6 +72,10 @@ pub(super) struct Sockets {
     /// The ready entries while they are stepped.
     ready: Vec<Token>,
     last: usize,
+    /// The connections that peers may dial again.
+    redials: HashMap<RedialId, Token>,
+    /// Calls that notify the owners of channels.
+    news: Vec<Call>,
 }
 
 impl Sockets {
@@ -73,6 +89,8 @@ impl Sockets {
             again: Vec::new(),
             ready: Vec::new(),
             last: HANDSHAKES.0,
+            redials: HashMap::new(),
+            news: Vec::new(),
         })
     }
 
@@ -116,13 +134,28 @@ impl Sockets {
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
             Entry::Connector(connector) => connector.on_timer(token, self),
             Entry::Attempt(attempt) => attempt.on_ready(token, self),
-            Entry::Link(link) => (link.on_ready() == LinkStatus::Open).then_some(Entry::Link(link)),
+            Entry::Link(link) => self.step_link(token, link),
+            Entry::Redialer(redialer) => redialer.on_timer(token, self),
+            Entry::Redialed(redialed) => redialed.on_ready(token, self),
             Entry::Lingering(lingering) => lingering.advance(token, self),
         };
         self.put_back(token, entry);
     }
 
-    fn put_back(&mut self, token: Token, entry: Option<Entry>) {
+    fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+        let status = link.on_ready();
+        link.take_news(&mut self.news);
+        match status {
+            LinkStatus::Open => Some(Entry::Link(link)),
+            LinkStatus::Broken => Redialer::start(link, token, self),
+            LinkStatus::Closed => {
+                self.ended(token, &link);
+                None
+            }
+        }
+    }
+
+    pub(super) fn put_back(&mut self, token: Token, entry: Option<Entry>) {
         if let Some(entry) = entry {
             self.entries.insert(token, entry);
         }
@@ -195,8 +228,22 @@ impl Sockets {
             self.established.register(stream, token, interest)
         });
         if let Err(e) = moved {
-            link.fail(format!("epoll_ctl failed: {e}"));
+            return link.fail(format!("epoll_ctl failed: {e}"));
         }
+        link.set_established();
+        if let Some(id) = link.redial_id() {
+            // A second one with this token is not its connector's: tokens are random.
+            self.redials.entry(id).or_insert(token);
+        }
+    }
+
+    pub(super) fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    /// Returns the calls that notify the owners of channels, to be made without the lock.
+    pub(super) fn take_news(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.news)
     }
 
     /// Closes an entry at once, with all that belongs to it.
@@ -204,8 +251,16 @@ impl Sockets {
         match self.entries.remove(&token) {
             Some(Entry::Listener(acceptor)) => acceptor.close(self),
             Some(Entry::Connector(connector)) => connector.close(self),
-            Some(Entry::Link(link)) => link.abort(),
-            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Lingering(_)) | None => {}
+            Some(Entry::Link(link)) => {
+                self.ended(token, &link);
+                link.abort();
+            }
+            Some(Entry::Redialer(redialer)) => {
+                self.ended(token, redialer.link());
+                redialer.close(self);
+            }
+            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Redialed(_) | Entry::Lingering(_))
+            | None => {}
         }
     }
 
@@ -231,16 +286,21 @@ impl Sockets {
         addr: SocketAddr,
         result: Outcome,
     ) {
-        if let Some(Entry::Connector(c)) = self.entries.remove(&connector) {
-            let entry = c.on_result(connector, attempt, addr, result, self);
-            self.put_back(connector, entry);
-        }
+        let entry = match self.entries.remove(&connector) {
+            Some(Entry::Connector(c)) => c.on_result(connector, attempt, addr, result, self),
+            Some(Entry::Redialer(redialer)) => redialer.on_result(connector, addr, result, self),
+            other => other,
+        };
+        self.put_back(connector, entry);
     }
 
     /// Closes a channel once all is sent and the peer has closed. A channel that is not connected
     /// yet is closed at once.
     pub(super) fn close(&mut self, token: Token) {
-        if let Some(Entry::Link(link)) = self.entries.remove(&token) {
+        if let Some(Entry::Link(link)) = self.entries.get(&token) {
+            let link = Arc::clone(link);
+            self.entries.remove(&token);
+            self.ended(token, &link);
             if link.unsent() > 0 {
                 // A socket of a handshake is registered for both already, and this call fails.
                 let _ = link.with_stream(|stream, _| self.established.reregister(stream, token, BOTH));
@@ -261,9 +321,13 @@ impl Sockets {
     /// Ends all connections: nothing serves them any more.
     pub(super) fn fail_all(&mut self) {
         for (_, entry) in self.entries.drain() {
-            if let Entry::Link(link) = entry {
-                link.fail("the thread of the control connections has ended".into());
-            }
+            let link = match &entry {
+                Entry::Link(link) => link,
+                Entry::Redialer(redialer) => redialer.link(),
+                _ => continue,
+            };
+            link.fail("the thread of the control connections has ended".into());
+            link.take_news(&mut self.news);
         }
     }
 }

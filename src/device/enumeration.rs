@@ -11,6 +11,7 @@ use super::mr_cache::Registrations;
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
 use super::pci;
+use super::port_life::PortLife;
 use super::selection::{self, Plan};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -98,6 +99,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
                 no_loopback: Mutex::default(),
+                life: PortLife::default(),
             });
             nic.check_pkey_index(config)?;
             rails.push(nic);

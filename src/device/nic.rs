@@ -7,12 +7,14 @@ use parking_lot::Mutex;
 
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
+use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
 use super::pci::Place;
+use super::port_life::PortLife;
 use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::Mtu;
+use crate::proto::{GidKind, Mtu};
 use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 
 /// One port of one HCA.
@@ -33,6 +35,7 @@ pub struct Nic {
     pub(super) srq: OnceLock<Result<(), String>>,
     /// Why packets of the port to itself do not arrive, if that has been seen lately.
     pub(super) no_loopback: Mutex<Option<NoLoopback>>,
+    pub(super) life: PortLife,
 }
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
@@ -81,6 +84,24 @@ impl Nic {
         &self.port
     }
 
+    /// Returns the life of the port, which all its connections share.
+    pub fn life(&self) -> &PortLife {
+        &self.life
+    }
+
+    /// Reads the adapter's counters of lost packets. `None` if it has none.
+    pub fn hw_counters(&self) -> Option<HwCounters> {
+        HwCounters::read(&self.pd.context().hw_counters(self.port.number))
+    }
+
+    /// Returns whether any entry of the port's table is this GID; `None` if the port cannot be
+    /// queried.
+    pub fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
+        let port = self.pd.context().port(self.port.number).ok()?;
+        let same = |gid: &Gid| (gid.raw, gid.kind) == (raw, kind);
+        Some(self.pd.context().gids(&port).iter().any(same))
+    }
+
     /// Queries the port and the GIDs that a connection may use now, the best first: GID tables are
     /// renumbered when a link flaps. The error is the reason why the port cannot be used.
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
@@ -102,6 +123,12 @@ impl Nic {
         let since = Instant::now();
         *place = changes.map(|changes| Known { since, changes, port, gids: gids.clone(), pkey_index: None });
         Ok((port, gids))
+    }
+
+    /// Whether [`known`](Self::known) has read the port, and the result is kept.
+    #[cfg(test)]
+    pub(crate) fn is_known(&self) -> bool {
+        self.known.lock().is_some()
     }
 
     /// Forgets what was read: a connection over this port could not be set up.

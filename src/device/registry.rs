@@ -11,10 +11,10 @@ use parking_lot::RwLock;
 
 use super::enumeration::{degraded, enumerate};
 use super::net_device::Device;
+use super::nic::Nic;
 use super::{merge, selection};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::verbs::Context;
 use crate::warned::Warned;
 
 /// The devices that a process has opened.
@@ -99,22 +99,20 @@ impl Devices {
 
     /// Returns the current IP addresses of the devices' ports.
     pub fn addrs(&self) -> Vec<IpAddr> {
+        let nics = self.nics();
+        nics.iter()
+            .filter_map(|nic| nic.known().ok())
+            .flat_map(|(_, gids)| gids)
+            .map(|gid| gid.addr())
+            .collect()
+    }
+
+    /// Returns the open ports, each once.
+    pub fn nics(&self) -> Vec<Arc<Nic>> {
         // The virtual devices have no other ports.
         let physical = |list: &List| list.physical().to_vec();
         let physical = self.list.read().as_ref().map(physical).unwrap_or_default();
-        let nics = physical.into_iter().flat_map(|d| &d.rails);
-        nics.filter_map(|nic| nic.known().ok()).flat_map(|(_, gids)| gids).map(|gid| gid.addr()).collect()
-    }
-
-    /// Returns the open adapters, each once.
-    pub fn contexts(&self) -> Vec<Arc<Context>> {
-        let mut found: Vec<Arc<Context>> = Vec::new();
-        for nic in self.all().into_iter().flat_map(|device| &device.rails) {
-            if found.iter().all(|context| context.id() != nic.pd().context().id()) {
-                found.push(Arc::clone(nic.pd().context()));
-            }
-        }
-        found
+        physical.into_iter().flat_map(|device| &device.rails).cloned().collect()
     }
 
     /// Returns the index of the virtual device of these physical ones, in this order. Makes the

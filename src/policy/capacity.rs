@@ -65,6 +65,7 @@ mod tests {
 
     #[test]
     fn the_scarcest_queues_limit_the_connections() {
+        crate::connect::tests::ports();
         let devices = open_all().unwrap();
         let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
         let mut limits = context.limits().unwrap();

@@ -4,8 +4,8 @@
 use super::mailbox::RING_BYTES;
 use super::slot::{FIFO_BYTES, RECORDS_BYTES};
 
-/// Offset of the scratch memory. A sender has its CTS FIFO and the completion records to send before
-/// it, a receiver the completion records and the CTS entries to send.
+/// Offset of the scratch memory. Before it, a sender has its CTS FIFO and the completion records to
+/// send, a receiver the completion records and the CTS entries to send.
 pub const SCRATCH: usize = FIFO_BYTES + RECORDS_BYTES;
 /// Bytes of the scratch memory: a packet of the largest path MTU. Probes of a new queue pair write
 /// from it and into it, and flushes read into it, at any time. Nothing uses its content.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// An end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The end that connects and then sends.
     Connector,

@@ -3,7 +3,7 @@
 
 use super::message::kind;
 use super::wire::{DecodeError, Writer, number};
-use super::{MAGIC, Message, Nonce};
+use super::{MAGIC, Message, Nonce, Redial};
 
 /// Bytes of the length field.
 pub const HEADER_BYTES: usize = 4;
@@ -12,6 +12,9 @@ pub const MAX_FRAME_BYTES: usize = 64 << 10;
 /// Bytes of length, type, magic, version and nonce: the part of a HELLO that is the same in every
 /// version of the protocol.
 pub const HELLO_PREFIX_BYTES: usize = HEADER_BYTES + 1 + MAGIC.len() + 2 + size_of::<Nonce>();
+
+/// Bytes of a whole frame with a REDIAL.
+pub const REDIAL_BYTES: usize = HEADER_BYTES + 1 + Redial::BYTES;
 
 /// The reason why a frame is refused before its body is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -112,10 +112,22 @@ fn message() -> impl Strategy<Value = Message> {
                 prop::collection::vec(unusable_rail(), 0..4),
                 prop::collection::vec(unusable_rail(), 31..=32)
             ],
-            any::<bool>(),
+            (any::<bool>(), any::<bool>()),
         )
-            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, others)| {
-                Message::Hello(Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others })
+            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, flags)| {
+                let (others, wiring_follows) = flags;
+                Message::Hello(Hello {
+                    nonce,
+                    token,
+                    pid,
+                    host,
+                    terms,
+                    rotation,
+                    others,
+                    wiring_follows,
+                    rails,
+                    unusable,
+                })
             }),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
@@ -124,9 +136,19 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
-        (1u8..).prop_map(|rails| Message::Down { rails }),
+        (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
         sender_state().prop_map(Message::State),
         verdict().prop_map(Message::Verdict),
+        (any::<[Nonce; 2]>(), 1u16.., prop::collection::vec((1u32.., 0u8..=32), 1..=15)).prop_map(
+            |([nonce, key], port, addrs)| {
+                let addr = |(ip, prefix): (u32, u8)| Addr::new(ip.to_be_bytes().into(), prefix).unwrap();
+                let addrs: Vec<Addr> = addrs.into_iter().map(addr).collect();
+                Message::Callback(Callback { handle: Handle::new(nonce, port, &addrs).unwrap(), key })
+            }
+        ),
+        (any::<[Nonce; 3]>(), prop::sample::select(&Role::ALL))
+            .prop_map(|([nonce, token, key], from)| { Message::Redial(Redial { nonce, token, key, from }) }),
+        Just(Message::Resume),
         new_rails().prop_map(Message::Rebuild),
         new_rails().prop_map(Message::Rebuilt),
         (attempt(), text(1024))
@@ -204,7 +226,18 @@ fn hello() -> Hello {
         why: "down".into(),
     }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable, others: false }
+    Hello {
+        nonce,
+        token,
+        pid: 42,
+        host,
+        terms,
+        rotation: 3,
+        rails: vec![rail],
+        unusable,
+        others: false,
+        wiring_follows: false,
+    }
 }
 
 /// Returns the body of a message with one byte changed.
@@ -229,11 +262,11 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
     assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 8"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
+    // Behind type, prefix and token: pid, "node7", the terms, the rotation, two flags, one rail, its name of
     // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
-    let port = terms + 8 + 4 + 1 + 1 + 2 + 6;
+    let port = terms + 8 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
     let unusable = port + 32 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
@@ -250,6 +283,7 @@ fn refusals_name_the_field() {
     }
     assert_eq!(with(&hello, terms + 7, 2), range("split", 2, "0 or 1"));
     assert_eq!(with(&hello, terms + 12, 2), range("other ports", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 13, 2), range("WIRING follows", 2, "0 or 1"));
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));

@@ -132,9 +132,9 @@ impl MailState {
         Ok(())
     }
 
-    /// Reads this end's ring. Returns the next frame of the peer; the caller calls again until there
-    /// is none. If nothing has come, loads the number of the next chunk, that of the last one, and,
-    /// if this end waits for it, the acknowledgement.
+    /// Reads this end's ring. Returns the next frame of the peer; the caller repeats the call until
+    /// there is none. If nothing has come, loads the number of the next chunk, that of the last
+    /// one, and, if this end waits for it, the acknowledgement.
     ///
     /// # Errors
     /// The peer breaks the protocol. The stream cannot continue.
@@ -170,6 +170,13 @@ impl MailState {
         }
         out.posted += 1;
         Some(Span { offset: offset(out.posted), len: CHUNK_BYTES })
+    }
+
+    /// Returns whether [`poll`](Self::poll) would find a chunk, new or repeated.
+    pub fn has_news(&self, ring: &[AtomicU64]) -> bool {
+        let last = self.incoming.accepted;
+        let is_there = |number: u64| load(&places(ring, number)[NUMBER], Ordering::Relaxed) == number;
+        is_there(last + 1) || last > 0 && is_there(last)
     }
 
     /// Makes all writes due again that the peer may lack: the unacknowledged chunks, and the
@@ -256,7 +263,9 @@ impl Incoming {
 /// stays.
 fn erase(ring: &[AtomicU64], number: u64) -> bool {
     let place = &places(ring, number)[NUMBER];
-    place.compare_exchange(number.to_le(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    // A load alone as long as there is nothing to erase.
+    load(place, Ordering::Relaxed) == number
+        && place.compare_exchange(number.to_le(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
 /// Returns the offset of a chunk in bytes.

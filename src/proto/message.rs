@@ -2,7 +2,10 @@
 
 use super::episode::some_rails;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Attempt, Hello, MAX_OFFERS, MAX_RAILS, NewRails, Nonce, RebuildFailed, SenderState, Verdict};
+use super::{
+    Attempt, Callback, Hello, MAX_OFFERS, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState,
+    Verdict,
+};
 
 /// The maximum number of queue pairs of a route.
 const MAX_QPS: usize = 128;
@@ -38,6 +41,9 @@ pub enum Message {
     },
     /// Rails of the connection do not work any more. A receiver sends it, and expects STATE.
     Down {
+        /// The epoch of the sender's last STATE, 0 before the first. A sender ignores DOWN from
+        /// before its last STATE: the receiver repeats it after that.
+        epoch: u32,
         /// The rails; never zero.
         rails: u8,
     },
@@ -67,6 +73,13 @@ pub enum Message {
     },
     /// The sender closes the connection in good order.
     Bye,
+    /// The sender's process accepts a connection that replaces this one when it breaks. Follows the
+    /// first HELLO or WELCOME. Only `control` sends and reads it, as the next two.
+    Callback(Callback),
+    /// The first message of a connection that is to replace a broken one.
+    Redial(Redial),
+    /// The connection replaces the broken one from here on.
+    Resume,
 }
 
 /// The description of an end that its peer needs to connect queue pairs.
@@ -138,6 +151,9 @@ pub(super) mod kind {
     pub(super) const PROBED: u8 = 5;
     pub(super) const REFUSE: u8 = 6;
     pub(super) const BYE: u8 = 7;
+    pub(super) const CALLBACK: u8 = 8;
+    pub(super) const REDIAL: u8 = 9;
+    pub(super) const RESUME: u8 = 10;
     pub(super) const DOWN: u8 = 16;
     pub(super) const STATE: u8 = 17;
     pub(super) const VERDICT: u8 = 18;
@@ -169,6 +185,9 @@ impl Message {
             Self::Return { .. } => "RETURN",
             Self::Refuse { .. } => "REFUSE",
             Self::Bye => "BYE",
+            Self::Callback(_) => "CALLBACK",
+            Self::Redial(_) => "REDIAL",
+            Self::Resume => "RESUME",
         }
     }
 
@@ -197,8 +216,8 @@ impl Message {
                     },
                 )?;
             }
-            Self::Down { rails } => {
-                out.u8(kind::DOWN).u8(*rails);
+            Self::Down { epoch, rails } => {
+                out.u8(kind::DOWN).u32(*epoch).u8(*rails);
             }
             Self::State(state) => state.write(out.u8(kind::STATE))?,
             Self::Verdict(verdict) => verdict.write(out.u8(kind::VERDICT))?,
@@ -215,6 +234,11 @@ impl Message {
             }
             Self::Bye => {
                 out.u8(kind::BYE);
+            }
+            Self::Callback(callback) => callback.write(out.u8(kind::CALLBACK)),
+            Self::Redial(redial) => redial.write(out.u8(kind::REDIAL)),
+            Self::Resume => {
+                out.u8(kind::RESUME);
             }
         }
         Ok(())
@@ -235,7 +259,7 @@ impl Message {
                     Ok((from.below(MAX_RAILS as u8, "route", "0 to 7")?, from.text(REASON_BYTES, "reason")?))
                 })?,
             },
-            kind::DOWN => Self::Down { rails: some_rails(&mut from, "rails")? },
+            kind::DOWN => Self::Down { epoch: from.u32("epoch")?, rails: some_rails(&mut from, "rails")? },
             kind::STATE => Self::State(SenderState::read(&mut from)?),
             kind::VERDICT => Self::Verdict(Verdict::read(&mut from)?),
             kind::REBUILD => Self::Rebuild(NewRails::read(&mut from)?),
@@ -246,6 +270,9 @@ impl Message {
             kind::RETURN => Self::Return { rails: some_rails(&mut from, "rails")? },
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
             kind::BYE => Self::Bye,
+            kind::CALLBACK => Self::Callback(Callback::read(&mut from)?),
+            kind::REDIAL => Self::Redial(Redial::read(&mut from)?),
+            kind::RESUME => Self::Resume,
             other => return Err(DecodeError::Type(other)),
         };
         from.end()?;

@@ -18,6 +18,7 @@ mod mailbox;
 mod mask;
 mod message;
 mod record;
+mod redial;
 mod role;
 #[cfg(test)]
 mod rules_tests;
@@ -32,7 +33,9 @@ pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
 pub use failback::{Attempt, NewRails, RebuildFailed};
-pub use frame::{FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
+pub use frame::{
+    FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES,
+};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
@@ -43,6 +46,7 @@ pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
 pub use record::{RECORD_BYTES, Record, RecordError};
+pub use redial::{Callback, Redial};
 pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};

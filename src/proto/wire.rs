@@ -1,5 +1,6 @@
 //! Reading and writing of little-endian fields, with limits for all lengths.
 
+use super::HandleError;
 use super::text::{head, printable};
 
 /// The reason why bytes from a peer are refused.
@@ -34,6 +35,9 @@ pub enum DecodeError {
     /// The type of the message is unknown.
     #[error("unknown message type {0}")]
     Type(u8),
+    /// The handle in the message is invalid.
+    #[error("the handle in the message: {0}")]
+    Handle(HandleError),
     /// The message belongs to another protocol.
     #[error("not an MPIB message: it begins with {0:02x?}")]
     Magic([u8; 4]),

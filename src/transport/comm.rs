@@ -14,6 +14,8 @@ use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
 use crate::transport::failures::RailFailures;
+use crate::transport::mailbox::Mailbox;
+use crate::transport::messages::Notifier;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::queues::CompletionQueues;
@@ -38,11 +40,14 @@ pub(crate) struct Comm {
     pub(crate) layout: ImmLayout,
     pub(crate) chain: Chain,
     pub(crate) peer: Peer,
+    pub(crate) notifier: Arc<Notifier>,
+    /// Present in a connection over several pairs of ports.
+    pub(crate) mailbox: Option<Mailbox>,
     pub(crate) plan: Plan,
     pub(crate) stats: Counters,
     /// Present if init brought a profiler callback.
     pub(crate) profiler: Option<Box<CommProfiler>>,
-    watch: Arc<CommWatch>,
+    pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
     pub(crate) failback: Failback,
     /// Since when the peer owes an answer in an episode.
@@ -71,10 +76,17 @@ impl Comm {
         (plan, failover): (Plan, Failover),
         stats: Counters,
     ) -> Self {
-        let watch = process
-            .events
-            .watch(format!("the connection with {}", peer.name()), rails.iter().map(Rail::queues).collect());
+        let name = format!("the connection with {}", peer.name());
+        let queues = rails.iter().map(Rail::queues).collect();
+        let watch = process.events.watch(name, queues, stats.of_rails());
+        watch.set_failover(failover.is_enabled);
+        let notifier = Notifier::new(Arc::clone(&watch));
+        peer.on_news(Arc::<Notifier>::clone(&notifier));
+        // The first call looks for news from before.
+        watch.mark();
         Self {
+            mailbox: Mailbox::of(&region).filter(|_| failover.is_enabled),
+            notifier,
             queues: CompletionQueues::new(&rails),
             rails,
             region,
@@ -126,7 +138,7 @@ impl Comm {
 
     /// Returns whether there is something to look at that no call of NCCL has seen.
     pub(crate) fn has_news(&self) -> bool {
-        !self.has_failed() && (self.is_marked() || self.peer.has_message())
+        !self.has_failed() && (self.is_marked() || self.has_mail())
     }
 
     /// Makes the next call look closer.
@@ -183,7 +195,7 @@ impl Comm {
     #[cold]
     #[inline(never)]
     pub(crate) fn check_peer(&mut self, outstanding: &str) -> Fast<()> {
-        if self.peer.has_message() {
+        if self.has_mail() {
             self.mark();
         }
         let here = self.peer.check(outstanding);

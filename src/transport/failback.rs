@@ -8,7 +8,6 @@ use crate::error::{Error, Fast, Result};
 use crate::proto::{MAX_RAILS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::hold_down::HoldDown;
-use crate::transport::rail::Rail;
 use crate::transport::rail_maker::{DeadRail, Goal, Offer, RailAttempt, RailMaker, Ticket};
 use crate::worker::Worker;
 
@@ -151,7 +150,10 @@ impl Comm {
         }
         self.failures.revive(which);
         self.queues_changed();
-        self.watch().set_rails(self.rails.iter().map(Rail::queues).collect());
+        for rail in rails(which) {
+            self.watch.set_rail(rail, Some(self.rails[rail].queues()));
+            self.watch.rail_returned(rail);
+        }
         if let Some(profiler) = &mut self.profiler {
             let carriers = self.plan.carriers(&self.rails.iter().map(|r| r.role).collect::<Vec<_>>());
             profiler.add(which & carriers);

@@ -1,30 +1,25 @@
-//! Which failures cost a connection a rail, and which cost the connection.
+//! The failed rails of a comm.
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, FailedCompletion, Fast};
-use crate::proto::{Message, rails};
-use crate::transport::comm::Comm;
+use crate::error::Error;
 use crate::transport::failback::Failover;
-
-/// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The rails of a comm that have failed.
 #[derive(Debug, Default)]
 pub(crate) struct RailFailures {
     /// Whether the comm goes on without a failed rail (`MPIB_FAILOVER`).
-    enabled: bool,
+    pub(super) enabled: bool,
     /// Rails that have failed and are not given up yet.
-    new: u8,
+    pub(super) new: u8,
     /// Rails that are given up.
-    dead: u8,
+    pub(super) dead: u8,
     /// The first failure, for the case that no rail is left.
-    first: Option<Error>,
+    pub(super) first: Option<Error>,
     /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`).
-    wait: Duration,
+    pub(super) wait: Duration,
     /// Since when it has none.
-    none_since: Option<Instant>,
+    pub(super) none_since: Option<Instant>,
 }
 
 impl RailFailures {
@@ -49,145 +44,6 @@ impl RailFailures {
         self.none_since = None;
         if self.dead == 0 {
             self.first = None;
-        }
-    }
-
-    /// Returns the rails that have failed since the last call.
-    pub(crate) fn take(&mut self) -> u8 {
-        std::mem::take(&mut self.new)
-    }
-}
-
-/// Returns whether another rail may carry what failed with this status. The other statuses are
-/// mistakes: they would fail on any rail.
-fn is_fault_of_the_rail(c: &FailedCompletion) -> bool {
-    /// `IBV_WC_WR_FLUSH_ERR`, `IBV_WC_RETRY_EXC_ERR`, `IBV_WC_FATAL_ERR`, `IBV_WC_RESP_TIMEOUT_ERR`,
-    /// `IBV_WC_GENERAL_ERR`.
-    const FAULTS: [u32; 5] = [5, 12, 19, 20, 21];
-    FAULTS.contains(&c.status) || c.port.is_some()
-}
-
-impl Comm {
-    /// Returns the rails that are not given up.
-    pub(crate) fn living(&self) -> u8 {
-        self.layout.all_rails() & !self.failures.dead
-    }
-
-    /// Handles the failure of a rail, with all its stripes. The next call gives it up.
-    ///
-    /// # Errors
-    /// `error`, if it is not a fault of the rail, if the comm does not go on without one, or if no
-    /// other rail is left and the comm does not wait for one.
-    #[cold]
-    pub(crate) fn rail_failed(&mut self, rail: usize, error: Error) -> Fast<()> {
-        let fault = matches!(&error, Error::Completion(c) if is_fault_of_the_rail(c));
-        let failed = self.stripes_of(rail);
-        let is_last = self.living() & !(self.failures.new | failed) == 0;
-        if !self.failures.enabled || !fault || is_last && self.failures.wait.is_zero() {
-            return Err(error.into());
-        }
-        self.report_failure(failed, &error);
-        self.failures.new |= failed;
-        self.failures.first.get_or_insert(error);
-        self.mark();
-        Ok(())
-    }
-
-    /// Returns the rails that join the same two ports as this one.
-    pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
-        let of_rail = &self.rails[rail];
-        let same = self.rails.iter().enumerate().filter(|(_, other)| other.joins_the_ports_of(of_rail));
-        same.fold(0, |mask, (i, _)| mask | 1 << i)
-    }
-
-    fn report_failure(&self, failed: u8, error: &Error) {
-        let living: Vec<_> = rails(self.living() & !failed).map(|rail| self.rails[rail].nic.name()).collect();
-        let peer = self.peer.name();
-        if living.is_empty() {
-            let s = self.failures.wait.as_secs();
-            tracing::warn!(
-                target: "net",
-                "{error}; the connection with {peer} waits up to {s} s for a rail to come back (MPIB_FAILOVER_WAIT)"
-            );
-        } else {
-            tracing::warn!(target: "net", "{error}; the connection with {peer} goes on over {}", living.join(", "));
-        }
-    }
-
-    /// Moves the queue pairs of rails to ERR, before they are polled for the last time and
-    /// [given up](Self::give_up).
-    pub(crate) fn stop_rails(&mut self, which: u8) {
-        self.failures.dead |= which;
-        self.failback.drop_attempt();
-        self.failback.died(which, Instant::now());
-        rails(which).for_each(|rail| self.rails[rail].fail());
-    }
-
-    /// Destroys everything that the comm has on these rails: no packet of theirs reads or writes
-    /// memory any more.
-    ///
-    /// # Errors
-    /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
-    pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
-        for rail in rails(which) {
-            let in_flight = self.rails[rail].give_up();
-            self.stats.completed(rail, in_flight);
-        }
-        self.queues_changed();
-        // NCCL's profiler gets no event for parts that change their rail.
-        if let Some(profiler) = &mut self.profiler {
-            profiler.stop_all();
-            profiler.keep(!which);
-        }
-        if self.living() == 0 {
-            self.failures.none_since.get_or_insert_with(Instant::now);
-        }
-        self.check_rails()
-    }
-
-    /// Returns an error if the comm has been without a rail for too long: that of the first failure.
-    pub(crate) fn check_rails(&mut self) -> Fast<()> {
-        let wait = self.failures.wait;
-        if self.failures.none_since.is_none_or(|since| since.elapsed() < wait) {
-            return Ok(());
-        }
-        let none = || Error::Peer(format!("{}: no rail of the connection works", self.peer.name()));
-        Err(self.failures.first.take().unwrap_or_else(none).into())
-    }
-
-    /// Returns an error unless the comm goes on without a failed rail, as the peer expects.
-    #[cold]
-    pub(crate) fn needs_failover(&self, message: &str) -> Fast<()> {
-        if self.failures.enabled {
-            return Ok(());
-        }
-        let peer = self.peer.name();
-        let what =
-            format!("{peer} sent {message} since a rail failed there, and MPIB_FAILOVER=0 is set here");
-        Err(Error::Peer(what).into())
-    }
-
-    /// Returns the error for a message that this end does not expect.
-    #[cold]
-    pub(crate) fn unexpected(&self, message: &Message) -> Box<Error> {
-        Error::Protocol(format!("{} sent {} on an established connection", self.peer.name(), message.name()))
-            .into()
-    }
-
-    /// Returns an error if the peer has not answered in an episode for too long.
-    pub(crate) fn check_answer(&mut self) -> Fast<()> {
-        match self.answer_due {
-            Some(since) if since.elapsed() >= ANSWER_LIMIT => {
-                let (peer, s) = (self.peer.name(), ANSWER_LIMIT.as_secs());
-                let what = format!("{peer} did not answer within {s} s after a rail failed");
-                let first = self
-                    .failures
-                    .first
-                    .as_ref()
-                    .map_or(String::new(), |first| format!("; the first failure: {first}"));
-                Err(Error::Peer(what + &first).into())
-            }
-            _ => Ok(()),
         }
     }
 }

@@ -56,14 +56,19 @@ impl Mailbox {
             .map_err(|e: MailboxError| Error::Protocol(e.to_string()).into())
     }
 
+    /// Returns whether [`poll`](Self::poll) would find something: one or two loads.
+    pub(crate) fn has_mail(&self, region: &Region) -> bool {
+        self.state.has_news(area(region, MAILBOX))
+    }
+
     /// Returns whether [`drive`](Self::drive) has something to write, or may have to repeat it.
     pub(crate) fn is_busy(&self) -> bool {
         self.state.is_busy()
     }
 
     /// Posts the writes that are due on a living rail, with these queue pairs, as far as the send
-    /// queue has room. On another queue pair than before, all unacknowledged writes are due again. The last
-    /// write is signalled as [`Work::Mail`]. Returns the number of writes.
+    /// queue has room. On another queue pair than before, all unacknowledged writes are due again.
+    /// The last write is signalled as [`Work::Mail`]. Returns the number of writes.
     pub(crate) fn drive(
         &mut self,
         (rail, queues): (usize, &mut [SendQueue]),

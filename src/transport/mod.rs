@@ -4,11 +4,12 @@ pub(crate) mod comm;
 mod comms;
 mod episode;
 pub(crate) mod failback;
+mod failover;
 mod failures;
 mod hold_down;
-#[cfg_attr(not(test), expect(dead_code, reason = "comms do not use it"))]
 pub(crate) mod mailbox;
 pub(crate) mod memory;
+mod messages;
 pub(crate) mod peer;
 mod profiler;
 mod progress;

@@ -1,8 +1,9 @@
 //! The peer of an established connection, as the control channel shows it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::control::{Channel, ChannelState};
+use crate::control::{Channel, ChannelState, News};
 use crate::error::{Error, Result};
 use crate::proto::Message;
 
@@ -17,6 +18,8 @@ pub(crate) struct Peer {
     channel: Option<Channel>,
     name: String,
     lost_since: Option<Instant>,
+    /// When a rail last showed that the peer is alive while the control connection was broken.
+    answered: Option<Instant>,
 }
 
 impl Peer {
@@ -24,7 +27,7 @@ impl Peer {
         // Fails only if the thread has ended, and then the channel has failed, too.
         let _ = channel.end_handshake();
         let name = channel.describe();
-        Self { channel: Some(channel), name, lost_since: None }
+        Self { channel: Some(channel), name, lost_since: None, answered: None }
     }
 
     /// Returns the peer's name, for messages.
@@ -38,18 +41,36 @@ impl Peer {
         self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Open)
     }
 
+    /// Returns whether the control connection is broken and dialled again.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Broken)
+    }
+
+    /// Records that a rail has shown that the peer is alive: a broken control connection may last
+    /// `MPIB_FAILOVER_WAIT` from now on. Called only while [`is_broken`](Self::is_broken).
+    pub(crate) fn answered(&mut self) {
+        self.answered = Some(Instant::now());
+    }
+
+    /// Calls `hook` on each event of the control connection. What happened before is not reported.
+    pub(crate) fn on_news(&self, hook: Arc<dyn News>) {
+        if let Some(channel) = &self.channel {
+            channel.on_news(hook);
+        }
+    }
+
     /// Returns an error if the peer is dead and `what` can no longer complete. Called when a poll
     /// has found nothing; one atomic load while the peer lives.
     pub(crate) fn check(&mut self, what: &str) -> Result<()> {
         match &self.channel {
-            Some(channel) if channel.state() != ChannelState::Open => self.lost(what),
-            _ => Ok(()),
+            Some(channel) => match channel.state() {
+                ChannelState::Open => Ok(()),
+                ChannelState::Broken => self.broken(what),
+                ChannelState::ByePeer | ChannelState::Lost => self.lost(what),
+            },
+            None => Ok(()),
         }
-    }
-
-    /// Returns whether a message waits.
-    pub(crate) fn has_message(&self) -> bool {
-        self.channel.as_ref().is_some_and(Channel::has_message)
     }
 
     /// Returns the next message of an episode.
@@ -74,6 +95,27 @@ impl Peer {
             // `check` reports the end of the channel.
             let _ = channel.send(message);
         }
+    }
+
+    /// Returns an error if the control connection has been broken for `MPIB_FAILOVER_WAIT`, and no
+    /// rail has shown since that the peer is alive. `MPIB_PEER_TIMEOUT_MS` of silence come before: a
+    /// connection breaks after them.
+    #[cold]
+    fn broken(&self, what: &str) -> Result<()> {
+        let Some((channel, wait)) = self.channel.as_ref().and_then(|c| Some((c, c.wait()?))) else {
+            return Ok(());
+        };
+        // It may have been resumed meanwhile.
+        let Some((since, why)) = channel.broken() else { return Ok(()) };
+        let since = self.answered.map_or(since, |answered| answered.max(since));
+        if since.elapsed() < wait {
+            return Ok(());
+        }
+        let (name, wait) = (&self.name, wait.as_secs());
+        Err(Error::Peer(format!(
+            "{name} is gone with {what} outstanding: {why}; no address of its host has answered for {wait} s \
+             (MPIB_FAILOVER_WAIT)"
+        )))
     }
 
     #[cold]

@@ -54,12 +54,12 @@ pub(crate) trait Progress {
     fn poll_queue(&mut self, index: usize) -> Fast<bool> {
         let mut batch = Batch::new();
         let Some(queue) = self.comm().queues.get(index) else { return Ok(false) };
-        let completions = queue.cq.poll(&mut batch)?;
-        if completions.is_empty() {
-            return Ok(false);
+        let rails = queue.rails;
+        match queue.cq.poll(&mut batch) {
+            Ok([]) => Ok(false),
+            Ok(completions) => self.handle_of(index, completions).map(|()| true),
+            Err(e) => self.comm().rails_failed(rails, e).map(|()| false),
         }
-        self.handle_of(index, completions)?;
-        Ok(true)
     }
 
     /// Handles completions of one of several CQs, or of a shared CQ.
@@ -111,7 +111,7 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
         Ok([]) => state.comm().found_nothing(S::outstanding(request)),
         // The next call polls what did not fit into the batch.
         Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
-        Err(e) => Err(state.comm().fail(e)),
+        Err(e) => state.comm().rails_failed(1, e).map_err(|e| state.comm().fail(e)),
     }
 }
 
@@ -136,7 +136,10 @@ fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut
                 }
                 any = true;
             }
-            Err(e) => return Err(state.comm().fail(e)),
+            Err(e) => {
+                let rails = queue.rails;
+                return state.comm().rails_failed(rails, e).map_err(|e| state.comm().fail(e));
+            }
         }
     }
     if any { Ok(()) } else { state.comm().found_nothing(S::outstanding(request)) }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::async_events::Queues;
+use crate::async_events::{Queues, Route};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
@@ -126,8 +126,11 @@ impl Rail {
     /// Returns what an asynchronous event may concern.
     pub(crate) fn queues(&self) -> Queues {
         Queues {
-            context: self.nic.pd().context().id(),
-            port: self.nic.port().number,
+            route: Route {
+                nic: Arc::clone(&self.nic),
+                local: (self.names.local_gid, self.names.gid_kind),
+                peer: self.names.remote_gid,
+            },
             qps: self.queue_pairs().map(SendQueue::number).collect(),
             cq: self.cq.as_ref().map(|cq| cq.id()),
             srq: self.receives.as_ref().and_then(|receives| receives.srq()).map(|srq| srq.id()),

@@ -9,6 +9,6 @@ pub(crate) enum Unusual {
     General,
     /// The comm is marked. Nothing has been done.
     Marked,
-    /// The comm has failed, or does so now.
-    Failed(Box<Error>),
+    /// All is done but the call that posts, which has failed. The index is the request's.
+    NotPosted(u8, Box<Error>),
 }

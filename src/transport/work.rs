@@ -95,11 +95,8 @@ mod tests {
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
         let again = (0..8).map(|part| Work::Replay { slot: 63, part });
-        for work in [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive]
-            .into_iter()
-            .chain(numbered)
-            .chain(again)
-        {
+        let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive];
+        for work in bare.into_iter().chain(numbered).chain(again) {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);
                 assert_eq!((Work::of(id), Work::number(id)), (work, number));

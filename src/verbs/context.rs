@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
+use crate::fork_guard;
 
 use super::event::{About, AsyncEvent};
 use super::port::{Gid, Port};
@@ -120,8 +122,11 @@ impl Context {
         // SAFETY: an entry of a live list, whose path is an array in the struct that the library
         // NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
+        let guard = fork_guard::no_fork();
         // SAFETY: as above.
         let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
+        close_in_children(raw, true);
+        drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
         let context = Self { raw, name: name.to_owned(), sysfs, transport, changes: AtomicU64::new(0) };
@@ -141,6 +146,11 @@ impl Context {
     pub fn pci_path(&self) -> Option<String> {
         let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
         path.to_str().map(str::to_owned)
+    }
+
+    /// Returns the sysfs folder of the hardware counters of a port.
+    pub fn hw_counters(&self, port: u8) -> PathBuf {
+        format!("{}/ports/{port}/hw_counters", self.sysfs).into()
     }
 
     /// Returns the sysfs path of the adapter's Data Direct interface, if it has one.
@@ -263,8 +273,18 @@ impl Context {
     }
 }
 
+/// Makes forked children close the device's descriptors, or ends that. While a child holds them, the
+/// kernel keeps the queue pairs of a dead parent, which acknowledge what peers write.
+fn close_in_children(context: NonNull<sys::ibv_context>, close: bool) {
+    // SAFETY: an open device.
+    let fds = unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] };
+    fds.into_iter().for_each(|fd| fork_guard::close_in_children(fd, close));
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
+        let _guard = fork_guard::no_fork();
+        close_in_children(self.raw, false);
         // SAFETY: no other owner is left; every child holds an `Arc` to the context.
         log_failure("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }
@@ -276,6 +296,7 @@ mod tests {
 
     #[test]
     fn one_call_gives_what_entry_by_entry_gives() {
+        crate::connect::tests::ports();
         let devices = open_all().unwrap();
         let context = devices.into_iter().find_map(|(_, context)| context.ok()).unwrap();
         let port = context.port(1).unwrap();

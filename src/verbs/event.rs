@@ -92,6 +92,16 @@ impl AsyncEvent {
         matches!(self.kind, 0..=3 | DEVICE_FATAL | 14)
     }
 
+    /// Returns whether a peer's request was wrong, which is no fault of a rail: QP_ACCESS_ERR.
+    pub fn is_mistake(&self) -> bool {
+        self.kind == 3
+    }
+
+    /// Returns whether the GID table of a port changed.
+    pub fn is_gid_change(&self) -> bool {
+        self.kind == 18
+    }
+
     /// Returns whether a port went down. Work requests in flight fail if it stays down.
     pub fn is_link_down(&self) -> bool {
         self.kind == PORT_ERR

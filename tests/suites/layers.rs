@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 14] = [
     &["transport"],
     &["process"],
     &["agent", "async_events"],
-    &["stats"],
+    &["stats", "watchdog"],
     &["policy"],
     &["route"],
     &["control", "device"],
@@ -31,7 +31,18 @@ const LAYERS: [&[&str]; 14] = [
 
 /// The table of sockets is an enum of everything that the reactor drives, and everything that the
 /// reactor drives knows both.
-const REACTOR: [&str; 6] = ["channel", "connector", "half_open", "listener", "reactor", "sockets"];
+const REACTOR: [&str; 10] = [
+    "attempt",
+    "channel",
+    "connector",
+    "half_open",
+    "listener",
+    "reactor",
+    "redial_listener",
+    "redialed",
+    "redialer",
+    "sockets",
+];
 
 #[test]
 fn no_files_of_src_import_each_other_in_a_circle() {

@@ -21,6 +21,7 @@ pub mod pair;
 pub mod paths;
 pub mod peer;
 pub mod process;
+pub mod proxy;
 pub mod recorder;
 pub mod rng;
 pub mod stats;

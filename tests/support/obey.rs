@@ -129,6 +129,21 @@ impl Ends {
                 let (device, up) = rest.split_once(' ').unwrap();
                 softverbs::set_link(device, up == "1").unwrap();
             }
+            // A child that inherits all that a child does, and lives until it is killed; its number.
+            "fork" => {
+                // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after
+                // a fork in any process.
+                let child = unsafe {
+                    match libc::fork() {
+                        0 => {
+                            libc::pause();
+                            libc::_exit(0)
+                        }
+                        child => child,
+                    }
+                };
+                return answer(&child.to_string());
+            }
             "counters" => return answer(&counters()),
             "no-rnr" => assert_no_rnr(),
             // Connections so far that use another NIC than the requested one.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nccl_net_mpib_agent_iface::stats::{
     BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage,
     STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State,
-    StatsPage, StatsWriter, Summary, pages_of,
+    StatsPage, StatsWriter, Summary, UnlistedEntry, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -322,4 +322,34 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
     assert!(matches!(pages_of(child.id()), Err(NoPage::NoProcess)));
     // Larger than any process id.
     assert!(matches!(pages_of(u32::MAX), Err(NoPage::NoProcess)));
+}
+
+#[test]
+fn failovers_are_counted() {
+    let (_turn, writer) = writer();
+    let before = page().summary();
+    writer.episodes(3, 4096, Duration::from_millis(25));
+    writer.episodes(1, 0, Duration::from_millis(5));
+    writer.returned();
+    let after = page().summary();
+    let added = (after.episodes - before.episodes, after.replayed - before.replayed);
+    assert_eq!(added, (4, 4096));
+    assert_eq!((after.stalled - before.stalled, after.returns - before.returns), (30_000_000, 1));
+}
+
+#[test]
+fn an_unlisted_entry_counts_from_zero_and_is_in_no_page() {
+    let (_turn, _writer) = writer();
+    let before = page().connections();
+    let first = UnlistedEntry::new();
+    first.entry().rail(1).posted(5, 5, 100);
+    first.entry().rail(1).completed(3);
+    assert_eq!(first.entry().rail(1).progress(), (5, 3));
+    let second = UnlistedEntry::new();
+    assert_eq!(second.entry().rail(1).progress(), (0, 0), "an entry of its own");
+    let place = std::ptr::from_ref(first.entry());
+    drop(first);
+    let third = UnlistedEntry::new();
+    assert_eq!((std::ptr::from_ref(third.entry()), third.entry().rail(1).progress()), (place, (0, 0)));
+    assert_eq!(page().connections(), before);
 }

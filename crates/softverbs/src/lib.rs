@@ -29,9 +29,12 @@
 //! 4. **Connect and post.** Move the QPs to INIT, RTR and RTS, and post work requests. Data moves
 //!    during `ibv_post_send` or, for large transfers, while any thread of the process polls.
 //! 5. **Complete.** `ibv_poll_cq` returns completions when rate and latency of the devices allow.
-//! 6. **Break.** [`set_link`], [`set_rate`], [`set_addrs`], [`raise_event`], [`fail_modify_qp`],
-//!    [`fail_loopback`], [`fail_registration`] and [`fail_fork_init`] inject faults.
-//! 7. **Inspect.** [`counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show
+//! 6. **Break.** [`inject`] and [`inject_at`] inject a [`Fault`] of a device: at once, or at a work
+//!    request. [`heal`] ends it. [`set_link`], [`set_rate`], [`set_addrs`], [`flap`],
+//!    [`raise_event`], [`fail_modify_qp`], [`fail_loopback`], [`fail_registration`] and
+//!    [`fail_fork_init`] inject others. `SOFTVERBS_FAULTS` and [`run_faults`] take faults as text,
+//!    and [`Control`] and the command `softverbs-ctl` inject them from outside.
+//! 7. **Inspect.** [`counters()`], [`posted`], [`hw_counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show
 //!    what the program under test did.
 //!
 //! ```standalone_crate
@@ -79,13 +82,14 @@
 //!   extended completion queues are not supported. Unsupported calls fail with EOPNOTSUPP and log
 //!   one line.
 //! - Each device has one port. There is no subnet manager, and P_Keys do not separate traffic.
-//! - Packets are never lost or reordered. A link is up or down, and a packet may exceed the path
-//!   MTU.
+//! - Without a fault, no packet is lost unless it exceeds a path MTU. Only [`Fault::Late`] reorders.
+//! - Work requests behind one that has not arrived wait. Those behind one whose answer is lost arrive.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
 // The folders, from top to bottom; arrows point down, except inside the second line:
 //   control             faults, inspection and counters, for tests
 //   api, wire, process  objects and their calls; execution of work requests; the owner of all objects
+//   fault               faults of devices: kinds, text, and their effect on a device
 //   shm                 shared memory: fabric, segments, queues, locks
 //   config, abi         devices; the border to C
 mod abi;
@@ -94,6 +98,7 @@ mod clock;
 mod config;
 mod control;
 mod error;
+mod fault;
 mod limits;
 mod log;
 mod process;
@@ -104,16 +109,21 @@ pub use abi::symbols;
 pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
-    EventTarget, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of, fail_registration,
-    raise_event, set_addrs, set_link, set_rate,
+    EventTarget, FAULTS_VAR, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
+    fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted, raise_event,
+    run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
     qp_attributes, registrations_made, revoke_mrs_at,
 };
 pub use control::json::softverbs_counters_json;
+pub use control::outside::{Control, DeviceState, ProcessState};
 pub use error::Error;
+pub use fault::script::Flap;
+pub use fault::{CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
+pub use process::hw_counters::HwCounters;
 pub use shm::dir::set_fabric;
 
 #[cfg(doctest)]

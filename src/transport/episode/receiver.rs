@@ -1,7 +1,7 @@
 //! The receiver's side of episodes.
 
 use crate::error::{Error, Fast};
-use crate::proto::{OpenGroup, Replay, SLOTS, SenderState, Sequence, Verdict, rails};
+use crate::proto::{Message, OpenGroup, Replay, SLOTS, SenderState, Sequence, Verdict, rails};
 
 /// What a receiver knows of dead rails, and of the parts that it has requested again.
 #[derive(Debug, Default)]
@@ -10,7 +10,7 @@ pub(crate) struct ReceiverEpisodes {
     epoch: u32,
     /// The rails that are given up.
     dead: u8,
-    /// Rails that this end has reported by DOWN. The sender has not given them up yet.
+    /// Rails that this end reports by DOWN: the sender has not given them up yet.
     reported: u8,
     /// The STATE whose rails are being given up.
     state: Option<SenderState>,
@@ -85,12 +85,23 @@ impl ReceiverEpisodes {
         self.reported & !self.dead != 0 || self.state.is_some()
     }
 
-    /// Notes that rails do not work. Returns the rails to report by DOWN, 0 if there is nothing new.
-    pub(crate) fn notice(&mut self, rails: u8) -> u8 {
+    /// Notes that rails do not work. Returns whether there is something new to [report](Self::down).
+    pub(crate) fn notice(&mut self, rails: u8) -> bool {
         let coming = self.state.as_ref().map_or(0, |state| state.dead);
         let new = rails & !(self.dead | self.reported | coming);
         self.reported |= new;
-        if new == 0 { 0 } else { self.reported & !self.dead }
+        new != 0
+    }
+
+    /// Returns DOWN for the rails that the sender has not given up; `None` if there are none.
+    pub(crate) fn down(&self) -> Option<Message> {
+        let rails = self.reported & !self.dead;
+        (rails != 0).then_some(Message::Down { epoch: self.epoch, rails })
+    }
+
+    /// Returns the last VERDICT.
+    pub(crate) fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref()
     }
 
     /// Handles a STATE. `next` is the group that this end offers next, `all` the connection's rails.
@@ -138,6 +149,7 @@ impl ReceiverEpisodes {
             }
         }
         (self.epoch, self.dead) = (state.epoch, state.dead);
+        self.reported &= !self.dead;
         let verdict = Verdict { epoch: state.epoch, again };
         self.verdict = Some(verdict.clone());
         Some((verdict, partial, state.next))

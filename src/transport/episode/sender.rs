@@ -10,7 +10,9 @@ pub(crate) struct SenderEpisodes {
     epoch: u32,
     /// The rails that are given up.
     dead: u8,
-    /// Whether the VERDICT of the last epoch is outstanding.
+    /// The last STATE, while its VERDICT is outstanding.
+    awaited: Option<SenderState>,
+    /// Whether an episode has begun whose VERDICT is outstanding.
     awaiting: bool,
     /// The parts that are sent again, in the order of their verdicts. Those of completed groups
     /// stay until the next episode.
@@ -45,6 +47,16 @@ impl SenderEpisodes {
     /// Returns whether a part waits to be sent again.
     pub(crate) fn has_unposted(&self) -> bool {
         self.moved.iter().any(|moved| moved.carrier.is_none())
+    }
+
+    /// Returns whether DOWN with this epoch is newer than the last STATE.
+    pub(crate) fn is_current(&self, epoch: u32) -> bool {
+        self.epoch == epoch
+    }
+
+    /// Returns the last STATE if its VERDICT is outstanding.
+    pub(crate) fn awaited(&self) -> Option<&SenderState> {
+        self.awaited.as_ref()
     }
 
     /// Gives up rails, which begins an episode unless all of them are given up already. Returns
@@ -87,7 +99,9 @@ impl SenderEpisodes {
         rails(mask).filter(is_lost).fold(0, |lost, part| lost | 1 << part)
     }
 
-    /// Returns STATE for the groups that are open.
+    /// Returns STATE for the groups that are open. Their lost parts count as outstanding until the
+    /// VERDICT, also those that are acknowledged: a group whose buffer may be needed does not
+    /// complete.
     pub(crate) fn state(&mut self, next: Sequence, open: &[Posted]) -> SenderState {
         self.moved.retain(|moved| open.iter().any(|group| group.seq == moved.seq));
         let group = |Posted { seq, mask, size }: &Posted| OpenGroup {
@@ -96,7 +110,10 @@ impl SenderEpisodes {
             lost: self.lost(*seq, *mask),
             size: *size,
         };
-        SenderState { epoch: self.epoch, dead: self.dead, next, open: open.iter().map(group).collect() }
+        let open = open.iter().map(group).collect();
+        let state = SenderState { epoch: self.epoch, dead: self.dead, next, open };
+        self.awaited = Some(state.clone());
+        state
     }
 
     /// Handles the VERDICT. Returns the lost parts of each open group, and those of them that must
@@ -133,7 +150,7 @@ impl SenderEpisodes {
                 self.moved.push(Moved { seq: *seq, part, carrier: None });
             }
         }
-        self.awaiting = false;
+        (self.awaiting, self.awaited) = (false, None);
         Ok(Some(judged))
     }
 

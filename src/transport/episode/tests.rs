@@ -132,7 +132,7 @@ impl World {
         match choice % 22 {
             0 | 1 => self.offer(choice >> 16),
             2 | 3 => self.send(choice >> 16),
-            4..=6 => self.deliver(rail),
+            4..=6 => self.deliver(rail, choice >> 16),
             7 => self.deliver_entry(rail),
             8 => self.poll(rail),
             9 => self.acknowledge(rail),
@@ -181,7 +181,7 @@ impl World {
         if seq > self.entries || self.sender.is_awaiting() || !slot_is_free || living.is_empty() {
             return;
         }
-        let wanted = living.iter().fold(0u8, |mask, r| mask | (how >> *r as u32 & 1) as u8 * (1 << r));
+        let wanted = living.iter().fold(0u8, |mask, r| mask | ((how >> *r as u32 & 1) as u8) << r);
         let mask = if wanted == 0 { 1 << living[0] } else { wanted };
         self.next += 1;
         self.sent.insert(seq, Sent { mask, pending: mask });
@@ -194,8 +194,9 @@ impl World {
         (0..self.rails.len()).filter(|r| self.sender.dead() >> r & 1 == 0).collect()
     }
 
-    /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists.
-    fn deliver(&mut self, rail: usize) {
+    /// A write arrives. One of a cut rail may, as long as the receiver's queue pair exists, also
+    /// without the packet that carries the immediate.
+    fn deliver(&mut self, rail: usize, how: u32) {
         if self.rails[rail].no_receiver {
             return;
         }
@@ -209,6 +210,9 @@ impl World {
             owner => assert_eq!(owner, Some(&write.seq), "{write:?}: the buffer is another group's"),
         }
         self.memory.insert((buffer, write.part), write.seq);
+        if self.rails[rail].cut && how & 1 == 1 {
+            return;
+        }
         self.rails[rail].arrived.push_back(write);
         if !self.rails[rail].no_sender {
             self.rails[rail].unacknowledged.push_back(write);
@@ -350,6 +354,9 @@ impl World {
         rails(new).for_each(|rail| self.rails[rail].destroy_at_the_sender());
         let open = self.open();
         let state = self.sender.state(Sequence::from_number(self.next), &open);
+        for group in &state.open {
+            self.sent.get_mut(&group.seq.number()).unwrap().pending |= group.lost;
+        }
         self.to_receiver.push_back(Message::State(state));
     }
 
@@ -361,20 +368,20 @@ impl World {
 
     fn receiver_notices(&mut self, rail: usize) {
         if self.rails[rail].cut {
-            let report = self.receiver.notice(1 << rail);
-            if report != 0 {
-                self.to_sender.push_back(Message::Down { rails: report });
+            if self.receiver.notice(1 << rail) {
+                self.to_sender.extend(self.receiver.down());
             }
         }
     }
 
     fn sender_receives(&mut self, how: u32) {
         let Some(message) = self.to_sender.front().cloned() else { return };
-        if how % 4 != 0 {
+        if !how.is_multiple_of(4) {
             self.to_sender.pop_front();
         }
         match message {
-            Message::Down { rails } => self.sender_gives_up(rails),
+            Message::Down { epoch, rails } if self.sender.is_current(epoch) => self.sender_gives_up(rails),
+            Message::Down { .. } => {}
             Message::Verdict(verdict) => {
                 let open = self.open();
                 for (seq, lost, again) in self.sender.verdict(&verdict, &open).unwrap().unwrap_or_default() {
@@ -416,7 +423,7 @@ impl World {
 
     fn receiver_receives(&mut self, how: u32) {
         if let Some(message) = self.to_receiver.front().cloned() {
-            if how % 4 != 0 {
+            if !how.is_multiple_of(4) {
                 self.to_receiver.pop_front();
             }
             match message {
@@ -476,6 +483,7 @@ impl World {
             }
         }
         self.to_sender.push_back(Message::Verdict(verdict));
+        self.to_sender.extend(self.receiver.down());
     }
 
     fn held(&self, seq: u64) -> Held {
@@ -520,7 +528,7 @@ impl World {
                         self.deliver_entry(rail);
                     }
                     while !self.rails[rail].writes.is_empty() && !self.rails[rail].no_receiver {
-                        self.deliver(rail);
+                        self.deliver(rail, 0);
                     }
                     while !self.rails[rail].unacknowledged.is_empty() && !self.rails[rail].no_sender {
                         self.acknowledge(rail);

@@ -94,6 +94,7 @@ impl RecvState {
                 }
                 known
             }
+            Work::Mail => return self.comm.mail_sent(rail, wr_id),
             other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
         };
         self.comm.stats.completed(rail, known);

@@ -187,9 +187,10 @@ impl CtsWriter {
         let Remote { addr, rkey } = self.fifo;
         let to = Remote { addr: addr + self.seq.cts_offset(0) as u64, rkey };
         self.words.set(self.seq.slot().into(), words, to, signal);
-        queue.post_words(&mut self.words, signal.is_some())?;
+        let posted = queue.post_words(&mut self.words, signal.is_some());
+        // Also if it failed: the entry is lost with its rail, and written again on another.
         self.seq = self.seq.next();
-        Ok(())
+        posted
     }
 
     /// Writes the CTS entries of the next group and advances the sequence number. `events`: whether
@@ -233,9 +234,9 @@ impl CtsWriter {
             let words = self.entry(b.buffer, b.tag, rkeys(b), (count as u8, index as u8)).words();
             places.iter().zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
         }
-        self.post_staged(comm, self.seq, count, signal)?;
+        let posted = self.post_staged(comm, self.seq, count, signal);
         self.seq = self.seq.next();
-        Ok(())
+        posted
     }
 
     /// Writes the staged entries of a group.

@@ -23,20 +23,29 @@ impl RecvState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.blocks_offers() || self.settles_flushes() {
+        let driven = self.comm.drive_mailbox();
+        self.comm.fail_on_error(driven)?;
+        let busy = self.blocks_offers() || self.comm.mailbox_is_busy();
+        if self.settles_flushes() || busy {
             self.comm.mark();
         }
         Ok(())
     }
 
     fn handle_news(&mut self) -> Fast<()> {
-        let failed = self.comm.failures.take();
-        let report = self.episodes.notice(failed);
-        if report != 0 {
+        let failed = self.comm.take_failed();
+        if self.episodes.notice(failed) {
             self.comm.answer_due = Some(Instant::now());
-            self.comm.peer.send(&Message::Down { rails: report });
+            self.report()?;
         }
-        while let Some(message) = self.comm.peer.next_message()? {
+        if self.comm.notifier.take_resumed() {
+            self.report()?;
+            if let Some(verdict) = self.episodes.verdict() {
+                let verdict = Message::Verdict(verdict.clone());
+                self.comm.send_message(&verdict)?;
+            }
+        }
+        while let Some(message) = self.comm.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
                 Message::Rebuild(request) => self.on_rebuild(request)?,
@@ -47,12 +56,17 @@ impl RecvState {
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
         } else if self.episodes.blocks_offers() {
-            // NCCL may make no call but irecv until a part has arrived that is sent again.
+            // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
         }
         self.advance_failback()?;
         self.comm.check_rails()?;
         self.comm.check_answer()
+    }
+
+    /// Sends DOWN for the rails that the sender has not given up.
+    fn report(&mut self) -> Fast<()> {
+        self.episodes.down().map_or(Ok(()), |down| self.comm.send_message(&down))
     }
 
     /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
@@ -64,8 +78,9 @@ impl RecvState {
         self.comm.needs_failover("STATE")?;
         match self.episodes.on_state(state, self.cts.next(), self.comm.layout.all_rails())? {
             Answer::Nothing => {}
-            Answer::Repeat(verdict) => self.comm.peer.send(&Message::Verdict(verdict)),
+            Answer::Repeat(verdict) => self.comm.send_message(&Message::Verdict(verdict))?,
             Answer::GiveUp(rails) => {
+                self.comm.given_up_by_the_peer(rails);
                 self.attempts.abort();
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
@@ -125,8 +140,8 @@ impl RecvState {
             self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
-        self.comm.peer.send(&Message::Verdict(verdict));
-        Ok(())
+        self.comm.send_message(&Message::Verdict(verdict))?;
+        self.report()
     }
 
     /// Makes flushes wait until what dead rails have written is in place.
@@ -138,7 +153,9 @@ impl RecvState {
 
     /// Returns whether flushes wait.
     fn settles_flushes(&mut self) -> bool {
-        self.flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now()))
+        let Self { flushes, comm, .. } = self;
+        let done = || comm.stats.done(0, 0);
+        flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now(), done))
     }
 
     /// Returns what has arrived of a group.
@@ -172,8 +189,10 @@ impl RecvState {
     /// Fills the receives of all rails: what is sent again takes more of them.
     pub(super) fn restore_room(&mut self) -> Fast<()> {
         self.credit = 0;
-        for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
-            rail.fill()?;
+        for rail in 0..self.comm.rails.len() {
+            if let Err(e) = self.comm.rails[rail].fill() {
+                self.comm.rail_failed(rail, e)?;
+            }
         }
         Ok(())
     }
@@ -185,7 +204,8 @@ impl RecvState {
             return Ok(());
         };
         let Self { cts, comm, slots, .. } = self;
-        cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len())
+        let moved = cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
+        moved.or_else(|e| comm.rail_failed(rail, e))
     }
 
     /// Handles an immediate without a mask: a part that is sent again.

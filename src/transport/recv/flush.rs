@@ -158,9 +158,9 @@ impl Flushes {
         self.settling.map_or(0, |(stripes, _)| stripes)
     }
 
-    /// Ends the waiting for stripes that are given up once their time has come. Returns whether it
-    /// goes on.
-    pub(crate) fn settle(&mut self, now: Instant) -> bool {
+    /// Ends the waiting for stripes that are given up once their time has come. Calls `done` for each
+    /// flush that this completes. Returns whether the waiting goes on.
+    pub(crate) fn settle(&mut self, now: Instant, mut done: impl FnMut()) -> bool {
         let Some((stripes, until)) = self.settling else { return false };
         if now < until {
             return true;
@@ -170,6 +170,7 @@ impl Flushes {
         for (pending, index) in self.pending.iter_mut().zip(0..) {
             let before = std::mem::replace(pending, *pending & !stripes);
             if before != 0 && *pending == 0 {
+                done();
                 self.cells.get(index).complete(&[]);
             }
         }

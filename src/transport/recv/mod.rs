@@ -171,7 +171,14 @@ impl Receiver {
         let slot = match why {
             Unusual::General => state.start::<P, OPTIONAL>(buffers),
             Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
-            Unusual::Failed(e) => Err(e),
+            Unusual::NotPosted(slot, e) => {
+                let rail = state.cts.rail();
+                let failed = state.comm.rail_failed(rail, e);
+                if OPTIONAL && failed.is_ok() {
+                    state.complete_ahead(slot);
+                }
+                failed.map(|()| Some(slot))
+            }
         };
         let slot = slot.map_err(|e| state.fail(e));
         state.leave(slot)
@@ -306,7 +313,9 @@ impl RecvState {
         self.credit -= 1;
         // A receive that completes ahead of its data has no profiler events: NCCL's own event ends
         // first.
-        self.cts.post(&mut self.comm, place, buffers, !ahead)?;
+        if let Err(e) = self.cts.post(&mut self.comm, place, buffers, !ahead) {
+            self.comm.rail_failed(self.cts.rail(), e)?;
+        }
         self.comm.stats.request(None);
         if ahead {
             self.complete_ahead(slot);
@@ -325,10 +334,17 @@ impl RecvState {
     /// has a receive for every outstanding slot and one more.
     fn ready(&mut self) -> Fast<bool> {
         self.credit = usize::MAX;
-        for rail in self.comm.rails.iter_mut().filter(|rail| rail.is_alive()) {
-            rail.refill(self.outstanding)?;
+        let mut failed = None;
+        for (i, rail) in self.comm.rails.iter_mut().enumerate().filter(|(_, rail)| rail.is_alive()) {
+            if let Err(e) = rail.refill(self.outstanding) {
+                failed = Some((i, e));
+                continue;
+            }
             let credit = rail.receives.as_ref().map_or(0, |receives| receives.credit(self.outstanding));
             self.credit = self.credit.min(credit);
+        }
+        if let Some((rail, e)) = failed {
+            self.comm.rail_failed(rail, e)?;
         }
         Ok(self.credit > 0 && self.cts.has_room(&self.comm))
     }

@@ -39,7 +39,8 @@ impl RecvState {
         cell.begin();
         self.outstanding += 1;
         self.credit -= 1;
-        self.cts.write_inline(queue, *buffer, *tag, mr.rkeys(), None).map_err(Unusual::Failed)?;
+        let written = self.cts.write_inline(queue, *buffer, *tag, mr.rkeys(), None);
+        written.map_err(|e| Unusual::NotPosted(slot, e))?;
         self.comm.stats.offered(self.cts.rail());
         if OPTIONAL {
             self.complete_ahead(slot);

@@ -89,6 +89,7 @@ impl SendState {
             (Kind::Sent, Work::Replay { slot, part }) => {
                 self.completed_again(rail, slot, part, completion.wr_id())
             }
+            (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, completion.wr_id()),
             _ => Err(unknown(completion)),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict};
+use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
 use crate::transport::episode::Posted;
 use crate::transport::progress::Progress;
@@ -14,6 +14,16 @@ use crate::transport::send::separate_imm::PartWrites;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 
+/// An episode, for the log and the statistics.
+#[derive(Debug)]
+pub(super) struct Episode {
+    /// The first rail that was given up.
+    rail: usize,
+    begun: Instant,
+    /// Bytes that were sent again.
+    bytes: u64,
+}
+
 impl SendState {
     /// Handles what the comm is marked for: failed rails and messages of the peer.
     #[cold]
@@ -23,7 +33,9 @@ impl SendState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.blocks_sends() || self.episodes.has_unposted() {
+        let driven = self.comm.drive_mailbox();
+        self.comm.fail_on_error(driven)?;
+        if self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
             self.comm.mark();
         }
         Ok(())
@@ -35,10 +47,19 @@ impl SendState {
     }
 
     fn handle_news(&mut self) -> Fast<()> {
-        let mut failed = self.comm.failures.take();
-        while let Some(message) = self.comm.peer.next_message()? {
+        let mut failed = self.comm.take_failed();
+        if self.comm.notifier.take_resumed()
+            && let Some(state) = self.episodes.awaited()
+        {
+            let state = Message::State(state.clone());
+            self.comm.send_message(&state)?;
+        }
+        while let Some(message) = self.comm.next_message()? {
             match message {
-                Message::Down { rails } => failed |= self.known_rails(rails)?,
+                Message::Down { epoch, rails } if self.episodes.is_current(epoch) => {
+                    failed |= self.known_rails(rails)?;
+                }
+                Message::Down { .. } => {}
                 Message::Verdict(verdict) => self.obey(&verdict)?,
                 Message::Rebuilt(answer) => self.on_rebuilt(answer),
                 Message::RebuildFailed(failed) => self.on_rebuild_failed(&failed),
@@ -56,7 +77,7 @@ impl SendState {
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
 
-    fn known_rails(&self, rails: u8) -> Fast<u8> {
+    fn known_rails(&mut self, rails: u8) -> Fast<u8> {
         if rails & !self.comm.layout.all_rails() != 0 {
             let what = format!(
                 "DOWN of rails {rails:#04b}, and the connection has {:#04b}",
@@ -65,6 +86,7 @@ impl SendState {
             return Err(Error::Protocol(what).into());
         }
         self.comm.needs_failover("DOWN")?;
+        self.comm.given_up_by_the_peer(rails);
         Ok(rails)
     }
 
@@ -77,15 +99,35 @@ impl SendState {
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempts.abort();
+        self.episode.get_or_insert(Episode {
+            rail: new.trailing_zeros() as usize,
+            begun: Instant::now(),
+            bytes: 0,
+        });
         self.comm.stop_rails(new);
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
         self.comm.give_up(new)?;
         self.rails_changed();
+        self.split_matched_again()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
-        self.comm.peer.send(&Message::State(state));
+        for group in &state.open {
+            self.groups[usize::from(group.seq.slot())].pending |= group.lost;
+        }
+        self.comm.send_message(&Message::State(state))
+    }
+
+    /// Splits the sends of the group that is being matched among the living rails.
+    fn split_matched_again(&mut self) -> Fast<()> {
+        let slot = self.seq.slot();
+        let group = self.groups[usize::from(slot)];
+        for place in rails(group.matched) {
+            let index = usize::from(group.sends[place]);
+            self.split(slot, place, self.sends[index].len)?;
+            self.splits[index] = self.ops[place].split;
+        }
         Ok(())
     }
 
@@ -143,6 +185,11 @@ impl SendState {
             }
             self.episodes.posted(carrier);
         }
+        if !self.episodes.has_unposted()
+            && let Some(Episode { rail, begun, bytes }) = self.episode.take()
+        {
+            self.comm.watch.report_episode(rail, bytes, begun.elapsed());
+        }
         Ok(())
     }
 
@@ -165,9 +212,15 @@ impl SendState {
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
         let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
-        let written = writes.prepare(ops, queue, chain, (region, remote))?;
-        queue.post(chain, true)?;
-        stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+        let written = writes.prepare(ops, queue, chain, (region, remote));
+        let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
+        match posted {
+            Ok(written) => {
+                stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+                self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
+            }
+            Err(e) => self.comm.rail_failed(carrier, e)?,
+        }
         Ok(true)
     }
 

@@ -31,6 +31,7 @@ use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
+use episode::Episode;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
@@ -77,6 +78,8 @@ pub(crate) struct SendState {
     /// By request: how those that say so are split.
     splits: Box<[Split; SENDS]>,
     episodes: SenderEpisodes,
+    /// The episode in progress.
+    episode: Option<Episode>,
     attempts: SenderAttempts,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
@@ -115,6 +118,7 @@ impl Sender {
                 sends: Box::new([Matched::default(); SENDS]),
                 splits: Box::new([Split::NONE; SENDS]),
                 episodes: SenderEpisodes::default(),
+                episode: None,
                 attempts: SenderAttempts::default(),
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
@@ -191,7 +195,10 @@ impl Sender {
         let index = match why {
             Unusual::General => state.start(buffer, tag, mr, profiler),
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
-            Unusual::Failed(e) => Err(e),
+            Unusual::NotPosted(index, e) => {
+                let rail = state.usual.rail;
+                state.comm.rail_failed(rail, e).map(|()| Some(index))
+            }
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));
@@ -281,15 +288,7 @@ impl SendState {
         }
         let (place, count, target) = (found.place, found.count, found.target());
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
-        let share = self.policy.share(buffer.len);
-        match self.policy.cut(buffer.len, share, &mut self.ops[place].split) {
-            Cut::Done => {}
-            Cut::Whole => {
-                let rail = self.least_busy(slot);
-                self.ops[place].split.whole(buffer.len, rail);
-            }
-            Cut::NoRail => return Err(internal("the policy has no rail")),
-        }
+        let share = self.split(slot, place, buffer.len)?;
         // Only an empty send has no registration.
         let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
         self.sends[usize::from(index)] =
@@ -311,6 +310,21 @@ impl SendState {
         self.cells.get(index).begin();
         self.in_flight += 1;
         Ok(Some(index))
+    }
+
+    /// Splits a send of the group that is being matched. Returns the share for SUP.
+    #[inline(always)]
+    fn split(&mut self, slot: u8, place: usize, len: usize) -> Fast<Option<u16>> {
+        let share = self.policy.share(len);
+        match self.policy.cut(len, share, &mut self.ops[place].split) {
+            Cut::Done => {}
+            Cut::Whole => {
+                let rail = self.least_busy(slot);
+                self.ops[place].split.whole(len, rail);
+            }
+            Cut::NoRail => return Err(internal("the policy has no rail")),
+        }
+        Ok(share)
     }
 
     /// Returns the rail for a whole send. Sends of the group that is being matched count as in
@@ -369,15 +383,18 @@ impl SendState {
         self.seq = self.seq.next();
         let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
+        let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
             if !send.profiler.is_none() {
                 profiling::part(profiler, index, send, part, slot, queue);
             }
-            send.post(part, queue, chain, slot, imm)?;
-            stats.posted(part.rail, 1, 1, part.len);
+            match send.post(part, queue, chain, slot, imm) {
+                Ok(()) => stats.posted(part.rail, 1, 1, part.len),
+                Err(e) => failed = Some((part.rail, e)),
+            }
         }
-        Ok(true)
+        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
     }
 
     /// Returns whether each rail of `mask` has room for one work request.

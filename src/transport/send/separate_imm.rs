@@ -109,21 +109,30 @@ impl SendState {
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         let ops = group.ops(&self.ops);
+        let mut failed = None;
         let leader = if size == SizeQ::RECORD { mask.trailing_zeros() as usize } else { MAX_RAILS };
         for rail in rails(mask) {
             let largest = all[rail].largest_write();
             let queue = all[rail].send_queue_mut(slot);
             let (record, work) = (rail == leader, Work::Data { slot });
             let part = PartWrites { offset, part: rail, carrier: rail, largest, imm, work, record };
-            let written = part.prepare(ops, queue, chain, (region, remote))?;
+            let written = match part.prepare(ops, queue, chain, (region, remote)) {
+                Ok(written) => written,
+                Err(e) => {
+                    failed = Some((rail, e));
+                    continue;
+                }
+            };
             if let Some(profiler) = profiler {
                 let first = mask.trailing_zeros() as usize == rail;
                 profiling::group(profiler, &group, ops, rail, first, written.signal, queue);
             }
-            queue.post(chain, true)?;
-            stats.posted(rail, written.writes + 1, written.writes, written.bytes);
+            match queue.post(chain, true) {
+                Ok(()) => stats.posted(rail, written.writes + 1, written.writes, written.bytes),
+                Err(e) => failed = Some((rail, e)),
+            }
         }
-        Ok(true)
+        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
     }
 
     /// Returns the rails that carry any data of a group. A group without data goes on the rails of

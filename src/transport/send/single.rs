@@ -58,7 +58,7 @@ impl SendState {
         let wr_id = queue.signal(Work::Data { slot }, 1);
         let inline = buffer.len <= inline && mr.is_readable();
         write.set(local, inline, found.remote(rail), imm, wr_id);
-        queue.post_imm(write).map_err(Unusual::Failed)?;
+        queue.post_imm(write).map_err(|e| Unusual::NotPosted(index, e))?;
         self.comm.stats.sent_whole(rail, buffer.len, self.usual.share);
         Ok(index)
     }

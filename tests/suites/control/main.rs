@@ -6,6 +6,8 @@ mod exhausted_descriptors;
 mod flood;
 mod forked_child;
 mod hostile_handles;
+mod redial;
+mod redialled_strangers;
 mod resources;
 mod silence;
 mod syscalls;

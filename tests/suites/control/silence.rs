@@ -5,7 +5,8 @@ use std::os::fd::RawFd;
 use mpib_tests::code::RemoteError;
 use mpib_tests::hosts::watch::{WARN, log};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
-use mpib_tests::pair::Pair;
+use mpib_tests::pair::{Pair, until};
+use mpib_tests::peer::Peer;
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib, set};
 
@@ -55,23 +56,105 @@ fn the_limit_of_silence_is_a_setting() {
 //= configuration.md: MPIB_PEER_TIMEOUT_MS
 #[test]
 fn a_host_that_is_silent_beyond_the_limit_is_lost() {
-    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000")], || {
-        let networks = vec![vec![("a", "eth0", "10.0.1.1/24"), ("b", "eth0", "10.0.1.2/24")]];
-        let hosts = Hosts::up(Topology { networks, ..Topology::default() });
-        let start = |host, devices| hosts.peer(host, &[("SOFTVERBS_DEVICES", devices)]);
-        let mut a = start("a", "soft0:addr=10.0.1.1/24");
-        let mut b = start("b", "soft0:addr=10.0.1.2/24");
-        let handle = b.ask("listen");
-        b.say("accept");
-        a.must(&format!("connect {handle}"));
-        assert_eq!(b.answer(), "ok");
-        // Nothing of b's reaches a any more.
-        let silent = hosts.command("b", "ip").args(["route", "add", "blackhole", "10.0.1.1/32"]).status();
-        assert!(silent.unwrap().success());
+    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER", "0")], || {
+        let (hosts, mut a, b) = two_hosts(&["eth0"]);
+        silence(&hosts, "add", "10.0.1.1");
         assert_eq!(a.code("fail 1000"), RemoteError);
-        let said: Vec<_> = log(&mut a).into_iter().filter(|line| line.0 == WARN).collect();
-        let parts = ["is gone with sends outstanding", "is its host up, and the network between?"];
-        assert!(said.iter().any(|line| parts.iter().all(|part| line.1.contains(part))), "{said:?}");
+        warned(&mut a, &["is gone with sends outstanding", "is its host up, and the network between?"]);
         drop((a, b));
     });
+}
+
+//= reach.md: a control connection that breaks is dialled again
+//= configuration.md: MPIB_FAILOVER_WAIT
+#[test]
+fn a_host_that_no_address_reaches_is_lost_after_the_wait() {
+    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER_WAIT", "1")], || {
+        let (hosts, mut a, b) = two_hosts(&["eth0"]);
+        silence(&hosts, "add", "10.0.1.1");
+        assert_eq!(a.code("fail 1000"), RemoteError);
+        let parts = [
+            "is gone with sends outstanding",
+            "is its host up, and the network between?",
+            "no address of its host has answered for 1 s (MPIB_FAILOVER_WAIT)",
+        ];
+        warned(&mut a, &parts);
+        drop((a, b));
+    });
+}
+
+//= reach.md: a control connection that breaks is dialled again
+#[test]
+fn a_network_that_is_silent_for_long_and_comes_back_ends_nothing() {
+    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000")], || {
+        let (hosts, mut a, mut b) = two_hosts(&["eth0"]);
+        silence(&hosts, "add", "10.0.1.1");
+        for end in [&mut a, &mut b] {
+            until_logged(end, "is dialled again");
+        }
+        // The rails do not need the network of the control connection.
+        message(&mut a, &mut b, 1);
+        silence(&hosts, "del", "10.0.1.1");
+        for end in [&mut a, &mut b] {
+            until_logged(end, "works again");
+        }
+        message(&mut a, &mut b, 2);
+        a.must("close");
+        b.must("close");
+    });
+}
+
+//= reach.md: a control connection that breaks is dialled again
+#[test]
+fn a_network_that_is_silent_is_replaced_by_another() {
+    let settings = [("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER_WAIT", "3600")];
+    on_hosts(here!(), &settings, || {
+        let (hosts, mut a, mut b) = two_hosts(&["eth0", "eth1"]);
+        // Over the first one until now.
+        silence(&hosts, "add", "10.0.1.1");
+        let line = until_logged(&mut a, "works again");
+        assert!(line.contains("the control connection to 10.0.2.2:"), "{line}");
+        message(&mut a, &mut b, 1);
+        a.must("close");
+        b.must("close");
+    });
+}
+
+/// Host a, which sends to host b, on networks with an interface of these names each.
+fn two_hosts(interfaces: &'static [&'static str]) -> (Hosts, Peer, Peer) {
+    const ADDRS: [[&str; 2]; 2] = [["10.0.1.1/24", "10.0.1.2/24"], ["10.0.2.1/24", "10.0.2.2/24"]];
+    let ends = |(name, [a, b]): (&'static str, [&'static str; 2])| vec![("a", name, a), ("b", name, b)];
+    let networks = interfaces.iter().copied().zip(ADDRS).map(ends).collect();
+    let hosts = Hosts::up(Topology { networks, ..Topology::default() });
+    let start = |host, devices| hosts.peer(host, &[("SOFTVERBS_DEVICES", devices)]);
+    let mut a = start("a", "soft0:addr=10.0.1.1/24");
+    let mut b = start("b", "soft0:addr=10.0.1.2/24");
+    let handle = b.ask("listen");
+    b.say("accept");
+    a.must(&format!("connect {handle}"));
+    assert_eq!(b.answer(), "ok");
+    (hosts, a, b)
+}
+
+/// Begins (`add`) or ends (`del`) that nothing of b's reaches an address.
+fn silence(hosts: &Hosts, how: &str, addr: &str) {
+    let status = hosts.command("b", "ip").args(["route", how, "blackhole", &format!("{addr}/32")]).status();
+    assert!(status.unwrap().success());
+}
+
+fn message(a: &mut Peer, b: &mut Peer, seed: u64) {
+    b.say(&format!("recv 100000 {seed}"));
+    a.must(&format!("send 100000 {seed}"));
+    assert_eq!(b.answer(), "ok");
+}
+
+/// Waits for a line with `part` in a process's log.
+fn until_logged(peer: &mut Peer, part: &str) -> String {
+    until(part, || log(peer).into_iter().map(|line| line.1).find(|line| line.contains(part)))
+}
+
+/// A warning has all of `parts`.
+fn warned(peer: &mut Peer, parts: &[&str]) {
+    let said: Vec<_> = log(peer).into_iter().filter(|line| line.0 == WARN).collect();
+    assert!(said.iter().any(|line| parts.iter().all(|part| line.1.contains(part))), "{said:?}");
 }

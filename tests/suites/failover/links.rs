@@ -31,7 +31,7 @@ fn a_dead_rail_costs_no_message() {
             for _ in 0..3 {
                 KINDS.iter().for_each(|lens| rig.exchange(lens));
             }
-            assert_warned(&["goes on over"]);
+            assert_warned(&["carr"]);
             rig.close();
             softverbs::set_link(dead, true).unwrap();
             assert_eq!(table(12).finalize(ctx), Success);

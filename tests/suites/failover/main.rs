@@ -1,7 +1,12 @@
 //! Rails that die under a connection: it goes on over the others, and every byte arrives once.
 
 mod failback;
+mod kinds;
 mod links;
+mod points;
+mod refusals;
+mod second;
+mod traffic;
 
 use mpib_tests::vdevices::rails;
 use mpib_tests::{SPLIT_ALL, with_and_without_srq};

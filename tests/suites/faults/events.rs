@@ -10,6 +10,9 @@ use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib_agent_iface::stats::{Event, pages_of};
 use softverbs::{EventTarget, raise_event};
 
+/// Without failover, an event that costs a rail ends the connection.
+const ALONE: (&str, &str) = ("MPIB_FAILOVER", "0");
+
 const CQ_ERR: u32 = 0;
 const QP_FATAL: u32 = 1;
 const QP_REQ_ERR: u32 = 2;
@@ -105,7 +108,7 @@ fn a_fatal_event_ends_the_connections_that_it_concerns_and_no_others() {
         (CQ_ERR, "a completion queue failed, or ran over (IBV_EVENT_CQ_ERR)"),
     ] {
         let kind_of_child = kind.to_string();
-        isolated(here!(), &mpib("512", &[("TEST_KIND", &kind_of_child)]), || {
+        isolated(here!(), &mpib("512", &[("TEST_KIND", &kind_of_child), ALONE]), || {
             if std::env::var("TEST_KIND").unwrap() == kind.to_string() {
                 ends_one(kind, words);
             }
@@ -115,14 +118,14 @@ fn a_fatal_event_ends_the_connections_that_it_concerns_and_no_others() {
 
 #[test]
 fn a_failed_receive_queue_ends_the_connection_that_receives_from_it() {
-    isolated(here!(), &mpib("512", &[]), || {
+    isolated(here!(), &mpib("512", &[ALONE]), || {
         ends_one(SRQ_ERR, "a shared receive queue failed (IBV_EVENT_SRQ_ERR)");
     });
 }
 
 #[test]
 fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
-    isolated(here!(), &[], || {
+    isolated(here!(), &[ALONE], || {
         let table = newest();
         let ctx = init(table);
         let lost: Vec<_> = (0..3).map(|_| connect(table, ctx, 0)).collect();
@@ -149,7 +152,7 @@ fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
 
 #[test]
 fn a_fatal_event_is_only_logged_if_configured() {
-    isolated(here!(), &mpib("512", &[("NCCL_IB_RETURN_ASYNC_EVENTS", "0")]), || {
+    isolated(here!(), &mpib("512", &[("NCCL_IB_RETURN_ASYNC_EVENTS", "0"), ALONE]), || {
         let pair = Pair::new(newest());
         for qp in softverbs::qp_attributes() {
             raise_event(QP_FATAL, EventTarget::Qp(qp.qpn)).unwrap();

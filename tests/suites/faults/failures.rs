@@ -198,7 +198,7 @@ fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
 
 #[test]
 fn a_link_that_goes_down_under_a_transfer_is_named() {
-    let soon = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "2")];
+    let soon = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "2"), ("MPIB_FAILOVER", "0")];
     with_and_without_srq(here!(), &mpib("512", &soon), || {
         let pair = Pair::new(newest());
         let (to, from) = (pair.recv_buffer(1 << 20), pair.send_buffer(pattern(1 << 20, 1)));

@@ -68,7 +68,8 @@ fn immediates_that_contradict_each_other() {
             (1, &[(0, word(1, 3, 9)), (0, word(1, 3, 9))], "rail 0 delivered two immediates"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 2, 9))], "has mask 0b10 after an earlier one with 0b11"),
             (1, &[(0, word(1, 2, 9))], "came on rail 0, which it does not name"),
-            (1, &[(1, 1)], "an immediate that no sender makes"),
+            (1, &[(1, 1)], "slot 1: part 0 was sent again and not requested"),
+            (1, &[(1, 1 | 1 << 31)], "an immediate that no sender makes"),
             // One unit of 128 bytes, which the byte unit encodes.
             (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),

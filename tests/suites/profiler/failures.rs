@@ -14,7 +14,11 @@ const LEN: usize = 1 << 20;
 
 /// Runs `body` with each table that brings a callback, on two rails.
 fn profiled(test: &str, body: impl Fn(&'static Table, Ptr)) {
-    isolated(test, &mpib("512", &SHORT), || {
+    profiled_with(test, &[], body);
+}
+
+fn profiled_with(test: &str, more: &[(&str, &str)], body: impl Fn(&'static Table, Ptr)) {
+    isolated(test, &mpib("512", &[&SHORT[..], more].concat()), || {
         set_profiler(Some(first));
         for version in [10, 11, 12] {
             let table = mpib_tests::table::table(version);
@@ -94,7 +98,7 @@ fn sends_to_a_peer_that_is_killed() {
 
 #[test]
 fn a_link_that_goes_down() {
-    profiled(here!(), |table, ctx| {
+    profiled_with(here!(), &[("MPIB_FAILOVER", "0")], |table, ctx| {
         let pair = connect(table, ctx, 0);
         let (to, from) = (pair.recv_buffer(LEN), pair.send_buffer(vec![7; LEN]));
         softverbs::set_link("soft1", false).unwrap();
@@ -114,6 +118,37 @@ fn a_link_that_goes_down() {
         from.dereg();
         pair.close();
         assert_eq!(FIRST.calls(), calls);
+    });
+}
+
+/// The transfer goes on without the rail, and nothing is reported of what is sent again.
+#[test]
+fn a_rail_that_dies() {
+    profiled(here!(), |table, ctx| {
+        let pair = connect(table, ctx, 0);
+        let (to, from) = (pair.recv_buffer(LEN), pair.send_buffer(vec![7; LEN]));
+        softverbs::set_link("soft1", false).unwrap();
+        for _ in 0..3 {
+            FIRST.handles();
+            let received = recv(table, pair.recv, &to, LEN);
+            FIRST.handles();
+            let sent = send(table, pair.send, &from, LEN);
+            let mut waiting = vec![sent, received];
+            until("both requests", || {
+                waiting.retain(|request| {
+                    let (rc, done, _) = table.test(*request);
+                    assert_eq!(rc, Success);
+                    !done
+                });
+                waiting.is_empty().then_some(())
+            });
+            FIRST.all_over("both requests are done");
+        }
+        assert!(to.bytes.iter().all(|byte| *byte == 7));
+        softverbs::set_link("soft1", true).unwrap();
+        to.dereg();
+        from.dereg();
+        pair.close();
     });
 }
 

@@ -37,12 +37,16 @@ pub(super) struct Header {
     _reserved: [AtomicU32; 6],
     pub(super) plugin: Text<4>,
     pub(super) events: [AtomicU64; STATS_EVENTS],
-    _rest: [AtomicU64; 16 - STATS_EVENTS],
+    pub(super) episodes: AtomicU64,
+    pub(super) replayed: AtomicU64,
+    pub(super) stalled: AtomicU64,
+    pub(super) returns: AtomicU64,
+    _rest: [AtomicU64; 12 - STATS_EVENTS],
 }
 
 /// The entry of one connection. Its counters have one writer at a time: the holder of the
 /// connection's lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct Entry {
     pub(super) generation: Generation,
@@ -70,7 +74,7 @@ pub struct Entry {
 }
 
 /// One rail of a connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct RailEntry {
     // One cache line: every message on the rail updates it.
@@ -98,7 +102,7 @@ const _: () = {
     );
     assert!(offset_of!(Header, used) == 64 && offset_of!(Header, substituted) == 68);
     assert!(offset_of!(Header, plugin) == 96);
-    assert!(offset_of!(Header, events) == 128);
+    assert!(offset_of!(Header, events) == 128 && offset_of!(Header, episodes) == 176);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);
@@ -194,6 +198,14 @@ impl Entry {
 }
 
 impl RailEntry {
+    /// Returns the work requests that were posted, and those of them that are known to be complete.
+    #[inline]
+    pub fn progress(&self) -> (u64, u64) {
+        // "done" before its total: the difference is never negative.
+        let done = self.done.load(Ordering::Acquire);
+        (self.posted.load(Ordering::Relaxed), done)
+    }
+
     /// Counts posted work requests. `parts` of them carry message data, `bytes` bytes in total.
     #[inline]
     pub fn posted(&self, work_requests: usize, parts: usize, bytes: usize) {
@@ -224,6 +236,12 @@ impl RailEntry {
     #[cold]
     pub fn error(&self) {
         add(&self.errors, 1);
+    }
+}
+
+impl<const WORDS: usize> Default for Text<WORDS> {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
     }
 }
 

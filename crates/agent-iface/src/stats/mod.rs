@@ -25,6 +25,10 @@
 //! | 68 | 4 | connections made so far that use a rail of another device than NCCL requested |
 //! | 96 | 32 | version of the plugin, UTF-8, zero-padded |
 //! | 128 | 48 | async events of adapters, 8 bytes each: link down, link up, port table changed, queue failed, adapter failed or removed, others |
+//! | 176 | 8 | failover episodes of connections |
+//! | 184 | 8 | bytes that were sent again in them |
+//! | 192 | 8 | sum of the stalls of these episodes, ns |
+//! | 200 | 8 | ports and routes that came back into use |
 //!
 //! | offset | bytes | entry: one connection, one direction |
 //! |---|---|---|
@@ -92,7 +96,7 @@ pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
 pub use reader::{BadPage, Connection, Rail, StatsPage, Summary};
 #[cfg(not(loom))]
-pub use writer::{ConnectionEntry, NewConnection, StatsWriter};
+pub use writer::{ConnectionEntry, NewConnection, StatsWriter, UnlistedEntry};
 
 /// Name of the memfd; its link in `/proc/PID/fd` is `/memfd:mpib-stats (deleted)`.
 pub const MEMFD_NAME: &str = "mpib-stats";

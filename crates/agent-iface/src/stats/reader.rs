@@ -71,6 +71,14 @@ pub struct Summary {
     pub substituted: u32,
     /// Numbers of async events, indexed by the code of [`Event`](super::Event).
     pub events: [u64; STATS_EVENTS],
+    /// Failover episodes of connections.
+    pub episodes: u64,
+    /// Bytes that were sent again in them.
+    pub replayed: u64,
+    /// Sum of the stalls of these episodes, in ns.
+    pub stalled: u64,
+    /// Ports and routes that came back into use.
+    pub returns: u64,
 }
 
 /// One connection. Each number was correct at some time during the reading.
@@ -194,6 +202,10 @@ impl StatsPage {
             hidden: get(&h.hidden),
             substituted: get(&h.substituted),
             events: h.events.each_ref().map(num),
+            episodes: num(&h.episodes),
+            replayed: num(&h.replayed),
+            stalled: num(&h.stalled),
+            returns: num(&h.returns),
         }
     }
 

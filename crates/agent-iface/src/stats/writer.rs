@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::layout::{Entry, Page};
 use super::{
@@ -120,6 +120,21 @@ impl StatsWriter {
         self.page.header.events[usize::from(event.code())].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts failover episodes of connections, with the bytes that were sent again in them and the
+    /// sum of their stalls. Any thread may call this.
+    pub fn episodes(&self, count: u32, replayed: u64, stalled: Duration) {
+        let h = &self.page.header;
+        h.episodes.fetch_add(count.into(), Ordering::Relaxed);
+        h.replayed.fetch_add(replayed, Ordering::Relaxed);
+        let stalled = u64::try_from(stalled.as_nanos()).unwrap_or(u64::MAX);
+        h.stalled.fetch_add(stalled, Ordering::Relaxed);
+    }
+
+    /// Counts a port or a route that came back into use. Any thread may call this.
+    pub fn returned(&self) {
+        self.page.header.returns.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
         // Still valid after a panic: each use of the list is a single push or pop.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -156,6 +171,38 @@ impl ConnectionEntry {
     #[inline]
     pub fn entry(&self) -> Option<&'static Entry> {
         self.place.map(|(index, _)| &self.writer.page.entries[index])
+    }
+}
+
+/// Counters of a connection in no page, for readers in this process. Dropping it frees the entry
+/// for another connection of the process.
+#[derive(Debug)]
+pub struct UnlistedEntry(&'static Entry);
+
+/// Unlisted entries that no connection uses.
+static UNLISTED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+
+impl UnlistedEntry {
+    /// Takes an entry, with all counters zero. There are never more of them than connections at one
+    /// time.
+    #[expect(clippy::new_without_default, reason = "it takes a shared resource")]
+    pub fn new() -> Self {
+        let free = UNLISTED.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let entry = free.unwrap_or_else(|| Box::leak(Box::default()));
+        entry.clear();
+        Self(entry)
+    }
+
+    /// Returns the entry.
+    #[inline]
+    pub fn entry(&self) -> &'static Entry {
+        self.0
+    }
+}
+
+impl Drop for UnlistedEntry {
+    fn drop(&mut self) {
+        UNLISTED.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
     }
 }
 

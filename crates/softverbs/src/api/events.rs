@@ -104,8 +104,8 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
         slot.id.store(id, Relaxed);
         header.event_tail.store(tail.wrapping_add(1), Release);
     }
-    match process::get() {
-        Ok(process) if peer.own => dispatch(process),
+    match peer.own.then(process::get) {
+        Some(Ok(process)) => dispatch(process),
         _ => peer.kick(),
     }
 }
@@ -122,7 +122,11 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
     if of_the_port(kind) {
         for context in device::open_contexts() {
             let shared = process.own.header().devices.get(context.device.index);
-            if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
+            // The context of a removed device gets no event any more.
+            if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) && !context.is_dead() {
+                if kind == DEVICE_FATAL {
+                    context.notice_removal();
+                }
                 context.events.push(Event { kind, target: Target::Port });
             }
         }

@@ -16,6 +16,7 @@ pub(crate) mod qp;
 pub(crate) mod query;
 pub(crate) mod rates;
 pub(crate) mod recv;
+mod retry;
 pub(crate) mod send;
 pub(crate) mod srq;
 pub(crate) mod strings;

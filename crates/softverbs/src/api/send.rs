@@ -19,16 +19,14 @@ use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
 use crate::wire::exec::{self, Step};
+use crate::wire::late;
 use crate::wire::respond;
-use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
+use crate::wire::send_queue::{INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
+use crate::wire::strike;
 
 /// Fence, signaled, solicited, inline. A fence needs no code: work requests are executed one by
 /// one.
 const KNOWN_FLAGS: u32 = 0xf;
-/// Minimum interval between retries of polling threads, in nanoseconds.
-const PROBE: u64 = 100_000;
-/// Retry interval for a peer that does not answer if the QP has no timeout, in nanoseconds.
-const NO_TIMEOUT_RETRY: u64 = 100_000_000;
 
 pub(crate) fn wc_opcode(opcode: u32) -> u32 {
     use sys::ibv_wc_opcode as done;
@@ -99,7 +97,7 @@ fn count_posted(qp: &Qp, opcode: u32, flags: u32) {
 }
 
 /// Applies `add` to the counters of the QP and of its device.
-fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
+pub(super) fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
     add(&qp.counters.own);
     if let Some(device) = counters::of_device(qp.context.device.index) {
         add(device);
@@ -137,8 +135,10 @@ impl Qp {
             );
             return Err(Errno(libc::ENOMEM));
         }
+        let number = sq.tail;
         // SAFETY: guaranteed by the caller.
         unsafe { sq.push(wr, pieces, len, now) };
+        strike::count(process, self, sq, number, wr.opcode);
         count_posted(self, wr.opcode, wr.send_flags);
         Ok(())
     }
@@ -152,6 +152,7 @@ impl Qp {
     /// Like `drain`, and executes up to `pieces` pieces of large work requests.
     pub(crate) fn work(&self, process: &Process, sq: &mut SendQueue, due: bool, mut pieces: u32) {
         let Ok(shared) = self.shared(process) else { return };
+        let mut removed = false;
         while sq.head != sq.tail {
             match shared.state.load(Acquire) {
                 RTS => {}
@@ -163,6 +164,7 @@ impl Qp {
             }
             if let Some(block) = sq.block {
                 let now = clock::now();
+                self.resend(process, sq, now);
                 if due && block.until > now {
                     break;
                 }
@@ -178,6 +180,13 @@ impl Qp {
             match step {
                 Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
                 Step::Moved => sq.block = None,
+                // Neither a timer nor a thread continues it.
+                Step::Removed => {
+                    (sq.block, sq.partial) = (None, None);
+                    self.probe_at.store(u64::MAX, Relaxed);
+                    removed = true;
+                    break;
+                }
                 Step::NotReady(wait) => {
                     if !self.not_ready(process, sq, &wqe, wait) {
                         break;
@@ -194,12 +203,19 @@ impl Qp {
             }
         }
         // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
-        let running = shared.state.load(Acquire) == RTS;
+        let state = shared.state.load(Acquire);
+        let running = state == RTS && !removed;
+        if state == ERR {
+            late::release(process, sq);
+        }
+        if running && sq.unacked.is_some() {
+            exec::run_ahead(process, self, sq);
+        }
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());
         self.note_moving(process, moves);
         if let Some(block) = sq.block.filter(|_| running && sq.head != sq.tail) {
-            process.service.wake_at(block.until);
+            process.service.wake_at(block.until.min(block.resend_at));
         }
     }
 
@@ -232,14 +248,15 @@ impl Qp {
     }
 
     /// Completes the head with an error; the QP enters ERR.
-    fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
+    pub(super) fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
         let completion = self.completion(sq, wqe, status, 0);
         cq::complete(process, &process.own, self.send_cq.index, &completion);
         sq.advance();
         self.enter_error(process, None);
     }
 
-    fn enter_error(&self, process: &Process, event: Option<u32>) {
+    /// Moves the QP to ERR.
+    pub(crate) fn enter_error(&self, process: &Process, event: Option<u32>) {
         let Ok(shared) = self.shared(process) else { return };
         let _guard = bounce::lock(&shared.lock);
         respond::to_error(process, &process.own, self.index, shared, event);
@@ -255,58 +272,6 @@ impl Qp {
             sq.advance();
         }
         self.show_state(ERR);
-    }
-
-    /// Handles a responder without a receive. Returns `true` if the head is complete (failed).
-    fn not_ready(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, wait: u64) -> bool {
-        let now = clock::now();
-        let left = match sq.block {
-            Some(block) if block.rnr && block.until > now => return false,
-            Some(block) if block.rnr => block.left,
-            _ => u32::from(sq.connection.rnr_retry),
-        };
-        on_counters(self, |live| Live::add(&live.rnr, 1));
-        if left == 0 {
-            fault!(
-                "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} has no receive posted, after {} retries",
-                self.qpn,
-                wqe.wr_id,
-                sq.connection.dest_qpn,
-                sq.connection.rnr_retry
-            );
-            self.failed(process, sq, wqe, wc::IBV_WC_RNR_RETRY_EXC_ERR);
-            return true;
-        }
-        let left = if left == 7 { 7 } else { left - 1 };
-        sq.block = Some(Block { rnr: true, left, until: now + wait });
-        self.probe_at.store(0, Relaxed);
-        false
-    }
-
-    /// Handles a peer that does not answer. Returns `true` if the head is complete (failed).
-    fn no_answer(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, why: &str) -> bool {
-        let now = clock::now();
-        self.probe_at.store(now + PROBE, Relaxed);
-        let Connection { timeout, retry, dest_qpn, .. } = sq.connection;
-        let wait = if timeout == 0 { NO_TIMEOUT_RETRY } else { 4096_u64 << timeout };
-        let left = match sq.block {
-            Some(block) if !block.rnr && block.until > now => return false,
-            Some(block) if !block.rnr && timeout == 0 => block.left,
-            Some(block) if !block.rnr && block.left == 0 => {
-                fault!(
-                    "QP {:#x}, wr_id {:#x}: no answer from QP {dest_qpn:#x}: {why}; timeout {timeout} ({} us), {retry} retries",
-                    self.qpn,
-                    wqe.wr_id,
-                    wait / 1000
-                );
-                self.failed(process, sq, wqe, wc::IBV_WC_RETRY_EXC_ERR);
-                return true;
-            }
-            Some(block) if !block.rnr => block.left - 1,
-            _ => u32::from(retry),
-        };
-        sq.block = Some(Block { rnr: false, left, until: now + wait });
-        false
     }
 
     /// Updates the number of waiting QPs. The send queue is locked.

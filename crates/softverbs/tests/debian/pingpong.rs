@@ -96,3 +96,43 @@ fn srq_pingpong() {
         pingpong("ibv_srq_pingpong", args, size * exchanges * 2, exchanges);
     }
 }
+
+/// Asserts that a program ended with `IBV_WC_RETRY_EXC_ERR`.
+fn gave_up(ended: &crate::pair::Ended) {
+    assert!(!ended.status.success() && ended.text.contains("retry counter exceeded"), "{}", ended.text);
+}
+
+//= softverbs.md: SOFTVERBS_FAULTS injects faults
+#[test]
+fn the_environment_breaks_an_unchanged_program() {
+    let pair = Pair::new("ibv_rc_pingpong", "-g 3").env_of(1, "SOFTVERBS_FAULTS", "soft0:silence=out,at=5");
+    let port = crate::pair::Port::new();
+    let server = pair.server(&port);
+    gave_up(&pair.client(&port).end());
+    server.kill();
+}
+
+//= softverbs.md: softverbs-ctl breaks and heals running processes
+#[test]
+fn softverbs_ctl_breaks_a_running_unchanged_program() {
+    let fabric = crate::pair::fabric();
+    let pair = Pair::new("ibv_rc_pingpong", "-g 3 -n 1000000000").env("SOFTVERBS_FABRIC", &fabric);
+    let port = crate::pair::Port::new();
+    let server = pair.server(&port);
+    let mut client = pair.client(&port);
+    let ctl = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_softverbs-ctl"));
+        let out =
+            command.args(["--fabric", &fabric]).args(args).output().expect("softverbs-ctl can be started");
+        (out.status.success(), String::from_utf8_lossy(&out.stdout).into_owned())
+    };
+    // Once data flows.
+    client.wait_until("work requests", |_| {
+        let posts =
+            |line: &str| line.contains(" work requests posted") && !line.contains(": 0 work requests");
+        ctl(&["list"]).1.lines().filter(|line| posts(line)).count() == 2
+    });
+    assert!(ctl(&["fault", "soft0@10.1.0.2", "silence"]).0);
+    gave_up(&client.end());
+    server.kill();
+}

@@ -1,0 +1,193 @@
+//! Verdicts on ports and routes: one for all connections of the process, with one line in the log.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::async_events::state::EventState;
+use crate::async_events::toll::Toll;
+use crate::async_events::watch::{Owner, Route};
+use crate::device::{Change, Happening, Moment, Nic, PortState};
+use crate::error::Result;
+use crate::housekeeping::{Job, TICK};
+use crate::route::gid_addr;
+use crate::verbs::{About, AsyncEvent, Context};
+
+/// How long the episodes of a port are collected for one line.
+const REPORT: Duration = Duration::from_secs(1);
+/// How often a port is looked at that is suspect, or has episodes to report.
+const BUSY: Duration = Duration::from_millis(50);
+
+/// What an event has changed of its ports, for the event's line.
+#[derive(Debug, Default)]
+pub(super) struct PortChange {
+    pub(super) text: String,
+    /// Connections have lost a rail.
+    pub(super) costs_rails: bool,
+}
+
+impl EventState {
+    /// Applies an event to the lives of its ports.
+    pub(super) fn port_event(&self, context: &Context, event: &AsyncEvent) -> PortChange {
+        let now = Moment::now();
+        let ours = |nic: &Arc<Nic>| match event.about {
+            About::Port(port) => nic.port().number == port,
+            _ => event.about == About::Device && event.is_fatal(),
+        };
+        let of_adapter = |nic: &Arc<Nic>| nic.pd().context().id() == context.id();
+        let mut changed = PortChange::default();
+        for nic in self.nics().iter().filter(|nic| of_adapter(nic) && ours(nic)) {
+            let why = format!("{}: {event}", nic.name());
+            let change = match event {
+                e if e.is_link_down() => nic.life().happened(now, Happening::LinkDown(&why)),
+                e if e.is_link_up() => nic.life().happened(now, Happening::LinkUp),
+                e if e.is_fatal() => nic.life().happened(now, Happening::Removed(&why)),
+                e if e.is_gid_change() => {
+                    if let Some(loss) = self.lost_addresses(nic) {
+                        changed = PortChange { text: loss, costs_rails: true };
+                    }
+                    Change::None
+                }
+                _ => Change::None,
+            };
+            if let Change::Back { outage } = change {
+                changed.text += &format!("; it was down for {:.3} s", outage.as_secs_f64());
+            }
+        }
+        changed
+    }
+
+    /// Condemns the rails whose local address is no longer in the port's GID table. Returns the
+    /// addresses and the connections, if there are any.
+    fn lost_addresses(&self, nic: &Nic) -> Option<String> {
+        let mut lost = Vec::new();
+        for route in self.comms().iter().flat_map(|comm| comm.routes()).filter(|route| route.is_on(nic)) {
+            if !lost.contains(&route.local) {
+                lost.push(route.local);
+            }
+        }
+        lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
+        let why = format!("its address is no longer in the GID table of {}", nic.name());
+        let toll = self.give_up(|route| route.is_on(nic) && lost.contains(&route.local), &why);
+        let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
+        (!toll.is_empty()).then(|| format!("; it no longer has {}; {toll}", lost.join(", ")))
+    }
+
+    /// Condemns all rails whose route `fits` accepts.
+    fn give_up(&self, fits: impl Fn(&Route) -> bool, why: &str) -> Toll {
+        let mut toll = Toll::default();
+        for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
+            toll.condemn(comm, comm.rails_in_use(&fits), why);
+        }
+        toll
+    }
+
+    /// Condemns all rails on a port that is down, and logs that once for all of them.
+    fn give_up_port(&self, nic: &Nic) {
+        let Some(cause) = nic.life().cause() else { return };
+        let toll = self.give_up(|route| route.is_on(nic), &cause.why);
+        if !toll.is_empty() {
+            let (name, clock) = (nic.name(), cause.since.clock());
+            tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
+        }
+    }
+
+    /// Condemns all rails over a route that has failed while its port is active.
+    fn give_up_route(&self, now: Moment, route: &Route, why: &str) {
+        let is_new = route.nic.life().route_failed(now, route.peer, why);
+        let same = |other: &Route| other.is_on(&route.nic) && other.peer == route.peer;
+        let toll = self.give_up(same, why);
+        if is_new && !toll.is_empty() {
+            let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
+            tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {toll}");
+        }
+    }
+
+    /// Queries a port that is not healthy, and reports the episodes of its connections.
+    fn look_at(&self, nic: &Nic) {
+        let (life, now) = (nic.life(), Moment::now());
+        if life.is_query_due(now.instant) {
+            let trouble = nic.now().err();
+            let usable = trouble.as_deref().map_or(Ok(()), Err);
+            self.changed(nic, life.happened(now, Happening::Queried(usable)));
+        }
+        let fits = |route: &Route| route.is_on(nic);
+        if life.state() == PortState::Probing
+            && self.comms().iter().all(|comm| comm.rails_given_up(fits) == 0)
+        {
+            self.changed(nic, life.happened(now, Happening::Restored));
+        }
+        if let Some(sum) = life.take_episodes(now.instant, REPORT) {
+            self.stats.episodes(sum.count, sum.replayed, sum.total);
+            let millis = |time: Duration| time.as_secs_f64() * 1e3;
+            tracing::info!(
+                target: "net",
+                "after the loss of {}: {} times a connection carried on over other rails, {} bytes were sent again, \
+                 stalls of {:.1} ms on average and {:.1} ms at most",
+                nic.name(), sum.count, sum.replayed, millis(sum.total / sum.count.max(1)), millis(sum.longest)
+            );
+        }
+    }
+
+    /// Acts on a change of a port that no event brought.
+    fn changed(&self, nic: &Nic, change: Change) {
+        match change {
+            Change::Died => self.give_up_port(nic),
+            Change::Back { outage } => {
+                self.stats.returned();
+                tracing::info!(target: "net", "{} is back after {:.3} s", nic.name(), outage.as_secs_f64());
+            }
+            Change::None | Change::Suspected | Change::Reachable => {}
+        }
+    }
+}
+
+fn peer_of(route: &Route) -> IpAddr {
+    gid_addr(route.peer)
+}
+
+impl Owner for EventState {
+    fn closed(&self, number: u64) {
+        self.forget(number);
+    }
+
+    fn wake(&self) {
+        self.housekeeping.wake();
+    }
+
+    fn rail_failed(&self, route: &Route, why: &str) {
+        let (nic, now) = (&route.nic, Moment::now());
+        let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
+        let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
+        nic.life().happened(now, what);
+        match nic.life().state() {
+            PortState::Down => self.give_up_port(nic),
+            _ => self.give_up_route(now, route, why),
+        }
+    }
+
+    fn rail_works(&self, route: &Route) {
+        let (life, now) = (route.nic.life(), Moment::now());
+        if let Some(outage) = life.route_returned(now.instant, &route.peer) {
+            self.stats.returned();
+            let (name, peer, outage) = (route.nic.name(), peer_of(route), outage.as_secs_f64());
+            tracing::info!(target: "net", "the route from {name} to {peer} works again after {outage:.3} s");
+        }
+        if life.state() == PortState::Probing {
+            self.changed(&route.nic, life.happened(now, Happening::Restored));
+        }
+    }
+}
+
+/// Watches the ports that are not healthy.
+impl Job for EventState {
+    fn run(&self) -> Result<()> {
+        self.nics().iter().for_each(|nic| self.look_at(nic));
+        Ok(())
+    }
+
+    fn interval(&self) -> Duration {
+        let busy = self.nics().iter().any(|nic| nic.life().is_busy());
+        if busy { BUSY } else { TICK }
+    }
+}

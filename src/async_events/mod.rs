@@ -1,0 +1,164 @@
+//! Faults of adapters, ports and routes: what notices them, and the comms that learn of them.
+//!
+//! One thread reads the asynchronous events of all adapters, logs and counts each once, and marks
+//! the comms that an event concerns; the next call on such a comm finds the mark. Between two events
+//! the thread runs the jobs of [`Housekeeping`], the watchdog among them.
+
+mod attention;
+mod faults;
+mod stalls;
+mod state;
+mod toll;
+mod watch;
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::device::Nic;
+use crate::error::{Error, Result};
+use crate::failed_routes::FailedRoutes;
+use crate::housekeeping::{Housekeeping, Job};
+use crate::policy::Followers;
+use crate::stats::{RailCounters, Stats};
+use crate::verbs::Context;
+use stalls::Watchdog;
+use state::EventState;
+pub use watch::{CommWatch, Queues, Route};
+
+/// The events of a process's adapters.
+#[derive(Debug)]
+pub struct AsyncEvents {
+    running: Mutex<Weak<EventThread>>,
+    state: Arc<EventState>,
+    /// A job: it runs while this exists.
+    _watchdog: Arc<Watchdog>,
+}
+
+/// The thread as contexts hold it: it ends with the last of them.
+#[derive(Debug)]
+pub struct EventThread {
+    stop: Arc<AtomicBool>,
+    wake: Arc<EventFd>,
+    housekeeping: Arc<Housekeeping>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AsyncEvents {
+    pub(crate) fn new(
+        stats: Arc<Stats>,
+        housekeeping: Arc<Housekeeping>,
+        failed_routes: Arc<FailedRoutes>,
+    ) -> Self {
+        let state = Arc::new(EventState::new(stats, Arc::clone(&housekeeping), failed_routes));
+        let watchdog = Arc::new(Watchdog::new(Arc::clone(&state)));
+        let ports: Arc<dyn Job> = Arc::<EventState>::clone(&state);
+        housekeeping.add("watching ports", Arc::downgrade(&ports));
+        let stalls: Arc<dyn Job> = Arc::<Watchdog>::clone(&watchdog);
+        housekeeping.add("watching rails", Arc::downgrade(&stalls));
+        Self { running: Mutex::default(), state, _watchdog: watchdog }
+    }
+
+    /// Returns the running thread, or starts one that reads the events of the adapters of `nics`.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub fn start(&self, config: &Config, nics: impl FnOnce() -> Vec<Arc<Nic>>) -> Result<Arc<EventThread>> {
+        self.state.configure(config);
+        let mut running = self.running.lock();
+        if let Some(thread) = running.upgrade() {
+            return Ok(thread);
+        }
+        let thread = EventThread::start(Arc::clone(&self.state), nics())
+            .map_err(|e| Error::io("starting the thread of the adapters' events", e))?;
+        let thread = Arc::new(thread);
+        *running = Arc::downgrade(&thread);
+        Ok(thread)
+    }
+
+    /// Returns the connections whose weights the events of ports renew.
+    pub fn followers(&self) -> &Followers {
+        &self.state.followers
+    }
+
+    /// Begins to watch the queues of a comm, until the result is dropped. `counters`: those that show
+    /// whether a rail makes progress, if the comm has them.
+    pub fn watch(&self, name: String, rails: Vec<Queues>, counters: Option<RailCounters>) -> Arc<CommWatch> {
+        EventState::watch(&self.state, name, rails, counters)
+    }
+}
+
+impl EventThread {
+    fn start(state: Arc<EventState>, nics: Vec<Arc<Nic>>) -> std::io::Result<Self> {
+        let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let (stop, housekeeping) = (Arc::<AtomicBool>::default(), Arc::clone(&state.housekeeping));
+        let mut contexts: Vec<Arc<Context>> = Vec::new();
+        for nic in &nics {
+            if contexts.iter().all(|context| context.id() != nic.pd().context().id()) {
+                contexts.push(Arc::clone(nic.pd().context()));
+            }
+        }
+        state.set_nics(nics);
+        let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake));
+        let thread = thread::Builder::new()
+            .name("mpib-events".into())
+            .spawn(move || run(&stopped, &woken, contexts, &state))?;
+        housekeeping.set_waker(Arc::clone(&wake));
+        Ok(Self { stop, wake, housekeeping, thread: Some(thread) })
+    }
+}
+
+impl Drop for EventThread {
+    fn drop(&mut self) {
+        self.housekeeping.remove_waker(&self.wake);
+        self.stop.store(true, Ordering::Release);
+        // The thread waits for this descriptor, and for no lock that this thread may hold.
+        let stopped = self.wake.write(1);
+        if let (Ok(_), Some(thread)) = (stopped, self.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state: &EventState) {
+    let mut wait = Duration::ZERO;
+    loop {
+        let ready: Vec<bool> = {
+            let fds = contexts.iter().map(|context| context.async_fd());
+            let mut fds: Vec<_> = std::iter::once(wake.as_fd())
+                .chain(fds)
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
+            // Rounded up: a job that is due in less than 1 ms does not make the thread spin.
+            let millis = wait.as_micros().div_ceil(1000);
+            match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
+                Ok(_) => fds.iter().map(|fd| fd.any().unwrap_or(true)).collect(),
+                Err(Errno::EINTR) => continue,
+                Err(e) => {
+                    return tracing::warn!(target: "net", "no events of adapters are seen any more: poll: {e}");
+                }
+            }
+        };
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        if ready[0] {
+            // Before the jobs run: what wakes the thread meanwhile makes them run again.
+            let _ = wake.read();
+        }
+        let mut readable = ready[1..].iter();
+        contexts.retain(|context| !readable.next().is_some_and(|ready| *ready) || state.read(context));
+        wait = state.housekeeping.run((!ready[0]).then(Instant::now));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! What the thread of the events and the comms share, and what an event does.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::async_events::toll::Toll;
+use crate::async_events::watch::{CommWatch, Owner, Queues};
+use crate::config::Config;
+use crate::device::Nic;
+use crate::failed_routes::FailedRoutes;
+use crate::housekeeping::Housekeeping;
+use crate::policy::Followers;
+use crate::stats::{RailCounters, Stats};
+use crate::verbs::{About, AsyncEvent, Context};
+
+/// Comms that a line names. Of the others it gives only the number.
+const NAMED: usize = 4;
+
+/// What the thread of the events and the comms share.
+#[derive(Debug)]
+pub(super) struct EventState {
+    comms: Mutex<HashMap<u64, Weak<CommWatch>>>,
+    /// Number of the last comm.
+    last: AtomicU64,
+    /// The ports of the process.
+    nics: RwLock<Vec<Arc<Nic>>>,
+    /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
+    end_comms: AtomicBool,
+    /// `MPIB_STALL_MS` of the latest init, in ms.
+    stall: AtomicU64,
+    /// Weights that follow the speeds of ports.
+    pub(super) followers: Followers,
+    pub(super) stats: Arc<Stats>,
+    pub(super) housekeeping: Arc<Housekeeping>,
+    failed_routes: Arc<FailedRoutes>,
+}
+
+impl EventState {
+    pub(super) fn new(
+        stats: Arc<Stats>,
+        housekeeping: Arc<Housekeeping>,
+        failed_routes: Arc<FailedRoutes>,
+    ) -> Self {
+        Self {
+            comms: Mutex::default(),
+            last: AtomicU64::new(0),
+            nics: RwLock::default(),
+            end_comms: AtomicBool::new(true),
+            stall: AtomicU64::new(0),
+            followers: Followers::default(),
+            stats,
+            housekeeping,
+            failed_routes,
+        }
+    }
+
+    /// Stores what an init has read.
+    pub(super) fn configure(&self, config: &Config) {
+        self.end_comms.store(config.return_async_events, Ordering::Relaxed);
+        let stall = u64::try_from(config.stall.as_millis()).unwrap_or(u64::MAX);
+        self.stall.store(stall, Ordering::Relaxed);
+    }
+
+    /// Returns `MPIB_STALL_MS`.
+    pub(super) fn stall_limit(&self) -> Duration {
+        Duration::from_millis(self.stall.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_nics(&self, nics: Vec<Arc<Nic>>) {
+        *self.nics.write() = nics;
+    }
+
+    /// Returns the ports of the process.
+    pub(super) fn nics(&self) -> Vec<Arc<Nic>> {
+        self.nics.read().clone()
+    }
+
+    /// Begins to watch a comm.
+    pub(super) fn watch(
+        this: &Arc<Self>,
+        name: String,
+        rails: Vec<Queues>,
+        counters: Option<RailCounters>,
+    ) -> Arc<CommWatch> {
+        let number = this.last.fetch_add(1, Ordering::Relaxed);
+        let owner: Arc<dyn Owner> = Arc::<Self>::clone(this);
+        // A set-up that has succeeded is a proof, too.
+        rails.iter().for_each(|queues| this.rail_works(&queues.route));
+        let watch = Arc::new(CommWatch::new(number, name, rails, counters, Arc::downgrade(&owner)));
+        this.comms.lock().insert(number, Arc::downgrade(&watch));
+        watch
+    }
+
+    pub(super) fn forget(&self, number: u64) {
+        self.comms.lock().remove(&number);
+    }
+
+    /// Returns all comms, in the order of their beginning.
+    pub(super) fn comms(&self) -> Vec<Arc<CommWatch>> {
+        // The last reference to a comm must not be dropped under the lock that its drop takes.
+        let mut all: Vec<_> = self.comms.lock().values().filter_map(Weak::upgrade).collect();
+        all.sort_by_key(|comm| comm.number);
+        all
+    }
+
+    /// Handles the pending events of an adapter. Returns `false` if no more will come.
+    pub(super) fn read(&self, context: &Context) -> bool {
+        loop {
+            match context.next_event() {
+                Ok(Some(event)) => self.handle(context, &event),
+                Ok(None) => return true,
+                Err(e) => {
+                    tracing::warn!(target: "net", "no events of {} are seen any more: {e}", context.name());
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Counts and logs an event. Ends the comms that it ends, and condemns the rails that it costs.
+    pub(super) fn handle(&self, context: &Context, event: &AsyncEvent) {
+        if event.is_consequence() {
+            return;
+        }
+        self.stats.event(event);
+        if matches!(event.about, About::Port(_)) {
+            self.failed_routes.clear();
+        }
+        let place = match event.about {
+            About::Port(port) => format!("{}:{port}", context.name()),
+            _ => context.name().to_owned(),
+        };
+        let mut text = format!("{place}: {event}");
+        let carries_on = |comm: &CommWatch| event.is_fatal() && !event.is_mistake() && comm.has_failover();
+        let (failing_over, others): (Vec<_>, Vec<_>) =
+            self.concerned(context, event).into_iter().partition(|(comm, _)| carries_on(comm));
+        let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
+        let change = self.port_event(context, event);
+        let mut toll = Toll::default();
+        failing_over.iter().for_each(|(comm, rails)| toll.condemn(comm, *rails, &text));
+        others.iter().filter(|_| ends).for_each(|(comm, _)| comm.end(&text));
+        if !others.is_empty() {
+            let verb = if ends { "ends" } else { "concerns" };
+            text += &format!("; it {verb} {}", names(&others));
+        }
+        if !failing_over.is_empty() {
+            text += &format!("; {toll}");
+        }
+        text += &change.text;
+        let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };
+        for (port, mbps) in changed {
+            text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
+        }
+        if event.is_fatal() || event.is_link_down() || change.costs_rails {
+            tracing::warn!(target: "net", "{text}");
+        } else {
+            tracing::info!(target: "net", "{text}");
+        }
+    }
+
+    /// Returns the comms that use the subject of an event, with their rails that do.
+    fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<(Arc<CommWatch>, u8)> {
+        let rails = |comm: &CommWatch| comm.rails_with(|queues| queues.includes(context.id(), event.about));
+        let all = self.comms().into_iter().map(|comm| (rails(&comm), comm));
+        all.filter(|(rails, _)| *rails != 0).map(|(rails, comm)| (comm, rails)).collect()
+    }
+}
+
+/// Names the first comms, and counts the others.
+fn names(comms: &[(Arc<CommWatch>, u8)]) -> String {
+    let names: Vec<_> = comms.iter().take(NAMED).map(|(comm, _)| comm.name()).collect();
+    let more = comms.len() - names.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    names.join(", ") + &more
+}

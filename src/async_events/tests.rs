@@ -1,0 +1,358 @@
+//! Faults of software devices, and the rails that they cost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nccl_net_mpib_agent_iface::stats::Direction;
+
+use super::stalls::Watchdog;
+use super::state::EventState;
+use super::watch::{CommWatch, Queues, Route};
+use crate::config::Config;
+use crate::connect::tests::ports;
+use crate::device::{Hold, Nic, PortState};
+use crate::error::Result;
+use crate::housekeeping::{Housekeeping, Job, TICK};
+use crate::policy::Plan;
+use crate::process::Process;
+use crate::proto::{GidKind, RailRole};
+use crate::stats::Counters;
+use crate::verbs::{About, AsyncEvent};
+
+const QP_FATAL: i32 = 1;
+const QP_ACCESS_ERR: i32 = 3;
+const CQ_ERR: i32 = 0;
+const SRQ_ERR: i32 = 14;
+const DEVICE_FATAL: i32 = 8;
+const PORT_ACTIVE: i32 = 9;
+const PORT_ERR: i32 = 10;
+const GID_CHANGE: i32 = 18;
+
+/// Ports of two adapters, and the state without its thread.
+struct World {
+    state: Arc<EventState>,
+    nics: [Arc<Nic>; 2],
+    _devices: Hold,
+}
+
+impl World {
+    fn new() -> Self {
+        // Configures the software devices, as every test of this process must.
+        ports();
+        let process = Process::new();
+        let hold = process.devices.open(&Config::default()).unwrap();
+        let all = process.devices.nics();
+        let state = EventState::new(
+            Arc::clone(&process.stats),
+            Arc::<Housekeeping>::default(),
+            Arc::clone(&process.failed_routes),
+        );
+        state.set_nics(all.clone());
+        Self { state: Arc::new(state), nics: [&all[0], &all[1]].map(Arc::clone), _devices: hold }
+    }
+
+    /// A comm on these ports with peers that have these GIDs. Its queues on rail i have number
+    /// `first + i`.
+    fn comm(&self, first: u32, rails: &[(usize, u8)], counters: Option<&Counters>) -> Arc<CommWatch> {
+        let queues = rails.iter().zip(first..).map(|((nic, peer), n)| self.queues(*nic, *peer, n)).collect();
+        let counters = counters.and_then(Counters::of_rails);
+        let comm = EventState::watch(&self.state, format!("comm {first}"), queues, counters);
+        comm.set_failover(true);
+        comm
+    }
+
+    fn queues(&self, nic: usize, peer: u8, number: u32) -> Queues {
+        let nic = Arc::clone(&self.nics[nic]);
+        let gid = nic.now().unwrap().1[0];
+        let route = Route { nic, local: (gid.raw, gid.kind), peer: [peer; 16] };
+        Queues { route, qps: vec![number], cq: Some(number as usize), srq: Some(number as usize) }
+    }
+
+    fn event(&self, nic: usize, kind: i32, about: About) {
+        self.state.handle(self.nics[nic].pd().context(), &AsyncEvent { kind, about });
+    }
+
+    fn port_event(&self, nic: usize, kind: i32) {
+        self.event(nic, kind, About::Port(self.nics[nic].port().number));
+    }
+}
+
+#[test]
+fn a_condemned_rail_marks_the_comm_once_until_it_is_made_anew() {
+    let world = World::new();
+    let comm = world.comm(10, &[(0, 1), (1, 1)], None);
+    assert!(!comm.is_marked());
+    assert_eq!(comm.condemn(0b101, "first"), 0b001, "it has two rails");
+    assert_eq!((comm.is_marked(), comm.take_condemned(), comm.take_condemned()), (true, 1, 0));
+    comm.unmark();
+    assert_eq!((comm.condemn(1, "second"), comm.is_marked()), (0, false), "given up already");
+    assert_eq!((comm.cause(0).as_deref(), comm.cause(1), comm.cause(9)), (Some("first"), None, None));
+    comm.set_rail(0, None);
+    assert_eq!(comm.condemn(0b11, "third"), 0b10);
+    comm.set_rail(0, Some(world.queues(0, 1, 20)));
+    assert_eq!((comm.cause(0), comm.take_condemned()), (None, 0b10));
+    assert_eq!(comm.condemn(1, "fourth"), 1);
+    // The earlier life's condemnation is not of the next life.
+    comm.set_rail(0, Some(world.queues(0, 1, 21)));
+    assert_eq!(comm.take_condemned(), 0);
+}
+
+#[test]
+fn the_mark_of_an_event_that_ends_the_comm_stays() {
+    let world = World::new();
+    let comm = world.comm(10, &[(0, 1)], None);
+    comm.mark();
+    comm.unmark();
+    assert!(!comm.is_marked());
+    comm.end("an event");
+    comm.unmark();
+    assert!(comm.is_marked());
+}
+
+#[test]
+fn a_failed_queue_costs_its_rail_alone() {
+    for (kind, about) in [(QP_FATAL, About::Qp(11)), (CQ_ERR, About::Cq(11)), (SRQ_ERR, About::Srq(11))] {
+        let world = World::new();
+        let (comm, other) =
+            (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(0, 1), (1, 1)], None));
+        // Numbers are those of an adapter.
+        world.event(0, kind, about);
+        assert_eq!(comm.take_condemned(), 0);
+        world.event(1, kind, about);
+        assert_eq!((comm.take_condemned(), other.take_condemned()), (0b10, 0), "{kind}");
+        assert!(comm.is_marked() && !other.is_marked());
+        comm.unmark();
+        assert!(!comm.is_marked(), "not ended");
+    }
+}
+
+#[test]
+fn mistakes_and_comms_without_failover_end() {
+    let world = World::new();
+    let (comm, plain) = (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(0, 1), (1, 1)], None));
+    plain.set_failover(false);
+    for (comm, kind, about) in [(&comm, QP_ACCESS_ERR, About::Qp(10)), (&plain, QP_FATAL, About::Qp(20))] {
+        world.event(0, kind, about);
+        assert_eq!(comm.take_condemned(), 0);
+        comm.unmark();
+        assert!(comm.is_marked(), "ended");
+    }
+}
+
+#[test]
+fn a_failed_adapter_costs_all_rails_on_it_for_good() {
+    let world = World::new();
+    let (comm, other) = (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(1, 2)], None));
+    world.event(0, DEVICE_FATAL, About::Device);
+    assert_eq!((comm.take_condemned(), other.take_condemned()), (0b01, 0));
+    assert!(comm.cause(0).unwrap().contains("the adapter failed, or was removed"));
+    world.port_event(0, PORT_ACTIVE);
+    let states = world.nics.each_ref().map(|nic| nic.life().state());
+    assert_eq!(states, [PortState::Down, PortState::Healthy]);
+    assert!(!comm.may_return(0));
+}
+
+#[test]
+fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
+    let world = World::new();
+    let comms = [1, 2].map(|peer| world.comm(10 * u32::from(peer), &[(0, peer), (1, peer)], None));
+    let late = world.comm(30, &[(0, 3)], None);
+    // The event of another port of the adapter.
+    world.event(0, PORT_ERR, About::Port(77));
+    assert_eq!(world.nics[0].life().state(), PortState::Healthy);
+    world.port_event(0, PORT_ERR);
+    assert_eq!(world.nics[0].life().state(), PortState::Suspect);
+    assert!(comms.iter().all(|comm| !comm.is_marked()));
+    comms[0].rail_failed(0, "no progress");
+    assert_eq!(world.nics[0].life().state(), PortState::Down);
+    assert_eq!(comms.each_ref().map(|comm| comm.take_condemned()), [0b01, 0b01]);
+    assert_eq!(late.take_condemned(), 0b01, "also without another rail");
+    assert!(comms[1].cause(0).unwrap().contains("the link went down (IBV_EVENT_PORT_ERR)"));
+    // Back: the hold-down begins when the port can be reached.
+    world.port_event(0, PORT_ACTIVE);
+    assert_eq!(world.nics[0].life().state(), PortState::Probing);
+    assert!(!comms[0].may_return(0));
+    comms[0].set_rail(0, Some(world.queues(0, 1, 40)));
+    comms[0].rail_returned(0);
+    assert_eq!(world.nics[0].life().state(), PortState::Healthy);
+    assert!(comms[0].may_return(0));
+}
+
+#[test]
+fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
+    let world = World::new();
+    let failed = world.comm(10, &[(0, 1), (1, 1)], None);
+    let same = world.comm(20, &[(1, 1), (0, 1)], None);
+    let other = world.comm(30, &[(0, 2), (1, 2)], None);
+    let plain = world.comm(40, &[(0, 1), (1, 1)], None);
+    plain.set_failover(false);
+    failed.rail_failed(0, "retries exceeded");
+    let taken = [&failed, &same, &other, &plain].map(|comm| comm.take_condemned());
+    assert_eq!(taken, [0b01, 0b10, 0, 0]);
+    assert_eq!(same.cause(1).as_deref(), Some("retries exceeded"));
+    assert_eq!(world.nics[0].life().state(), PortState::Healthy);
+    assert!(!failed.may_return(0) && other.may_return(0));
+    // A connection that was set up over the route proves the route.
+    let new = world.comm(50, &[(0, 1)], None);
+    assert!(failed.may_return(0) && new.take_condemned() == 0);
+}
+
+#[test]
+fn an_address_that_is_gone_costs_the_rails_that_use_it() {
+    let world = World::new();
+    let comm = world.comm(10, &[(0, 1), (1, 1)], None);
+    let mut queues = world.queues(0, 1, 20);
+    queues.route.local = ([0xfe; 16], GidKind::RoceV2);
+    let lost = EventState::watch(&world.state, "lost".into(), vec![queues], None);
+    lost.set_failover(true);
+    world.port_event(1, GID_CHANGE);
+    assert_eq!(lost.take_condemned(), 0, "the event of another port");
+    world.port_event(0, GID_CHANGE);
+    assert_eq!((lost.take_condemned(), comm.take_condemned()), (0b1, 0));
+    assert_eq!(world.nics[0].life().state(), PortState::Healthy);
+}
+
+/// Two rails, and counters in no page.
+struct Sender {
+    world: World,
+    counters: Counters,
+    comm: Arc<CommWatch>,
+    watchdog: Watchdog,
+    start: Instant,
+}
+
+impl Sender {
+    fn new() -> Self {
+        let world = World::new();
+        let config = Config { stats: false, ..Config::default() };
+        let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
+        let open = |direction, rails| Counters::open(&config, direction, Plan::Plain, "peer", rails, false);
+        assert!(open(Direction::Receive, &rails).of_rails().is_none());
+        assert!(open(Direction::Send, &rails[..1]).of_rails().is_none());
+        let counters = open(Direction::Send, &rails);
+        let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));
+        let watchdog = Watchdog::new(Arc::clone(&world.state));
+        Self { world, counters, comm, watchdog, start: Instant::now() }
+    }
+
+    /// Posts and completes work requests on both rails, and runs the watchdog at a time in ms.
+    fn at(&self, ms: u64, posted: [usize; 2], completed: [u32; 2]) -> u8 {
+        for rail in 0..2 {
+            self.counters.posted(rail, posted[rail], posted[rail], 0);
+            self.counters.completed(rail, completed[rail]);
+        }
+        self.watchdog.pass(self.start + Duration::from_millis(ms), Duration::from_millis(100));
+        self.comm.take_condemned()
+    }
+}
+
+#[test]
+fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() {
+    let sender = Sender::new();
+    let other = sender.world.comm(20, &[(0, 1)], None);
+    assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
+    for i in 1..25 {
+        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+    assert_eq!(sender.at(500, [0, 1], [0, 1]), 0b01);
+    assert!(
+        sender
+            .comm
+            .cause(0)
+            .unwrap()
+            .contains("completed nothing for 500 ms with 8 work requests outstanding")
+    );
+    assert_eq!(other.take_condemned(), 0b01, "the route is the cause");
+    assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
+}
+
+#[test]
+fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
+    let sender = Sender::new();
+    sender.at(0, [8, 8], [0, 0]);
+    sender.world.port_event(0, PORT_ERR);
+    for i in 1..5 {
+        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+    assert_eq!(sender.at(100, [0, 1], [0, 1]), 0b01);
+    assert_eq!(sender.world.nics[0].life().state(), PortState::Down);
+}
+
+#[test]
+fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
+    let sender = Sender::new();
+    assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
+    for i in 1..100 {
+        assert_eq!(sender.at(20 * i, [0, 0], [0, 0]), 0, "{i}: the peer");
+    }
+    // The process was stopped for a minute.
+    assert_eq!(sender.at(62_000, [0, 1], [0, 9]), 0);
+    for i in 1..24 {
+        assert_eq!(sender.at(62_000 + 20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+    // Comms without failover.
+    sender.comm.set_failover(false);
+    for i in 24..100 {
+        assert_eq!(sender.at(62_000 + 20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+}
+
+#[test]
+fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
+    let sender = Sender::new();
+    sender.at(0, [8, 8], [0, 0]);
+    sender.comm.condemn(1, "test");
+    sender.comm.set_rail(0, None);
+    assert_eq!(sender.at(20, [0, 0], [0, 0]), 0b01);
+    sender.comm.set_rail(0, Some(sender.world.queues(0, 1, 30)));
+    for i in 2..100 {
+        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+    // Now it has work again.
+    for i in 100..125 {
+        assert_eq!(sender.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
+    }
+    assert_eq!(sender.at(2500, [0, 1], [0, 1]), 0b01);
+}
+
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Job for Count {
+    fn run(&self) -> Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
+    ports();
+    let process = Process::new();
+    let config = Config::default();
+    let _devices = process.devices.open(&config).unwrap();
+    let count = Arc::<Count>::default();
+    let job: Arc<dyn Job> = Arc::<Count>::clone(&count);
+    process.housekeeping.add("count", Arc::downgrade(&job));
+    let (start, runs) = (Instant::now(), || count.0.load(Ordering::Relaxed));
+    let await_run = |after: u32| {
+        while runs() <= after {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+    };
+    let thread = process.events.start(&config, || process.devices.nics()).unwrap();
+    await_run(0);
+    for _ in 0..5 {
+        let before = runs();
+        process.housekeeping.wake();
+        await_run(before);
+    }
+    await_run(runs() + 2);
+    // One run at the start, one for each wake, and one for each tick.
+    let ticks = start.elapsed().as_millis() / TICK.as_millis();
+    let found = runs();
+    assert!(u128::from(found) <= 1 + 5 + ticks + 1, "{found} runs in {ticks} ticks");
+    drop(thread);
+}

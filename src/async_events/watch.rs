@@ -1,0 +1,360 @@
+//! What the threads that notice faults know of a comm, and what they report to it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::async_events::attention::Attention;
+use crate::device::Nic;
+use crate::proto::{GidKind, rails};
+use crate::stats::RailCounters;
+use crate::verbs::About;
+use crate::watchdog::RailProgress;
+
+/// How long an event waits for the completion that a failed queue may still deliver: the completion
+/// names the request that failed, and the cause.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// What a comm uses, and what happened to it.
+#[derive(Debug)]
+pub struct CommWatch {
+    /// For messages.
+    name: String,
+    /// Its key in the list of all comms.
+    pub(super) number: u64,
+    /// The mark, and the rails to give up that the comm does not know of yet.
+    attention: Attention,
+    /// Whether the comm gives single rails up: see [`set_failover`](Self::set_failover).
+    failover: AtomicBool,
+    /// Why an event ended the comm, and when the event came.
+    ended: OnceLock<(String, Instant)>,
+    rails: Mutex<Vec<WatchedRail>>,
+    /// Present at a sender of several rails.
+    pub(super) counters: Option<RailCounters>,
+    /// By rail. The watchdog alone uses it.
+    pub(super) progress: Mutex<Vec<RailProgress>>,
+    owner: Weak<dyn Owner>,
+}
+
+/// What a comm requires of the one who made its watch.
+pub(super) trait Owner: fmt::Debug + Send + Sync {
+    /// Removes a comm from the list.
+    fn closed(&self, number: u64);
+    /// Makes the jobs of housekeeping run now.
+    fn wake(&self);
+    /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
+    /// that the cause concerns.
+    fn rail_failed(&self, route: &Route, why: &str);
+    /// A rail over a route works, after a failure or for the first time.
+    fn rail_works(&self, route: &Route);
+}
+
+/// One rail of a comm.
+#[derive(Debug)]
+struct WatchedRail {
+    route: Route,
+    /// `None` while the rail has no queues.
+    queues: Option<Queues>,
+    /// Why the rail was given up; `None` while it is in use.
+    cause: Option<String>,
+    /// Work requests posted in earlier lives of the rail that have never completed.
+    lost: u64,
+}
+
+/// The way of a rail.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// The local port.
+    pub nic: Arc<Nic>,
+    /// The local GID and its type.
+    pub local: ([u8; 16], GidKind),
+    /// The peer's GID.
+    pub peer: [u8; 16],
+}
+
+/// What a comm uses on one rail.
+#[derive(Debug)]
+pub struct Queues {
+    /// The port and the addresses.
+    pub route: Route,
+    /// Numbers of its queue pairs.
+    pub qps: Vec<u32>,
+    /// [`Cq::id`](crate::verbs::Cq::id)
+    pub cq: Option<usize>,
+    /// [`Srq::id`](crate::verbs::Srq::id)
+    pub srq: Option<usize>,
+}
+
+/// What a sender has done on a rail in use.
+#[derive(Debug)]
+pub(super) struct RailCounts {
+    pub(super) index: usize,
+    pub(super) nic: Arc<Nic>,
+    /// Work requests known to be complete, in all lives of the rail.
+    pub(super) done: u64,
+    /// Work requests outstanding.
+    pub(super) outstanding: u64,
+}
+
+impl CommWatch {
+    pub(super) fn new(
+        number: u64,
+        name: String,
+        queues: Vec<Queues>,
+        counters: Option<RailCounters>,
+        owner: Weak<dyn Owner>,
+    ) -> Self {
+        let progress = queues.iter().map(|_| RailProgress::default()).collect();
+        let rail = |queues: Queues| WatchedRail {
+            route: queues.route.clone(),
+            queues: Some(queues),
+            cause: None,
+            lost: 0,
+        };
+        Self {
+            name,
+            number,
+            attention: Attention::new(),
+            failover: AtomicBool::new(false),
+            ended: OnceLock::new(),
+            rails: Mutex::new(queues.into_iter().map(rail).collect()),
+            counters,
+            progress: Mutex::new(progress),
+            owner,
+        }
+    }
+
+    /// Returns whether a call on the comm must look closer: one load. It must if rails are
+    /// condemned, if an event has ended the comm or will when its grace period is over, or if
+    /// anyone else has called [`mark`](Self::mark).
+    #[inline]
+    pub fn is_marked(&self) -> bool {
+        self.attention.is_marked()
+    }
+
+    /// Makes the next call on the comm look closer. Writes of the caller from before are visible to
+    /// the thread that sees the mark.
+    pub fn mark(&self) {
+        self.attention.mark();
+    }
+
+    /// Marks the comm, and makes housekeeping look at it now: NCCL may not call for a while.
+    pub fn notify(&self) {
+        self.mark();
+        self.wake();
+    }
+
+    /// Like [`mark`](Self::mark), also for a comm that NCCL does not call: housekeeping looks now.
+    pub fn alert(&self) {
+        self.mark();
+        self.wake();
+    }
+
+    /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may
+    /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
+    /// a change that another thread makes after this call comes with a new mark, and a change from
+    /// before is visible after this call. The other order loses marks.
+    pub fn unmark(&self) {
+        self.attention.unmark();
+        if self.ended.get().is_some() {
+            self.mark();
+        }
+    }
+
+    /// Sets whether the comm gives single rails up. Without it, as at first, faults of rails end the
+    /// comm, and no rail is condemned by others.
+    pub fn set_failover(&self, on: bool) {
+        self.failover.store(on, Ordering::Relaxed);
+    }
+
+    /// Returns whether the comm gives single rails up.
+    pub fn has_failover(&self) -> bool {
+        self.failover.load(Ordering::Relaxed)
+    }
+
+    /// Gives rails up, by mask, and makes the next call on the comm find that, or housekeeping if
+    /// NCCL does not call. The first cause of each rail stays until the rail is made anew, and
+    /// a rail that is given up already is not given up again. Returns the rails that are new.
+    pub fn condemn(&self, mask: u8, why: &str) -> u8 {
+        let mut new = 0;
+        let mut all = self.rails.lock();
+        for rail in rails(mask) {
+            if let Some(watched) = all.get_mut(rail).filter(|watched| watched.cause.is_none()) {
+                watched.cause = Some(why.to_owned());
+                new |= 1 << rail;
+            }
+        }
+        if new != 0 {
+            self.attention.condemn(new);
+            drop(all);
+            self.notify();
+        }
+        new
+    }
+
+    /// Returns the mask of the rails that were condemned since the last call.
+    pub fn take_condemned(&self) -> u8 {
+        self.attention.take_condemned()
+    }
+
+    /// Returns why a rail was given up; `None` while it is in use.
+    pub fn cause(&self, rail: usize) -> Option<String> {
+        self.rails.lock().get(rail)?.cause.clone()
+    }
+
+    /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made anew.
+    /// The rail is in use then: a condemnation of its earlier life is dropped. Call this before the
+    /// new queues are used.
+    pub fn set_rail(&self, rail: usize, queues: Option<Queues>) {
+        let mut all = self.rails.lock();
+        let Some(watched) = all.get_mut(rail) else { return };
+        if let Some(queues) = &queues {
+            watched.route = queues.route.clone();
+            watched.cause = None;
+            let (posted, done) = self.counters.map_or((0, 0), |counters| counters.progress(rail));
+            watched.lost = posted.saturating_sub(done);
+            self.attention.acquit(1 << rail);
+        }
+        watched.queues = queues;
+    }
+
+    /// Reports that a rail failed: a completion with an error, or a limit that has passed. If its
+    /// port cannot be used, all rails of the process on the port are condemned. Else the route is
+    /// the cause, and all rails of the process over the route are. One warning is logged for the
+    /// port or the route. The caller's rail is condemned in any case.
+    #[cold]
+    pub fn rail_failed(&self, rail: usize, why: &str) {
+        if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
+            owner.rail_failed(&route, why);
+        }
+        self.condemn(1 << rail, why);
+    }
+
+    /// Returns whether a rail that was given up may be made anew now: its port can be reached, and
+    /// the hold-down of port and route is over.
+    pub fn may_return(&self, rail: usize) -> bool {
+        let route = self.route(rail);
+        route.is_some_and(|route| route.nic.life().may_return(Instant::now(), &route.peer))
+    }
+
+    /// Reports that a rail could not be made anew: the hold-down doubles.
+    pub fn attempt_failed(&self, rail: usize) {
+        if let Some(route) = self.route(rail) {
+            route.nic.life().attempt_failed(Instant::now(), &route.peer);
+        }
+    }
+
+    /// Reports that a rail made anew has proved to work. The first rail that returns to a port or a
+    /// route is logged.
+    pub fn rail_returned(&self, rail: usize) {
+        if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
+            owner.rail_works(&route);
+        }
+    }
+
+    /// Reports a finished episode that began with the failure of `rail`. Housekeeping logs and counts
+    /// the episodes of a port within a second together.
+    pub fn report_episode(&self, rail: usize, replayed: u64, stall: Duration) {
+        if let Some(route) = self.route(rail) {
+            route.nic.life().add_episode(Instant::now(), replayed, stall);
+        }
+    }
+
+    /// Returns why an event ended the comm, once the grace period is over.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.get().filter(|(_, since)| since.elapsed() >= GRACE).map(|(why, _)| why.as_str())
+    }
+
+    /// Returns the comm's name, for messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends the comm. The first event stays.
+    pub(super) fn end(&self, event: &str) {
+        let why = format!("{} is over, since an adapter reported: {event}", self.name);
+        let _ = self.ended.set((why, Instant::now()));
+        self.mark();
+    }
+
+    /// Returns the mask of the rails whose queues `fits` accepts.
+    pub(super) fn rails_with(&self, fits: impl Fn(&Queues) -> bool) -> u8 {
+        self.mask(|rail| rail.queues.as_ref().is_some_and(&fits))
+    }
+
+    /// Returns the mask of the rails in use whose route `fits` accepts.
+    pub(super) fn rails_in_use(&self, fits: impl Fn(&Route) -> bool) -> u8 {
+        self.mask(|rail| rail.cause.is_none() && fits(&rail.route))
+    }
+
+    /// Returns the mask of the rails that were given up and whose route `fits` accepts.
+    pub(super) fn rails_given_up(&self, fits: impl Fn(&Route) -> bool) -> u8 {
+        self.mask(|rail| rail.cause.is_some() && fits(&rail.route))
+    }
+
+    /// Returns the routes of all rails.
+    pub(super) fn routes(&self) -> Vec<Route> {
+        self.rails.lock().iter().map(|rail| rail.route.clone()).collect()
+    }
+
+    /// Returns the route of a rail.
+    pub(super) fn route(&self, rail: usize) -> Option<Route> {
+        Some(self.rails.lock().get(rail)?.route.clone())
+    }
+
+    /// Returns the counts of the rails in use; none without counters.
+    pub(super) fn counts(&self) -> Vec<RailCounts> {
+        let Some(counters) = self.counters else { return Vec::new() };
+        let all = self.rails.lock();
+        let in_use = all.iter().enumerate().filter(|(_, rail)| rail.cause.is_none() && rail.queues.is_some());
+        let counts = in_use.map(|(index, rail)| {
+            let (posted, done) = counters.progress(index);
+            let outstanding = posted.saturating_sub(done).saturating_sub(rail.lost);
+            RailCounts { index, nic: Arc::clone(&rail.route.nic), done, outstanding }
+        });
+        counts.collect()
+    }
+
+    fn mask(&self, fits: impl Fn(&WatchedRail) -> bool) -> u8 {
+        let all = self.rails.lock();
+        all.iter().enumerate().filter(|(_, rail)| fits(rail)).fold(0, |mask, (i, _)| mask | 1 << i)
+    }
+
+    fn wake(&self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.wake();
+        }
+    }
+}
+
+impl Drop for CommWatch {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.closed(self.number);
+        }
+    }
+}
+
+impl Queues {
+    /// Returns whether an event about something of this adapter concerns them.
+    pub(super) fn includes(&self, context: usize, about: About) -> bool {
+        self.route.nic.pd().context().id() == context
+            && match about {
+                About::Device => true,
+                About::Port(port) => self.route.nic.port().number == port,
+                About::Qp(qpn) => self.qps.contains(&qpn),
+                About::Cq(id) => self.cq == Some(id),
+                About::Srq(id) => self.srq == Some(id),
+            }
+    }
+}
+
+impl Route {
+    /// Returns whether the local port is the one of `nic`.
+    pub(super) fn is_on(&self, nic: &Nic) -> bool {
+        self.nic.pd().context().id() == nic.pd().context().id() && self.nic.port().number == nic.port().number
+    }
+}

@@ -1,0 +1,84 @@
+//! The process's listener for connections that replace broken ones.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mio::Token;
+use parking_lot::Mutex;
+
+use super::interfaces::{Interface, fitted, reachable};
+use super::listener::Acceptor;
+use super::options::{Failover, Options};
+use super::reactor::{Control, Reactor};
+use super::redial_terms::random;
+use super::socket;
+use super::sockets::Entry;
+use crate::error::{Error, Result};
+use crate::proto::{Handle, Nonce};
+
+/// How long a peer may take to send its REDIAL, and to continue after WELCOME.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The listener for re-dials, which a process opens with the first connection that needs it and
+/// closes with the last.
+///
+/// Channels and listeners hold it, and sockets never do: its drop locks the table of the sockets.
+#[derive(Debug)]
+pub(super) struct RedialListener {
+    reactor: Arc<Reactor>,
+    token: Token,
+    nonce: Nonce,
+    port: u16,
+}
+
+/// The listener of a process.
+#[derive(Debug, Default)]
+pub(super) struct SharedListener(Mutex<Weak<RedialListener>>);
+
+impl SharedListener {
+    /// Returns the listener, and the handle by which peers reach it.
+    pub(super) fn get(
+        &self,
+        control: &Control,
+        interfaces: &[Interface],
+        failover: &Failover,
+    ) -> Result<(Arc<RedialListener>, Handle)> {
+        let mut shared = self.0.lock();
+        let listener = match shared.upgrade() {
+            Some(listener) if listener.reactor.alive().is_ok() => listener,
+            _ => {
+                let new = Arc::new(RedialListener::open(control.reactor()?, failover)?);
+                *shared = Arc::downgrade(&new);
+                new
+            }
+        };
+        drop(shared);
+        let addrs = reachable(interfaces, &Options::of_redials(failover))?;
+        let (handle, _) = fitted(listener.nonce, listener.port, &addrs)
+            .map_err(|e| Error::Internal(format!("the handle for re-dials: {e}")))?;
+        Ok((listener, handle))
+    }
+}
+
+impl RedialListener {
+    fn open(reactor: Arc<Reactor>, failover: &Failover) -> Result<Self> {
+        let failed = |e| Error::io("listening for control connections that are dialled again", e);
+        let mut socket = socket::listen(failover.family).map_err(failed)?;
+        let port = socket.local_addr().map_err(failed)?.port();
+        let nonce = random()?;
+        let token = reactor.with(|sockets| {
+            let token = sockets.next_token();
+            sockets.register(&mut *socket, token)?;
+            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, nonce, LIMIT)));
+            Ok(token)
+        });
+        Ok(Self { token: token?.map_err(failed)?, reactor, nonce, port })
+    }
+}
+
+impl Drop for RedialListener {
+    fn drop(&mut self) {
+        // If the thread has ended, nothing is left to close.
+        let _ = self.reactor.with(|sockets| sockets.remove(self.token));
+    }
+}

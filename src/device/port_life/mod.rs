@@ -1,0 +1,344 @@
+//! The life of a port, which all connections of the process on it share: its state, the causes, and
+//! when rails may return to it.
+//!
+//! `docs/internals/rail-life.md` has the states and the times.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+
+use crate::device::hold_down::HoldDown;
+
+/// How long a port is suspect before its rails are given up.
+const SUSPECT: Duration = Duration::from_secs(1);
+
+/// How often a port that was given up is queried: events get lost.
+const QUERY: Duration = Duration::from_secs(1);
+
+/// Most routes of a port that are remembered. Beyond it a failure has no hold-down.
+const MAX_ROUTES: usize = 4096;
+
+/// The state of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum PortState {
+    /// Usable, as far as is known.
+    #[default]
+    Healthy,
+    /// An event reported that the link is down. Rails on the port are still in use.
+    Suspect,
+    /// Given up: no rail uses the port.
+    Down,
+    /// Reachable again. Rails return to the port when their probes succeed.
+    Probing,
+}
+
+/// Why a port or a route is not healthy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    /// In words.
+    pub why: String,
+    /// Since when.
+    pub since: Moment,
+}
+
+/// A time, for logic and for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// For logic.
+    pub instant: Instant,
+    /// For people.
+    pub time: SystemTime,
+}
+
+/// What happens to a port.
+#[derive(Debug, Clone, Copy)]
+pub enum Happening<'a> {
+    /// An event: the link went down.
+    LinkDown(&'a str),
+    /// An event: the link is up.
+    LinkUp,
+    /// A rail on the port makes no progress.
+    Stalled(&'a str),
+    /// The port cannot be used, by a query that followed a failure.
+    Failed(&'a str),
+    /// The adapter failed or was removed. The port stays down until the adapter is opened again.
+    Removed(&'a str),
+    /// A periodic query: whether the port can be used, or why not.
+    Queried(Result<(), &'a str>),
+    /// A rail on the port works again, or no connection waits for one.
+    Restored,
+}
+
+/// What a happening has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing.
+    None,
+    /// The port is suspect from now on.
+    Suspected,
+    /// The port is down from now on: the rails on it must be given up.
+    Died,
+    /// The port can be reached again: rails may be probed.
+    Reachable,
+    /// The port is healthy again.
+    Back {
+        /// Time since the first sign of the failure.
+        outage: Duration,
+    },
+}
+
+/// The life of one port.
+#[derive(Debug, Default)]
+pub struct PortLife {
+    state: AtomicU8,
+    record: Mutex<Record>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    port: Port,
+    /// Routes that failed while the port was active, by the peer's GID.
+    routes: HashMap<[u8; 16], Route>,
+    episodes: Option<Episodes>,
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    state: PortState,
+    /// Present unless healthy.
+    cause: Option<Cause>,
+    hold: HoldDown,
+    removed: bool,
+    /// When it was last queried.
+    queried: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Route {
+    /// Present while the route is out of use.
+    cause: Option<Cause>,
+    hold: HoldDown,
+}
+
+/// The episodes of connections within one reporting interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Episodes {
+    /// When the first one was reported.
+    pub since: Instant,
+    /// Episodes, one for each connection and fault.
+    pub count: u32,
+    /// Bytes that were sent again.
+    pub replayed: u64,
+    /// The longest stall.
+    pub longest: Duration,
+    /// The sum of all stalls.
+    pub total: Duration,
+}
+
+impl Moment {
+    /// Returns the present.
+    pub fn now() -> Self {
+        Self { instant: Instant::now(), time: SystemTime::now() }
+    }
+
+    /// Returns the time of day in UTC, for messages.
+    pub fn clock(&self) -> String {
+        let since = self.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (secs, millis) = (since.as_secs() % 86_400, since.subsec_millis());
+        format!("{:02}:{:02}:{:02}.{millis:03} UTC", secs / 3600, secs / 60 % 60, secs % 60)
+    }
+}
+
+impl PortLife {
+    /// Returns the port's state: one relaxed load.
+    #[inline]
+    pub fn state(&self) -> PortState {
+        PortState::of(self.state.load(Ordering::Relaxed))
+    }
+
+    /// Returns why the port is not healthy, and since when.
+    pub fn cause(&self) -> Option<Cause> {
+        self.record.lock().port.cause.clone()
+    }
+
+    /// Returns why the route to a peer's GID is out of use, and since when.
+    pub fn route_cause(&self, peer: &[u8; 16]) -> Option<Cause> {
+        self.record.lock().routes.get(peer)?.cause.clone()
+    }
+
+    /// Applies what has happened to the port.
+    pub fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
+        let mut record = self.record.lock();
+        let change = record.port.step(now, what);
+        self.state.store(record.port.state as u8, Ordering::Relaxed);
+        change
+    }
+
+    /// Notes that the route to a peer's GID has failed although the port is active. Returns `false`
+    /// if the route is out of use already.
+    pub fn route_failed(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
+        let mut record = self.record.lock();
+        let Some(route) = record.route(now.instant, peer) else { return true };
+        if route.cause.is_some() {
+            return false;
+        }
+        route.cause = Some(Cause { why: why.to_owned(), since: now });
+        route.hold.failed(now.instant);
+        true
+    }
+
+    /// Returns whether a rail over the route to a peer's GID may be made anew: the port is
+    /// reachable, and the hold-down of port and route is over.
+    pub fn may_return(&self, now: Instant, peer: &[u8; 16]) -> bool {
+        let record = self.record.lock();
+        let reachable = matches!(record.port.state, PortState::Healthy | PortState::Probing);
+        let route = record.routes.get(peer);
+        reachable && record.port.hold.may_return(now) && route.is_none_or(|route| route.hold.may_return(now))
+    }
+
+    /// Notes that a rail over the route could not be made anew. The next attempt waits twice as
+    /// long.
+    pub fn attempt_failed(&self, now: Instant, peer: &[u8; 16]) {
+        let mut record = self.record.lock();
+        if record.port.state == PortState::Probing {
+            record.port.hold.attempt_failed(now);
+        } else if let Some(route) = record.route(now, *peer) {
+            route.hold.attempt_failed(now);
+        }
+    }
+
+    /// Notes that a rail over the route works again. Returns the time since the route's failure, if
+    /// the route was out of use.
+    pub fn route_returned(&self, now: Instant, peer: &[u8; 16]) -> Option<Duration> {
+        let mut record = self.record.lock();
+        let route = record.routes.get_mut(peer)?;
+        route.hold.returned(now);
+        let cause = route.cause.take()?;
+        Some(now.saturating_duration_since(cause.since.instant))
+    }
+
+    /// Adds an episode to those of the current reporting interval.
+    pub fn add_episode(&self, now: Instant, replayed: u64, stall: Duration) {
+        let mut record = self.record.lock();
+        let none = Episodes { since: now, count: 0, replayed: 0, longest: stall, total: Duration::ZERO };
+        let sum = record.episodes.get_or_insert(none);
+        sum.count += 1;
+        sum.replayed = sum.replayed.saturating_add(replayed);
+        sum.longest = sum.longest.max(stall);
+        sum.total += stall;
+    }
+
+    /// Takes the episodes to report, once the first of them is as old as `age`.
+    pub fn take_episodes(&self, now: Instant, age: Duration) -> Option<Episodes> {
+        let old = |sum: &mut Episodes| now.saturating_duration_since(sum.since) >= age;
+        self.record.lock().episodes.take_if(old)
+    }
+
+    /// Returns whether the port is to be queried now: once when it has been suspect for long, and
+    /// each second while it is out of use.
+    pub fn is_query_due(&self, now: Instant) -> bool {
+        if self.state() == PortState::Healthy {
+            return false;
+        }
+        let port = &mut self.record.lock().port;
+        let past = |since: Option<Instant>| since.map(|since| now.saturating_duration_since(since));
+        let due = match port.state {
+            PortState::Healthy => false,
+            PortState::Suspect => past(port.cause.as_ref().map(|cause| cause.since.instant)) >= Some(SUSPECT),
+            PortState::Down | PortState::Probing => past(port.queried).is_none_or(|age| age >= QUERY),
+        };
+        if due {
+            port.queried = Some(now);
+        }
+        due
+    }
+
+    /// Returns whether the port or its reports need a look before long.
+    pub fn is_busy(&self) -> bool {
+        self.state() == PortState::Suspect || self.record.lock().episodes.is_some()
+    }
+}
+
+impl Record {
+    /// Returns the record of a route; `None` if there are too many.
+    fn route(&mut self, now: Instant, peer: [u8; 16]) -> Option<&mut Route> {
+        let routes = &mut self.routes;
+        if routes.len() >= MAX_ROUTES {
+            routes.retain(|_, route| !route.hold.is_forgotten(now));
+        }
+        let has_room = routes.len() < MAX_ROUTES || routes.contains_key(&peer);
+        has_room.then(|| routes.entry(peer).or_default())
+    }
+}
+
+impl PortState {
+    fn of(state: u8) -> Self {
+        [Self::Healthy, Self::Suspect, Self::Down, Self::Probing][usize::from(state & 3)]
+    }
+
+    /// Returns the state in words.
+    pub fn word(self) -> &'static str {
+        ["healthy", "suspect", "down", "probing"][self as usize]
+    }
+}
+
+impl Port {
+    fn step(&mut self, now: Moment, what: Happening<'_>) -> Change {
+        use Happening::*;
+        use PortState::*;
+        if let Removed(_) = what {
+            self.removed = true;
+        }
+        match (self.state, what) {
+            (Healthy, LinkDown(why)) => self.suspect(now, why),
+            (Suspect, LinkUp) => self.recover(now),
+            (Suspect, Queried(usable)) if self.age(now) >= SUSPECT => match usable {
+                Ok(()) => self.recover(now),
+                Err(why) => self.die(now, why),
+            },
+            (Healthy | Suspect | Probing, Failed(why) | Removed(why))
+            | (Suspect, Stalled(why))
+            | (Probing, LinkDown(why) | Queried(Err(why))) => self.die(now, why),
+            (Down, LinkUp | Queried(Ok(()))) if !self.removed => {
+                self.state = Probing;
+                self.hold.restart(now.instant);
+                Change::Reachable
+            }
+            (Probing, Restored) => self.recover(now),
+            _ => Change::None,
+        }
+    }
+
+    /// Returns the time since the first sign of the failure.
+    fn age(&self, now: Moment) -> Duration {
+        let since = self.cause.as_ref().map_or(now.instant, |cause| cause.since.instant);
+        now.instant.saturating_duration_since(since)
+    }
+
+    fn suspect(&mut self, now: Moment, why: &str) -> Change {
+        self.cause = Some(Cause { why: why.to_owned(), since: now });
+        self.state = PortState::Suspect;
+        Change::Suspected
+    }
+
+    /// Gives the port up. The first cause stays.
+    fn die(&mut self, now: Moment, why: &str) -> Change {
+        self.cause.get_or_insert_with(|| Cause { why: why.to_owned(), since: now });
+        self.state = PortState::Down;
+        self.hold.failed(now.instant);
+        Change::Died
+    }
+
+    fn recover(&mut self, now: Moment) -> Change {
+        let outage = self.age(now);
+        (self.state, self.cause) = (PortState::Healthy, None);
+        self.hold.returned(now.instant);
+        Change::Back { outage }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! The states of a port, and its hold-downs.
+
+use super::*;
+
+fn at(start: Instant, ms: u64) -> Moment {
+    Moment {
+        instant: start + Duration::from_millis(ms),
+        time: SystemTime::UNIX_EPOCH + Duration::from_millis(ms),
+    }
+}
+
+/// What happens at which time in ms, what changes, and the state then.
+type Row<'a> = (u64, Happening<'a>, Change, PortState);
+
+fn run(rows: &[Row<'_>]) -> (PortLife, Instant) {
+    let (life, start) = (PortLife::default(), Instant::now());
+    for (i, (ms, what, change, state)) in rows.iter().enumerate() {
+        assert_eq!(life.happened(at(start, *ms), *what), *change, "row {i}: {what:?}");
+        assert_eq!(life.state(), *state, "row {i}: {what:?}");
+        assert_eq!(life.cause().is_none(), *state == Healthy, "row {i}");
+    }
+    (life, start)
+}
+
+use Change::{Died, None as Nothing, Reachable, Suspected};
+use Happening::*;
+use PortState::*;
+
+fn back(ms: u64) -> Change {
+    Change::Back { outage: Duration::from_millis(ms) }
+}
+
+#[test]
+fn a_link_that_comes_up_within_a_second_costs_no_rail() {
+    run(&[
+        (0, LinkUp, Nothing, Healthy),
+        (0, Queried(Err("no")), Nothing, Healthy),
+        (0, LinkDown("down"), Suspected, Suspect),
+        (10, LinkDown("again"), Nothing, Suspect),
+        (999, Queried(Err("inactive")), Nothing, Suspect),
+        (999, LinkUp, back(999), Healthy),
+        (2000, LinkDown("down"), Suspected, Suspect),
+        // The event of the link's return was lost.
+        (3000, Queried(Ok(())), back(1000), Healthy),
+    ]);
+}
+
+#[test]
+fn a_link_that_stays_down_for_a_second_or_stalls_a_rail_is_down() {
+    let (life, _) = run(&[
+        (0, LinkDown("the link"), Suspected, Suspect),
+        (1000, Queried(Err("inactive")), Died, Down),
+        (1001, LinkDown("the link"), Nothing, Down),
+        (1002, Failed("x"), Nothing, Down),
+        (5000, LinkUp, Reachable, Probing),
+        (5001, LinkUp, Nothing, Probing),
+        (5002, Queried(Ok(())), Nothing, Probing),
+        (5003, LinkDown("again"), Died, Down),
+        (6000, Queried(Ok(())), Reachable, Probing),
+    ]);
+    let cause = life.cause().unwrap();
+    assert_eq!((cause.why.as_str(), cause.since.clock().as_str()), ("the link", "00:00:00.000 UTC"));
+    run(&[
+        (0, Stalled("alone"), Nothing, Healthy),
+        (0, LinkDown("the link"), Suspected, Suspect),
+        (20, Stalled("no progress"), Died, Down),
+        (30, Queried(Ok(())), Reachable, Probing),
+        (40, Restored, back(40), Healthy),
+        (50, Restored, Nothing, Healthy),
+    ]);
+}
+
+#[test]
+fn an_adapter_that_was_removed_stays_down() {
+    run(&[
+        (0, LinkDown("the link"), Suspected, Suspect),
+        (1, Removed("no adapter"), Died, Down),
+        (2, LinkUp, Nothing, Down),
+        (3, Queried(Ok(())), Nothing, Down),
+        (4, Restored, Nothing, Down),
+    ]);
+    run(&[
+        (0, Failed("inactive"), Died, Down),
+        (1, Queried(Ok(())), Reachable, Probing),
+        (2, Failed("inactive"), Died, Down),
+        (3, Removed("no adapter"), Nothing, Down),
+        (4, LinkUp, Nothing, Down),
+    ]);
+}
+
+#[test]
+fn rails_return_when_port_and_route_have_been_well_for_their_hold_down() {
+    let (life, start) = run(&[(0, Failed("inactive"), Died, Down), (5000, LinkUp, Reachable, Probing)]);
+    let may = |ms, peer: u8| life.may_return(at(start, ms).instant, &[peer; 16]);
+    assert_eq!([5499, 5500].map(|ms| may(ms, 1)), [false, true]);
+    life.attempt_failed(at(start, 5500).instant, &[1; 16]);
+    assert_eq!([6499, 6500].map(|ms| may(ms, 1)), [false, true]);
+    assert_eq!(life.happened(at(start, 6500), Restored), back(6500));
+    // A route of a healthy port.
+    assert!(life.route_failed(at(start, 7000), [1; 16], "no answer"));
+    assert!(!life.route_failed(at(start, 7100), [1; 16], "no answer"), "one outage");
+    assert_eq!(life.route_cause(&[1; 16]).unwrap().why, "no answer");
+    assert_eq!((may(7499, 1), may(7500, 1), may(7000, 2)), (false, true, true));
+    life.attempt_failed(at(start, 7500).instant, &[1; 16]);
+    assert_eq!([8499, 8500].map(|ms| may(ms, 1)), [false, true]);
+    let outage = |ms| life.route_returned(at(start, ms).instant, &[1; 16]);
+    assert_eq!([outage(9000), outage(9000)], [Some(Duration::from_secs(2)), None]);
+    assert_eq!(life.route_cause(&[1; 16]), None);
+    // A rail whose port is healthy again, but which cannot be made anew.
+    life.attempt_failed(at(start, 9000).instant, &[3; 16]);
+    assert_eq!([9499, 9500].map(|ms| may(ms, 3)), [false, true]);
+}
+
+#[test]
+fn a_port_is_queried_once_when_suspect_for_long_and_each_second_while_down() {
+    let (life, start) = (PortLife::default(), Instant::now());
+    let due = |ms| life.is_query_due(at(start, ms).instant);
+    assert!(!due(0), "healthy");
+    life.happened(at(start, 0), LinkDown("the link"));
+    assert_eq!([due(999), due(1000)], [false, true]);
+    life.happened(at(start, 1000), Queried(Err("inactive")));
+    assert_eq!([due(1999), due(2000), due(2100), due(3000)], [false, true, false, true]);
+    life.happened(at(start, 3000), Queried(Ok(())));
+    assert_eq!([due(3500), due(4000)], [false, true], "also while probing");
+}
+
+#[test]
+fn the_number_of_routes_is_bounded() {
+    let (life, start) = (PortLife::default(), Instant::now());
+    let peer = |n: usize| std::array::from_fn(|i| n.to_be_bytes()[i % 8]);
+    (0..MAX_ROUTES).for_each(|n| assert!(life.route_failed(at(start, 0), peer(n), "")));
+    assert!(life.route_failed(at(start, 0), peer(MAX_ROUTES), "") && life.route_cause(&peer(0)).is_some());
+    assert_eq!(life.route_cause(&peer(MAX_ROUTES)), None);
+    assert_eq!(life.record.lock().routes.len(), MAX_ROUTES);
+    life.route_returned(start, &peer(0));
+    // 10 min later.
+    life.route_failed(at(start, 600_000), peer(MAX_ROUTES), "no answer");
+    assert_eq!(life.route_cause(&peer(MAX_ROUTES)).unwrap().why, "no answer");
+}
+
+#[test]
+fn episodes_are_summed_up_for_one_report() {
+    let (life, start) = (PortLife::default(), Instant::now());
+    let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
+    assert!(!life.is_busy() && life.take_episodes(start, Duration::ZERO).is_none());
+    for (after, bytes, stall) in [(0, 5, 7), (400, 0, 12), (999, 100, 3)] {
+        life.add_episode(start + ms(after), bytes, ms(stall));
+    }
+    assert!(life.is_busy() && life.take_episodes(start + ms(999), second).is_none());
+    let sum = life.take_episodes(start + second, second).unwrap();
+    assert_eq!((sum.count, sum.replayed, sum.longest, sum.total), (3, 105, ms(12), ms(22)));
+    assert!(!life.is_busy());
+}

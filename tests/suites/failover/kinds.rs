@@ -1,0 +1,175 @@
+//! Every fault at each work request of each kind of traffic.
+
+use mpib_tests::table::TABLES;
+use mpib_tests::{SHORT, here, isolated, mpib};
+use softverbs::{Fault, Part, Then, heal, inject};
+
+use super::points::{Ends, FAULTS, at_once, env, every_point, report, two_hosts};
+use super::traffic::Traffic;
+
+/// Runs every fault at the work requests of `traffic` over `n` rails.
+fn on_rails(test: &str, n: usize, more: &[(&str, &str)], traffic: &Traffic) {
+    let devices = two_hosts(n);
+    let log = isolated(test, &env(&devices, more), || {
+        every_point(&Ends::two_hosts(12, n), traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
+#[test]
+fn tiny_messages() {
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[8], &[100], &[1]], 4, 4));
+}
+
+#[test]
+fn large_messages() {
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[20_000], &[70_001]], 2, 2));
+}
+
+#[test]
+fn groups() {
+    on_rails(
+        here!(),
+        2,
+        &[],
+        &Traffic::of(&[&[1000, 5, 4096, 0, 7000, 128, 127, 1], &[0; 8], &[10, 2000, 0]], 2, 3),
+    );
+}
+
+#[test]
+fn empty_messages() {
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[0], &[0, 0], &[0]], 3, 4));
+}
+
+#[test]
+fn optional_receives() {
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[8], &[1000], &[128], &[5000], &[1, 1]], 3, 4).optional());
+}
+
+#[test]
+fn separate_immediates() {
+    let more = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "256")];
+    on_rails(here!(), 2, &more, &Traffic::of(&[&[1000], &[200], &[5000]], 2, 3));
+}
+
+#[test]
+fn completion_records() {
+    // The immediate of two rails has no odd size of so many bytes.
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[(2 << 20) + 1], &[100]], 1, 2));
+}
+
+#[test]
+fn stripes() {
+    let more = [("NCCL_IB_QPS_PER_CONNECTION", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+    on_rails(here!(), 2, &more, &Traffic::of(&[&[5000], &[100], &[0], &[3000, 0, 100]], 2, 3));
+}
+
+#[test]
+fn queue_pairs_in_turn() {
+    let more = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "0")];
+    on_rails(here!(), 2, &more, &Traffic::of(&[&[5000], &[100], &[0], &[3000, 0, 100]], 2, 3));
+}
+
+#[test]
+fn full_pipelines() {
+    on_rails(here!(), 2, &[], &Traffic::of(&[&[2000], &[40], &[300, 0, 5000]], 32, 32));
+}
+
+#[test]
+fn flushes() {
+    on_rails(here!(), 2, &[("MPIB_FLUSH", "1")], &Traffic::of(&[&[1000], &[8], &[0, 300]], 2, 3).flushed());
+}
+
+#[test]
+fn three_rails() {
+    on_rails(here!(), 3, &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 3, 4));
+}
+
+#[test]
+fn eight_rails() {
+    on_rails(here!(), 8, &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+/// Both ends on the same device of SOUT and SUP, whose faults concern both.
+fn on_sout_and_sup(test: &str, share: &str, more: &[(&str, &str)], traffic: &Traffic) {
+    let log = isolated(test, &mpib(share, &[&SHORT[..], more].concat()), || {
+        every_point(&Ends::own(12, &["soft0", "soft1"]), traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
+#[test]
+fn sout_and_sup_by_half() {
+    on_sout_and_sup(here!(), "512", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 3, 4));
+}
+
+#[test]
+fn sup_alone() {
+    on_sout_and_sup(here!(), "1024", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+#[test]
+fn sout_and_sup_with_an_agent_that_is_not_there() {
+    let advanced = [("MPIB_MODE", "1"), ("MPIB_SUP_SHARE", "256")];
+    on_sout_and_sup(here!(), "256", &advanced, &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
+}
+
+#[test]
+fn adapters_without_shared_receive_queues() {
+    let rail =
+        |name: &str, i: u8, host: u8| format!("{name}{i}:addr=10.0.{i}.{host}/24,without=srq,max_qp_wr=32");
+    let devices = [rail("r", 0, 1), rail("r", 1, 1), rail("s", 0, 2), rail("s", 1, 2)].join(";");
+    let test = here!();
+    let log = isolated(test, &env(&devices, &[]), || {
+        let traffic = Traffic::of(&[&[2000], &[40], &[300, 0, 5000]], 12, 24);
+        every_point(&Ends::two_hosts(12, 2), &traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
+#[test]
+fn every_table() {
+    let (test, devices) = (here!(), two_hosts(2));
+    let log = isolated(test, &env(&devices, &[]), || {
+        let faults = [
+            at_once(Fault::LostAck(Then::Silent)),
+            at_once(Fault::Partial(Part::Percent(50), Then::Alive)),
+            at_once(Fault::LinkDown),
+        ];
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 1, 2);
+        let points = TABLES.iter().map(|table| {
+            let ends = Ends::two_hosts(table.version(), 2);
+            every_point(&ends, &traffic, &faults)
+        });
+        assert!(points.sum::<u64>() > 0);
+    });
+    report(test, log);
+}
+
+/// An entry that went inline over the first rail is not in the memory from which the second one
+/// would send it, and the third sends inline again.
+#[test]
+fn adapters_with_and_without_inline_data() {
+    let rail = |name: &str, i: u8, host: u8, more: &str| format!("{name}{i}:addr=10.0.{i}.{host}/24{more}");
+    let host = |name, host| {
+        [rail(name, 0, host, ""), rail(name, 1, host, ",inline=0"), rail(name, 2, host, "")].join(";")
+    };
+    let (test, devices) = (here!(), [host("r", 1), host("s", 2)].join(";"));
+    isolated(test, &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 3);
+        for (lens, receives) in [(&[100][..], 8), (&[100, 0, 5000], 3)] {
+            let traffic = Traffic::of(&[lens], receives, receives);
+            let mut link = ends.link(&traffic);
+            link.run_after_offers(|offered| {
+                // A CTS entry that is lost, behind others that are not.
+                let dies = [(receives - 2, "r0"), (receives - 1, "r1")];
+                for (_, device) in dies.iter().filter(|(n, _)| *n == offered) {
+                    inject(device, Fault::LinkDown).unwrap();
+                }
+            });
+            link.run(|| {});
+            link.close();
+            ["r0", "r1"].map(|device| heal(device).unwrap());
+        }
+    });
+}

@@ -1,0 +1,194 @@
+//! Faults at each work request of a transfer, enumerated by counter.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use mpib_tests::code::Success;
+use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::pair::{LIMIT, Pair, connect, connect_both, init};
+use mpib_tests::table::{Ptr, Table, table};
+use mpib_tests::vdevices::{self, newest_device};
+use mpib_tests::{SHORT, SPLIT_ALL};
+use softverbs::{Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
+
+use super::traffic::{Link, Traffic};
+
+/// Which points are tried: `all`, or by default every so many.
+const POINTS: &str = "FAULT_POINTS";
+
+/// Points of a device per traffic and fault by default.
+const SAMPLE: u64 = 4;
+
+/// A fault that a rail does not survive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) fault: Fault,
+    /// How long data may still be under way after the sender's queue pair has ended.
+    pub(crate) late: Duration,
+}
+
+pub(crate) const fn at_once(fault: Fault) -> Kind {
+    Kind { fault, late: Duration::ZERO }
+}
+
+pub(crate) const fn late(ms: u64, then: Then) -> Kind {
+    let late = Duration::from_millis(ms);
+    Kind { fault: Fault::Late(late, then), late }
+}
+
+/// All faults.
+pub(crate) const FAULTS: [Kind; 15] = [
+    at_once(Fault::LostAck(Then::Silent)),
+    at_once(Fault::LostAck(Then::Down)),
+    at_once(Fault::LostAck(Then::Alive)),
+    late(0, Then::Silent),
+    late(1, Then::Alive),
+    late(3, Then::Down),
+    late(15, Then::Silent),
+    at_once(Fault::Partial(Part::Bytes(40), Then::Alive)),
+    at_once(Fault::Partial(Part::Percent(50), Then::Silent)),
+    at_once(Fault::Partial(Part::Percent(100), Then::Silent)),
+    at_once(Fault::Partial(Part::Percent(100), Then::Down)),
+    at_once(Fault::Silence(Direction::In)),
+    at_once(Fault::Silence(Direction::Out)),
+    at_once(Fault::Silence(Direction::Both)),
+    at_once(Fault::LinkDown),
+];
+
+impl Kind {
+    /// The work requests that the fault can strike.
+    pub(crate) fn only(&self) -> Only {
+        match self.fault {
+            Fault::LostAck(_) | Fault::Late(..) | Fault::Partial(..) => Only::WRITES,
+            _ => Only::ALL,
+        }
+    }
+}
+
+/// Two hosts of `n` rails each, in this process: r0, r1, … receive, s0, s1, … send.
+pub(crate) fn two_hosts(n: usize) -> String {
+    let rails = |name: &str, host: u8| {
+        (0..n).map(|i| format!("{name}{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")
+    };
+    format!("{};{}", rails("r", 1), rails("s", 2))
+}
+
+/// Settings of fast failures, and `more`.
+pub(crate) fn env<'a>(devices: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [&SHORT[..], &[("SOFTVERBS_DEVICES", devices), SPLIT_ALL], more].concat()
+}
+
+/// Makes connections between the same two devices.
+pub(crate) struct Ends {
+    pub(crate) table: &'static Table,
+    ctx: Ptr,
+    receiver: i32,
+    sender: i32,
+    /// The names of the adapters.
+    pub(crate) devices: Vec<String>,
+}
+
+impl Ends {
+    /// Between the [`two_hosts`].
+    pub(crate) fn two_hosts(version: u32, n: usize) -> Self {
+        let (_, receiver) = newest_device(n);
+        let others: Vec<i32> = (n as i32..2 * n as i32).collect();
+        let sender = vdevices::newest().fuse(&others);
+        let devices = ["r", "s"].iter().flat_map(|host| (0..n).map(move |i| format!("{host}{i}"))).collect();
+        let table = table(version);
+        Self { table, ctx: init(table), receiver, sender, devices }
+    }
+
+    /// The only device, connected to itself.
+    pub(crate) fn own(version: u32, devices: &[&str]) -> Self {
+        let table = table(version);
+        let devices = devices.iter().map(|name| (*name).to_owned()).collect();
+        Self { table, ctx: init(table), receiver: 0, sender: 0, devices }
+    }
+
+    pub(crate) fn connect(&self) -> Pair {
+        let Self { table, ctx, receiver, sender, .. } = *self;
+        if receiver == sender {
+            return connect(table, ctx, sender);
+        }
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(ctx, receiver, &mut handle);
+        assert_eq!(rc, Success, "listen");
+        let (send, recv) = connect_both(table, ctx, sender, &mut handle, listen);
+        assert_eq!(table.close_listen(listen), Success);
+        Pair { table, send, recv }
+    }
+
+    pub(crate) fn link(&self, traffic: &Traffic) -> Link {
+        Link::new(self.connect(), traffic)
+    }
+}
+
+/// Returns which of the points 1 to `n` are tried for the fault with this number: so that all of
+/// them are tried for some fault.
+pub(crate) fn sample(n: u64, fault: usize) -> impl Iterator<Item = u64> {
+    let all = std::env::var(POINTS).is_ok_and(|points| points == "all");
+    let step = if all { 1 } else { n.div_ceil(SAMPLE) };
+    (1..=n).filter(move |at| (at + fault as u64).is_multiple_of(step))
+}
+
+/// Runs `traffic` over one connection for each of its work requests, with each of `faults` at that
+/// work request, and more transfers afterwards. Returns the number of faults.
+pub(crate) fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u64 {
+    let mut points = 0;
+    for (number, kind) in faults.iter().enumerate() {
+        let mut link = ends.link(traffic);
+        let count = || ends.devices.iter().map(|device| posted(device, kind.only()).unwrap());
+        let before: Vec<u64> = count().collect();
+        link.run(|| {});
+        let counts: Vec<u64> = count().zip(before).map(|(after, before)| after - before).collect();
+        link.close();
+        for (device, n) in ends.devices.iter().zip(counts) {
+            for at in sample(n, number) {
+                eprintln!("{:?} at {at} of {n} on {device}", kind.fault);
+                strike(ends.link(traffic), device, *kind, at);
+                points += 1;
+            }
+        }
+    }
+    eprintln!("{points} fault points");
+    points
+}
+
+/// Runs the link's traffic with a fault at a work request of a device, until the connection has gone
+/// on without the rail, and nothing of the fault is under way any more.
+fn strike(mut link: Link, device: &str, kind: Kind, at: u64) {
+    take_warnings();
+    let before = faults_struck(device).unwrap();
+    inject_at(device, kind.fault, at, kind.only()).unwrap();
+    let begin = Instant::now();
+    let given_up = Cell::new(None);
+    let watch = || {
+        if given_up.get().is_none() && goes_on() {
+            given_up.set(Some(Instant::now()));
+        }
+    };
+    while given_up.get().is_none_or(|since: Instant| since.elapsed() < kind.late) {
+        link.run(watch);
+        assert!(
+            begin.elapsed() < LIMIT / 2,
+            "no rail is given up: {} faults struck",
+            faults_struck(device).unwrap()
+        );
+    }
+    assert_eq!(faults_struck(device).unwrap(), before + 1);
+    link.run(|| {});
+    link.close();
+    heal(device).unwrap();
+}
+
+/// Returns whether a connection has gone on without a rail since the warnings were taken.
+pub(crate) fn goes_on() -> bool {
+    LOG.lock().unwrap().iter().any(|(_, line)| line.contains("goes on over"))
+}
+
+/// Prints the number of fault points of a test that has passed.
+pub(crate) fn report(test: &str, log: Option<String>) {
+    let points = log.iter().flat_map(|log| log.lines()).filter(|line| line.ends_with(" fault points"));
+    points.for_each(|line| println!("{test}: {line}"));
+}

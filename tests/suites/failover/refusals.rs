@@ -1,0 +1,209 @@
+//! Where no rail stands in: without failover, without another rail, and for a peer that lies.
+
+use mpib_tests::code::{Code, RemoteError, Success, SystemError};
+use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::log::{assert_last_warning, assert_warned, take_warnings, warnings};
+use mpib_tests::pair::{Buffer, Pair, init, until};
+use mpib_tests::table::{Ptr, newest};
+use mpib_tests::{SHORT, here, isolated, mpib};
+use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
+use softverbs::{Fault, Only, inject_at};
+
+use super::points::{Ends, env, two_hosts};
+
+/// Makes transfers on a connection until both ends fail. Returns the codes of the sender and of the
+/// receiver.
+fn both_fail(pair: &Pair) -> [Code; 2] {
+    let (from, to) = (pair.send_buffer(vec![1; 5000]), pair.recv_buffer(5000));
+    let (mut requests, mut codes) = ([Ptr::default(); 2], [Success; 2]);
+    until("both ends to fail", || {
+        for (end, (request, code)) in requests.iter_mut().zip(&mut codes).enumerate() {
+            if !code.is_success() {
+                continue;
+            }
+            if request.is_null() {
+                (*code, *request) = match end {
+                    0 => pair.table.isend(pair.send, from.addr(), 5000, 1, from.mr),
+                    _ => pair.table.irecv(pair.recv, &[(to.addr(), 5000, 1, to.mr)]),
+                };
+                continue;
+            }
+            let (rc, done, _) = pair.table.test(*request);
+            *code = rc;
+            if done {
+                *request = Ptr::default();
+            }
+        }
+        codes.iter().all(|code| !code.is_success()).then_some(())
+    });
+    from.dereg();
+    to.dereg();
+    codes
+}
+
+/// A connection whose rails die one after the other, all but `living`.
+fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
+    let devices = two_hosts(2);
+    isolated(test, &env(&devices, more), || {
+        let ends = Ends::two_hosts(12, 2);
+        let pair = ends.connect();
+        pair.message(5000, 5000, 1);
+        take_warnings();
+        for device in die {
+            inject_at(device, Fault::LinkDown, 1, Only::ALL).unwrap();
+        }
+        let codes = both_fail(&pair);
+        assert!(codes.iter().all(|code| [RemoteError, SystemError].contains(code)), "{codes:?}");
+        assert_warned(cause);
+        assert_warned(&["gave the connection up"]);
+        pair.close();
+    });
+}
+
+#[test]
+fn without_failover_a_dead_rail_fails_its_connection() {
+    fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+}
+
+#[test]
+fn a_connection_fails_with_its_last_rail() {
+    fails(here!(), &[], &["s0", "s1"], &["failed on rail", "IBV_WC_RETRY_EXC_ERR"]);
+}
+
+/// A comm of the plugin that receives from an evil sender.
+fn receiver(ctx: Ptr) -> (Ptr, Evil) {
+    let table = newest();
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, 0, &mut handle);
+    assert_eq!(rc, Success);
+    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+    let comm = until("accept", || {
+        let (rc, comm) = table.accept(listen);
+        assert_eq!(rc, Success);
+        (!comm.is_null()).then_some(comm)
+    });
+    assert_eq!(table.close_listen(listen), Success);
+    (comm, evil.join().unwrap())
+}
+
+/// A comm of the plugin that sends to an evil receiver.
+fn sender(ctx: Ptr) -> (Ptr, Evil) {
+    let table = newest();
+    let listener = Evil::listen();
+    let mut handle = listener.handle().encode();
+    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
+    let comm = until("connect", || {
+        let (rc, comm) = table.connect(ctx, 0, &mut handle);
+        assert_eq!(rc, Success);
+        (!comm.is_null()).then_some(comm)
+    });
+    (comm, evil.join().unwrap())
+}
+
+fn state(dead: u8, next: u64, open: Vec<OpenGroup>) -> Message {
+    Message::State(SenderState { epoch: 1, dead, next: Sequence::from_number(next), open })
+}
+
+fn open(seq: u64, mask: u8, lost: u8) -> OpenGroup {
+    OpenGroup { seq: Sequence::from_number(seq), mask, lost, size: Some(100) }
+}
+
+/// What an evil sender says on a receiver of two offered groups, and the words of the error.
+type Lie = (Vec<Message>, Vec<u32>, &'static str);
+
+#[test]
+fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
+        let lies: Vec<Lie> = vec![
+            (vec![state(0b100, 1, vec![])], vec![], "gives up rails 0b100"),
+            (vec![state(1, 9, vec![])], vec![], "has group 9 as the next"),
+            (vec![state(1, 2, vec![open(5, 1, 1)])], vec![], "has open group 5"),
+            (vec![state(1, 2, vec![open(1, 0b101, 1)])], vec![], "has open group 1"),
+            (vec![state(1, 3, vec![open(1, 1, 1), open(1, 1, 1)])], vec![], "has group 1 twice"),
+            (vec![state(0b11, 1, vec![])], vec![], "no rail"),
+            (vec![Message::Down { rails: 1 }], vec![], "sent DOWN"),
+            (vec![Message::Verdict(Verdict { epoch: 1, again: vec![] })], vec![], "sent VERDICT"),
+            // The sender has completed group 1, which has not arrived.
+            (vec![state(1, 2, vec![])], vec![], "acknowledged its data and did not deliver it"),
+            // Nobody has requested a part again.
+            (vec![], vec![layout.encode_replay(Replay::new(1, 0, 1))], "was sent again and not requested"),
+            // Another epoch's.
+            (
+                vec![state(1, 2, vec![open(1, 1, 1)])],
+                vec![layout.encode_replay(Replay::new(1, 0, 2))],
+                "was sent again and not requested",
+            ),
+        ];
+        for (messages, words, said) in lies {
+            let (comm, evil) = receiver(ctx);
+            let to = Buffer::new(table, comm, vec![0; 4096]);
+            let offer = || table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]).1;
+            let (first, _second) = (offer(), offer());
+            let answered = messages.len() == 1 && !words.is_empty();
+            messages.iter().for_each(|message| evil.channel.send(message).unwrap());
+            let mut words = words.into_iter();
+            let code = until(said, || {
+                let (rc, done, _) = table.test(first);
+                assert!(!done, "{said}");
+                let verdict = || matches!(evil.channel.try_recv(), Ok(Some(Message::Verdict(_))));
+                if !answered || verdict() {
+                    words.by_ref().for_each(|word| evil.signal(1, word));
+                }
+                (!rc.is_success()).then_some(rc)
+            });
+            assert_eq!(code, RemoteError, "{said}");
+            assert_last_warning(&[said]);
+            to.dereg();
+            assert_eq!(table.close_recv(comm), Success);
+        }
+    });
+}
+
+#[test]
+fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let (table, ctx) = (newest(), init(newest()));
+        let verdict = |again| Message::Verdict(Verdict { epoch: 1, again });
+        let seq = Sequence::FIRST;
+        let down = || Message::Down { rails: 1 };
+        let lies = [
+            (vec![Message::Down { rails: 0b100 }], "DOWN of rails 0b100"),
+            (vec![state(1, 1, vec![])], "sent STATE"),
+            // Nothing is sent yet.
+            (vec![down(), verdict(vec![(seq, 1)])], "VERDICT requests parts 0b01 of group 1"),
+            (vec![Message::Down { rails: 0b11 }], "no rail"),
+        ];
+        for (messages, said) in lies {
+            let (comm, evil) = sender(ctx);
+            let from = Buffer::new(table, comm, vec![0; 4096]);
+            let (first, rest) = messages.split_first().unwrap();
+            evil.channel.send(first).unwrap();
+            let mut rest = rest.iter();
+            let code = until(said, || {
+                if matches!(evil.channel.try_recv(), Ok(Some(Message::State(_)))) {
+                    rest.by_ref().for_each(|message| evil.channel.send(message).unwrap());
+                }
+                let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
+                assert!(request.is_null(), "{said}");
+                (!rc.is_success()).then_some(rc)
+            });
+            assert_eq!(code, RemoteError, "{said}");
+            assert_last_warning(&[said]);
+            from.dereg();
+            assert_eq!(table.close_send(comm), Success);
+        }
+        // A VERDICT that answers no STATE, and one of another epoch, change nothing.
+        let (comm, evil) = sender(ctx);
+        take_warnings();
+        evil.channel.send(&verdict(vec![(seq, 1)])).unwrap();
+        let from = Buffer::new(table, comm, vec![0; 4096]);
+        (0..1000).for_each(|_| {
+            assert_eq!(table.isend(comm, from.addr(), 10, 1, from.mr), (Success, Ptr::default()))
+        });
+        assert!(warnings().is_empty(), "{:?}", warnings());
+        from.dereg();
+        drop(evil);
+        assert_eq!(table.close_send(comm), Success);
+    });
+}

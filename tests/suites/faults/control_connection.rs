@@ -1,0 +1,67 @@
+//! Faults of the control connection while data moves, and deaths that a forked child hides.
+
+use mpib_tests::code::{RemoteError, Success};
+use mpib_tests::log::{LOG, assert_last_warning, warnings};
+use mpib_tests::pair::{Buffer, failure, init, pattern, until};
+use mpib_tests::peer::{Peer, connected, from_peer, handle_of, recv, send, wait};
+use mpib_tests::proxy::{Proxy, Side};
+use mpib_tests::table::newest;
+use mpib_tests::{here, isolated, mpib};
+use nccl_net_mpib::proto::Handle;
+
+//= reach.md: a control connection that breaks is dialled again
+#[test]
+fn data_moves_on_while_the_control_connection_is_dialled_again() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut peer = Peer::start();
+        let direct = Handle::decode(&handle_of(&peer.ask("listen"))).unwrap();
+        let proxy = Proxy::before(&direct);
+        peer.say("accept");
+        let comm = connected(table, ctx, &mut proxy.handle(&direct).encode());
+        assert_eq!(peer.answer(), "ok");
+        let from = Buffer::new(table, comm, pattern(100_000, 1));
+        let message = |peer: &mut Peer| {
+            peer.say("recv 100000 1");
+            assert_eq!(wait(table, send(table, comm, &from, 100_000)), 100_000);
+            assert_eq!(peer.answer(), "ok");
+        };
+        message(&mut peer);
+        proxy.reset(&[Side::Connector, Side::Acceptor]);
+        message(&mut peer);
+        until("the new connection", || {
+            LOG.lock().unwrap().iter().any(|line| line.1.contains("works again")).then_some(())
+        });
+        message(&mut peer);
+        assert!(warnings().is_empty(), "{:?}", warnings());
+        from.dereg();
+        peer.must("close");
+        assert_eq!(table.close_send(comm), Success);
+        peer.finish();
+    });
+}
+
+/// The limit of silence, 150 s, is longer than this test may take.
+//= reach.md: the death of a process is known at once
+#[test]
+fn a_killed_sender_is_lost_though_its_child_lives() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let mut peer = Peer::start();
+        let comm = from_peer(table, ctx, &mut peer);
+        let to = Buffer::new(table, comm, vec![0; 1000]);
+        let requests = [(); 2].map(|()| recv(table, comm, &to, 1000));
+        peer.must("send 1000 1");
+        assert_eq!(wait(table, requests[0]), 1000);
+        let child: libc::pid_t = peer.ask("fork").parse().unwrap();
+        peer.kill();
+        assert_eq!(failure(table, requests[1]), RemoteError);
+        assert_last_warning(&["is gone with receives outstanding", "did its process end?", &peer.name()]);
+        // SAFETY: the child lives until this call, so the number is its own.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+    });
+}

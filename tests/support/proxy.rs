@@ -1,0 +1,113 @@
+//! A TCP proxy between the ends of a connection, which acts as a middlebox: it passes bytes on,
+//! swallows them, or resets connections.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use nccl_net_mpib::proto::{Addr, Handle};
+use socket2::SockRef;
+
+/// The two sides of one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// That of the end that connects to the proxy.
+    Connector,
+    /// That of the listener behind the proxy.
+    Acceptor,
+}
+
+/// A proxy for all connections to one listener.
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Both sides of each connection: connector's, acceptor's.
+    pairs: Mutex<Vec<[TcpStream; 2]>>,
+    swallows: AtomicBool,
+}
+
+impl Proxy {
+    /// A proxy before the listener of `handle`, on this host.
+    pub fn before(handle: &Handle) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, handle.port()));
+        let shared = Arc::<Shared>::default();
+        let proxy = Self { port, shared: Arc::clone(&shared) };
+        // Ends with the process.
+        thread::spawn(move || {
+            for connector in listener.incoming() {
+                let (connector, acceptor) = (connector.unwrap(), TcpStream::connect(to).unwrap());
+                let copy = |stream: &TcpStream| stream.try_clone().unwrap();
+                shared.pairs.lock().unwrap().push([copy(&connector), copy(&acceptor)]);
+                for (from, to) in [(copy(&connector), copy(&acceptor)), (acceptor, connector)] {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || pass_on(from, to, &shared.swallows));
+                }
+            }
+        });
+        proxy
+    }
+
+    /// The handle that leads through the proxy.
+    pub fn handle(&self, handle: &Handle) -> Handle {
+        let here = Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap();
+        Handle::new(*handle.nonce(), self.port, &[here]).unwrap()
+    }
+
+    /// Resets all connections at these sides. The other side hears nothing more.
+    pub fn reset(&self, sides: &[Side]) {
+        self.swallow();
+        for pair in self.shared.pairs.lock().unwrap().iter() {
+            for (side, stream) in [Side::Connector, Side::Acceptor].iter().zip(pair) {
+                if sides.contains(side) {
+                    reset(stream);
+                }
+            }
+        }
+    }
+
+    /// From now on no byte is passed on, and no connection ends.
+    pub fn swallow(&self) {
+        self.shared.swallows.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Sends a RST, also if another descriptor of the socket is open.
+pub fn reset(stream: &TcpStream) {
+    SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // The kernel resets a TCP connection that is dissolved.
+    // SAFETY: an open socket, and an address of that length.
+    let rc = unsafe {
+        libc::connect(stream.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, swallows: &AtomicBool) {
+    let mut chunk = [0; 4096];
+    loop {
+        let read = from.read(&mut chunk);
+        if swallows.load(Ordering::SeqCst) {
+            match read {
+                Ok(1..) => continue,
+                _ => return,
+            }
+        }
+        match read {
+            Ok(0) => return drop(to.shutdown(Shutdown::Write)),
+            Ok(n) if to.write_all(&chunk[..n]).is_ok() => {}
+            // The other direction ends, too.
+            _ => return reset(&to),
+        }
+    }
+}
