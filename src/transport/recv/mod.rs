@@ -74,8 +74,8 @@ pub(crate) struct RecvState {
     pub(crate) idle_mark: Option<(Sequence, usize)>,
     episodes: ReceiverEpisodes,
     attempts: ReceiverAttempts,
-    /// Dead rails whose port cannot be used, and when to look at the port again.
-    unusable: Option<(u8, Instant)>,
+    /// Dead rails that this end could not make anew.
+    unusable: u8,
     /// No rail carries CTS writes. The entries from this group on are written when one does.
     unwritten: Option<Sequence>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
@@ -112,7 +112,7 @@ impl Receiver {
                 idle_mark: None,
                 episodes: ReceiverEpisodes::default(),
                 attempts: ReceiverAttempts::default(),
-                unusable: None,
+                unusable: 0,
                 unwritten: None,
                 patience: None,
             }),
