@@ -113,8 +113,7 @@ impl SendState {
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
         self.comm.give_up(new)?;
-        self.rails_changed();
-        self.split_matched_again()?;
+        self.rails_changed()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
@@ -137,10 +136,12 @@ impl SendState {
     }
 
     /// Sends over the living rails from now on.
-    pub(super) fn rails_changed(&mut self) {
+    pub(super) fn rails_changed(&mut self) -> Fast<()> {
         self.policy.keep(self.comm.living());
         let inline = self.usual.wanted_inline;
         self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
+        // Without a rail no send begins, and no group is posted.
+        if self.comm.living() == 0 { Ok(()) } else { self.split_matched_again() }
     }
 
     /// Returns the groups that are posted and not completed.

@@ -83,8 +83,7 @@ impl SendState {
         let Some(rails) = self.attempts.on_up(attempt) else { return Ok(()) };
         self.episodes.revive(rails);
         self.comm.use_new_rails(rails)?;
-        self.rails_changed();
-        Ok(())
+        self.rails_changed()
     }
 
     pub(super) fn on_return(&mut self, rails: u8) {

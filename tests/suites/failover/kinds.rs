@@ -169,7 +169,7 @@ fn adapters_with_and_without_inline_data() {
             });
             link.run(|| {});
             link.close();
-            ["r0", "r1"].map(|device| heal(device).unwrap());
+            ["r0", "r1"].iter().for_each(|device| heal(device).unwrap());
         }
     });
 }

@@ -113,7 +113,7 @@ type Lie = (Vec<Message>, Vec<u32>, &'static str);
 
 #[test]
 fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
-    isolated(here!(), &mpib("512", &SHORT), || {
+    isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {
         let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
         let lies: Vec<Lie> = vec![
             (vec![state(0b100, 1, vec![])], vec![], "gives up rails 0b100"),
@@ -122,7 +122,7 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
             (vec![state(1, 2, vec![open(1, 0b101, 1)])], vec![], "has open group 1"),
             (vec![state(1, 3, vec![open(1, 1, 1), open(1, 1, 1)])], vec![], "has group 1 twice"),
             (vec![state(0b11, 1, vec![])], vec![], "no rail"),
-            (vec![Message::Down { rails: 1 }], vec![], "sent DOWN"),
+            (vec![Message::Down { epoch: 0, rails: 1 }], vec![], "sent DOWN"),
             (vec![Message::Verdict(Verdict { epoch: 1, again: vec![] })], vec![], "sent VERDICT"),
             // The sender has completed group 1, which has not arrived.
             (vec![state(1, 2, vec![])], vec![], "acknowledged its data and did not deliver it"),
@@ -162,17 +162,17 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
 
 #[test]
 fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
-    isolated(here!(), &mpib("512", &SHORT), || {
+    isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {
         let (table, ctx) = (newest(), init(newest()));
         let verdict = |again| Message::Verdict(Verdict { epoch: 1, again });
         let seq = Sequence::FIRST;
-        let down = || Message::Down { rails: 1 };
+        let down = || Message::Down { epoch: 0, rails: 1 };
         let lies = [
-            (vec![Message::Down { rails: 0b100 }], "DOWN of rails 0b100"),
+            (vec![Message::Down { epoch: 0, rails: 0b100 }], "DOWN of rails 0b100"),
             (vec![state(1, 1, vec![])], "sent STATE"),
             // Nothing is sent yet.
             (vec![down(), verdict(vec![(seq, 1)])], "VERDICT requests parts 0b01 of group 1"),
-            (vec![Message::Down { rails: 0b11 }], "no rail"),
+            (vec![Message::Down { epoch: 0, rails: 0b11 }], "no rail"),
         ];
         for (messages, said) in lies {
             let (comm, evil) = sender(ctx);
