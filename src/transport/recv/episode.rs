@@ -25,7 +25,7 @@ impl RecvState {
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_offers() || self.comm.mailbox_is_busy();
+        let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.mailbox_is_busy();
         if self.settles_flushes() || busy {
             self.comm.mark();
         }
