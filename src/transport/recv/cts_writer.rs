@@ -76,26 +76,29 @@ impl CtsWriter {
         first: Sequence,
         counts: impl Fn(u8) -> usize,
     ) -> Fast<()> {
-        let was_inline = self.inline;
         self.use_rail(comm, rail);
         let mut seq = first;
         while seq < self.seq {
-            let queue = &mut comm.rails[rail].send_queues[CTS_QUEUE];
+            self.stage(comm, seq);
+            let queue = self.queue(&mut comm.rails);
             let signalled = queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
-            match counts(seq.slot()) {
-                1 if was_inline => {
-                    let Remote { addr, rkey } = self.fifo;
-                    let to = Remote { addr: addr + seq.cts_offset(0) as u64, rkey };
-                    self.words.repeat(seq.slot().into(), to, signal);
-                    queue.post_words(&mut self.words, signalled)?;
-                }
-                count => self.post_staged(comm, seq, count, signal)?,
-            }
+            self.post_staged(comm, seq, counts(seq.slot()), signal)?;
             comm.stats.posted_bare(rail);
             seq = seq.next();
         }
         Ok(())
+    }
+
+    /// Stores the entry of a group in the control memory if it went inline so far.
+    fn stage(&self, comm: &Comm, seq: Sequence) {
+        let start = (RECORDS_BYTES + seq.cts_offset(0)) / 8;
+        let places = &comm.region.words()[start..start + CTS_WORDS];
+        let staged = u64::from_le(places[CTS_WORDS - 1].load(Ordering::Relaxed));
+        if staged != seq.number() {
+            let words = self.words.kept(seq.slot().into());
+            places.iter().zip(words).for_each(|(place, word)| place.store(*word, Ordering::Relaxed));
+        }
     }
 
     /// Returns the sequence number of the next group.
