@@ -28,6 +28,8 @@ pub(crate) const CTS_QUEUE: usize = 0;
 pub(crate) struct CtsWriter {
     /// Sequence number of the next group.
     seq: Sequence,
+    /// The next group whose entries must be written again, if any must.
+    again: Option<Sequence>,
     /// The rail that carries the writes.
     rail: usize,
     /// `MPIB_CTS_SIGNAL_INTERVAL`
@@ -46,6 +48,7 @@ impl CtsWriter {
     pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
         let mut writer = Self {
             seq: Sequence::FIRST,
+            again: None,
             rail: 0,
             wanted_interval: config.cts_signal_interval,
             signal_interval: 1,
@@ -67,26 +70,34 @@ impl CtsWriter {
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
     }
 
-    /// Changes the rail, and writes the entries of all groups from `first` on over it: those that
-    /// the sender has not used. `counts` returns the number of receives of a slot.
-    pub(crate) fn move_to(
-        &mut self,
-        comm: &mut Comm,
-        rail: usize,
-        first: Sequence,
-        counts: impl Fn(u8) -> usize,
-    ) -> Fast<()> {
+    /// Changes the rail. The entries of all groups from `first` on, which the sender has not used,
+    /// must be [written again](Self::write_again).
+    pub(crate) fn move_to(&mut self, comm: &Comm, rail: usize, first: Sequence) {
         self.use_rail(comm, rail);
-        let mut seq = first;
-        while seq < self.seq {
+        self.again = Some(first);
+    }
+
+    /// Returns whether entries must be written again.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.again.is_some()
+    }
+
+    /// Writes entries again as far as the send queue has room. `counts` returns the number of
+    /// receives of a slot.
+    pub(crate) fn write_again(&mut self, comm: &mut Comm, counts: impl Fn(u8) -> usize) -> Fast<()> {
+        while let Some(seq) = self.again.filter(|seq| *seq < self.seq) {
+            if !self.has_room(comm) {
+                return Ok(());
+            }
             self.stage(comm, seq);
             let queue = self.queue(&mut comm.rails);
             let signalled = queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
             self.post_staged(comm, seq, counts(seq.slot()), signal)?;
-            comm.stats.posted_bare(rail);
-            seq = seq.next();
+            comm.stats.posted_bare(self.rail);
+            self.again = Some(seq.next());
         }
+        self.again = None;
         Ok(())
     }
 

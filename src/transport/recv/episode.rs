@@ -23,10 +23,15 @@ impl RecvState {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
-        if self.episodes.blocks_offers() || self.settles_flushes() {
+        if self.blocks_offers() || self.settles_flushes() {
             self.comm.mark();
         }
         Ok(())
+    }
+
+    /// Returns whether no buffer may be offered.
+    pub(crate) fn blocks_offers(&self) -> bool {
+        self.episodes.blocks_offers() || self.cts.is_behind()
     }
 
     fn handle_news(&mut self) -> Fast<()> {
@@ -44,9 +49,10 @@ impl RecvState {
         }
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
-        } else if self.episodes.blocks_offers() {
+        } else if self.blocks_offers() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
+            self.write_cts_again()?;
         }
         self.comm.check_answer()
     }
@@ -176,9 +182,15 @@ impl RecvState {
     /// Moves the CTS writes to a living rail, from the sender's `next` group on.
     fn move_cts(&mut self, next: Sequence) -> Fast<()> {
         let rail = self.comm.living().trailing_zeros() as usize;
+        self.cts.move_to(&self.comm, rail, next);
+        self.write_cts_again()
+    }
+
+    /// Writes CTS entries again as far as there is room.
+    fn write_cts_again(&mut self) -> Fast<()> {
         let Self { cts, comm, slots, .. } = self;
-        let moved = cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
-        moved.or_else(|e| comm.rail_failed(rail, e))
+        let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
+        written.or_else(|e| comm.rail_failed(cts.rail(), e))
     }
 
     /// Handles an immediate without a mask: a part that is sent again.

@@ -277,7 +277,7 @@ impl RecvState {
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<u8>> {
         self.look_closer()?;
-        if self.episodes.blocks_offers() {
+        if self.blocks_offers() {
             return Ok(self.comm.stats.no_room());
         }
         self.start::<P, OPTIONAL>(buffers)
