@@ -7,7 +7,7 @@ use mpib_tests::pair::{LIMIT, Pair, connect, connect_both, init};
 use mpib_tests::table::{Ptr, Table, table};
 use mpib_tests::vdevices::{self, newest_device};
 use mpib_tests::{SHORT, SPLIT_ALL};
-use softverbs::{Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
+use softverbs::{CqOf, Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
 
 use super::traffic::{Link, Traffic};
 
@@ -35,7 +35,7 @@ pub(crate) const fn late(ms: u64, then: Then) -> Kind {
 }
 
 /// All faults.
-pub(crate) const FAULTS: [Kind; 15] = [
+pub(crate) const FAULTS: [Kind; 17] = [
     at_once(Fault::LostAck(Then::Silent)),
     at_once(Fault::LostAck(Then::Down)),
     at_once(Fault::LostAck(Then::Alive)),
@@ -51,9 +51,17 @@ pub(crate) const FAULTS: [Kind; 15] = [
     at_once(Fault::Silence(Direction::Out)),
     at_once(Fault::Silence(Direction::Both)),
     at_once(Fault::LinkDown),
+    at_once(Fault::CqError(CqOf::Send)),
+    at_once(Fault::CqError(CqOf::Recv)),
 ];
 
 impl Kind {
+    /// Returns whether no data is lost for good if the fault strikes this device. A receiver whose
+    /// completion queue fails cannot tell what has arrived, and its sender may have let go of it.
+    fn survives(&self, device: &str) -> bool {
+        !matches!(self.fault, Fault::CqError(_)) || device.starts_with('s') && !device.starts_with("soft")
+    }
+
     /// The work requests that the fault can strike.
     pub(crate) fn only(&self) -> Only {
         match self.fault {
@@ -163,7 +171,7 @@ pub(crate) fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u6
         link.run(|| {});
         let counts: Vec<u64> = count().zip(before).map(|(after, before)| after - before).collect();
         link.close();
-        for (device, n) in ends.devices.iter().zip(counts) {
+        for (device, n) in ends.devices.iter().zip(counts).filter(|(device, _)| kind.survives(device)) {
             for at in sample(n, number) {
                 eprintln!("{:?} at {at} of {n} on {device}", kind.fault);
                 strike(ends, ends.link(traffic), device, *kind, at);
