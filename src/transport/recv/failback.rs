@@ -80,6 +80,8 @@ impl RecvState {
     pub(super) fn try_cts_home(&mut self) -> Fast<()> {
         let Some(home) = self.cts.wanted_home() else { return Ok(()) };
         if self.unwritten.is_none()
+            && !self.cts.is_behind()
+            && !self.cts.is_behind()
             && self.comm.living() >> home & 1 == 1
             && self.cts.queue(&mut self.comm.rails).in_flight() == 0
         {
