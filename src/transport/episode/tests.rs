@@ -31,6 +31,8 @@ struct Write {
     part: u8,
     mask: u8,
     replay: Option<Replay>,
+    /// Its data is in memory, and its immediate has not arrived.
+    placed: bool,
 }
 
 /// One rail, as the fabric and both ends see it.
@@ -187,7 +189,13 @@ impl World {
         self.next += 1;
         self.sent.insert(seq, Sent { mask, pending: mask });
         for part in rails(mask) {
-            self.rails[part].writes.push_back(Write { seq, part: part as u8, mask, replay: None });
+            self.rails[part].writes.push_back(Write {
+                seq,
+                part: part as u8,
+                mask,
+                replay: None,
+                placed: false,
+            });
         }
     }
 
@@ -202,6 +210,21 @@ impl World {
             return;
         }
         let Some(write) = self.rails[rail].writes.pop_front() else { return };
+        if !write.placed {
+            self.place(write);
+        }
+        if self.rails[rail].cut && how & 1 == 1 {
+            // The adapter goes on with the immediate if its queue pair lives for long enough.
+            return self.rails[rail].writes.push_front(Write { placed: true, ..write });
+        }
+        self.rails[rail].arrived.push_back(write);
+        if !self.rails[rail].no_sender {
+            self.rails[rail].unacknowledged.push_back(write);
+        }
+    }
+
+    /// The data of a write arrives.
+    fn place(&mut self, write: Write) {
         let buffer = write.seq % BUFFERS;
         match self.owner.get(&buffer) {
             // The same bytes again, into a buffer that NCCL has not offered again.
@@ -211,13 +234,6 @@ impl World {
             owner => assert_eq!(owner, Some(&write.seq), "{write:?}: the buffer is another group's"),
         }
         self.memory.insert((buffer, write.part), write.seq);
-        if self.rails[rail].cut && how & 1 == 1 {
-            return;
-        }
-        self.rails[rail].arrived.push_back(write);
-        if !self.rails[rail].no_sender {
-            self.rails[rail].unacknowledged.push_back(write);
-        }
     }
 
     /// A CTS entry arrives, as long as the sender's queue pair exists.
@@ -419,7 +435,8 @@ impl World {
         {
             let carrier = living[how.wrapping_add(replay.part.into()) as usize % living.len()];
             let mask = self.sent[&seq.number()].mask;
-            let write = Write { seq: seq.number(), part: replay.part, mask, replay: Some(replay) };
+            let write =
+                Write { seq: seq.number(), part: replay.part, mask, replay: Some(replay), placed: false };
             self.rails[carrier].writes.push_back(write);
             self.sender.posted(carrier);
             room -= 1;
