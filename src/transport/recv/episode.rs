@@ -44,12 +44,13 @@ impl RecvState {
                 let verdict = Message::Verdict(verdict.clone());
                 self.comm.send_message(&verdict)?;
             }
+            self.comm.repeat_about_attempt()?;
         }
         while let Some(message) = self.comm.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
                 Message::Rebuild(request) => self.on_rebuild(request)?,
-                Message::Proved(attempt) => self.on_proved(attempt),
+                Message::Proved(attempt) => self.on_proved(attempt)?,
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
