@@ -330,7 +330,6 @@ impl Inner {
             socket::reset_on_close(&stream);
         }
         self.outbox.clear();
-        self.unread.clear();
         self.fault = None;
     }
 
