@@ -31,3 +31,5 @@ ln -sfn libnccl-net-mpib.so build/libnccl-net.so
 # RCCL looks for this name with NCCL_NET_PLUGIN=mpib.
 ln -sfn libnccl-net-mpib.so build/librccl-net-mpib.so
 crates/softverbs/build-libibverbs.sh build/softverbs "$profile"
+cargo build --locked --profile "$profile" -p softverbs --bin softverbs-ctl
+put "$out/softverbs-ctl" build/softverbs/softverbs-ctl

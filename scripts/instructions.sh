@@ -27,16 +27,17 @@ trap 'rm -rf "$work"' EXIT
 export LD_LIBRARY_PATH=$PWD/build/softverbs
 export SOFTVERBS_FABRIC=instructions-$$ NCCL_IB_GID_INDEX=3
 
-# Prints the plugin's instructions for GROUPS times eight messages, DEPTH of them in flight.
-# usage: count GROUPS RAILS SIZE DEPTH [OPTION]
+# Prints the plugin's instructions for GROUPS times eight messages, DEPTH of them in flight. RAILS is
+# 1, 2, or 8 for one rail with eight stripes. usage: count GROUPS RAILS SIZE DEPTH [OPTION]
 count() {
     local groups=$1 rails=$2 size=$3 depth=$4
     shift 4
     local one='rail0:addr=10.18.0.1/24' two='rail1:addr=10.18.1.1/24' settings
     settings=(SOFTVERBS_DEVICES="$one")
-    if [ "$rails" = 2 ]; then
-        settings=(SOFTVERBS_DEVICES="$one;$two" MPIB_HCA_SOUT=rail0 MPIB_HCA_SUP=rail1 MPIB_SUP_SHARE=341)
-    fi
+    case $rails in
+        2) settings=(SOFTVERBS_DEVICES="$one;$two" MPIB_HCA_SOUT=rail0 MPIB_HCA_SUP=rail1 MPIB_SUP_SHARE=341) ;;
+        8) settings+=(NCCL_IB_QPS_PER_CONNECTION=8 NCCL_IB_SPLIT_DATA_ON_QPS=1) ;;
+    esac
     env "${settings[@]}" valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" --compress-strings=no \
         --collect-atstart=no "${counted[@]/#/--toggle-collect=}" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
         --version 12 --size "$size" --depth "$depth" --groups $((groups * 8 / depth)) --output "$work/counts" "$@" >"$work/log" 2>&1 ||
@@ -68,7 +69,9 @@ workloads='8 B, one rail|1 8 8
 64 KiB split over two rails|2 65536 8
 8 B, one rail, one in flight|1 8 1
 4 KiB whole, two rails|2 4096 8
+64 KiB over eight stripes|8 65536 8
 a test that finds nothing|1 8 1 --workload empty-test
+a test that finds nothing, two rails|2 8 1 --workload empty-test
 an isend before its receive|1 8 1 --workload early-isend'
 
 measured=$work/measured

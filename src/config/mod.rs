@@ -298,6 +298,11 @@ settings! {
     /// Every n-th CTS write requests a completion, and at least one in half of the send queue, which
     /// has at most 128 entries: every value above 64, the default included, stands for 64.
     cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
+    /// Messages of up to this many bytes go inline (`IBV_SEND_INLINE`): the processor copies the data
+    /// into the work request, and the adapter does not read it from memory. For messages that are
+    /// sent whole from host memory. An adapter without that much room sends none inline. Send queues
+    /// grow by this many bytes per entry. See [receives.md](../internals/receives.md#data-inline).
+    inline: u32 = 0, "MPIB_INLINE", Whole::<u32>::new(0, 1024);
     /// Unix socket on which the agent listens. See [agent.md](agent.md).
     agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107);
     /// The agent's hint file.

@@ -136,6 +136,12 @@ impl LocalEndpoint {
         Ok(Self { routes: locals, region: Region::new(&pds, MEMORY_BYTES.local(role) / 8)? })
     }
 
+    /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
+    /// rails are the same.
+    pub(crate) fn adopt(&mut self, routes: &[Route]) {
+        self.routes.iter_mut().zip(routes).for_each(|(local, route)| local.route = *route);
+    }
+
     /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
@@ -205,9 +211,12 @@ impl LocalRoute {
             Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
         };
         let qp = |queue| {
-            // Only CTS writes are inline.
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
-            let inline = if cts && settings.config.use_inline != Some(false) { INLINE } else { 0 };
+            let inline = match role {
+                Role::Connector => settings.config.inline,
+                Role::Acceptor if cts && settings.config.use_inline != Some(false) => INLINE,
+                Role::Acceptor => 0,
+            };
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let qp = Qp::new(nic.pd(), &cq.cq, receives.as_ref().and_then(Receives::srq), options)?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
@@ -218,7 +227,7 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let no_flush = known_failure(settings, nic).filter(|_| depths.flush > 0);
+        let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
         let flush = flushes.then(|| Qp::new(nic.pd(), &cq.cq, None, options)).transpose()?;

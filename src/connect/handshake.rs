@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::agent::{Options, Subscription};
-use crate::connect::local_rails::{LocalRail, prepare, rotation};
+use crate::connect::local_rails::{prepare, rotation};
 use crate::connect::local_work::LocalWork;
-use crate::connect::machine::{Action, Machine, Outcome, first_hello};
+use crate::connect::machine::{Action, Machine, Outcome, expected_stripes};
 use crate::control::{Channel, ChannelState};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Role};
+use crate::proto::{Handle, Hello, Message, Role, Wiring};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 
@@ -28,20 +28,34 @@ pub(crate) struct Handshake {
 
 impl Handshake {
     /// Begins as the connecting end, which becomes the sender.
-    pub(crate) fn connect(settings: &Arc<Settings>, device: &Device, handle: &Handle) -> Result<Self> {
+    pub(crate) fn connect(
+        settings: &Arc<Settings>,
+        device: &'static Device,
+        handle: &Handle,
+    ) -> Result<Self> {
         let rotation = rotation(&settings.process, device, handle);
-        let (local_rails, hello) = prepare(settings, device, rotation)?;
+        let (rails, hello) = prepare(settings, device, rotation)?;
+        let mut work = LocalWork::new(Role::Connector, settings, device, rails);
+        // Without a guess the handshake creates the queue pairs, and reports what fails then.
+        let wiring = expected_stripes(&hello).and_then(|stripes| work.offer(&stripes).ok());
         let (process, config) = (&settings.process, &settings.config);
         let connect = config.connect_timeout;
-        let first = first_hello(&hello);
-        let channel = Channel::connect(&process.control, handle, &first, connect, &**config)?;
-        Ok(Self::new(Role::Connector, settings, device, channel, (local_rails, hello)))
+        let first = (&hello, wiring.as_ref());
+        let channel = Channel::connect(&process.control, handle, first, connect, &**config)?;
+        Ok(Self::new(Role::Connector, settings, device, channel, work, (hello, wiring)))
     }
 
     /// Begins as the listening end, on a control connection whose peer has sent its HELLO.
-    pub(crate) fn accept(settings: &Arc<Settings>, device: &Device, channel: Channel) -> Result<Self> {
+    pub(crate) fn accept(
+        settings: &Arc<Settings>,
+        device: &'static Device,
+        channel: Channel,
+    ) -> Result<Self> {
         match prepare(settings, device, 0) {
-            Ok(local) => Ok(Self::new(Role::Acceptor, settings, device, channel, local)),
+            Ok((rails, hello)) => {
+                let work = LocalWork::new(Role::Acceptor, settings, device, rails);
+                Ok(Self::new(Role::Acceptor, settings, device, channel, work, (hello, None)))
+            }
             Err(e) => {
                 // The error counts, whether the peer receives it or not.
                 let _ = channel.send(&Message::Refuse { reason: e.to_string() });
@@ -54,14 +68,14 @@ impl Handshake {
     fn new(
         role: Role,
         settings: &Arc<Settings>,
-        device: &Device,
+        device: &'static Device,
         channel: Channel,
-        (local_rails, hello): (Vec<LocalRail>, Hello),
+        work: LocalWork,
+        first: (Hello, Option<Wiring>),
     ) -> Self {
-        let work = LocalWork::new(role, settings, device, local_rails);
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
-        let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), hello, patience);
+        let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), first, patience);
         Self { device, channel: Some(channel), machine, work }
     }
 
@@ -73,8 +87,13 @@ impl Handshake {
     pub(crate) fn poll(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
         let formed = self.poll_unsent();
         // The messages of one call are one packet.
-        self.channel.iter().for_each(Channel::flush);
+        self.flush();
         formed
+    }
+
+    /// Sends what is queued.
+    pub(crate) fn flush(&self) {
+        self.channel.iter().for_each(Channel::flush);
     }
 
     fn poll_unsent(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
@@ -150,13 +169,8 @@ impl Handshake {
             Action::Await(None) => channel.expect_nothing(),
             Action::Warn(text) => tracing::warn!(target: "net", "{text}"),
             Action::Report(report) => self.work.log_first(&report, &self.device, channel),
-            action => {
-                // The peer works at the same time.
-                if matches!(action, Action::MakeEndpoint(_) | Action::BringUp(_)) {
-                    channel.flush();
-                }
-                return self.work.perform(action, channel);
-            }
+            Action::Flush => channel.flush(),
+            action => return self.work.perform(action, channel),
         }
         Ok(None)
     }

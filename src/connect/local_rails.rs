@@ -12,54 +12,112 @@ use crate::route::host_name;
 use crate::transport::Settings;
 use crate::warned::Subject;
 
-/// Returns the rails of this end and its HELLO: first the rails of the device, then, if substitutes
-/// are allowed, the ports of the other devices of the process. `rotation` is the field of HELLO.
+/// Returns the rails of the device and the first HELLO of this end. `rotation` is the field of
+/// HELLO. With `MPIB_ROUTE=any` the first HELLO lists the rails of the device alone, and says whether
+/// the process has other ports, which are not queried. With the other policies the ranking needs all
+/// ports.
 ///
 /// # Errors
-/// No rail can be used. The text has the reason for each.
+/// No port of the process can be used. The text has the reason for each.
 pub(crate) fn prepare(
     settings: &Settings,
     device: &Device,
     rotation: u32,
 ) -> Result<(Vec<LocalRail>, Hello)> {
     let Settings { config, process, .. } = settings;
-    let terms = policy::terms(config, device.is_sout_sup);
-    let own = RailRole::all().zip(&device.rails).map(|(role, nic)| (role, nic, true));
-    let others = || {
-        let mut others: Vec<(RailRole, &Arc<Nic>, bool)> = Vec::new();
-        for (role, nic) in
-            process.devices.all().into_iter().flat_map(|other| RailRole::all().zip(&other.rails))
-        {
-            let known = device.rails.iter().chain(others.iter().map(|(_, nic, _)| *nic));
-            if known.into_iter().all(|known| known.name() != nic.name()) {
-                others.push((role, nic, false));
-            }
-        }
-        others
+    let mut ports = Ports::default();
+    let own = RailRole::all().zip(&device.rails);
+    own.for_each(|(role, nic)| ports.add(process, role, nic, true));
+    let others = other_ports(settings, device);
+    if ports.usable.is_empty() && others.iter().all(|(_, nic)| nic.known().is_err()) {
+        others.iter().for_each(|(role, nic)| ports.add(process, *role, nic, false));
+        let why: Vec<_> = ports.unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
+        return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
+    }
+    let mut first = Hello {
+        nonce: Nonce::default(),
+        token: Nonce::default(),
+        pid: std::process::id(),
+        host: host_name(),
+        terms: policy::terms(config, device.is_sout_sup),
+        rotation,
+        others: !others.is_empty(),
+        wiring_follows: false,
+        rails: Vec::new(),
+        unusable: Vec::new(),
     };
+    ports.append_to(process, &mut first)?;
+    let mut rails = ports.usable;
+    if config.route != RoutePolicy::Any {
+        first = add_others(settings, device, &mut rails, &first)?;
+    }
+    Ok((rails, first))
+}
+
+/// Appends the ports of the other devices of the process to `rails`; returns the HELLO that begins
+/// with the rails of `first` and lists them, too.
+pub(crate) fn add_others(
+    settings: &Settings,
+    device: &Device,
+    rails: &mut Vec<LocalRail>,
+    first: &Hello,
+) -> Result<Hello> {
+    let process = &settings.process;
+    let mut ports = Ports { before: (first.rails.len(), first.unusable.len()), ..Ports::default() };
+    let others = other_ports(settings, device);
+    others.into_iter().for_each(|(role, nic)| ports.add(process, role, nic, false));
+    let mut all = Hello { others: false, ..first.clone() };
+    ports.append_to(process, &mut all)?;
+    rails.append(&mut ports.usable);
+    Ok(all)
+}
+
+/// Returns the ports of the process that do not belong to the device: those that may replace one.
+fn other_ports(settings: &Settings, device: &Device) -> Vec<(RailRole, &'static Arc<Nic>)> {
     // No port substitutes SOUT or SUP.
-    let others = if terms.fused || config.route == RoutePolicy::Strict { Vec::new() } else { others() };
-    let (mut usable, mut unusable) = (Vec::new(), Vec::new());
-    for (role, nic, requested) in own.chain(others) {
+    if device.is_sout_sup || settings.config.route == RoutePolicy::Strict {
+        return Vec::new();
+    }
+    let mut others: Vec<(RailRole, &Arc<Nic>)> = Vec::new();
+    let all = settings.process.devices.all();
+    for (role, nic) in all.into_iter().flat_map(|other| RailRole::all().zip(&other.rails)) {
+        let known = device.rails.iter().chain(others.iter().map(|(_, nic)| *nic));
+        if known.into_iter().all(|known| known.name() != nic.name()) {
+            others.push((role, nic));
+        }
+    }
+    others
+}
+
+/// Ports to be listed in a HELLO.
+#[derive(Default)]
+struct Ports {
+    usable: Vec<LocalRail>,
+    unusable: Vec<UnusableRail>,
+    /// The lengths of both lists of the HELLO before.
+    before: (usize, usize),
+}
+
+impl Ports {
+    fn add(&mut self, process: &Process, role: RailRole, nic: &Arc<Nic>, requested: bool) {
         match nic.known() {
-            Ok(_) if usable.len() == MAX_OFFERS => too_many(process),
-            Ok((port, gids)) => usable.push(LocalRail::new(nic, port, gids, role, requested)),
-            Err(why) if unusable.len() < MAX_OFFERS => {
-                unusable.push(UnusableRail { name: nic.name().to_owned(), role, requested, why });
+            Ok(_) if self.before.0 + self.usable.len() == MAX_OFFERS => too_many(process),
+            Ok((port, gids)) => self.usable.push(LocalRail::new(nic, port, gids, role, requested)),
+            Err(why) if self.before.1 + self.unusable.len() < MAX_OFFERS => {
+                self.unusable.push(UnusableRail { name: nic.name().to_owned(), role, requested, why });
             }
             Err(_) => {}
         }
     }
-    if usable.is_empty() {
-        let why: Vec<_> = unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
-        return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
+
+    fn append_to(&mut self, process: &Process, hello: &mut Hello) -> Result<()> {
+        let networks = process.control.interfaces()?;
+        for local in &mut self.usable {
+            hello.rails.push(local.info(&networks)?);
+        }
+        hello.unusable.append(&mut self.unusable);
+        Ok(())
     }
-    let networks = process.control.interfaces()?;
-    let rails = usable.iter_mut().map(|local| local.info(&networks)).collect::<Result<_>>()?;
-    let (nonce, token) = (Nonce::default(), Nonce::default());
-    let (pid, host) = (std::process::id(), host_name());
-    let hello = Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others: false };
-    Ok((usable, hello))
 }
 
 /// Logs once: the line would be the same for every connection.

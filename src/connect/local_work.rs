@@ -8,15 +8,15 @@ use crate::connect::bringup::Bringup;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::formed::Formed;
 use crate::connect::known_failures::KnownFailures;
-use crate::connect::local_rails::LocalRail;
+use crate::connect::local_rails::{LocalRail, add_others};
 use crate::connect::machine::{Action, Outcome, Report};
 use crate::connect::probe::ProbeRun;
 use crate::connect::registration::unhinted;
 use crate::connect::substitutes::check_distance;
 use crate::control::Channel;
-use crate::device::{Device, Nic};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::Role;
+use crate::proto::{Role, Wiring};
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
@@ -28,8 +28,8 @@ pub(crate) struct LocalWork {
     role: Role,
     settings: Arc<Settings>,
     rails: Vec<LocalRail>,
-    /// The ports of the device that NCCL requested.
-    requested: Vec<Arc<Nic>>,
+    /// The device that NCCL requested.
+    device: &'static Device,
     /// The routes of the attempt in progress, one for each stripe.
     stripes: Vec<Route>,
     known: KnownFailures,
@@ -49,16 +49,34 @@ enum Stage {
 }
 
 impl LocalWork {
-    pub(crate) fn new(role: Role, settings: &Arc<Settings>, device: &Device, rails: Vec<LocalRail>) -> Self {
+    pub(crate) fn new(
+        role: Role,
+        settings: &Arc<Settings>,
+        device: &'static Device,
+        rails: Vec<LocalRail>,
+    ) -> Self {
         Self {
             role,
             settings: Arc::clone(settings),
             rails,
-            requested: device.rails.clone(),
+            device,
             stripes: Vec::new(),
             known: KnownFailures::new(),
             stage: Stage::None,
         }
+    }
+
+    /// Creates the queue pairs of the stripes that a connector expects, and describes them.
+    pub(crate) fn offer(&mut self, stripes: &[(Route, usize)]) -> Result<Wiring> {
+        let (local, wiring) = self.make(stripes)?;
+        self.stage = Stage::Local(local);
+        Ok(wiring)
+    }
+
+    fn make(&self, stripes: &[(Route, usize)]) -> Result<(LocalEndpoint, Wiring)> {
+        let local = LocalEndpoint::new(self.role, &self.settings, &self.rails, stripes)?;
+        let wiring = local.message(self.role, &self.settings)?;
+        Ok((local, wiring))
     }
 
     /// Starts, ends or carries out the work of an action; returns the outcome of work that takes no
@@ -71,10 +89,18 @@ impl LocalWork {
                 // The queue pairs of the attempt before are destroyed first.
                 drop(stage);
                 self.known.remember(&settings.process);
-                let local = LocalEndpoint::new(role, settings, &self.rails, &stripes)?;
-                let wiring = local.message(role, settings)?;
+                let (local, wiring) = self.make(&stripes)?;
                 self.stripes = stripes.iter().map(|(route, _)| *route).collect();
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
+            }
+            (Action::Adopt(stripes), Stage::Local(mut local)) => {
+                self.stripes = stripes.iter().map(|(route, _)| *route).collect();
+                local.adopt(&self.stripes);
+                (Stage::Local(local), None)
+            }
+            (Action::ListPorts(first), stage) => {
+                let hello = add_others(settings, self.device, &mut self.rails, &first)?;
+                (stage, Some(Outcome::Listed(hello)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
                 self.known.begin(&settings.process, &peer);
@@ -99,7 +125,7 @@ impl LocalWork {
                     let used = keep.stripes.iter().filter_map(|i| endpoint.rails[*i].as_ref().ok());
                     check_distance(
                         settings,
-                        &self.requested,
+                        &self.device.rails,
                         &used.map(|rail| &rail.nic).collect::<Vec<_>>(),
                     )?;
                 }

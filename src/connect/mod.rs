@@ -46,7 +46,7 @@ struct PendingConnect {
 #[derive(Debug, Default)]
 pub struct PendingConnects {
     /// By the number in the handle's last eight bytes.
-    by_id: Mutex<HashMap<u64, PendingConnect>>,
+    by_id: Mutex<HashMap<u64, Box<PendingConnect>>>,
     /// The last number. 0 is that of a handle without a connector.
     last: AtomicU64,
 }
@@ -57,7 +57,7 @@ impl PendingConnects {
     pub fn connect(
         &self,
         settings: &Arc<Settings>,
-        device: &Device,
+        device: &'static Device,
         handle: &mut HandleBuf,
     ) -> Result<Option<SendComm>> {
         let mut state = [0; 8];
@@ -69,7 +69,7 @@ impl PendingConnects {
                 let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
                 let handshake = Handshake::connect(settings, device, &listener)?;
                 let id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                (id, PendingConnect { handshake, handle: address })
+                (id, Box::new(PendingConnect { handshake, handle: address }))
             }
             id => (id, self.remove(id, &address)?),
         };
@@ -92,7 +92,7 @@ impl PendingConnects {
         Ok(Some(SendComm::new(comm, policy, settings)))
     }
 
-    fn remove(&self, id: u64, address: &[u8; STATE_OFFSET]) -> Result<PendingConnect> {
+    fn remove(&self, id: u64, address: &[u8; STATE_OFFSET]) -> Result<Box<PendingConnect>> {
         let mut table = self.by_id.lock();
         let ours = table.get(&id).is_some_and(|p| p.handle == *address);
         ours.then(|| table.remove(&id)).flatten().ok_or_else(|| {
@@ -153,7 +153,8 @@ impl Listening {
     fn poll(&self, handshakes: &mut Vec<Handshake>) -> Result<Option<RecvComm>> {
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
-        while let Some(channel) = self.listener.try_accept()? {
+        // The next one follows at the next call.
+        if let Some(channel) = self.listener.try_accept_unflushed()? {
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
@@ -165,6 +166,7 @@ impl Listening {
                 Ok(None) => i += 1,
                 Ok(Some((comm, flow))) => {
                     handshakes.swap_remove(i);
+                    handshakes.iter().for_each(Handshake::flush);
                     failed.iter().for_each(warn);
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }

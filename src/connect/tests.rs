@@ -8,10 +8,12 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagg
 use super::{Listening, PendingConnects};
 use crate::config::Config;
 use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
+use crate::connect::local_rails::{add_others, prepare};
 use crate::connect::queue_depths::MIN_DEPTH;
 use crate::device::Device;
 use crate::plugin::Plugin;
 use crate::process::Process;
+use crate::proto::{Hello, RoutePolicy};
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
 /// Limit of a failing test.
@@ -222,6 +224,34 @@ fn two_processes_in_one_connect_and_share_nothing() {
     assert_eq!((ours.begun.total(), theirs.begun.total()), (2, 0), "connections begun");
     let high = |process: &Process| process.latest().unwrap().srq_high;
     assert_eq!((high(&ours), high(&theirs)), (300, 512));
+}
+
+/// A port that is down would be queried at each connection.
+//= protocol.md: second HELLO: the other ports are queried for it alone
+#[test]
+fn other_ports_are_queried_for_the_second_hello_alone() {
+    let names: Vec<_> = ports().iter().map(|d| d.name.to_string_lossy().into_owned() + ":1").collect();
+    let (process, config) = (Process::new(), Config::default());
+    let _hold = process.devices.open(&config).unwrap();
+    let [device, other, ..] = process.devices.all()[..] else { panic!("two devices") };
+    let settings = Settings::new(Arc::clone(&process), config, None, None);
+    let listed = |hello: &Hello| hello.rails.iter().map(|rail| rail.name.clone()).collect::<Vec<_>>();
+
+    device.rails.iter().chain(&other.rails).for_each(|nic| nic.forget());
+    let (mut rails, first) = prepare(&settings, device, 7).unwrap();
+    assert_eq!((listed(&first), first.others), (names[..1].to_vec(), true));
+    assert!(device.rails[0].is_known() && !other.rails[0].is_known());
+
+    let all = add_others(&settings, device, &mut rails, &first).unwrap();
+    assert_eq!((listed(&all), all.others, all.rotation), (names[..2].to_vec(), false, 7));
+    assert!(other.rails[0].is_known());
+    assert_eq!(rails.iter().map(|rail| rail.nic.name()).collect::<Vec<_>>(), names[..2]);
+
+    // The ranking of this policy needs all ports.
+    let config = Config { route: RoutePolicy::PreferSubnet, ..Config::default() };
+    let settings = Settings::new(process, config, None, None);
+    let (rails, first) = prepare(&settings, device, 0).unwrap();
+    assert_eq!((listed(&first), first.others, rails.len()), (names[..2].to_vec(), false, 2));
 }
 
 #[test]

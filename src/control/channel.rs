@@ -1,5 +1,6 @@
 //! The owner's end of a control connection.
 
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Role};
+use crate::proto::{Handle, Hello, Message, Role, Wiring};
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -41,29 +42,34 @@ impl Channel {
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
-    /// nonce and token are filled in. Returns at once. [`try_recv`](Self::try_recv) returns the
+    /// nonce, its token and whether WIRING follows are filled in. `wiring` is sent in the same
+    /// packet. Returns at once. [`try_recv`](Self::try_recv) returns the
     /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
     /// now on: they wait. `tolerance` is how long the peer's host may be silent, and whether the
     /// connection outlives a break.
     pub fn connect(
         control: &Control,
         handle: &Handle,
-        hello: &Hello,
+        (hello, wiring): (&Hello, Option<&Wiring>),
         timeout: Duration,
         tolerance: impl Into<Tolerance>,
     ) -> Result<Self> {
         let Tolerance { silence, failover } = tolerance.into();
         let interfaces = control.interfaces()?;
         let token = random()?;
-        let hello = Message::Hello(Hello { nonce: *handle.nonce(), token, ..hello.clone() });
-        let mut frames = hello.encode().map_err(|e| Error::Internal(format!("HELLO to send: {e}")))?;
+        let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
+        let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
             let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
-            let terms = RedialTerms::new(Role::Connector, token, handle, silence)?;
-            let callback = terms.callback().encode();
-            frames.extend(callback.map_err(|e| Error::Internal(format!("CALLBACK to send: {e}")))?);
-            (redials, redial) = (Some((listener, failover.wait)), Some(terms));
+            redial = Some(RedialTerms::new(Role::Connector, token, handle, silence)?);
+            redials = Some((listener, failover.wait));
+        }
+        let callback = redial.as_ref().map(RedialTerms::callback);
+        let mut frames = Vec::new();
+        for message in iter::once(hello).chain(callback).chain(wiring.cloned().map(Message::Wiring)) {
+            let frame = message.encode();
+            frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
         }
         let reactor = control.reactor()?;
         let link = Arc::new(Link::with_redial(redial));
@@ -158,7 +164,7 @@ impl Channel {
         self.link.peer()
     }
 
-    /// Returns this end's address; `None` until connected.
+    /// Returns this end's address; `None` while there is no connection.
     pub fn local(&self) -> Option<SocketAddr> {
         self.link.local()
     }

@@ -222,7 +222,7 @@ impl Connector {
                 let link = Arc::clone(&self.link);
                 self.known.add(&self.host, addr.ip());
                 self.close(sockets);
-                link.establish(stream, rest);
+                link.establish(stream, addr, rest);
                 Some(Entry::Link(link))
             }
             Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), sockets),

@@ -37,7 +37,6 @@ struct Inner {
     /// `None` while connecting and after the end.
     stream: Option<Stream>,
     peer: Option<SocketAddr>,
-    local: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
     who: String,
     outbox: Vec<u8>,
@@ -88,9 +87,9 @@ impl Link {
     }
 
     /// Sets the connected stream, and the bytes that were read from it after the first frame.
-    pub(super) fn establish(&self, stream: Stream, unread: Vec<u8>) {
+    pub(super) fn establish(&self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
         let mut inner = self.lock();
-        inner.set_stream(stream, unread);
+        inner.set_stream(stream, Some(peer), unread);
         self.decode_frames(&mut inner);
         self.write(&mut inner);
     }
@@ -120,7 +119,7 @@ impl Link {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.lock().local
+        self.lock().stream.as_ref()?.local_addr().ok().map(canonical)
     }
 
     pub(super) fn describe(&self) -> String {
@@ -230,7 +229,8 @@ impl Link {
     pub(super) fn resume(&self, stream: Stream, unread: Vec<u8>, first: &[u8]) -> Option<(Instant, String)> {
         let mut inner = self.lock();
         inner.abandon();
-        inner.set_stream(stream, unread);
+        let peer = stream.peer_addr().ok();
+        inner.set_stream(stream, peer, unread);
         inner.outbox.extend_from_slice(first);
         inner.resumed = Some(Instant::now());
         self.state.store(ChannelState::Open as u8, Ordering::Release);
@@ -333,9 +333,9 @@ impl Inner {
         self.fault = None;
     }
 
-    fn set_stream(&mut self, stream: Stream, unread: Vec<u8>) {
-        self.peer = stream.peer_addr().ok().map(canonical);
-        self.local = stream.local_addr().ok().map(canonical);
+    /// Sets the stream. One that has ended already has no peer: the name stays the last one.
+    fn set_stream(&mut self, stream: Stream, peer: Option<SocketAddr>, unread: Vec<u8>) {
+        self.peer = peer.map(canonical).or(self.peer);
         self.stream = Some(stream);
         self.unread = unread;
     }

@@ -47,13 +47,20 @@ pub struct Listener {
 /// Peers whose HELLO has come.
 #[derive(Debug, Default)]
 struct Accepted {
-    waiting: Mutex<VecDeque<(Token, Arc<Link>)>>,
+    waiting: Mutex<Waiting>,
     /// Why the last peer that knew the nonce was refused.
     refused: Mutex<Option<String>>,
 }
 
+#[derive(Debug, Default)]
+struct Waiting {
+    links: VecDeque<(Token, Arc<Link>)>,
+    /// Whether a call that is in progress takes the next one: its caller flushes the channel.
+    wanted: bool,
+}
+
 impl Accepted {
-    fn with<T>(&self, f: impl FnOnce(&mut VecDeque<(Token, Arc<Link>)>) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut Waiting) -> T) -> T {
         f(&mut self.waiting.lock())
     }
 
@@ -102,10 +109,26 @@ impl Listener {
     /// Returns the next peer with a whole and valid HELLO, which is the first message of its
     /// channel.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
-        let mut next = self.accepted.with(VecDeque::pop_front);
+        let next = self.try_accept_unflushed()?;
+        next.iter().for_each(Channel::flush);
+        Ok(next)
+    }
+
+    /// As [`try_accept`](Self::try_accept), for a caller that flushes the channel soon: WELCOME, and
+    /// what the caller sends, are one packet then.
+    pub(crate) fn try_accept_unflushed(&self) -> Result<Option<Channel>> {
+        let take = |wanted: bool| {
+            self.accepted.with(|waiting| {
+                let next = waiting.links.pop_front();
+                waiting.wanted = wanted && next.is_none();
+                next
+            })
+        };
+        let mut next = take(true);
         if next.is_none() {
-            self.reactor.drive()?;
-            next = self.accepted.with(VecDeque::pop_front);
+            let driven = self.reactor.drive();
+            next = take(false);
+            driven?;
         }
         Ok(next
             .map(|(token, link)| Channel::new(link, Arc::clone(&self.reactor), token, self.redials.clone())))
@@ -239,7 +262,7 @@ impl Acceptor {
     /// Decides on a whole HELLO with the right nonce. Returns `false` for a second attempt of one
     /// connector, or if too many channels wait.
     pub(super) fn admit(&mut self, connector: Nonce) -> bool {
-        let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.len()) >= WAITING_MAX);
+        let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.links.len()) >= WAITING_MAX);
         if full || self.tokens.contains(&connector) {
             return false;
         }
@@ -257,11 +280,16 @@ impl Acceptor {
         }
     }
 
-    /// Passes the channel to `try_accept`.
-    pub(super) fn hand_over(&self, token: Token, link: Arc<Link>) {
-        if let Some(accepted) = self.accepted() {
-            accepted.with(|w| w.push_back((token, link)));
-        }
+    /// Passes the channel, whose queue has WELCOME, to `try_accept`.
+    pub(super) fn hand_over(&self, token: Token, link: &Arc<Link>) {
+        let Some(accepted) = self.accepted() else { return };
+        accepted.with(|waiting| {
+            // A call takes one channel.
+            if !std::mem::take(&mut waiting.wanted) {
+                link.flush();
+            }
+            waiting.links.push_back((token, Arc::clone(link)));
+        });
     }
 
     /// Returns how a new connection with this token is dialled again; `None` without failover.
@@ -280,7 +308,9 @@ impl Acceptor {
 
     /// Closes all connections that nobody will accept any more.
     pub(super) fn close(self, sockets: &mut Sockets) {
-        let waiting = self.accepted().map_or(VecDeque::new(), |accepted| accepted.with(std::mem::take));
+        let accepted = self.accepted();
+        let waiting =
+            accepted.map_or(VecDeque::new(), |accepted| accepted.with(|w| std::mem::take(&mut w.links)));
         for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {
             sockets.remove(token);
         }

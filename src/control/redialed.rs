@@ -102,7 +102,7 @@ impl Redialed {
         sockets.acceptor(self.listener)?.forget(me);
         socket::close_in_order(&self.stream);
         let link = Arc::new(Link::pending());
-        link.establish(self.stream, Vec::new());
+        link.establish(self.stream, self.addr, Vec::new());
         // The peer may have closed.
         let _ = link.send(&Message::Refuse { reason: "its process has closed the connection".into() });
         sockets.linger(me, link)

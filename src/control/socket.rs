@@ -67,12 +67,10 @@ pub(super) fn accept(listener: &ListenSocket) -> io::Result<(Stream, SocketAddr)
 pub(super) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    // The kernel counts whole seconds. The user timeout takes precedence over the number of probes.
+    // The kernel counts whole seconds. The user timeout takes precedence over the number of probes,
+    // which is therefore not set.
     let seconds = |d: Duration| Duration::from_secs(d.as_secs().max(1));
-    let keepalive = TcpKeepalive::new()
-        .with_time(seconds(silence / 2))
-        .with_interval(seconds(silence / 8))
-        .with_retries(4);
+    let keepalive = TcpKeepalive::new().with_time(seconds(silence / 2)).with_interval(seconds(silence / 8));
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(silence))
 }

@@ -104,6 +104,12 @@ impl Nic {
         Ok((port, gids))
     }
 
+    /// Whether [`known`](Self::known) has read the port, and the result is kept.
+    #[cfg(test)]
+    pub(crate) fn is_known(&self) -> bool {
+        self.known.lock().is_some()
+    }
+
     /// Forgets what was read: a connection over this port could not be set up.
     pub fn forget(&self) {
         *self.known.lock() = None;

@@ -79,6 +79,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
         rails,
         unusable,
         others: false,
+        wiring_follows: false,
     };
     let bytes = Message::Hello(hello).encode().ok()?;
     Some(bytes[HEADER_BYTES..].iter().map(|b| format!("{b:02x}")).collect())

@@ -91,6 +91,7 @@ mod tests {
             terms: policy::terms(&Config::default(), false),
             rotation: 0,
             others: false,
+            wiring_follows: false,
             rails,
             unusable: Vec::new(),
         }

@@ -109,10 +109,22 @@ fn message() -> impl Strategy<Value = Message> {
                 prop::collection::vec(unusable_rail(), 0..4),
                 prop::collection::vec(unusable_rail(), 31..=32)
             ],
-            any::<bool>(),
+            (any::<bool>(), any::<bool>()),
         )
-            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, others)| {
-                Message::Hello(Hello { nonce, token, pid, host, terms, rotation, rails, unusable, others })
+            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, flags)| {
+                let (others, wiring_follows) = flags;
+                Message::Hello(Hello {
+                    nonce,
+                    token,
+                    pid,
+                    host,
+                    terms,
+                    rotation,
+                    others,
+                    wiring_follows,
+                    rails,
+                    unusable,
+                })
             }),
         any::<Nonce>().prop_map(|token| Message::Welcome { token }),
         wiring().prop_map(Message::Wiring),
@@ -164,7 +176,18 @@ fn hello() -> Hello {
         why: "down".into(),
     }];
     let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 3, rails: vec![rail], unusable, others: false }
+    Hello {
+        nonce,
+        token,
+        pid: 42,
+        host,
+        terms,
+        rotation: 3,
+        rails: vec![rail],
+        unusable,
+        others: false,
+        wiring_follows: false,
+    }
 }
 
 /// Returns the body of a message with one byte changed.
@@ -177,7 +200,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 7, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 8, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -187,13 +210,13 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 7"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 8"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, the rotation, one rail, its name of
+    // Behind type, prefix and token: pid, "node7", the terms, the rotation, two flags, one rail, its name of
     // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
-    let port = terms + 8 + 4 + 1 + 1 + 2 + 6;
+    let port = terms + 8 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
     let unusable = port + 32 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
@@ -210,6 +233,7 @@ fn refusals_name_the_field() {
     }
     assert_eq!(with(&hello, terms + 7, 2), range("split", 2, "0 or 1"));
     assert_eq!(with(&hello, terms + 12, 2), range("other ports", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 13, 2), range("WIRING follows", 2, "0 or 1"));
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));
@@ -322,7 +346,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 7, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 8, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

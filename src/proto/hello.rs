@@ -33,6 +33,9 @@ pub struct Hello {
     pub rotation: u32,
     /// Whether the process has other ports, which a second HELLO would list.
     pub others: bool,
+    /// Whether a WIRING for the routes that the connector expects follows at once. `control` sets
+    /// it. False in an acceptor's HELLO.
+    pub wiring_follows: bool,
     /// The usable rails of this end, at most [`MAX_OFFERS`].
     pub rails: Vec<RailInfo>,
     /// The unusable rails of this end, at most [`MAX_OFFERS`].
@@ -168,7 +171,7 @@ impl Hello {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
-        out.u32(self.rotation).u8(self.others.into());
+        out.u32(self.rotation).u8(self.others.into()).u8(self.wiring_follows.into());
         out.list(&self.rails, MAX_OFFERS, "rails", |out, rail| rail.write(out))?;
         out.list(&self.unusable, MAX_OFFERS, "rails that cannot be used", |out, rail| {
             rail.write(out);
@@ -193,6 +196,7 @@ impl Hello {
             terms: Terms::read(from)?,
             rotation: from.u32("rotation")?,
             others: from.flag("other ports")?,
+            wiring_follows: from.flag("WIRING follows")?,
             rails: from.list(MAX_OFFERS, "rails", RailInfo::read)?,
             unusable: from.list(MAX_OFFERS, "rails that cannot be used", UnusableRail::read)?,
         })

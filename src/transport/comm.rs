@@ -41,8 +41,6 @@ pub(crate) struct Comm {
     pub(crate) profiler: Option<Box<CommProfiler>>,
     watch: Arc<CommWatch>,
     failed: Option<Error>,
-    /// The CQ that the next poll of several begins with.
-    pub(crate) next_queue: usize,
     /// Polls that find nothing before the next check of the peer; at least 1.
     idle_polls: u32,
 }
@@ -82,7 +80,6 @@ impl Comm {
             profiler: None,
             watch,
             failed: None,
-            next_queue: 0,
             idle_polls: 1,
         }
     }

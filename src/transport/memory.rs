@@ -23,6 +23,8 @@ pub(crate) struct Registrar {
 pub struct Mr {
     buffer: Buffer,
     kind: MemKind,
+    /// Whether the processor can read it at the address in `buffer`.
+    readable: bool,
     _held: Vec<Registration>,
     /// The rails of the registrar that made it.
     nics: Arc<[Arc<Nic>]>,
@@ -54,7 +56,8 @@ impl Registrar {
             held.push(registration);
             (lkeys[rail], rkeys[rail]) = (keys.lkey(), keys.rkey());
         }
-        Ok(Mr { buffer, kind, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
+        let readable = kind == MemKind::Host && dmabuf.is_none();
+        Ok(Mr { buffer, kind, readable, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
     }
 
     /// Returns an error unless the registration covers `part` and was made for these rails. Only an
@@ -129,6 +132,12 @@ impl Mr {
     /// Returns where the memory lies.
     pub(crate) fn kind(&self) -> MemKind {
         self.kind
+    }
+
+    /// Returns whether the processor can read the memory.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.readable
     }
 
     /// Returns the local key of each rail.

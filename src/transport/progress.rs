@@ -3,14 +3,12 @@
 
 use crate::error::Fast;
 use crate::transport::comm::Comm;
+use crate::transport::queues::CompletionQueue;
 use crate::verbs::{Batch, Completion};
 
 /// Batches of completions that [`poll`](Progress::poll) polls from one CQ at most. The limit keeps a
 /// call short, however many completions there are.
 const BATCHES: usize = 32;
-
-/// CQs that one call polls at most. A request that waits for more polls them in rotation.
-const POLLED_QUEUES: usize = 2;
 
 /// The state of one end, as `test` drives it.
 pub(crate) trait Progress {
@@ -26,6 +24,9 @@ pub(crate) trait Progress {
     /// Returns whether a request is in flight.
     fn pending(&self, request: Self::Request) -> bool;
 
+    /// Returns whether a call that has handled completions polls on for a request.
+    fn polls_on(&self, request: Self::Request) -> bool;
+
     /// Returns the mask of the rails whose completions a request waits for.
     fn awaited(&self, request: Self::Request) -> u8;
 
@@ -34,38 +35,46 @@ pub(crate) trait Progress {
 
     /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        for queue in 0..self.comm().queues.all.len() {
+        let mut index = 0;
+        while self.comm().queues.get(index).is_some() {
             for _ in 0..BATCHES {
-                if !self.poll_queue(queue)? {
+                if !self.poll_queue(index)? {
                     break;
                 }
             }
+            index += 1;
         }
         Ok(())
     }
 
     /// Polls one batch from a CQ. Returns whether anything has completed.
-    #[inline(never)]
-    fn poll_queue(&mut self, queue: usize) -> Fast<bool> {
+    fn poll_queue(&mut self, index: usize) -> Fast<bool> {
         let mut batch = Batch::new();
-        let polled = &self.comm().queues.all[queue];
-        let completions = polled.cq.poll(&mut batch)?;
+        let Some(queue) = self.comm().queues.get(index) else { return Ok(false) };
+        let completions = queue.cq.poll(&mut batch)?;
         if completions.is_empty() {
             return Ok(false);
         }
-        match polled.one_rail() {
-            Some(rail) => self.handle(rail, completions)?,
-            None => self.handle_shared(queue, completions)?,
-        }
+        self.handle_of(index, completions)?;
         Ok(true)
+    }
+
+    /// Handles completions of one of several CQs, or of a shared CQ.
+    #[inline(never)]
+    fn handle_of(&mut self, index: usize, completions: &[Completion]) -> Fast<()> {
+        match self.comm().queues.get(index).and_then(CompletionQueue::one_rail) {
+            Some(rail) => self.handle(rail, completions),
+            None => self.handle_shared(index, completions),
+        }
     }
 
     /// Handles completions of a CQ that several rails share. Those of queue pairs that the
     /// connection has not kept are ignored.
     #[inline(never)]
-    fn handle_shared(&mut self, queue: usize, completions: &[Completion]) -> Fast<()> {
+    fn handle_shared(&mut self, index: usize, completions: &[Completion]) -> Fast<()> {
         for completion in completions {
-            if let Some(rail) = self.comm().queues.all[queue].rail_of(completion.qpn()) {
+            let queue = self.comm().queues.get(index);
+            if let Some(rail) = queue.and_then(|queue| queue.rail_of(completion.qpn())) {
                 self.handle(rail, std::slice::from_ref(completion))?;
             }
         }
@@ -84,59 +93,50 @@ pub(crate) trait Progress {
         }
         Ok(())
     }
-
-    /// Polls the CQs that a request waits for, as far as one call may. Returns whether anything has
-    /// completed.
-    fn poll_awaited(&mut self, request: Self::Request) -> Fast<bool> {
-        let awaited = self.awaited(request);
-        let (queues, mut queue) = (self.comm().queues.all.len(), self.comm().next_queue);
-        let (mut any, mut polled) = (false, 0);
-        for _ in 0..queues {
-            let next = if queue + 1 < queues { queue + 1 } else { 0 };
-            if awaited & self.comm().queues.all[queue].rails != 0 {
-                let found = self.poll_queue(queue)?;
-                any |= found;
-                polled += 1;
-                // A CQ that had something is likely to have more at the next call.
-                self.comm().next_queue = if found { queue } else { next };
-                if polled == POLLED_QUEUES {
-                    break;
-                }
-            }
-            queue = next;
-        }
-        Ok(any)
-    }
 }
 
 /// Makes progress for a request that is not completed.
 #[inline(always)]
 pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
-    let comm = state.comm();
-    let (false, Some(only)) = (comm.is_marked(), &comm.queues.only) else {
-        return progress_unusual(state, request);
-    };
-    let mut batch = Batch::new();
-    match only.poll(&mut batch) {
-        // Most polls end here.
-        Ok([]) => comm.found_nothing(S::outstanding(request)),
-        // The next call polls what did not fit into the batch.
-        Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
-        Err(e) => Err(comm.fail(e)),
-    }
-}
-
-/// Like [`progress`], for a comm of several rails or a shared CQ, or one that needs a closer look.
-#[inline(never)]
-fn progress_unusual<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
     if state.comm().is_marked() {
         return progress_marked(state, request);
     }
-    match state.poll_awaited(request) {
-        Ok(true) => Ok(()),
-        Ok(false) => state.comm().found_nothing(S::outstanding(request)),
+    let mut batch = Batch::new();
+    let Some(only) = &state.comm().queues.only else { return progress_several(state, request, &mut batch) };
+    match only.poll(&mut batch) {
+        // Most polls end here.
+        Ok([]) => state.comm().found_nothing(S::outstanding(request)),
+        // The next call polls what did not fit into the batch.
+        Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
         Err(e) => Err(state.comm().fail(e)),
     }
+}
+
+/// Like [`progress`], for a comm of several CQs or a shared one. Polls up to two CQs that the request
+/// waits for, as long as it [polls on](Progress::polls_on).
+#[inline(always)]
+fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut Batch) -> Fast<()> {
+    let awaited = state.awaited(request);
+    state.comm().queues.choose(awaited);
+    let mut any = false;
+    for index in [0, 1] {
+        let queue = match state.comm().queues.get(index) {
+            Some(queue) if queue.rails & awaited != 0 => queue,
+            _ => continue,
+        };
+        match queue.cq.poll(batch) {
+            Ok([]) => {}
+            Ok(completions) => {
+                state.handle_of(index, completions).map_err(|e| state.comm().fail(e))?;
+                if !state.polls_on(request) {
+                    return Ok(());
+                }
+                any = true;
+            }
+            Err(e) => return Err(state.comm().fail(e)),
+        }
+    }
+    if any { Ok(()) } else { state.comm().found_nothing(S::outstanding(request)) }
 }
 
 /// Like [`progress`], for a comm that has failed or that an event may have ended.

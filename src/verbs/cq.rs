@@ -15,8 +15,13 @@ use super::{Context, log_failure, non_null};
 #[derive(Debug)]
 pub struct Cq {
     raw: NonNull<sys::ibv_cq>,
+    /// The provider's `ibv_poll_cq`, which never changes while the context is open.
+    poll: Poll,
     context: Arc<Context>,
 }
+
+/// A provider's `ibv_poll_cq`.
+type Poll = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
 
 // SAFETY: providers lock their queues; a CQ may be polled from any thread.
 unsafe impl Send for Cq {}
@@ -110,18 +115,22 @@ impl Cq {
     /// Calls `ibv_create_cq` for `entries` entries.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
         let n = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: open context.
+        let poll = unsafe { (*context.as_ptr()).ops.poll_cq }
+            .ok_or_else(|| Error::Internal(format!("{} has no ibv_poll_cq", context.name())))?;
         // SAFETY: open context; no channel, no cookie, vector 0.
         let raw = unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
         let raw = non_null("ibv_create_cq", || format!("{} for {n} entries", context.name()), raw)?;
-        Ok(Self { raw, context: Arc::clone(context) })
+        Ok(Self { raw, poll, context: Arc::clone(context) })
     }
 
     /// Polls at most sixteen completions, and returns them in order. They lie in the caller's
     /// batch: moving a batch costs more than a poll. Allocates nothing.
     #[inline(always)]
     pub fn poll<'b>(&self, batch: &'b mut Batch) -> Fast<&'b [Completion]> {
-        // SAFETY: the CQ is alive, and the batch has room for BATCH entries.
-        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, batch.0.as_mut_ptr().cast()) };
+        // SAFETY: the CQ is alive and belongs to the function's provider, and the batch has room for
+        // BATCH entries.
+        let n = unsafe { (self.poll)(self.raw.as_ptr(), BATCH as i32, batch.0.as_mut_ptr().cast()) };
         // Most polls end here.
         if n == 0 {
             return Ok(&[]);

@@ -86,13 +86,16 @@ impl ImmWrite {
         Self(Prepared::new(WRITE_WITH_IMM, SIGNALED))
     }
 
-    /// Sets everything that differs between two messages.
+    /// Sets everything that differs between two messages. `inline`: the provider copies the data
+    /// when the write is posted. The memory must then be readable by this process.
     #[inline(always)]
-    pub fn set(&mut self, local: Local, remote: Remote, imm: u32, wr_id: u64) {
+    pub fn set(&mut self, local: Local, inline: bool, remote: Remote, imm: u32, wr_id: u64) {
         self.0.address(remote, wr_id);
+        let flags = if inline { SIGNALED | INLINED } else { SIGNALED };
         let p = self.0.parts.as_ptr();
         // SAFETY: exclusive while `self` is borrowed.
         unsafe {
+            (*p).wr.send_flags = flags;
             (*p).sge = sys::ibv_sge { addr: local.addr, length: local.len, lkey: local.lkey };
             (*p).wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
         }

@@ -76,12 +76,24 @@ pub fn hello() -> Hello {
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
     let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
-    Hello { nonce, token, pid, host, terms, rotation: 0, rails, unusable: Vec::new(), others: false }
+    Hello {
+        nonce,
+        token,
+        pid,
+        host,
+        terms,
+        rotation: 0,
+        rails,
+        unusable: Vec::new(),
+        others: false,
+        wiring_follows: false,
+    }
 }
 
 /// Begins to connect, with the times of the settings.
 pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
-    Channel::connect(control(), handle, ours, config().connect_timeout, config().peer_timeout).unwrap()
+    Channel::connect(control(), handle, (ours, None), config().connect_timeout, config().peer_timeout)
+        .unwrap()
 }
 
 /// Returns the next message of any type, or the error's text if the channel has ended.

@@ -94,6 +94,7 @@ mod clock;
 mod config;
 mod control;
 mod error;
+mod fault;
 mod limits;
 mod log;
 mod process;
@@ -104,16 +105,21 @@ pub use abi::symbols;
 pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
-    EventTarget, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of, fail_registration,
-    raise_event, set_addrs, set_link, set_rate,
+    EventTarget, FAULTS_VAR, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
+    fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted, raise_event,
+    run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
     qp_attributes, registrations_made, revoke_mrs_at,
 };
 pub use control::json::softverbs_counters_json;
+pub use control::outside::{Control, DeviceState, ProcessState};
 pub use error::Error;
+pub use fault::script::Flap;
+pub use fault::{CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
+pub use process::hw_counters::HwCounters;
 pub use shm::dir::set_fabric;
 
 #[cfg(doctest)]

@@ -14,7 +14,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
-use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role, RoutePolicy};
+use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
 use crate::route::{Choice, End, Route, is_disjoint};
 
 /// The routes of one handshake.
@@ -78,18 +78,6 @@ pub(crate) struct Report {
     pub(crate) text: String,
 }
 
-/// Returns the first HELLO of an end whose ports are all in `all`, the requested ones first. It
-/// lists the requested ones alone, unless the ranking of the policy needs all.
-pub(crate) fn first_hello(all: &Hello) -> Hello {
-    let mut first = all.clone();
-    if all.terms.route == RoutePolicy::Any {
-        first.rails.retain(|rail| rail.requested);
-        first.unusable.retain(|rail| rail.requested);
-    }
-    first.others = first.rails.len() + first.unusable.len() < all.rails.len() + all.unusable.len();
-    first
-}
-
 impl Attempts {
     /// Chooses the routes of the first attempt from the first HELLOs. There may be none, if not all
     /// ports are listed: [`extend`](Self::extend) follows then.
@@ -140,7 +128,11 @@ impl Attempts {
     /// The peer's second HELLO contradicts its first; no pair of rails is a route.
     pub(super) fn extend(&mut self, local: Hello, remote: Hello, peer: &str) -> Result<()> {
         let before = self.remote();
-        if remote.terms != before.terms || !remote.rails.starts_with(&before.rails) || remote.others {
+        if remote.terms != before.terms
+            || !remote.rails.starts_with(&before.rails)
+            || remote.others
+            || remote.wiring_follows
+        {
             let what = format!("{peer} sent a second HELLO that contradicts its first one");
             return Err(Error::Protocol(what));
         }

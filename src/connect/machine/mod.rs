@@ -12,7 +12,11 @@
 //! The module is here and not in `proto`, since the choice of routes and the plan of a connection
 //! belong to `route` and `policy`, which stand above `proto`.
 //!
-//! Life cycle of a connector; an acceptor differs in the order of WIRING alone:
+//! A connector creates queue pairs for the routes that it expects, and sends their WIRING with its
+//! HELLO. If both HELLOs result in these routes, the acceptor answers with HELLO, WIRING and READY in
+//! one packet. Otherwise both ends drop that WIRING, and the connector sends another.
+//!
+//! Life cycle of a connector whose guess was wrong; an acceptor differs in the order of WIRING alone:
 //!
 //! ```text
 //! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED
@@ -23,6 +27,7 @@
 //! ```
 
 mod attempts;
+mod guess;
 mod stage;
 mod step;
 #[cfg(test)]
@@ -42,7 +47,8 @@ use crate::route::{Route, is_untried};
 use stage::Stage;
 use step::{Overdue, Step};
 
-pub(crate) use attempts::{Report, first_hello};
+pub(crate) use attempts::Report;
+pub(crate) use guess::expected_stripes;
 pub(crate) use wiring::WRITTEN_BYTES;
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.
@@ -56,9 +62,17 @@ pub(crate) enum Action {
     Send(Message),
     /// Use this name of the message that is due in the errors of the control connection.
     Await(Option<&'static str>),
+    /// Send what has been queued by [`Send`](Self::Send): the peer works at the same time as this
+    /// end.
+    Flush,
+    /// Describe all ports of the process behind those of this first HELLO: [`Outcome::Listed`].
+    ListPorts(Hello),
     /// Create the queue pairs of these stripes, each with its route and their number:
     /// [`Outcome::Made`].
     MakeEndpoint(Vec<(Route, usize)>),
+    /// Use the queue pairs that the connector created before the handshake for these stripes: the
+    /// same rails and numbers of queue pairs, but the addresses that the HELLOs result in.
+    Adopt(Vec<(Route, usize)>),
     /// Connect the queue pairs to the peer's: [`Outcome::BroughtUp`].
     BringUp(BringUp),
     /// Probe the stripes: [`Outcome::Probed`].
@@ -110,6 +124,8 @@ pub(crate) struct Keep {
 /// Work that the driver has finished.
 #[derive(Debug)]
 pub(crate) enum Outcome {
+    /// The HELLO with all ports of the process, which begins with those of the first one.
+    Listed(Hello),
     /// The endpoint exists, and this describes it. An acceptor's ECE options follow with
     /// [`Outcome::BroughtUp`].
     Made(Wiring),
@@ -137,7 +153,10 @@ pub(crate) struct Machine {
     device: String,
     /// Time that an agent has for the first hint.
     hint_patience: Duration,
+    /// This end's latest HELLO.
     local: Hello,
+    /// The WIRING that a connector has sent with its HELLO.
+    sent: Option<Wiring>,
     /// Name of the peer, for logs and errors.
     peer: String,
     /// Whether the control connection is established. Its own time limit counts before.
@@ -151,15 +170,16 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Begins a handshake. `local` is this end's HELLO with all ports. The first one
-    /// ([`first_hello`]) of a connector has been sent as the first bytes of the control connection,
-    /// that of an acceptor is the first action.
+    /// Begins a handshake. `local` is this end's first HELLO, and `sent` the WIRING of the queue
+    /// pairs that a connector has created for the stripes that it expects
+    /// ([`expected_stripes`]). Those of a connector have been sent as the first bytes of the control
+    /// connection. The HELLO of an acceptor is the first action.
     pub(crate) fn new(
         role: Role,
         now: Instant,
         config: &Arc<Config>,
         device: String,
-        local: Hello,
+        (local, sent): (Hello, Option<Wiring>),
         hint_patience: Duration,
     ) -> Self {
         let limit = config.connect_timeout;
@@ -171,7 +191,7 @@ impl Machine {
         };
         let mut actions = VecDeque::from([Action::Await(Some(step.name()))]);
         if role == Role::Acceptor {
-            actions.push_back(Action::Send(Message::Hello(first_hello(&local))));
+            actions.push_back(Action::Send(Message::Hello(local.clone())));
         }
         Self {
             role,
@@ -179,6 +199,7 @@ impl Machine {
             device,
             hint_patience,
             local,
+            sent,
             peer: "the peer".into(),
             connected: role == Role::Acceptor,
             until: now + limit,
@@ -198,10 +219,15 @@ impl Machine {
     /// the driver that has its own end, and before the control connection is established.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Keep(_) | Stage::Ended => None,
+            Stage::ListPorts(_)
+            | Stage::MakeEndpoint(..)
+            | Stage::BringUp(..)
+            | Stage::Keep(_)
+            | Stage::Ended => None,
             Stage::Probe(_, until) => until,
             Stage::Hint { by, .. } => by,
             Stage::Hello
+            | Stage::Guess(_)
             | Stage::Others(_)
             | Stage::Wiring(..)
             | Stage::Ready(_)
@@ -293,7 +319,14 @@ impl Machine {
 
     /// Returns whether the driver works on an action. Messages are queued meanwhile.
     fn is_working(&self) -> bool {
-        matches!(self.stage, Stage::MakeEndpoint(_) | Stage::BringUp(..) | Stage::Probe(..) | Stage::Keep(_))
+        matches!(
+            self.stage,
+            Stage::ListPorts(_)
+                | Stage::MakeEndpoint(..)
+                | Stage::BringUp(..)
+                | Stage::Probe(..)
+                | Stage::Keep(_)
+        )
     }
 
     fn has_ended(&self) -> bool {

@@ -4,15 +4,20 @@ use std::time::Instant;
 
 use super::attempts::Attempts;
 use crate::policy::Plan;
-use crate::proto::Wiring;
+use crate::proto::{Hello, Wiring};
 
 /// What the machine waits for: a message of the peer, or work of the driver.
 #[derive(Debug)]
 pub(super) enum Stage {
     Hello,
+    /// An acceptor has the connector's HELLO. The WIRING that the connector has sent with it is due.
+    Guess(Hello),
+    /// The driver lists all ports of the process.
+    ListPorts(Attempts),
     /// The peer's second HELLO is due.
     Others(Attempts),
-    MakeEndpoint(Attempts),
+    /// With the connector's WIRING, if the acceptor has it already.
+    MakeEndpoint(Attempts, Option<Wiring>),
     /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
     Wiring(Attempts, Wiring),
     BringUp(Attempts, Wiring),
@@ -39,11 +44,12 @@ impl Stage {
         match self {
             Self::Hello => "HELLO",
             Self::Others(_) => "HELLO with all ports",
-            Self::Wiring(..) => "WIRING",
+            Self::Guess(_) | Self::Wiring(..) => "WIRING",
             Self::Ready(_) => "READY",
             Self::Probed(..) => "PROBED",
             Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
-            Self::MakeEndpoint(_)
+            Self::ListPorts(_)
+            | Self::MakeEndpoint(..)
             | Self::BringUp(..)
             | Self::Probe(..)
             | Self::Keep(_)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::attempts::{Attempts, Failure, Next, first_hello};
+use super::attempts::{Attempts, Failure, Next};
 use super::stage::Stage;
 use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
@@ -19,6 +19,7 @@ impl Machine {
     pub(super) fn handle(&mut self, now: Instant, message: Message) {
         let done = match (std::mem::replace(&mut self.stage, Stage::Ended), message) {
             (Stage::Hello, Message::Hello(hello)) => self.on_hello(now, hello),
+            (Stage::Guess(hello), Message::Wiring(wiring)) => self.on_hellos(now, hello, Some(wiring)),
             (Stage::Others(attempts), Message::Hello(hello)) => self.on_others(now, attempts, hello),
             (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
                 self.on_wiring(attempts, local, wiring)
@@ -53,9 +54,13 @@ impl Machine {
     pub(super) fn finish_work(&mut self, now: Instant, outcome: Outcome) -> Result<()> {
         match (std::mem::replace(&mut self.stage, Stage::Ended), outcome) {
             (_, Outcome::Failed(e)) => Err(e),
-            (Stage::MakeEndpoint(attempts), Outcome::Made(wiring)) => {
-                self.on_endpoint(now, attempts, wiring);
+            (Stage::ListPorts(attempts), Outcome::Listed(hello)) => {
+                self.local = hello;
+                self.send_others(now, attempts);
                 Ok(())
+            }
+            (Stage::MakeEndpoint(attempts, remote), Outcome::Made(wiring)) => {
+                self.on_endpoint(now, attempts, wiring, remote)
             }
             (Stage::BringUp(attempts, wiring), Outcome::BroughtUp(eces)) => {
                 self.on_brought_up(now, attempts, wiring, &eces);
@@ -82,8 +87,28 @@ impl Machine {
         }
     }
 
-    /// Chooses the routes: both ends know both HELLOs now.
     fn on_hello(&mut self, now: Instant, hello: Hello) -> Result<()> {
+        match (self.role, hello.wiring_follows) {
+            (Role::Connector, true) => {
+                let what = format!("{} announced a WIRING, which only a connector may do", self.peer);
+                Err(Error::Protocol(what))
+            }
+            (Role::Connector, false) => {
+                let sent = self.sent.take();
+                self.on_hellos(now, hello, sent)
+            }
+            (Role::Acceptor, false) => self.on_hellos(now, hello, None),
+            (Role::Acceptor, true) => {
+                self.expect("WIRING", now, Duration::ZERO);
+                self.stage = Stage::Guess(hello);
+                Ok(())
+            }
+        }
+    }
+
+    /// Chooses the routes: both ends know both HELLOs now, and the WIRING that the connector has
+    /// sent with its own.
+    fn on_hellos(&mut self, now: Instant, hello: Hello, guess: Option<Wiring>) -> Result<()> {
         let differences = self.local.terms.differences(&hello.terms);
         if !differences.is_empty() {
             return Err(Error::Usage(format!(
@@ -93,23 +118,47 @@ impl Machine {
             )));
         }
         self.until = now + self.config.connect_timeout;
-        let attempts = Attempts::new(self.role, first_hello(&self.local), hello, &self.peer)?;
-        self.first_attempt(now, attempts)
+        let attempts = Attempts::new(self.role, self.local.clone(), hello, &self.peer)?;
+        self.first_attempt(now, attempts, guess)
     }
 
-    fn first_attempt(&mut self, now: Instant, attempts: Attempts) -> Result<()> {
+    /// Begins the first attempt. The connector's guess is used if it has the rails and the numbers of
+    /// queue pairs of the attempt. Both ends come to the same conclusion.
+    fn first_attempt(&mut self, now: Instant, attempts: Attempts, guess: Option<Wiring>) -> Result<()> {
         if attempts.current().is_empty() {
             self.list_others(now, attempts);
             return Ok(());
         }
         self.warn(attempts.unreached(&self.config, &self.peer)?);
-        self.attempt(attempts);
+        let stripes = attempts.stripes();
+        match (
+            self.role,
+            guess.filter(|guess| wiring::difference(Role::Connector, &stripes, guess).is_none()),
+        ) {
+            (_, None) => self.attempt(attempts),
+            (Role::Connector, Some(local)) => {
+                self.actions.push_back(Action::Adopt(stripes));
+                self.expect("WIRING", now, Duration::ZERO);
+                self.stage = Stage::Wiring(attempts, local);
+            }
+            // The peer has nothing to do before it has this end's WIRING: one packet is enough.
+            (Role::Acceptor, remote) => self.make_endpoint(attempts, remote),
+        }
         Ok(())
     }
 
     /// Lists all ports of the process: the requested ones do not reach the peer, which comes to the
     /// same conclusion and does the same.
     fn list_others(&mut self, now: Instant, attempts: Attempts) {
+        if self.local.others {
+            self.actions.push_back(Action::ListPorts(self.local.clone()));
+            self.stage = Stage::ListPorts(attempts);
+        } else {
+            self.send_others(now, attempts);
+        }
+    }
+
+    fn send_others(&mut self, now: Instant, attempts: Attempts) {
         self.send(Message::Hello(self.local.clone()));
         self.expect("HELLO with all ports", now, Duration::ZERO);
         self.stage = Stage::Others(attempts);
@@ -119,23 +168,38 @@ impl Machine {
         let is_first = attempts.current().is_empty();
         attempts.extend(self.local.clone(), hello, &self.peer)?;
         if is_first {
-            return self.first_attempt(now, attempts);
+            return self.first_attempt(now, attempts, None);
         }
         self.attempt(attempts);
         Ok(())
     }
 
     fn attempt(&mut self, attempts: Attempts) {
-        self.actions.push_back(Action::MakeEndpoint(attempts.stripes()));
-        self.stage = Stage::MakeEndpoint(attempts);
+        self.actions.push_back(Action::Flush);
+        self.make_endpoint(attempts, None);
     }
 
-    fn on_endpoint(&mut self, now: Instant, attempts: Attempts, wiring: Wiring) {
+    fn make_endpoint(&mut self, attempts: Attempts, remote: Option<Wiring>) {
+        self.actions.push_back(Action::MakeEndpoint(attempts.stripes()));
+        self.stage = Stage::MakeEndpoint(attempts, remote);
+    }
+
+    fn on_endpoint(
+        &mut self,
+        now: Instant,
+        attempts: Attempts,
+        local: Wiring,
+        remote: Option<Wiring>,
+    ) -> Result<()> {
+        if let Some(remote) = remote {
+            return self.on_wiring(attempts, local, remote);
+        }
         if self.role == Role::Connector {
-            self.send(Message::Wiring(wiring.clone()));
+            self.send(Message::Wiring(local.clone()));
         }
         self.expect("WIRING", now, Duration::ZERO);
-        self.stage = Stage::Wiring(attempts, wiring);
+        self.stage = Stage::Wiring(attempts, local);
+        Ok(())
     }
 
     fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {

@@ -16,8 +16,8 @@ pub(crate) const WRITTEN_BYTES: Ends<u64> =
 /// The first difference, with the value found and the value expected.
 pub(crate) fn check(role: Role, peer: &str, stripes: &[(Route, usize)], wiring: &Wiring) -> Result<()> {
     let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {peer}: {what}")));
-    if wiring.routes.len() != stripes.len() {
-        return refuse(format!("{} routes, expected {}", wiring.routes.len(), stripes.len()));
+    if let Some(what) = difference(role.other(), stripes, wiring) {
+        return refuse(what);
     }
     let (memory, needed) = (&wiring.memory, *WRITTEN_BYTES.remote(role));
     if memory.len < needed || memory.addr.checked_add(needed).is_none() {
@@ -26,15 +26,22 @@ pub(crate) fn check(role: Role, peer: &str, stripes: &[(Route, usize)], wiring: 
     if memory.rkeys.len() != stripes.len() {
         return refuse(format!("{} remote keys for {} routes", memory.rkeys.len(), stripes.len()));
     }
-    for (i, (found, (route, qps))) in wiring.routes.iter().zip(stripes).enumerate() {
-        let pair = (usize::from(found.remote_rail), usize::from(found.local_rail));
-        let expected = (*route.rails.local(role), *route.rails.remote(role));
-        if pair != expected {
-            return refuse(format!("route {i} joins our rail and its rail {pair:?}, expected {expected:?}"));
-        }
-        if found.qps.len() != *qps {
-            return refuse(format!("{} queue pairs for route {i}, expected {qps}", found.qps.len()));
-        }
-    }
     Ok(())
+}
+
+/// Returns how the routes of the WIRING of an end, `from`, differ from these stripes in their rails
+/// or their numbers of queue pairs, if they do.
+pub(super) fn difference(from: Role, stripes: &[(Route, usize)], wiring: &Wiring) -> Option<String> {
+    if wiring.routes.len() != stripes.len() {
+        return Some(format!("{} routes, expected {}", wiring.routes.len(), stripes.len()));
+    }
+    wiring.routes.iter().zip(stripes).enumerate().find_map(|(i, (found, (route, qps)))| {
+        let pair = (usize::from(found.remote_rail), usize::from(found.local_rail));
+        let expected = (*route.rails.remote(from), *route.rails.local(from));
+        if pair != expected {
+            return Some(format!("route {i} joins our rail and its rail {pair:?}, expected {expected:?}"));
+        }
+        let n = found.qps.len();
+        (n != *qps).then(|| format!("{n} queue pairs for route {i}, expected {qps}"))
+    })
 }

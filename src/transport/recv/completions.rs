@@ -35,6 +35,12 @@ impl Progress for RecvState {
         }
     }
 
+    /// Also for optional receives: NCCL does not call test until their data has arrived.
+    #[inline]
+    fn polls_on(&self, operation: Operation) -> bool {
+        self.pending(operation) || self.ahead > 0
+    }
+
     #[inline]
     fn awaited(&self, operation: Operation) -> u8 {
         match operation {

@@ -26,6 +26,11 @@ impl Progress for SendState {
         self.cells.get(index).is_in_flight()
     }
 
+    #[inline]
+    fn polls_on(&self, index: u8) -> bool {
+        self.pending(index)
+    }
+
     /// A send whose group is not posted yet waits for no completion.
     #[inline]
     fn awaited(&self, index: u8) -> u8 {

@@ -96,7 +96,7 @@ impl Sender {
             waits: comm.stats.waits(),
             watch: comm.watch(),
             state: StateLock::new(SendState {
-                usual: UsualSends::new(&policy, comm.layout, separate_imm_above),
+                usual: UsualSends::new(&policy, &comm, config, separate_imm_above),
                 comm,
                 policy,
                 separate_imm_above,

@@ -27,7 +27,7 @@ impl SendState {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Result<u8, Unusual> {
-        let UsualSends { largest, rail, mask, ref mut write, .. } = self.usual;
+        let UsualSends { largest, rail, mask, inline, ref mut write, .. } = self.usual;
         let (true, Some(mr)) = (buffer.len.wrapping_sub(1) < largest, mr) else {
             return Err(Unusual::General);
         };
@@ -55,7 +55,8 @@ impl SendState {
         let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);
         let wr_id = queue.signal(Work::Data { slot }, 1);
-        write.set(local, found.remote(rail), imm, wr_id);
+        let inline = buffer.len <= inline && mr.is_readable();
+        write.set(local, inline, found.remote(rail), imm, wr_id);
         queue.post_imm(write).map_err(Unusual::Failed)?;
         self.comm.stats.sent_whole(rail, buffer.len, self.usual.share);
         Ok(index)

@@ -1,7 +1,10 @@
 //! What the usual sends of a comm have in common.
 
+use crate::config::Config;
 use crate::policy::Policy;
-use crate::proto::{ImmLayout, MAX_RAILS};
+use crate::proto::MAX_RAILS;
+use crate::transport::comm::Comm;
+use crate::transport::send_queue::SendQueue;
 use crate::verbs::ImmWrite;
 
 /// What the usual sends of a comm have in common.
@@ -15,19 +18,24 @@ pub(crate) struct UsualSends {
     pub(crate) mask: u8,
     /// Their share for SUP, for the statistics.
     pub(crate) share: Option<u16>,
+    /// They go inline up to this many bytes, from memory that the processor can read.
+    pub(crate) inline: usize,
     pub(crate) write: ImmWrite,
 }
 
 impl UsualSends {
-    pub(crate) fn new(policy: &Policy, layout: ImmLayout, separate_imm_above: usize) -> Self {
+    pub(crate) fn new(policy: &Policy, comm: &Comm, config: &Config, separate_imm_above: usize) -> Self {
         let whole = policy.whole();
-        let below = whole.map_or(1, |whole| whole.below).min(layout.exact_below());
+        let below = whole.map_or(1, |whole| whole.below).min(comm.layout.exact_below());
         let rail = whole.map_or(0, |whole| whole.rail % MAX_RAILS);
+        let room = comm.rails.get(rail).into_iter().flat_map(|rail| rail.send_queues.iter());
+        let room = room.map(SendQueue::inline).min().unwrap_or(0);
         Self {
             largest: (below - 1).min(separate_imm_above),
             rail,
             mask: 1 << rail,
             share: whole.and_then(|whole| whole.share),
+            inline: room.min(config.inline as usize),
             write: ImmWrite::new(),
         }
     }

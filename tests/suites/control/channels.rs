@@ -51,7 +51,8 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let handle = listener.handle();
     for addr in handle.addrs() {
         let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
-        let connector = Channel::connect(control(), &alone, &hello("connector"), LIMIT, SILENCE).unwrap();
+        let connector =
+            Channel::connect(control(), &alone, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
         let acceptor = accept(&listener);
         acceptor.send(&Message::Ready).unwrap();
         assert_eq!(recv(&connector), Message::Ready);
@@ -71,9 +72,14 @@ fn a_refusal_reaches_the_connector_as_a_sentence() {
         // Not closed before the connector has read it.
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let channel =
-        Channel::connect(control(), &handle_with(port, &["127.0.0.1"]), &hello("connector"), LIMIT, SILENCE)
-            .unwrap();
+    let channel = Channel::connect(
+        control(),
+        &handle_with(port, &["127.0.0.1"]),
+        (&hello("connector"), None),
+        LIMIT,
+        SILENCE,
+    )
+    .unwrap();
     let error = until("the refusal", || channel.try_recv().err()).to_string();
     assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
     assert_eq!(channel.state(), ChannelState::Lost);
@@ -95,7 +101,7 @@ fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     drop(accept_raw(&server));
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -111,7 +117,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
     let port = server.local_addr().unwrap().port();
     let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
-    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     let (mut stream, token) = accept_raw(&server);
     stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
     stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
@@ -129,7 +135,7 @@ fn all_addresses_of_own_networks_are_tried_soon() {
     let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
     let channel =
-        Channel::connect(control(), &handle, &hello("connector"), Duration::from_millis(50), SILENCE)
+        Channel::connect(control(), &handle, (&hello("connector"), None), Duration::from_millis(50), SILENCE)
             .unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for ip in ips {
@@ -142,7 +148,7 @@ fn all_addresses_of_own_networks_are_tried_soon() {
 fn another_connectors_welcome_is_no_answer() {
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     let (mut first, mut token) = accept_raw(&server);
     token[0] ^= 1;
     first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
@@ -159,7 +165,7 @@ fn a_missing_listener_is_reported_soon_with_every_address() {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
-    let channel = Channel::connect(control(), &handle, &hello("c"), 60 * LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, (&hello("c"), None), 60 * LIMIT, SILENCE).unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in [
         "none of its addresses answers",
@@ -176,7 +182,8 @@ fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
     let channel =
-        Channel::connect(control(), &handle, &hello("c"), Duration::from_millis(150), SILENCE).unwrap();
+        Channel::connect(control(), &handle, (&hello("c"), None), Duration::from_millis(150), SILENCE)
+            .unwrap();
     let text = until("the failure", || channel.try_recv().err()).to_string();
     for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
         assert!(text.contains(part), "{part} in {text}");
@@ -188,7 +195,8 @@ fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
     let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
-    let connector = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let connector =
+        Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     let acceptor = accept(&listener);
     acceptor.send(&Message::Ready).unwrap();
     assert_eq!(recv(&connector), Message::Ready);
@@ -289,7 +297,7 @@ fn a_drop_without_close_is_a_loss() {
 fn connects_and_stays() {
     let word = commands().next().unwrap();
     let handle = Handle::decode(&handle_of(&word)).unwrap();
-    let channel = Channel::connect(control(), &handle, &hello("connector"), LIMIT, SILENCE).unwrap();
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     channel.send(&Message::Ready).unwrap();
     // The first process kills this one.
     thread::sleep(LIMIT);

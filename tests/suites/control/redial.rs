@@ -28,7 +28,7 @@ pub(crate) fn listen() -> Listener {
 }
 
 fn connect(handle: &Handle, tolerance: impl Into<Tolerance>) -> Channel {
-    Channel::connect(control(), handle, &hello("connector"), LIMIT, tolerance).unwrap()
+    Channel::connect(control(), handle, (&hello("connector"), None), LIMIT, tolerance).unwrap()
 }
 
 /// Both ends, established, and the proxy between them.

@@ -135,7 +135,7 @@ fn another_version_gets_a_refusal_with_both_versions() {
         stream.read_exact(&mut answer).unwrap();
         match Message::decode(&answer).unwrap() {
             Message::Refuse { reason } => {
-                assert!(reason.starts_with("the peer speaks protocol version 9, this plugin 7"), "{reason}")
+                assert!(reason.starts_with("the peer speaks protocol version 9, this plugin 8"), "{reason}")
             }
             other => panic!("{other:?}"),
         }

@@ -43,11 +43,22 @@ pub(crate) fn hello(host: &str) -> Hello {
     let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
     let (nonce, token, host) = ([0; 16], [5; 16], host.into());
     let (rails, unusable) = (Vec::new(), Vec::new());
-    Hello { nonce, token, pid: 42, host, terms, rotation: 0, rails, unusable, others: false }
+    Hello {
+        nonce,
+        token,
+        pid: 42,
+        host,
+        terms,
+        rotation: 0,
+        rails,
+        unusable,
+        others: false,
+        wiring_follows: false,
+    }
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {
-    Channel::connect(control(), listener.handle(), &hello("connector"), LIMIT, SILENCE).unwrap()
+    Channel::connect(control(), listener.handle(), (&hello("connector"), None), LIMIT, SILENCE).unwrap()
 }
 
 /// A handle that nobody wrote, with these addresses.

@@ -5,6 +5,7 @@ mod flush;
 mod flush_gpu;
 mod flush_loopback;
 mod flush_util;
+mod inline;
 mod largest_write;
 mod optional;
 mod optional_loss;

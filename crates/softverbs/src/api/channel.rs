@@ -55,6 +55,7 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut sys::ibv_context) -> 
     border::pointer("ibv_create_comp_channel", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        context.check()?;
         let process = process::get()?;
         process.service.ensure(process)?;
         let queue = EventQueue::new()?;

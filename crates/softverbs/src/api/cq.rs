@@ -138,6 +138,18 @@ impl Cq {
         self.deliver(process);
     }
 
+    /// Makes the CQ fail, and moves its QPs to ERR.
+    pub(crate) fn fail(&self, process: &Process) {
+        let Ok(ring) = self.ring(process) else { return };
+        ring.kill();
+        events::raise(&process.own, events::CQ_ERR, self.index, self.id);
+        for qp in process.qps.all() {
+            if [&qp.send_cq, &qp.recv_cq].iter().any(|cq| std::ptr::eq(Arc::as_ptr(cq), self)) {
+                qp.enter_error(process, None);
+            }
+        }
+    }
+
     /// Removes the completions of QP `qpn` and frees their queue slots.
     pub(crate) fn purge(&self, qpn: u32) {
         let Ok(process) = process::get() else { return };
@@ -243,6 +255,7 @@ unsafe extern "C" fn ibv_create_cq(
     border::pointer("ibv_create_cq", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        context.check()?;
         let channel = match channel.is_null() {
             true => None,
             // SAFETY: alive, as the caller guarantees.

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use rdma_sys as sys;
@@ -14,6 +14,8 @@ use crate::config::gid::{self, Gid};
 use crate::config::{self, Capability, DeviceSpec};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
+use crate::process::port;
+use crate::shm::dir;
 
 /// A device. It lives as long as the process: pointers from a freed list stay valid.
 #[repr(C)]
@@ -42,6 +44,10 @@ pub(crate) struct Context {
     verbs: UnsafeCell<sys::verbs_context>,
     /// The device.
     pub(crate) device: &'static Device,
+    /// `LinkSlot::life` of the device when it was opened.
+    pub(crate) life: u32,
+    /// Whether the event that the device has failed was delivered: CQs return nothing any more.
+    dead: AtomicBool,
     /// PDs, CQs and channels that are not destroyed.
     pub(crate) children: AtomicUsize,
     /// Asynchronous events that are not yet delivered.
@@ -83,6 +89,16 @@ fn copy_str(to: &mut [std::ffi::c_char], from: &str) {
     }
 }
 
+/// Returns the directory that represents a device in sysfs. With counters it exists.
+fn sysfs_path(spec: &DeviceSpec, guid: u64) -> String {
+    let own = || dir::fabric_path().ok().map(|path| path.join(format!("sysfs-{}-{guid:x}", spec.name)));
+    match (&spec.sysfs, spec.hw_counters.then(own).flatten()) {
+        (Some(path), _) => path.clone(),
+        (None, Some(own)) => own.to_string_lossy().into_owned(),
+        (None, None) => format!("/sys/class/infiniband/{}", spec.name),
+    }
+}
+
 impl Device {
     fn new(index: usize, spec: &'static DeviceSpec) -> Self {
         // SAFETY: integers, arrays of integers and `Option` function pointers may all be zero.
@@ -96,9 +112,8 @@ impl Device {
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        let missing = || format!("/sys/class/infiniband/{}", spec.name);
-        copy_str(&mut ibv.ibdev_path, &spec.sysfs.clone().unwrap_or_else(missing));
         let guid = gid::guid(spec);
+        copy_str(&mut ibv.ibdev_path, &sysfs_path(spec, guid));
         let lid = gid::lid(spec);
         Self { ibv, spec, index, gids: gid::table(spec), guid, lid }
     }
@@ -106,6 +121,13 @@ impl Device {
     /// Returns the pointer for C.
     pub(crate) fn as_ptr(&'static self) -> *mut sys::ibv_device {
         std::ptr::from_ref(&self.ibv).cast_mut()
+    }
+
+    /// Returns `ibdev_path`: the directory that represents the device in sysfs.
+    pub(crate) fn ibdev_path(&self) -> String {
+        let bytes: Vec<u8> =
+            self.ibv.ibdev_path.iter().map(|c| c.to_ne_bytes()[0]).take_while(|b| *b != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Returns the device for a pointer from C. The address is looked up: a wrong pointer is
@@ -152,10 +174,37 @@ impl Context {
         Ok(unsafe { Arc::from_raw(outer) })
     }
 
+    /// Fails with EIO if the device was removed since the context was opened.
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        match port::link(self.device).is_none_or(|(link, _)| link.life() == self.life) {
+            true => Ok(()),
+            false => Err(Errno(libc::EIO)),
+        }
+    }
+
+    /// Marks the context if its device was removed.
+    pub(crate) fn notice_removal(&self) {
+        if self.check().is_err() {
+            self.dead.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns whether the program was informed that the device was removed.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
     fn open(device: &'static Device) -> Result<*mut sys::ibv_context, Errno> {
         // SAFETY: function pointers in `Option`, integers and raw pointers may all be zero.
         let mut verbs: sys::verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
         let events = EventQueue::new()?;
+        crate::control::faults::from_environment();
+        // Without a fabric, the calls that need one fail.
+        let life = port::link(device).map_or(0, |(link, _)| link.life());
+        if port::is_removed(device) {
+            fault!("ibv_open_device({}): the device is removed (an injected fault)", device.spec.name);
+            return Err(Errno(libc::ENODEV));
+        }
         verbs.sz = size_of::<sys::verbs_context>();
         verbs.context.device = device.as_ptr();
         verbs.context.cmd_fd = -1;
@@ -169,7 +218,14 @@ impl Context {
         verbs.context.ops.post_srq_recv = Some(crate::api::srq::post_srq_recv);
         crate::api::query::fill_ops(&mut verbs);
         let verbs = UnsafeCell::new(verbs);
-        let context = Arc::new(Self { verbs, device, children: AtomicUsize::new(0), events });
+        let context = Arc::new(Self {
+            verbs,
+            device,
+            life,
+            dead: AtomicBool::new(false),
+            children: AtomicUsize::new(0),
+            events,
+        });
         let ptr = context.as_ptr();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|context| context.strong_count() > 0);
@@ -188,7 +244,7 @@ impl Context {
 unsafe extern "C" fn ibv_get_device_list(num: *mut std::ffi::c_int) -> *mut *mut sys::ibv_device {
     border::pointer("ibv_get_device_list", || {
         crate::api::sysfs::mark_listed();
-        let devices = all();
+        let devices: Vec<_> = all().iter().filter(|device| !port::is_removed(device)).collect();
         // SAFETY: calloc of a non-zero size; zeroed memory is an array of null pointers.
         let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut sys::ibv_device>()) };
         let list = list.cast::<*mut sys::ibv_device>();

@@ -104,8 +104,8 @@ pub(crate) fn raise(peer: &Peer, kind: u32, index: u32, id: u32) {
         slot.id.store(id, Relaxed);
         header.event_tail.store(tail.wrapping_add(1), Release);
     }
-    match process::get() {
-        Ok(process) if peer.own => dispatch(process),
+    match peer.own.then(process::get) {
+        Some(Ok(process)) => dispatch(process),
         _ => peer.kick(),
     }
 }
@@ -123,6 +123,9 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
         for context in device::open_contexts() {
             let shared = process.own.header().devices.get(context.device.index);
             if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) {
+                if kind == DEVICE_FATAL {
+                    context.notice_removal();
+                }
                 context.events.push(Event { kind, target: Target::Port });
             }
         }

@@ -17,6 +17,7 @@ use crate::process::{self, Process, injected, port};
 use crate::shm::gids;
 use crate::shm::layout::QpShared;
 use crate::wire::bounce;
+use crate::wire::late;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
 
@@ -189,6 +190,7 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        self.context.check()?;
         if mask & STATE != 0 {
             injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
         }
@@ -241,6 +243,7 @@ impl Qp {
         match to {
             RESET => {
                 shared.state.store(RESET, Release);
+                late::release(process, sq);
                 respond::give_back_taken(process, self.index, shared);
                 self.clear(shared, sq);
             }

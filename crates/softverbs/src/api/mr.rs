@@ -157,6 +157,7 @@ unsafe fn register(
     let process = process::get()?;
     // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
+    pd.context.check()?;
     injected::registration(&pd.context.device.spec.name)?;
     check_access("ibv_reg_mr", access)?;
     check_range("ibv_reg_mr", addr.addr(), len, iova)?;
@@ -181,6 +182,7 @@ unsafe fn register_dmabuf(
     let process = process::get()?;
     // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
+    pd.context.check()?;
     // Neither is logged: programs probe the capabilities of a device in this way.
     if !pd.context.device.spec.dmabuf {
         return Err(Errno(libc::EOPNOTSUPP));

@@ -44,6 +44,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut sys::ibv_context) -> *mut sys::i
     border::pointer("ibv_alloc_pd", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        context.check()?;
         let process = process::get()?;
         let id = u32::try_from(process.pds.fetch_add(1, AcqRel)).map_err(|_| Errno(libc::ENOMEM))?;
         if context.children.fetch_add(1, AcqRel) >= MAX_PD as usize {

@@ -105,6 +105,9 @@ unsafe fn poll(
     service::help();
     // SAFETY: alive, as the caller guarantees.
     let this = unsafe { Cq::from_c(cq.cast()) }?;
+    if this.context.is_dead() {
+        return Ok(0);
+    }
     let mut done = 0;
     let (taken, event) = this.ring(process)?.poll(n, |completion| {
         free_place(process, &completion);

@@ -25,6 +25,7 @@ use crate::process::{self, Process};
 use crate::shm::layout::{QPS, QpShared};
 use crate::shm::recv_queue::{self, Receives};
 use crate::wire::bounce;
+use crate::wire::late;
 use crate::wire::mover;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
@@ -115,6 +116,7 @@ impl Qp {
         if parts.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
+        parts.pd.context.check()?;
         check_cap(cap, parts.pd.context.device.spec)?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         let process = process::get()?;
@@ -223,6 +225,7 @@ impl Qp {
         let _guard = bounce::lock(&shared.lock);
         shared.state.store(RESET, Release);
         shared.qpn.store(0, Release);
+        late::release(process, &mut sq);
         respond::give_back_taken(process, self.index, shared);
         self.clear(shared, &mut sq);
         self.note_waiting(process, false);
@@ -247,6 +250,7 @@ impl Qp {
     }
 
     fn query(&self, process: &Process, attr: &mut sys::ibv_qp_attr) -> Result<(), Errno> {
+        self.context.check()?;
         {
             let kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: integers and GIDs only, which may be copied.
@@ -309,6 +313,7 @@ fn init_entry(
     shared.device.store(u32::try_from(parts.pd.context.device.index).unwrap_or(0), Relaxed);
     shared.recv_cq.store(parts.recv_cq.index, Relaxed);
     shared.srq.store(parts.srq.as_ref().map_or(0, |srq| srq.index + 1), Relaxed);
+    shared.life.store(parts.pd.context.life, Relaxed);
     shared.taken.store(0, Relaxed);
     shared.established.store(0, Relaxed);
     shared.sends_done.store(0, Relaxed);

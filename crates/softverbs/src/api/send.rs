@@ -15,12 +15,15 @@ use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
 use crate::log::fault;
 use crate::process::counters::{self, Live};
+use crate::process::hw_counters::{self, Counter};
 use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
 use crate::wire::exec::{self, Step};
+use crate::wire::late;
 use crate::wire::respond;
 use crate::wire::send_queue::{Block, Connection, INLINE, SIGNALED, SendQueue, Wqe, is_atomic};
+use crate::wire::strike;
 
 /// Fence, signaled, solicited, inline. A fence needs no code: work requests are executed one by
 /// one.
@@ -29,6 +32,8 @@ const KNOWN_FLAGS: u32 = 0xf;
 const PROBE: u64 = 100_000;
 /// Retry interval for a peer that does not answer if the QP has no timeout, in nanoseconds.
 const NO_TIMEOUT_RETRY: u64 = 100_000_000;
+/// Time to the first adaptive retransmission of a packet without an answer, in nanoseconds.
+const FIRST_RESEND: u64 = 4_000_000;
 
 pub(crate) fn wc_opcode(opcode: u32) -> u32 {
     use sys::ibv_wc_opcode as done;
@@ -137,8 +142,10 @@ impl Qp {
             );
             return Err(Errno(libc::ENOMEM));
         }
+        let number = sq.tail;
         // SAFETY: guaranteed by the caller.
         unsafe { sq.push(wr, pieces, len, now) };
+        strike::count(process, self, sq, number, wr.opcode);
         count_posted(self, wr.opcode, wr.send_flags);
         Ok(())
     }
@@ -163,6 +170,7 @@ impl Qp {
             }
             if let Some(block) = sq.block {
                 let now = clock::now();
+                self.resend(process, sq, now);
                 if due && block.until > now {
                     break;
                 }
@@ -178,6 +186,12 @@ impl Qp {
             match step {
                 Step::Done(ready_at) => self.succeeded(process, sq, &wqe, ready_at),
                 Step::Moved => sq.block = None,
+                // Neither a timer nor a polling thread continues it.
+                Step::Removed => {
+                    sq.block = None;
+                    self.probe_at.store(u64::MAX, Relaxed);
+                    break;
+                }
                 Step::NotReady(wait) => {
                     if !self.not_ready(process, sq, &wqe, wait) {
                         break;
@@ -194,12 +208,16 @@ impl Qp {
             }
         }
         // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
-        let running = shared.state.load(Acquire) == RTS;
+        let state = shared.state.load(Acquire);
+        let running = state == RTS;
+        if state == ERR {
+            late::release(process, sq);
+        }
         let moves = sq.next_piece().filter(|_| running);
         self.note_waiting(process, sq.head != sq.tail && moves.is_none());
         self.note_moving(process, moves);
         if let Some(block) = sq.block.filter(|_| running && sq.head != sq.tail) {
-            process.service.wake_at(block.until);
+            process.service.wake_at(block.until.min(block.resend_at));
         }
     }
 
@@ -239,7 +257,8 @@ impl Qp {
         self.enter_error(process, None);
     }
 
-    fn enter_error(&self, process: &Process, event: Option<u32>) {
+    /// Moves the QP to ERR.
+    pub(crate) fn enter_error(&self, process: &Process, event: Option<u32>) {
         let Ok(shared) = self.shared(process) else { return };
         let _guard = bounce::lock(&shared.lock);
         respond::to_error(process, &process.own, self.index, shared, event);
@@ -266,6 +285,7 @@ impl Qp {
             _ => u32::from(sq.connection.rnr_retry),
         };
         on_counters(self, |live| Live::add(&live.rnr, 1));
+        hw_counters::count(process, self, Counter::ReceiverNotReady);
         if left == 0 {
             fault!(
                 "QP {:#x}, wr_id {:#x}: the peer's QP {:#x} has no receive posted, after {} retries",
@@ -278,7 +298,7 @@ impl Qp {
             return true;
         }
         let left = if left == 7 { 7 } else { left - 1 };
-        sq.block = Some(Block { rnr: true, left, until: now + wait });
+        sq.block = Some(Block { rnr: true, left, until: now + wait, since: now, resend_at: u64::MAX });
         self.probe_at.store(0, Relaxed);
         false
     }
@@ -293,6 +313,7 @@ impl Qp {
             Some(block) if !block.rnr && block.until > now => return false,
             Some(block) if !block.rnr && timeout == 0 => block.left,
             Some(block) if !block.rnr && block.left == 0 => {
+                hw_counters::count(process, self, Counter::AckTimeouts);
                 fault!(
                     "QP {:#x}, wr_id {:#x}: no answer from QP {dest_qpn:#x}: {why}; timeout {timeout} ({} us), {retry} retries",
                     self.qpn,
@@ -302,11 +323,25 @@ impl Qp {
                 self.failed(process, sq, wqe, wc::IBV_WC_RETRY_EXC_ERR);
                 return true;
             }
-            Some(block) if !block.rnr => block.left - 1,
+            Some(block) if !block.rnr => {
+                hw_counters::count(process, self, Counter::AckTimeouts);
+                block.left - 1
+            }
             _ => u32::from(retry),
         };
-        sq.block = Some(Block { rnr: false, left, until: now + wait });
+        let begun = sq.block.filter(|block| !block.rnr).map(|block| (block.since, block.resend_at));
+        let (since, resend_at) = begun.unwrap_or((now, now + FIRST_RESEND));
+        sq.block = Some(Block { rnr: false, left, until: now + wait, since, resend_at });
         false
+    }
+
+    /// Counts the retransmissions of a head without an answer that an adapter makes before the
+    /// timeout, at doubling intervals.
+    fn resend(&self, process: &Process, sq: &mut SendQueue, now: u64) {
+        if let Some(block) = sq.block.as_mut().filter(|block| block.resend_at <= now) {
+            block.resend_at = now + (now - block.since);
+            hw_counters::count(process, self, Counter::AdaptiveRetransmissions);
+        }
     }
 
     /// Updates the number of waiting QPs. The send queue is locked.

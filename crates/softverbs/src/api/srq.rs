@@ -62,6 +62,7 @@ impl Srq {
             );
             return Err(Errno(libc::EINVAL));
         }
+        pd.context.check()?;
         let spec = pd.context.device.spec;
         if spec.without.iter().any(|lacks| matches!(lacks, Capability::Srq | Capability::SrqCalls)) {
             fault!("ibv_create_srq: {} does not support shared receive queues", spec.name);

@@ -102,7 +102,11 @@ pub(crate) fn table_of(spec: &DeviceSpec, addrs: &[Option<(IpAddr, u8)>]) -> Vec
         let entry = |prefix| Some(Gid { raw: gid(prefix), prefix: 64, kind: GidKind::InfiniBand });
         return std::iter::once(spec.subnet).chain(routable).map(entry).collect();
     }
-    let default = gid(DEFAULT_SUBNET);
+    roce_table(gid(DEFAULT_SUBNET), addrs)
+}
+
+/// Returns the GID table of a RoCE port with this default GID.
+pub(crate) fn roce_table(default: [u8; 16], addrs: &[Option<(IpAddr, u8)>]) -> Vec<Option<Gid>> {
     let addrs = addrs.iter().map(|addr| {
         addr.map(|(addr, prefix)| {
             let offset = if addr.is_ipv4() { 96 } else { 0 };

@@ -3,8 +3,8 @@
 
 pub(crate) mod check;
 pub(crate) mod gid;
-mod parse;
-mod quantity;
+pub(crate) mod parse;
+pub(crate) mod quantity;
 mod spec;
 
 use std::net::IpAddr;

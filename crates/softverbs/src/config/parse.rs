@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -66,6 +66,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
             true => spec.sysfs = Some(value.to_owned()),
             false => return Err("expected an absolute path".to_owned()),
         },
+        "counters" => spec.hw_counters = switch(value)?,
         "without" => spec.without = value.split('+').map(capability).collect::<Result<_, _>>()?,
         "inline" => {
             let bytes = value.parse().ok().filter(|bytes| *bytes <= MAX_INLINE);
@@ -84,7 +85,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, without, inline, max_qp_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, counters, without, inline, max_qp_wr, max_msg"
                     .to_owned(),
             );
         }
@@ -120,7 +121,7 @@ fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-fn address(text: &str) -> Result<(IpAddr, u8), String> {
+pub(crate) fn address(text: &str) -> Result<(IpAddr, u8), String> {
     let text = text.trim();
     let expected = || {
         format!("found {text:?}, expected an address with its prefix length, like 10.0.0.1/24 or fd00::1/64")

@@ -25,7 +25,7 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
 }
 
 /// Parses nanoseconds from `2us`, `500ns` or `1.5ms`.
-pub(super) fn nanoseconds(text: &str) -> Result<u64, String> {
+pub(crate) fn nanoseconds(text: &str) -> Result<u64, String> {
     let expected = "expected a time with its unit, like 2us, 500ns or 1ms";
     let time = scaled(text, &TIMES).ok_or(expected)?;
     u64::try_from(time).map_err(|_| expected.to_owned())

@@ -99,6 +99,10 @@ pub struct DeviceSpec {
     /// Directory that represents the device in sysfs (`ibdev_path`), at most 255 bytes. The caller
     /// creates it. With `None`, the path does not exist.
     pub sysfs: Option<String>,
+    /// Whether the hardware counters of the port are files, `ports/1/hw_counters/*` below
+    /// `ibdev_path`. That is the directory of `sysfs`, or else one that softverbs makes in the folder
+    /// of the fabric.
+    pub hw_counters: bool,
     /// Capabilities that the device does not have.
     pub without: Vec<Capability>,
     /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
@@ -132,6 +136,7 @@ impl DeviceSpec {
             ece: None,
             dmabuf: false,
             sysfs: None,
+            hw_counters: false,
             without: Vec::new(),
             max_inline_data: MAX_INLINE,
             max_qp_wr: MAX_QP_WR,

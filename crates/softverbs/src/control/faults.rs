@@ -5,18 +5,24 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::Once;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::api::device::{self, Device};
-use crate::api::events::{self, DEVICE_SPEED_CHANGE, GID_CHANGE, PORT_ACTIVE, PORT_ERR};
+use crate::api::device;
+use crate::api::events;
 use crate::api::sysfs;
-use crate::config::{LinkLayer, MAX_ADDRS, check, gid};
 use crate::error::Error;
-use crate::process::{self, injected, port};
-use crate::shm::fabric::Place;
-use crate::shm::gids;
-use crate::shm::layout::LinkSlot;
+use crate::fault::script::{self, Action, Flap, Statement};
+use crate::fault::site::Site;
+use crate::fault::{self, Fault, Only};
+use crate::log::write_always;
+use crate::process::hw_counters::{self, HwCounters};
+use crate::process::{self, injected};
+use crate::shm::layout::DeviceShared;
+
+/// Name of the environment variable with a script of faults.
+pub const FAULTS_VAR: &str = "SOFTVERBS_FAULTS";
 
 /// Takes the link of device `device` down (`up` = false) or up, for every process of the fabric
 /// that has the device.
@@ -37,11 +43,7 @@ use crate::shm::layout::LinkSlot;
 /// # Errors
 /// There is no such device, or the process cannot join the fabric.
 pub fn set_link(device: &str, up: bool) -> Result<(), Error> {
-    let (_, link, index) = named(device)?;
-    if link.down.swap(u32::from(!up), AcqRel) == u32::from(!up) {
-        return Ok(());
-    }
-    raise_everywhere(if up { PORT_ACTIVE } else { PORT_ERR }, index);
+    named(device)?.strike(if up { Fault::LinkUp } else { Fault::LinkDown });
     Ok(())
 }
 
@@ -55,20 +57,17 @@ pub fn set_link(device: &str, up: bool) -> Result<(), Error> {
 /// # Errors
 /// There is no such device, the rate is 0, or the process cannot join the fabric.
 pub fn set_rate(device: &str, rate: u64) -> Result<(), Error> {
-    let (_, link, index) = named(device)?;
     if rate == 0 {
         return Err(Error(format!("device {device:?}: found a rate of 0, expected a rate above it")));
     }
-    if link.rate.swap(rate, Relaxed) != rate {
-        raise_everywhere(DEVICE_SPEED_CHANGE, index);
-    }
+    named(device)?.set_rate(rate);
     Ok(())
 }
 
 /// Replaces the addresses of RoCE device `device`, for every process of the fabric that has the
 /// device, including processes that join later.
 ///
-/// `addrs` are addresses with prefix lengths, at most [`MAX_ADDRS`]. The GID table then contains
+/// `addrs` are addresses with prefix lengths, at most [`MAX_ADDRS`](crate::MAX_ADDRS). The GID table then contains
 /// the link-local GID, followed by two entries for each item (RoCE v1, RoCE v2) in this order.
 /// `None` leaves both entries empty, as the removal of an address does. Each context of the device
 /// gets `IBV_EVENT_GID_CHANGE`. The GUID of the device does not change. Connected QPs stay
@@ -78,27 +77,120 @@ pub fn set_rate(device: &str, rate: u64) -> Result<(), Error> {
 /// There is no such device, it is an InfiniBand device, the addresses are invalid, or the process
 /// cannot join the fabric.
 pub fn set_addrs(device: &str, addrs: &[Option<(IpAddr, u8)>]) -> Result<(), Error> {
-    let (found, link, index) = named(device)?;
-    if found.spec.link_layer == LinkLayer::InfiniBand {
-        return Err(Error(format!("device {device:?}: only link=roce has addresses")));
+    named(device)?.set_addrs(addrs).map_err(|e| of_device(device, &e))
+}
+
+/// Injects a fault into device `device`, see [`Fault`]. A fault that strikes a work request waits for
+/// the next one of this process.
+///
+/// ```no_run
+/// use softverbs::{Direction, Fault};
+///
+/// softverbs::inject("soft0", Fault::Silence(Direction::Both))?;
+/// // Work requests from and to soft0 get no answer.
+/// softverbs::heal("soft0")?;
+/// # Ok::<(), softverbs::Error>(())
+/// ```
+///
+/// # Errors
+/// There is no such device, too many faults wait, or the process cannot join the fabric.
+pub fn inject(device: &str, fault: Fault) -> Result<(), Error> {
+    run(device, &Action::Inject(fault, None, Only::ALL))
+}
+
+/// Injects a fault when the `at`-th work request from now on, of those that count, begins. This
+/// process posts it to a send queue of device `device`. The fault takes effect once. If the work
+/// request is flushed before it begins, the fault is lost.
+///
+/// Only WRITEs count for the faults that strike a WRITE.
+///
+/// # Errors
+/// As for [`inject`].
+pub fn inject_at(device: &str, fault: Fault, at: u64, only: Only) -> Result<(), Error> {
+    run(device, &Action::Inject(fault, Some(at), only))
+}
+
+/// Lets the link of device `device` go down and up by itself until [`heal`]. It starts with the link
+/// up.
+///
+/// The processes that have the device do this in their service threads, which run as soon as a queue
+/// pair was made.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn flap(device: &str, flap: Flap) -> Result<(), Error> {
+    run(device, &Action::Flap(flap))
+}
+
+/// Ends all faults of device `device`, for every process of the fabric that has the device: its link
+/// comes up, it swallows nothing, it is listed again, and faults that wait for a work request are
+/// disarmed. Its addresses and its rate stay.
+///
+/// Queue pairs and completion queues that have failed stay failed, as do contexts of a removed device.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn heal(device: &str) -> Result<(), Error> {
+    run(device, &Action::Heal)
+}
+
+/// Runs a script in the syntax of `SOFTVERBS_FAULTS`.
+///
+/// ```no_run
+/// softverbs::run_faults("soft0:lost_ack,at=3,only=imm,then=down; soft1:silence=in")?;
+/// # Ok::<(), softverbs::Error>(())
+/// ```
+///
+/// # Errors
+/// The script is malformed, which has no effect, or a statement fails; then the earlier statements
+/// have taken effect.
+pub fn run_faults(script: &str) -> Result<(), Error> {
+    for Statement { device, action } in script::parse(script)? {
+        run(&device, &action)?;
     }
-    if addrs.len() > MAX_ADDRS {
-        let n = addrs.len();
-        return Err(Error(format!("device {device:?}: found {n} addresses, expected at most {MAX_ADDRS}")));
-    }
-    let given: Vec<_> = addrs.iter().copied().flatten().collect();
-    check::addrs(&given).map_err(|e| Error(format!("device {device:?}: {e}")))?;
-    let table = gid::table_of(found.spec, addrs);
-    let process = process::get().map_err(|_| Error(String::from(NO_FABRIC)))?;
-    {
-        let _guard = process.fabric.lock();
-        for (slot, gid) in link.gids.iter().zip(&table) {
-            gids::write(slot, *gid);
-        }
-        link.gid_count.store(u32::try_from(table.len()).unwrap_or(0), Release);
-    }
-    raise_everywhere(GID_CHANGE, index);
     Ok(())
+}
+
+/// Returns how many work requests this process has posted to the send queues of device `device` so
+/// far. A test can so enumerate the points at which a fault can strike.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn posted(device: &str, only: Only) -> Result<u64, Error> {
+    Ok(fault::posted(shared(device)?, only))
+}
+
+/// Returns how many faults have struck a work request of this process on device `device`, of those
+/// that waited for one.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn faults_struck(device: &str) -> Result<u64, Error> {
+    Ok(shared(device)?.struck.load(Relaxed))
+}
+
+/// Returns the hardware counters of device `device`, which all processes of the fabric share.
+///
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn hw_counters(device: &str) -> Result<HwCounters, Error> {
+    Ok(hw_counters::of(named(device)?.link()))
+}
+
+/// Runs `SOFTVERBS_FAULTS`, once. The value is checked as a whole before.
+pub(crate) fn from_environment() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let Some(text) = std::env::var_os(FAULTS_VAR) else { return };
+        let text = text.to_string_lossy();
+        let outcome = script::parse(&text).and_then(|statements| {
+            statements.iter().try_for_each(|statement| shared(&statement.device).map(drop))?;
+            statements.iter().try_for_each(|Statement { device, action }| run(device, action))
+        });
+        if let Err(e) = outcome {
+            write_always(format_args!("{FAULTS_VAR}={text:?}: {e} (expected form: {})", script::FORM));
+        }
+    });
 }
 
 /// Fails the next `times` calls of `ibv_modify_qp` in this process that request `state` (`enum
@@ -159,8 +251,7 @@ pub fn raise_event(kind: u32, target: EventTarget<'_>) -> Result<(), Error> {
     let error = |what: &str| Error(format!("event {kind}: {what}"));
     let qpn = match target {
         EventTarget::Device(name) if events::of_the_port(kind) => {
-            let (_, _, index) = named(name)?;
-            raise_everywhere(kind, index);
+            named(name)?.raise(kind);
             return Ok(());
         }
         EventTarget::Device(_) => return Err(error("not an event of a device")),
@@ -184,21 +275,27 @@ pub fn raise_event(kind: u32, target: EventTarget<'_>) -> Result<(), Error> {
 
 const NO_FABRIC: &str = "the process cannot join the fabric";
 
-/// Returns the device with this name, its link, and the index of the link.
-fn named(name: &str) -> Result<(&'static Device, &'static LinkSlot, u32), Error> {
-    let device = device::all().iter().find(|d| d.spec.name == name);
-    let device = device.ok_or_else(|| Error(format!("there is no device {name:?}")))?;
-    let (link, index) = port::link(device).ok_or_else(|| Error(String::from(NO_FABRIC)))?;
-    Ok((device, link, index))
+fn of_device(name: &str, error: &Error) -> Error {
+    Error(format!("device {name:?}: {error}"))
 }
 
-/// Raises a port event in every process of the fabric that has a device on this link.
-fn raise_everywhere(kind: u32, link: u32) {
-    let Ok(process) = process::get() else { return };
-    for (slot, nonce) in process.fabric.processes() {
-        // A process that has ended meanwhile needs no event.
-        if let Ok(peer) = process.peer(Place { process: slot, nonce, index: 0 }) {
-            events::raise(&peer, kind, link, 0);
-        }
-    }
+/// Returns the device with this name in the segment of this process.
+fn shared(name: &str) -> Result<&'static DeviceShared, Error> {
+    let device = device::all().iter().find(|d| d.spec.name == name);
+    let device = device.ok_or_else(|| Error(format!("there is no device {name:?}")))?;
+    let process = process::get().map_err(|_| Error(String::from(NO_FABRIC)))?;
+    process.own.header().devices.get(device.index).ok_or_else(|| Error(String::from(NO_FABRIC)))
+}
+
+/// Returns the device with this name, as faults act on it.
+fn named(name: &str) -> Result<Site<'static>, Error> {
+    let index = shared(name)?.link.load(Relaxed);
+    let process = process::get().map_err(|_| Error(String::from(NO_FABRIC)))?;
+    let site = Site::new(&process.fabric, index, process.all_peers());
+    site.ok_or_else(|| Error(String::from(NO_FABRIC)))
+}
+
+/// Runs an action. A fault that waits for a work request waits for one of this process.
+fn run(device: &str, action: &Action) -> Result<(), Error> {
+    named(device)?.run(action, |peer| peer.own).map_err(|e| of_device(device, &e))
 }

@@ -4,3 +4,4 @@ pub(crate) mod at_once;
 pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod json;
+pub(crate) mod outside;

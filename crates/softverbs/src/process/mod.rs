@@ -5,6 +5,8 @@
 //! at all.
 
 pub(crate) mod counters;
+pub(crate) mod flap;
+pub(crate) mod hw_counters;
 pub(crate) mod injected;
 pub(crate) mod port;
 pub(crate) mod report;
@@ -32,6 +34,7 @@ use crate::shm::heap::{self, Heap};
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 
+use crate::wire::late::OnTheirWay;
 use table::Table;
 
 /// See the module.
@@ -50,6 +53,8 @@ pub(crate) struct Process {
     /// Polls since then, for the service thread to see whether the program polls.
     pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
+    pub(crate) late: OnTheirWay,
+    pub(crate) hw_files: hw_counters::Files,
     heap: Mutex<Heap>,
     peers: Mutex<HashMap<(u32, u64), Weak<Peer>>>,
 }
@@ -70,6 +75,11 @@ pub(crate) fn get() -> Result<&'static Process, Errno> {
         return Err(Errno(libc::EIO));
     }
     PROCESS.get_or_init(Process::join).as_ref().map_err(|e| *e)
+}
+
+/// Returns the process if it has joined its fabric.
+pub(crate) fn joined() -> Option<&'static Process> {
+    PROCESS.get()?.as_ref().ok()
 }
 
 extern "C" fn forked() {
@@ -105,7 +115,7 @@ impl Process {
             libc::atexit(remove_from_fabric);
         }
         crate::wire::copy::allow_peers();
-        Ok(Self {
+        let this = Self {
             fabric,
             qps: Table::new(MAX_QP),
             cqs: Table::new(MAX_CQ),
@@ -116,10 +126,14 @@ impl Process {
             moving: AtomicUsize::new(0),
             polls: AtomicU64::new(0),
             pds: AtomicUsize::new(0),
+            late: OnTheirWay::default(),
+            hw_files: hw_counters::Files::default(),
             own: Arc::new(own),
             heap: Mutex::new(Heap::new()),
             peers: Mutex::default(),
-        })
+        };
+        hw_counters::publish(&this);
+        Ok(this)
     }
 
     /// Returns the mapped process of `place`; ESRCH if it has ended.
@@ -136,6 +150,12 @@ impl Process {
         self.service.watch(&peer)?;
         peers.insert((place.process, place.nonce), Arc::downgrade(&peer));
         Ok(peer)
+    }
+
+    /// Returns all processes of the fabric. One that has ended meanwhile is not among them.
+    pub(crate) fn all_peers(&self) -> Vec<Arc<Peer>> {
+        let place = |(process, nonce)| Place { process, nonce, index: 0 };
+        self.fabric.processes().filter_map(|member| self.peer(place(member)).ok()).collect()
     }
 
     /// Returns the peers that are currently mapped.
@@ -174,7 +194,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);
         latency_ns.store(device.spec.latency_ns, Relaxed);
-        link.store(fabric.link_of(device_key(device))?, Relaxed);
+        link.store(fabric.link_of(device_key(device), &label(device))?, Relaxed);
         for (gid, slot) in device.gids.iter().zip(gids) {
             gids::write(slot, Some(*gid));
         }
@@ -184,8 +204,16 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Returns the name by which `softverbs-ctl` distinguishes devices: with the first address or LID.
+fn label(device: &device::Device) -> String {
+    match device.spec.addrs.first() {
+        Some((addr, _)) => format!("{}@{addr}", device.spec.name),
+        None => format!("{}@{}", device.spec.name, device.lid),
+    }
+}
+
 /// Returns what identifies a device in the fabric: its first GID, derived from name and first
 /// address.
-fn device_key(device: &device::Device) -> [u64; 2] {
+pub(crate) fn device_key(device: &device::Device) -> [u64; 2] {
     device.gids.first().map_or([0, device.guid], |gid| gids::halves(gid.raw))
 }

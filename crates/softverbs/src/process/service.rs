@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use crate::abi::border::{Errno, last_errno};
 use crate::clock;
 use crate::log::fault;
-use crate::process::{self, Process};
+use crate::process::{self, Process, flap, hw_counters};
 use crate::shm::peer::Peer;
-use crate::wire::mover;
+use crate::wire::{late, mover};
 
 const WAKE: u64 = 0;
 const TIME: u64 = 1;
@@ -172,6 +172,9 @@ fn round(process: &'static Process) {
         qp.progress(process);
     }
     mover::serve(process);
+    flap::serve(process);
+    late::serve(process);
+    hw_counters::publish(process);
 }
 
 /// Lets a polling thread retry waiting work requests and continue large ones. Cheap if there are

@@ -84,16 +84,30 @@ pub fn set_fabric(name: &str) -> bool {
     CHOSEN.set(name.to_owned()).is_ok()
 }
 
+fn is_name(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (1..=64).contains(&name.len()) && name.chars().all(good)
+}
+
 /// Returns the name of this process's fabric: as set, else `SOFTVERBS_FABRIC`, else `default`.
 pub(crate) fn fabric_name() -> Result<String, Errno> {
     let from_env = || std::env::var("SOFTVERBS_FABRIC").unwrap_or_else(|_| String::from("default"));
     let name = CHOSEN.get().cloned().unwrap_or_else(from_env);
-    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if name.is_empty() || name.len() > 64 || !name.chars().all(good) {
+    if !is_name(&name) {
         fault!("SOFTVERBS_FABRIC={name:?}: expected 1 to 64 letters, digits, '-' or '_'");
         return Err(Errno(libc::EINVAL));
     }
     Ok(name)
+}
+
+/// Locks the directory of fabric `name`. Returns `None` if it does not exist.
+pub(crate) fn existing(name: &str) -> Result<Option<Locked>, Errno> {
+    if is_name(name) { Locked::existing(&base().join(name)) } else { Ok(None) }
+}
+
+/// Returns the path of this process's fabric.
+pub(crate) fn fabric_path() -> Result<PathBuf, Errno> {
+    fabric_name().map(|name| base().join(name))
 }
 
 impl Locked {

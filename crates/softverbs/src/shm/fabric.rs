@@ -84,6 +84,14 @@ impl Fabric {
         Ok(this)
     }
 
+    /// Like [`Fabric::open`]; `None` if there is no fabric file of this layout.
+    pub(crate) fn open_existing(dir: &Locked) -> Result<Option<Self>, Errno> {
+        match fabric_file(&dir.path).exists() {
+            true => Self::open(dir).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn shared(&self) -> &FabricShared {
         self.map.at(0).expect("the mapping was made with this length")
     }
@@ -150,6 +158,7 @@ impl Fabric {
         if self.shared().processes.iter().all(|slot| slot.nonce.load(Relaxed) == 0) {
             // Not in use: joining requires the lock of the directory.
             let _ = fs::remove_file(fabric_file(&self.path));
+            remove_counters(dir);
             dir.remove_if_empty();
         }
     }
@@ -204,7 +213,7 @@ impl Fabric {
     }
 
     /// Returns the link of the device with this first GID. Creates it at first use.
-    pub(crate) fn link_of(&self, gid: [u64; 2]) -> Result<u32, Errno> {
+    pub(crate) fn link_of(&self, gid: [u64; 2], label: &str) -> Result<u32, Errno> {
         let shared = self.shared();
         let _guard = shared.lock.lock();
         for (i, slot) in (0..).zip(&shared.links) {
@@ -212,6 +221,7 @@ impl Fabric {
             if have == [0, 0] {
                 slot.high.store(gid[0], Relaxed);
                 slot.low.store(gid[1], Relaxed);
+                slot.set_label(label);
             } else if have != gid {
                 continue;
             }
@@ -232,9 +242,24 @@ impl Fabric {
         self.shared().lock.lock()
     }
 
+    /// Returns all links in use, with their index.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (u32, &LinkSlot)> {
+        let used = |slot: &LinkSlot| [slot.high.load(Relaxed), slot.low.load(Relaxed)] != [0, 0];
+        (0..).zip(&self.shared().links).take_while(move |(_, slot)| used(slot))
+    }
+
     /// Returns a link by index.
     pub(crate) fn link(&self, index: u32) -> Option<&LinkSlot> {
         self.shared().links.get(index as usize)
+    }
+}
+
+/// Removes the directories with counters of devices.
+fn remove_counters(dir: &Locked) {
+    let entries = fs::read_dir(&dir.path).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("sysfs-")) {
+        // One that cannot be removed keeps the directory of the fabric.
+        let _ = fs::remove_dir_all(entry.path());
     }
 }
 
@@ -252,6 +277,7 @@ fn remove_orphans(dir: &Locked) {
         // A file that cannot be removed keeps the directory.
         let _ = fs::remove_file(path);
     }
+    remove_counters(dir);
     dir.remove_if_empty();
 }
 

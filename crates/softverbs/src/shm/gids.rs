@@ -25,6 +25,11 @@ pub(crate) fn halves(raw: [u8; 16]) -> [u64; 2] {
     [(bits >> 64) as u64, bits as u64]
 }
 
+/// Returns the GID with these two halves.
+pub(crate) fn joined([high, low]: [u64; 2]) -> [u8; 16] {
+    (u128::from(high) << 64 | u128::from(low)).to_be_bytes()
+}
+
 /// Writes an entry.
 pub(crate) fn write(slot: &GidShared, gid: Option<Gid>) {
     let ([high, low], prefix, kind) =

@@ -1,16 +1,22 @@
 //! The layout of a segment and of the fabric file. All integers are atomics, because other
 //! processes write them. Each field documents who may write it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use super::map::Shared;
 use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0007;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0008;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
+/// Classes of work requests for `DeviceShared::posted`.
+pub(crate) const CLASSES: usize = 6;
+/// Faults that can be armed for a device of a process at the same time.
+pub(crate) const ARMED: usize = 8;
+/// Size of the label of a device.
+pub(crate) const LABEL: usize = 128;
 /// Bytes per bounce copy.
 pub(crate) const BOUNCE: usize = 1 << 18;
 
@@ -82,6 +88,28 @@ pub(crate) struct DeviceShared {
     pub(crate) rate: AtomicU64,
     pub(crate) latency_ns: AtomicU64,
     pub(crate) gids: [GidShared; MAX_GIDS],
+    /// Work requests that the owner has posted, by class (`fault::Class`). Only the owner writes it.
+    pub(crate) posted: [AtomicU64; CLASSES],
+    /// Number of armed faults that have struck. Only the owner writes it.
+    pub(crate) struck: AtomicU64,
+    /// Number of armed faults. The lock of the fabric protects it and `armed_faults`.
+    pub(crate) armed: AtomicU32,
+    pub(crate) _pad: AtomicU32,
+    pub(crate) armed_faults: [ArmedShared; ARMED],
+}
+
+/// A fault that waits for a work request of the owner, encoded by `fault`.
+#[repr(C)]
+pub(crate) struct ArmedShared {
+    /// 0 if the entry is free.
+    pub(crate) kind: AtomicU32,
+    pub(crate) then: AtomicU32,
+    pub(crate) value: AtomicU64,
+    /// The work requests that count.
+    pub(crate) only: AtomicU32,
+    pub(crate) _pad: AtomicU32,
+    /// How many more of them are posted until the fault strikes, the struck one included.
+    pub(crate) left: AtomicU64,
 }
 
 /// A GID as two halves, converted with `from_be_bytes`; zero if the entry is empty.
@@ -145,6 +173,8 @@ pub(crate) struct QpShared {
     pub(crate) srq: AtomicU32,
     pub(crate) min_rnr_timer: AtomicU32,
     pub(crate) max_dest_rd_atomic: AtomicU32,
+    /// `LinkSlot::life` when the context of the QP was opened.
+    pub(crate) life: AtomicU32,
     /// 1 if IBV_EVENT_COMM_EST was raised for this connection.
     pub(crate) established: AtomicU32,
     /// 1 if a peer has taken a receive and not yet completed it; `taken_wr_id` is its `wr_id`.
@@ -193,7 +223,7 @@ pub(crate) struct CqShared {
     pub(crate) unannounced: AtomicU32,
     /// 0 not armed, 1 armed for solicited completions, 2 armed for all.
     pub(crate) armed: AtomicU32,
-    /// 1 after an overrun: the CQ accepts no more entries.
+    /// Not 0 after a failure (`shm::cq_ring`): the CQ accepts no more entries.
     pub(crate) failed: AtomicU32,
     /// Events that the owner must still put into the channel.
     pub(crate) events: AtomicU32,
@@ -321,8 +351,21 @@ pub(crate) struct LinkSlot {
     pub(crate) rx_busy: AtomicU64,
     /// Bytes per second of each direction; 0 while the configured rate of each process is in effect.
     pub(crate) rate: AtomicU64,
-    /// 1 while the link is down.
-    pub(crate) down: AtomicU32,
+    /// The faults in effect (`shm::link_state`), and the number of removals of the device.
+    pub(crate) state: AtomicU32,
+    /// How often the faults of the device were ended.
+    pub(crate) heals: AtomicU32,
+    /// Flapping (`process::flap`): the state of the random numbers, 0 if the link does not flap, and
+    /// the time of the next change. Protected by the lock of the fabric, as the four limits are.
+    pub(crate) flap_seed: AtomicU64,
+    pub(crate) flap_next: AtomicU64,
+    /// Shortest and longest time down, then up, in nanoseconds.
+    pub(crate) flap_limits: [AtomicU64; 4],
+    /// The counters of `process::hw_counters`.
+    pub(crate) hw_counters: [AtomicU64; 4],
+    /// `NAME@ADDRESS`, filled with zeros. Written when the slot is allocated.
+    pub(crate) label: [AtomicU8; LABEL],
+    pub(crate) _pad: AtomicU32,
     /// Entries of `gids`; 0 while the configured table is in effect.
     pub(crate) gid_count: AtomicU32,
     /// Replaces the table of each process. Protected by the lock of the fabric.

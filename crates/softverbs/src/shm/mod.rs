@@ -7,6 +7,7 @@ pub(crate) mod fabric;
 pub(crate) mod gids;
 pub(crate) mod heap;
 pub(crate) mod layout;
+pub(crate) mod link_state;
 pub(crate) mod map;
 pub(crate) mod mutex;
 pub(crate) mod peer;

@@ -20,6 +20,7 @@ use crate::wire::link::{self, Passage};
 use crate::wire::reach::{self, Reached, own_device};
 use crate::wire::respond::{Arrival, Responder};
 use crate::wire::send_queue::{Connection, INLINE, Partial, SOLICITED, SendQueue, Wqe};
+use crate::wire::strike::{self, CUT, Course, NO_ACK, Unacked};
 
 /// Result of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,20 @@ pub(crate) enum Step {
     NotReady(u64),
     /// The responder does not answer, for this reason.
     NoAnswer(&'static str),
+    /// The device of the QP is removed: nothing ever completes.
+    Removed,
     /// Fails with this status; the QP enters ERR.
     Failed(u32),
+}
+
+/// Result of an execution with the faults of the work request.
+enum Outcome {
+    /// The result is known to the requester.
+    Answered(Step),
+    /// Executed, but the answer is lost. Without that, it would complete at this time.
+    Unanswered(u64),
+    /// Only its first part has arrived.
+    Cut,
 }
 
 /// The work request at the head of a send queue.
@@ -45,6 +58,9 @@ struct Head {
     /// Earliest time at which it can have started.
     since: u64,
     partial: Cell<Option<Partial>>,
+    /// What a fault does to it.
+    course: Course,
+    unacked: Option<Unacked>,
 }
 
 /// The two ends of a work request.
@@ -58,6 +74,13 @@ struct Ends<'a> {
 
 /// Executes the head of the send queue, or the next piece of a large one. The send queue is locked.
 pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
+    let course = match sq.struck.is_empty() {
+        true => Course::Plain,
+        false => strike::begin(process, qp, sq),
+    };
+    if let Course::Stopped(step) = course {
+        return step;
+    }
     let (wqe, sges, inline) = sq.first();
     let local = match gather(process, qp, &wqe, sges, inline) {
         Ok(local) => local,
@@ -69,8 +92,13 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
         Ok(found) => found,
         Err(why) => return Step::NoAnswer(why),
     };
-    let head = Head { wqe, connection, local, since, partial: Cell::new(sq.partial) };
-    let step = arrive(process, qp, &head, &found);
+    let (partial, unacked) = (Cell::new(sq.partial), sq.unacked);
+    let head = Head { wqe, connection, local, since, partial, course, unacked };
+    let step = match arrive(process, qp, &head, &found) {
+        Outcome::Answered(step) => step,
+        Outcome::Unanswered(ready_at) => strike::lost_answer(process, qp, sq, ready_at),
+        Outcome::Cut => strike::cut(process, qp, sq),
+    };
     sq.partial = head.partial.get();
     // After a failure the responder is looked up again: it may have been replaced.
     if !matches!(step, Step::NoAnswer(_)) {
@@ -80,7 +108,13 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
 }
 
 /// Checks the local scatter/gather list and returns its addresses.
-fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) -> Result<Pieces, u32> {
+pub(crate) fn gather(
+    process: &Process,
+    qp: &Qp,
+    wqe: &Wqe,
+    sges: &[Sge],
+    inline: &[u8],
+) -> Result<Pieces, u32> {
     let mut pieces = Pieces::new();
     if wqe.flags & INLINE != 0 {
         let len = usize::try_from(wqe.len).unwrap_or(0).min(inline.len());
@@ -109,34 +143,56 @@ fn gather(process: &Process, qp: &Qp, wqe: &Wqe, sges: &[Sge], inline: &[u8]) ->
 }
 
 /// Locks the responder and executes the work request.
-fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Step {
+fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Outcome {
+    let no_answer = |why| Outcome::Answered(Step::NoAnswer(why));
     let Some(to) = Responder::new(process, &found.peer, found.index) else {
-        return Step::NoAnswer("the peer's segment is damaged");
+        return no_answer("the peer's segment is damaged");
     };
     let wqe = &head.wqe;
     // If there is data to copy, the copy detects the end of the process.
     if found.peer.is_dead() || wqe.len == 0 && found.peer.has_ended() {
-        return Step::NoAnswer("its process has ended");
+        return no_answer("its process has ended");
     }
-    let ends = [own_device(process, qp), to.device()].into_iter().flatten();
-    if ends.clone().any(|device| !link::is_up(&process.fabric, device)) {
-        return Step::NoAnswer("the link of one of the two devices is down");
-    }
+    let (Some(here), Some(there)) = (own_device(process, qp), to.device()) else {
+        return no_answer("there is no such device");
+    };
+    let life = qp.context.life;
+    let answered = match link::path(&process.fabric, (here, life), (there, to.qp.life.load(Relaxed))) {
+        Ok(answered) => answered,
+        Err(_) if link::is_removed(&process.fabric, (here, life)) => {
+            return Outcome::Answered(Step::Removed);
+        }
+        Err(why) => return no_answer(why),
+    };
     let packet = wqe.len.min(u64::from(head.connection.path_mtu));
-    if ends.clone().any(|device| packet > u64::from(device.mtu.load(Relaxed))) {
-        return Step::NoAnswer("its packets exceed the MTU of a port or network on the path (path_mtu)");
+    if [here, there].iter().any(|device| packet > u64::from(device.mtu.load(Relaxed))) {
+        return no_answer("its packets exceed the MTU of a port or network on the path (path_mtu)");
     }
     let _guard = bounce::lock(&to.qp.lock);
     if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {
-        return Step::NoAnswer(why);
+        return no_answer(why);
     }
     to.establish();
     let ends = Ends { process, qp, head, wqe, to };
-    match wqe.opcode {
+    if let Some(unacked) = head.unacked {
+        return match answered && unacked.passes(&process.fabric, here) {
+            true => Outcome::Answered(Step::Done(unacked.ready_at)),
+            false => no_answer(NO_ACK),
+        };
+    }
+    let step = match wqe.opcode {
         op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => ends.write(),
         op::IBV_WR_SEND | op::IBV_WR_SEND_WITH_IMM => ends.send(),
+        // Executed when the answer can pass, since the responder would then repeat it.
+        _ if !answered => Step::NoAnswer(NO_ACK),
         op::IBV_WR_RDMA_READ => ends.read(),
         _ => ends.atomic(),
+    };
+    match step {
+        Step::NoAnswer(CUT) => Outcome::Cut,
+        Step::Done(ready_at) if !answered || head.course == Course::NoAck => Outcome::Unanswered(ready_at),
+        Step::NotReady(_) if !answered => no_answer(NO_ACK),
+        step => Outcome::Answered(step),
     }
 }
 
@@ -241,6 +297,9 @@ impl Ends<'_> {
             if notify && self.head.partial.get().is_none() && !self.to.has_receive() {
                 return Err(Step::NotReady(self.to.rnr_wait()));
             }
+            if let Course::Cut(part) = self.head.course {
+                return Err(self.cut(addr, part));
+            }
             self.carry(Direction::Write, addr)
         };
         match run() {
@@ -254,6 +313,15 @@ impl Ends<'_> {
             }
             Ok(Some(ready_at)) => Step::Done(ready_at),
         }
+    }
+
+    /// Copies only the first part of the message.
+    fn cut(&self, addr: u64, part: u64) -> Step {
+        let mut local = self.head.local;
+        local.select(0, part);
+        let to = Pieces::one(addr, part);
+        let copied = self.copied(copy::run(self.to.peer, Direction::Write, &local, &to));
+        copied.err().unwrap_or(Step::NoAnswer(CUT))
     }
 
     fn send(&self) -> Step {

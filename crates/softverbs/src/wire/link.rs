@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::shm::fabric::Fabric;
 use crate::shm::layout::{DeviceShared, LinkSlot};
+use crate::shm::link_state::{DOWN, LIFE, REMOVED, SILENT_IN, SILENT_OUT};
 
 /// Returns the duration of `bytes` at `rate` bytes per second in nanoseconds; 0 for rate 0
 /// (unlimited).
@@ -24,9 +25,33 @@ fn occupy(free: &AtomicU64, total: &AtomicU64, from: u64, busy: u64) -> u64 {
     free.fetch_update(AcqRel, Acquire, next).map_or(from, |free| free.max(from))
 }
 
-/// Returns whether the link of a device is up.
-pub(crate) fn is_up(fabric: &Fabric, device: &DeviceShared) -> bool {
-    fabric.link(device.link.load(Relaxed)).is_none_or(|link| link.down.load(Acquire) == 0)
+/// A device, and its life when the QP on it was made.
+pub(crate) type Port<'a> = (&'a DeviceShared, u32);
+
+/// Returns whether the answers of `to` reach `from`, or why the requests do not arrive.
+pub(crate) fn path(fabric: &Fabric, from: Port<'_>, to: Port<'_>) -> Result<bool, &'static str> {
+    let faults = |(device, life): Port<'_>| {
+        fabric.link(device.link.load(Relaxed)).map_or(0, |link| link.state.load(Acquire) ^ life)
+    };
+    let (here, there) = (faults(from), faults(to));
+    match here | there {
+        0 => Ok(true),
+        any if any & REMOVED != 0 || any >= LIFE => Err("one of the two devices was removed"),
+        any if any & DOWN != 0 => Err("the link of one of the two devices is down"),
+        _ if here & SILENT_OUT != 0 || there & SILENT_IN != 0 => Err("a device swallows the packets"),
+        _ => Ok(here & SILENT_IN == 0 && there & SILENT_OUT == 0),
+    }
+}
+
+/// Returns whether the device of a QP is removed, or was removed since the QP was made.
+pub(crate) fn is_removed(fabric: &Fabric, (device, life): Port<'_>) -> bool {
+    let link = fabric.link(device.link.load(Relaxed));
+    link.is_some_and(|link| link.flags() & REMOVED != 0 || link.life() != life)
+}
+
+/// Returns how often the faults of a device were ended.
+pub(crate) fn heals(fabric: &Fabric, device: &DeviceShared) -> u32 {
+    fabric.link(device.link.load(Relaxed)).map_or(0, |link| link.heals.load(Acquire))
 }
 
 /// Returns the present rate of a device's link in bytes per second, 0 for unlimited.

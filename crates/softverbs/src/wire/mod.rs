@@ -2,15 +2,18 @@
 //!
 //! The requester executes both halves, its own and the responder's: `exec` drives a work request,
 //! `respond` acts on the responder's segment, `copy` and `bounce` move the bytes, `link` models
-//! rate and latency, `reach` finds the responder, `access` checks keys, and `mover` continues large
-//! transfers after the post.
+//! rate and latency, `reach` finds the responder, `access` checks keys, `mover` continues large
+//! transfers after the post, `strike` applies faults to work requests, and `late` delivers what
+//! arrives after its sender has given up.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
 pub(crate) mod copy;
 pub(crate) mod exec;
+pub(crate) mod late;
 pub(crate) mod link;
 pub(crate) mod mover;
 pub(crate) mod reach;
 pub(crate) mod respond;
 pub(crate) mod send_queue;
+pub(crate) mod strike;

@@ -1,13 +1,17 @@
 //! The send queue of a QP: preallocated slots and the attributes of the connection. It does not
 //! execute work requests.
 
+use std::collections::VecDeque;
+
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::limits::PIECE;
 use crate::shm::recv_queue::Sge;
+use crate::wire::late::Late;
 use crate::wire::link::Passage;
 use crate::wire::reach::Reached;
+use crate::wire::strike::{Struck, Unacked};
 
 pub(crate) const SIGNALED: u32 = 1 << 1;
 pub(crate) const SOLICITED: u32 = 1 << 2;
@@ -60,6 +64,10 @@ pub(crate) struct Block {
     /// Retries left. With `rnr`, 7 means infinite.
     pub(crate) left: u32,
     pub(crate) until: u64,
+    /// When the work request first got no answer.
+    pub(crate) since: u64,
+    /// When the adapter sends it again before the timeout expires.
+    pub(crate) resend_at: u64,
 }
 
 /// The attributes of the QP that the send queue needs.
@@ -96,6 +104,12 @@ pub(crate) struct SendQueue {
     pub(crate) not_before: u64,
     pub(crate) connection: Connection,
     pub(crate) reached: Option<Reached>,
+    /// The head was executed, but its answer is lost.
+    pub(crate) unacked: Option<Unacked>,
+    /// Work requests that a fault strikes, in order. Nearly always empty.
+    pub(crate) struck: VecDeque<Struck>,
+    /// Swallowed WRITEs that arrive when the QP has ended, with their running numbers.
+    pub(crate) swallowed: Vec<(u32, Late)>,
 }
 
 impl SendQueue {
@@ -130,24 +144,37 @@ impl SendQueue {
             not_before: 0,
             connection,
             reached: None,
+            unacked: None,
+            struck: VecDeque::new(),
+            swallowed: Vec::new(),
         }
     }
 
     /// Drops all work requests and the cached responder.
     pub(crate) fn clear(&mut self) {
         (self.head, self.tail, self.block, self.reached) = (0, 0, None, None);
-        (self.partial, self.not_before) = (None, 0);
+        (self.partial, self.not_before, self.unacked) = (None, 0, None);
+        self.struck.clear();
+        self.swallowed.clear();
     }
 
     /// Removes the head.
     pub(crate) fn advance(&mut self) {
+        while self.struck.front().is_some_and(|struck| struck.number == self.head) {
+            self.struck.pop_front();
+        }
         self.head = self.head.wrapping_add(1);
-        (self.block, self.partial) = (None, None);
+        (self.block, self.partial, self.unacked) = (None, None, None);
     }
 
     /// Returns the head, its scatter/gather list and its inline data. The queue must not be empty.
     pub(crate) fn first(&self) -> (Wqe, &[Sge], &[u8]) {
-        let slot = self.slot(self.head);
+        self.at(self.head)
+    }
+
+    /// Returns a work request by its running number, like `first`.
+    pub(crate) fn at(&self, number: u32) -> (Wqe, &[Sge], &[u8]) {
+        let slot = self.slot(number);
         let wqe = self.wqes[slot];
         let sges = &self.sges[slot * self.max_sge..][..wqe.sges as usize];
         (wqe, sges, &self.inline[slot * self.max_inline..][..self.max_inline])

@@ -83,6 +83,7 @@ fn alter_hello(hello: &mut Hello, what: u8, n: usize) {
         2 => hello.rails.extend(hello.rails.clone()),
         3 => hello.rotation = u32::MAX - n as u32,
         4 => hello.terms.fused ^= true,
+        5 if n.is_multiple_of(2) => hello.wiring_follows ^= true,
         5 => hello.terms.plain_qps = 1 + n as u8,
         6 => hello.rails.iter_mut().for_each(|r| r.role = RailRole::SUP),
         _ => hello.rails.iter_mut().skip(rail).for_each(|r| r.requested ^= true),

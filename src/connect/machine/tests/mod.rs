@@ -1,9 +1,11 @@
 //! Pairs of machines under a simulated clock and network, and single machines by hand.
 
+mod guess;
 mod liar;
 mod pair;
 mod scenario;
 mod single;
+mod wirings;
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -86,6 +88,10 @@ fn scenarios_reach_every_stage() {
         "acceptor: Stop",
         "still waiting for the first call of accept",
         "MakeEndpoint [(1, 1)]",
+        "connector: Adopt",
+        "acceptor: ListPorts",
+        "while waiting for WIRING",
+        "announced a WIRING",
         "connector: Await(Some(\"HELLO with all ports\"))",
         "a second HELLO that contradicts its first one",
         "Report(Report { fault: true",

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
-use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, WRITTEN_BYTES, first_hello};
+use super::wirings::{fits, wiring};
+use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, expected_stripes};
 use crate::error::Error;
 use crate::policy::SplitMode;
-use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+use crate::proto::{Ends, Hello, Message, Role};
 use crate::route::Route;
 
 /// Polls of one end, at most.
@@ -115,19 +116,23 @@ pub(super) fn run(scenario: &Scenario) -> Run {
     let start = *START;
     let mut dice = Dice::new(&scenario.dice);
     let mut node = |role: Role| {
-        let (config, hello) = scenario.end(role);
-        let machine = Machine::new(role, start, &Arc::new(config), "dev0".into(), hello, PATIENCE);
+        let (config, _) = scenario.end(role);
+        let first = scenario.first(role);
+        let guess = Some(&first).filter(|_| scenario.guesses && role == Role::Connector);
+        let stripes = guess.and_then(expected_stripes);
+        let sent = stripes.as_ref().map(|stripes| wiring(role, stripes));
+        let machine = Machine::new(role, start, &Arc::new(config), "dev0".into(), (first, sent), PATIENCE);
         Node {
             machine,
             role,
             poll_interval: *scenario.poll_interval.local(role),
-            work: Work::None,
+            work: if stripes.is_some() { Work::Local } else { Work::None },
             inbox: VecDeque::new(),
             connected_at: if role == Role::Connector { dice.delay() } else { 0 },
             connected: false,
             lost: scenario.lost_at.map(|at| (at + dice.delay(), "the connection broke".to_owned())),
             works_done: 0,
-            stripes: Vec::new(),
+            stripes: stripes.unwrap_or_default(),
             last: false,
             results: Vec::new(),
             kept: None,
@@ -139,11 +144,15 @@ pub(super) fn run(scenario: &Scenario) -> Run {
     };
     let mut nodes = Ends { connector: node(Role::Connector), acceptor: node(Role::Acceptor) };
     // The connector's HELLO opens the connection, and the acceptor accepts later.
-    let hello = Message::Hello(first_hello(&scenario.end(Role::Connector).1));
+    let stripes = &nodes.connector.stripes;
+    let sent = (!stripes.is_empty()).then(|| wiring(Role::Connector, stripes));
+    let hello = Hello { wiring_follows: sent.is_some(), ..scenario.first(Role::Connector) };
     let at = nodes.connector.connected_at;
     nodes.acceptor.connected_at = at;
     let mut sim = Sim { scenario, start, now: 0, dice, liar: Liar::new(scenario), trace: Vec::new() };
-    sim.transmit(Role::Connector, hello, &mut nodes.acceptor);
+    for message in [Some(Message::Hello(hello)), sent.map(Message::Wiring)].into_iter().flatten() {
+        sim.transmit(Role::Connector, message, &mut nodes.acceptor);
+    }
     loop {
         let wakes = Role::ALL.map(|role| (nodes.local(role).wake(start, sim.now), role));
         let next = wakes.into_iter().filter_map(|(at, role)| Some((at?, role))).min_by_key(|(at, _)| *at);
@@ -251,7 +260,7 @@ impl Sim<'_> {
                 node.work = work;
                 self.transmit(node.role, message, peer);
             }
-            (Action::Await(_), work) => node.work = work,
+            (Action::Await(_) | Action::Flush, work) => node.work = work,
             (Action::Warn(text), work) => {
                 node.warnings.push(text);
                 node.work = work;
@@ -282,6 +291,17 @@ impl Sim<'_> {
                 let made = Outcome::Made(wiring(node.role, &node.stripes));
                 let made = self.spoil(node, made);
                 node.machine.on_done(now, made);
+            }
+            (Action::Adopt(stripes), Work::Local) => {
+                fits(node.role, &stripes, &wiring(node.role.other(), &node.stripes));
+                node.stripes = stripes;
+                node.work = Work::Local;
+            }
+            (Action::ListPorts(first), work) => {
+                assert_eq!(first, self.scenario.first(node.role));
+                node.work = work;
+                let listed = self.spoil(node, Outcome::Listed(self.scenario.end(node.role).1));
+                node.machine.on_done(now, listed);
             }
             (Action::BringUp(BringUp { wiring, rails, retry_until, last, .. }), Work::Local) => {
                 node.last = last;
@@ -362,34 +382,9 @@ fn brief(action: &Action) -> String {
             let rails = |(route, _): &(Route, usize)| (route.rails.connector, route.rails.acceptor);
             format!("MakeEndpoint {:?}", stripes.iter().map(rails).collect::<Vec<_>>())
         }
+        Action::Adopt(_) => "Adopt".into(),
+        Action::ListPorts(_) => "ListPorts".into(),
         Action::BringUp(_) => "BringUp".into(),
         action => format!("{action:?}"),
     }
-}
-
-/// The WIRING of an end with these stripes.
-fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
-    let route = |(route, qps): &(Route, usize)| RouteWiring {
-        local_rail: *route.rails.local(role) as u8,
-        remote_rail: *route.rails.remote(role) as u8,
-        qps: vec![QpWiring { qpn: 7, psn: 8 }; *qps],
-        service_level: 0,
-        traffic_class: 0,
-        ece: None,
-    };
-    let rkeys = (0..stripes.len() as u32).collect();
-    let memory = Memory { addr: 1 << 20, len: *WRITTEN_BYTES.local(role), rkeys };
-    Wiring { routes: stripes.iter().map(route).collect(), memory }
-}
-
-/// Asserts that the lists of WIRING have the expected lengths: the driver indexes into them.
-fn fits(role: Role, stripes: &[(Route, usize)], found: &Wiring) {
-    let expected = wiring(role.other(), stripes);
-    let shape = |w: &Wiring| -> Vec<_> {
-        w.routes.iter().map(|r| (r.local_rail, r.remote_rail, r.qps.len())).collect()
-    };
-    assert_eq!(shape(found), shape(&expected));
-    assert_eq!(found.memory.rkeys.len(), stripes.len());
-    assert!(found.memory.len >= expected.memory.len);
-    assert!(found.memory.addr.checked_add(expected.memory.len).is_some());
 }

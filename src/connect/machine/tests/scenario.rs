@@ -27,6 +27,8 @@ pub(super) struct Scenario {
     pub(super) rails: Ends<Vec<(u8, bool)>>,
     /// Whether each rail has a second address, all of one network.
     pub(super) dual_stack: bool,
+    /// The connector sends the WIRING of the queue pairs that it expects with its HELLO.
+    pub(super) guesses: bool,
     /// The ends' settings contradict each other.
     pub(super) terms_differ: bool,
     /// Routes whose probes fail.
@@ -86,7 +88,15 @@ impl<'a> Dice<'a> {
 }
 
 impl Scenario {
-    /// Returns the settings and the HELLO of an end.
+    /// Returns the first HELLO of an end: the policy is `any`, so it lists the requested rails alone.
+    pub(super) fn first(&self, role: Role) -> Hello {
+        let (_, mut first) = self.end(role);
+        let all = first.rails.len();
+        first.rails.retain(|rail| rail.requested);
+        Hello { others: first.rails.len() < all, ..first }
+    }
+
+    /// Returns the settings of an end, and its HELLO with all ports.
     pub(super) fn end(&self, role: Role) -> (Config, Hello) {
         let config = Config {
             strict: *self.strict.local(role),
@@ -119,6 +129,7 @@ impl Scenario {
             rails: self.rails.local(role).iter().take(most).enumerate().map(rail).collect(),
             unusable: Vec::new(),
             others: false,
+            wiring_follows: false,
         };
         (config, hello)
     }
@@ -199,7 +210,10 @@ pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
     let some = if trouble { 0.3 } else { 0.0 };
     (
         (any::<bool>(), any::<bool>(), both(prop::bool::weighted(some))),
-        ((1u8..=4, any::<bool>(), prop::bool::weighted(0.3)), (any_rails(), any_rails())),
+        (
+            (1u8..=4, any::<bool>(), prop::bool::weighted(0.3)),
+            (any_rails(), any_rails(), prop::bool::weighted(0.7)),
+        ),
         (prop::bool::weighted(some / 6.0), if trouble { dead.boxed() } else { Just(Vec::new()).boxed() }),
         sometimes(trouble, (any_role(), 1u8..10)),
         sometimes(trouble, 0u64..2000),
@@ -207,7 +221,15 @@ pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
         prop::collection::vec(if trouble { any_delay().boxed() } else { (0u8..=29).boxed() }, 0..40),
     )
         .prop_map(
-            |((fused, advanced, strict), (plain, (c, a)), rest, failing_work, lost_at, poll, dice)| {
+            |(
+                (fused, advanced, strict),
+                (plain, (c, a, guesses)),
+                rest,
+                failing_work,
+                lost_at,
+                poll,
+                dice,
+            )| {
                 Scenario {
                     fused,
                     advanced,
@@ -215,6 +237,7 @@ pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
                     plain: (plain.0, plain.1),
                     rails: Ends { connector: c, acceptor: a },
                     dual_stack: plain.2,
+                    guesses,
                     terms_differ: rest.0,
                     dead: rest.1,
                     failing_work,

@@ -8,10 +8,10 @@ use crate::connect::machine::{Action, Machine, Outcome};
 use crate::error::Error;
 use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 /// SOUT and SUP in advanced mode, one queue pair each.
-fn scenario(strict: bool) -> Scenario {
+pub(super) fn scenario(strict: bool) -> Scenario {
     Scenario {
         fused: true,
         advanced: true,
@@ -19,6 +19,7 @@ fn scenario(strict: bool) -> Scenario {
         plain: (1, false),
         rails: Ends { connector: vec![(0, true), (1, true)], acceptor: vec![(0, true), (1, true)] },
         dual_stack: false,
+        guesses: false,
         terms_differ: false,
         dead: Vec::new(),
         failing_work: None,
@@ -29,44 +30,48 @@ fn scenario(strict: bool) -> Scenario {
     }
 }
 
-/// A connector, its clock and its actions.
-struct Connector {
-    machine: Machine,
-    scenario: Scenario,
-    now: Instant,
+/// A machine, its clock and its actions. A connector, unless a test has another.
+pub(super) struct End {
+    pub(super) machine: Machine,
+    pub(super) scenario: Scenario,
+    pub(super) now: Instant,
 }
 
-impl Connector {
-    fn new(strict: bool) -> Self {
-        let (scenario, now) = (scenario(strict), Instant::now());
-        let (config, hello) = scenario.end(Role::Connector);
-        let config = Arc::new(config);
-        let machine = Machine::new(Role::Connector, now, &config, "dev0".into(), hello, PATIENCE);
+impl End {
+    pub(super) fn new(strict: bool) -> Self {
+        Self::with(scenario(strict), None)
+    }
+
+    /// One that has sent a WIRING with its HELLO.
+    pub(super) fn with(scenario: Scenario, sent: Option<Wiring>) -> Self {
+        let (now, first) = (Instant::now(), (scenario.first(Role::Connector), sent));
+        let config = Arc::new(scenario.end(Role::Connector).0);
+        let machine = Machine::new(Role::Connector, now, &config, "dev0".into(), first, PATIENCE);
         let mut connector = Self { machine, scenario, now };
         connector.machine.set_peer("node7".into());
         connector.machine.on_connected(now);
         connector
     }
 
-    fn receive(&mut self, message: Message) {
+    pub(super) fn receive(&mut self, message: Message) {
         self.machine.on_message(self.now, message);
     }
 
-    fn done(&mut self, outcome: Outcome) {
+    pub(super) fn done(&mut self, outcome: Outcome) {
         self.machine.on_done(self.now, outcome);
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         self.machine.on_timer(self.now);
     }
 
-    fn actions(&mut self) -> Vec<Action> {
+    pub(super) fn actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.machine.poll_action()).collect()
     }
 
     /// The reason of the failure, which the peer has been sent.
-    fn failure(&mut self) -> String {
+    pub(super) fn failure(&mut self) -> String {
         match &self.actions()[..] {
             [.., Action::Send(Message::Refuse { reason }), Action::Fail(e)] => {
                 assert_eq!(*reason, e.to_string());
@@ -97,7 +102,7 @@ impl Connector {
 }
 
 /// WIRING of either end: the lists of both look the same.
-fn wiring() -> Wiring {
+pub(super) fn wiring() -> Wiring {
     let qp = QpWiring { qpn: 1, psn: 2 };
     let qps = [1, 4];
     let route = |i: u8| RouteWiring {
@@ -114,7 +119,7 @@ fn wiring() -> Wiring {
 
 #[test]
 fn a_step_that_takes_too_long_is_named() {
-    let mut connector = Connector::new(false);
+    let mut connector = End::new(false);
     connector.receive(Message::Hello(connector.scenario.end(Role::Acceptor).1));
     connector.done(Outcome::Made(wiring()));
     connector.actions();
@@ -130,7 +135,7 @@ fn a_step_that_takes_too_long_is_named() {
 /// The peer's rank may be busy for long: only its loss ends the wait for its HELLO.
 #[test]
 fn the_wait_for_the_first_call_of_accept_has_no_end() {
-    let mut connector = Connector::new(false);
+    let mut connector = End::new(false);
     connector.actions();
     for i in 1..4 {
         connector.pass(SECOND);
@@ -150,7 +155,8 @@ fn the_wait_for_the_first_call_of_accept_has_no_end() {
 fn no_step_is_due_before_the_connection() {
     let (scenario, start) = (scenario(false), Instant::now());
     let (config, hello) = scenario.end(Role::Connector);
-    let mut machine = Machine::new(Role::Connector, start, &Arc::new(config), "dev0".into(), hello, PATIENCE);
+    let config = Arc::new(config);
+    let mut machine = Machine::new(Role::Connector, start, &config, "dev0".into(), (hello, None), PATIENCE);
     assert_eq!(machine.deadline(), None);
     machine.on_timer(start + 10 * SECOND);
     machine.on_connected(start + 10 * SECOND);
@@ -163,7 +169,7 @@ fn no_step_is_due_before_the_connection() {
 
 #[test]
 fn probes_that_take_too_long_are_ended() {
-    let mut connector = Connector::new(false);
+    let mut connector = End::new(false);
     connector.receive(Message::Hello(connector.scenario.end(Role::Acceptor).1));
     connector.done(Outcome::Made(wiring()));
     connector.receive(Message::Wiring(wiring()));
@@ -184,7 +190,7 @@ fn probes_that_take_too_long_are_ended() {
 
 #[test]
 fn a_mask_with_absent_routes_is_refused() {
-    let mut connector = Connector::new(false);
+    let mut connector = End::new(false);
     connector.reach_probed();
     connector.receive(Message::Probed { mask: 7, reasons: Vec::new() });
     assert_eq!(connector.failure(), "protocol error: node7 probed rails 0b00000111 of 2");
@@ -194,7 +200,7 @@ fn a_mask_with_absent_routes_is_refused() {
 /// connection.
 #[test]
 fn the_commit_waits_for_the_first_hint() {
-    let mut connector = Connector::new(true);
+    let mut connector = End::new(true);
     connector.reach_commit();
     assert!(matches!(connector.actions()[..], [Action::AwaitHint]));
     connector.receive(Message::Ready);
@@ -210,7 +216,7 @@ fn the_commit_waits_for_the_first_hint() {
 #[test]
 fn a_peer_that_is_lost_before_the_first_hint_is_named() {
     let waiting = |peer_ready: bool| {
-        let mut connector = Connector::new(true);
+        let mut connector = End::new(true);
         connector.reach_commit();
         if peer_ready {
             connector.receive(Message::Ready);
@@ -245,7 +251,7 @@ fn a_peer_that_is_lost_before_the_first_hint_is_named() {
 /// A peer with `MPIB_STRICT=1` may wait for its hint as long as this end would.
 #[test]
 fn the_peer_has_the_agents_time_for_its_ready() {
-    let mut connector = Connector::new(false);
+    let mut connector = End::new(false);
     connector.reach_commit();
     let found = connector.actions();
     assert!(matches!(found[..], [Action::Send(Message::Ready), Action::Await(Some(_))]), "{found:?}");
@@ -261,8 +267,8 @@ fn the_peer_has_the_agents_time_for_its_ready() {
 /// nothing follows.
 #[test]
 fn refuse_ends_every_stage() {
-    let hello = |c: &mut Connector| c.receive(Message::Hello(c.scenario.end(Role::Acceptor).1));
-    let steps: [&dyn Fn(&mut Connector); 7] = [
+    let hello = |c: &mut End| c.receive(Message::Hello(c.scenario.end(Role::Acceptor).1));
+    let steps: [&dyn Fn(&mut End); 7] = [
         &hello,
         &|c| c.done(Outcome::Made(wiring())),
         &|c| c.receive(Message::Wiring(wiring())),
@@ -272,7 +278,7 @@ fn refuse_ends_every_stage() {
         &|c| c.receive(Message::Probed { mask: 3, reasons: Vec::new() }),
     ];
     for n in 0..=steps.len() {
-        let mut connector = Connector::new(false);
+        let mut connector = End::new(false);
         steps[..n].iter().for_each(|step| step(&mut connector));
         connector.actions();
         connector.receive(Message::Refuse { reason: "no wish to".into() });

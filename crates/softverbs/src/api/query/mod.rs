@@ -20,13 +20,15 @@ pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
     verbs.query_device_ex = Some(device::query_device_ex);
 }
 
-/// Returns the device of an open context.
+/// Returns the device of an open context; EIO if it was removed.
 ///
 /// # Safety
 /// `context` is null or open.
 unsafe fn device_of(context: *mut sys::ibv_context) -> Result<&'static Device, Errno> {
     // SAFETY: guaranteed by the caller.
-    unsafe { Context::from_ptr(context) }.map(|context| context.device)
+    let context = unsafe { Context::from_ptr(context) }?;
+    context.check()?;
+    Ok(context.device)
 }
 
 /// Checks a port number: a device has port 1 only.

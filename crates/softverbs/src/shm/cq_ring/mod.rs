@@ -23,6 +23,11 @@ pub(crate) const SOLICITED: u32 = 1;
 /// The CQ is armed for all completions.
 pub(crate) const ANY: u32 = 2;
 
+/// Value of `CqShared::failed` after an overrun: the completions in the queue can still be polled.
+const OVERRUN: u32 = 1;
+/// Value of `CqShared::failed` of a CQ that returns nothing any more.
+const DEAD: u32 = 2;
+
 /// Result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
@@ -69,6 +74,12 @@ impl<'a> Ring<'a> {
     /// Returns the entry of a link (index + 1).
     fn entry(&self, link: u32) -> Option<&'a CqEntry> {
         self.entries.get((link as usize).checked_sub(1)?)
+    }
+
+    /// Makes the CQ fail: it takes and returns nothing any more.
+    pub(crate) fn kill(&self) {
+        let _guard = self.lock();
+        self.cq.failed.store(DEAD, Relaxed);
     }
 
     /// Locks the CQ. If the previous holder died, rebuilds the derived fields.
@@ -139,7 +150,7 @@ impl<'a> Ring<'a> {
         }
         let link = get(&cq.free);
         let Some(entry) = self.entry(link) else {
-            cq.failed.store(1, Relaxed);
+            cq.failed.store(OVERRUN, Relaxed);
             return Pushed::Overrun;
         };
         cq.free.store(get(&entry.next), Relaxed);
@@ -212,6 +223,9 @@ impl<'a> Ring<'a> {
             return (0, false);
         }
         let _guard = self.lock();
+        if get(&cq.failed) == DEAD {
+            return (0, false);
+        }
         let (mut taken, mut event, mut time) = (0, false, None);
         while taken < n {
             let link = get(&cq.head);
