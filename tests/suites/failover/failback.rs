@@ -156,7 +156,7 @@ fn a_connection_waits_while_all_rails_are_dead() {
         for back in [&["r0", "r1"][..], &["r1"]] {
             exchange_all(&mut rig);
             take_warnings();
-            ["r0", "r1"].map(|link| softverbs::set_link(link, false).unwrap());
+            ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
             let helper = bring_up_after("for one to come back", back);
             exchange_all(&mut rig);
             helper.join().unwrap();
@@ -176,11 +176,11 @@ fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
         let rig = Rig::new(table(12), ctx, dev, MIB);
         let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
         let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
-        ["r0", "r1"].map(|link| softverbs::set_link(link, false).unwrap());
+        ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
         let send = rig.pair.isend(from.addr(), MIB, 0, from.mr);
-        failure(table(12), send);
+        let _ = failure(table(12), send);
         assert_last_warning(&["r", "IBV_WC_RETRY_EXC_ERR"]);
-        failure(table(12), recv);
+        let _ = failure(table(12), recv);
         from.dereg();
         to.dereg();
         rig.close();
