@@ -210,6 +210,7 @@ impl Comm {
             self.mark();
         }
         let here = self.peer.check(outstanding);
+        let here = here.map_err(|e| self.after_failures(e));
         self.fail_on_error(here)
     }
 

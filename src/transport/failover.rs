@@ -142,6 +142,14 @@ impl Comm {
         Err(self.failures.first.take().unwrap_or_else(none).into())
     }
 
+    /// Adds the first failure of a rail to an error: a peer that has ended fails its rails, too.
+    pub(crate) fn after_failures(&self, e: Error) -> Error {
+        match &self.failures.first {
+            Some(first) => Error::Peer(format!("{e}; the first failure: {first}")),
+            None => e,
+        }
+    }
+
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.
     #[cold]
     pub(crate) fn needs_failover(&self, message: &str) -> Fast<()> {
