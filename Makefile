@@ -34,6 +34,10 @@ demo: build ## Build, then move data over two simulated rails through every tabl
 test: setup-test build ## Build, then run all tests
 	@$(cargo) test --locked --workspace
 
+.PHONY: faults
+faults: setup-test ## Let rails die at every work request of each kind of traffic, and count the faults
+	@export FAULT_POINTS=all; $(cargo) test --locked -p mpib-tests --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'
+
 # Of make soak.
 SECONDS ?= 600
 

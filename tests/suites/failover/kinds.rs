@@ -195,3 +195,8 @@ fn short_send_queues() {
         link.close();
     });
 }
+
+#[test]
+fn inline_messages() {
+    on_rails(here!(), 2, &[("MPIB_INLINE", "128")], &Traffic::of(&[&[8], &[100], &[1]], 4, 4));
+}

@@ -3,6 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::here;
 use mpib_tests::log::{assert_warned, take_warnings};
+use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 
@@ -36,5 +37,26 @@ fn a_dead_rail_costs_no_message() {
             softverbs::set_link(dead, true).unwrap();
             assert_eq!(table(12).finalize(ctx), Success);
         }
+    });
+}
+
+/// Objects of an adapter that the plugin would only poll, or that could still write memory.
+#[test]
+fn nothing_of_a_dead_rail_is_left() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let count = || {
+            let objects = softverbs::objects().unwrap();
+            [objects.qps, objects.cqs, objects.srqs]
+        };
+        let before = count();
+        let mut rig = Rig::new(table(12), ctx, dev, MIB);
+        let of = |now: [usize; 3]| [0, 1, 2].map(|i| now[i] - before[i]);
+        let all = of(count());
+        softverbs::set_link("r0", false).unwrap();
+        rig.exchange(&[MIB]);
+        until("the queues of r0 to be destroyed", || (of(count()) == all.map(|n| n / 2)).then_some(()));
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }

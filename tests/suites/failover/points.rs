@@ -7,7 +7,9 @@ use mpib_tests::pair::{LIMIT, Pair, connect, connect_both, init};
 use mpib_tests::table::{Ptr, Table, table};
 use mpib_tests::vdevices::{self, newest_device};
 use mpib_tests::{SHORT, SPLIT_ALL};
-use softverbs::{CqOf, Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
+use softverbs::{
+    CqOf, Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted, qp_attributes,
+};
 
 use super::traffic::{Link, Traffic};
 
@@ -15,7 +17,7 @@ use super::traffic::{Link, Traffic};
 const POINTS: &str = "FAULT_POINTS";
 
 /// Points of a device per traffic and fault by default.
-const SAMPLE: u64 = 4;
+const SAMPLE: u64 = 3;
 
 /// A fault that a rail does not survive.
 #[derive(Debug, Clone, Copy)]
@@ -129,26 +131,12 @@ impl Ends {
         Link::new(self.connect(), traffic)
     }
 
-    /// Returns the work requests posted on the rails of these devices so far.
-    fn posted_on_rails_of(&self, devices: &[&str]) -> u64 {
+    /// Returns the numbers of the queue pairs on the rails of these devices, at both ends.
+    pub(crate) fn queue_pairs(&self, devices: &[&str]) -> Vec<u32> {
         let number = |device: &str| device.trim_start_matches(char::is_alphabetic).to_owned();
         let rails: Vec<String> = devices.iter().copied().map(number).collect();
-        let on_them = self.devices.iter().filter(|device| rails.contains(&number(device)));
-        on_them.map(|device| posted(device, Only::ALL).unwrap()).sum()
-    }
-
-    /// Runs the link's traffic until it has not used the rails of these devices for `late`, and
-    /// once more: each buffer has been used again.
-    pub(crate) fn run_without(&self, link: &mut Link, devices: &[&str], late: Duration) {
-        let (begin, mut unused) = (Instant::now(), None);
-        while unused.is_none_or(|since: Instant| since.elapsed() < late) {
-            let before = self.posted_on_rails_of(devices);
-            link.run(|| {});
-            let quiet = self.posted_on_rails_of(devices) == before;
-            unused = quiet.then(|| unused.unwrap_or_else(Instant::now));
-            assert!(begin.elapsed() < LIMIT / 2, "the rails of {devices:?} are still in use");
-        }
-        link.run(|| {});
+        let all = qp_attributes().into_iter();
+        all.filter(|qp| rails.contains(&number(qp.device))).map(|qp| qp.qpn).collect()
     }
 }
 
@@ -186,14 +174,28 @@ pub(crate) fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u6
 /// Runs the link's traffic with a fault at a work request of a device, until the connection has gone
 /// on without the rail, and nothing of the fault is under way any more.
 fn strike(ends: &Ends, mut link: Link, device: &str, kind: Kind, at: u64) {
-    let before = faults_struck(device).unwrap();
+    let (before, queue_pairs) = (faults_struck(device).unwrap(), ends.queue_pairs(&[device]));
     inject_at(device, kind.fault, at, kind.only()).unwrap();
     while faults_struck(device).unwrap() == before {
         link.run(|| {});
     }
-    ends.run_without(&mut link, &[device], kind.late);
+    run_without(&mut link, &queue_pairs, kind.late);
     link.close();
     heal(device).unwrap();
+}
+
+/// Runs the link's traffic until these queue pairs are destroyed, then for `late`, and once
+/// more: each buffer has been used again.
+pub(crate) fn run_without(link: &mut Link, queue_pairs: &[u32], late: Duration) {
+    let (begin, mut destroyed) = (Instant::now(), None);
+    while destroyed.is_none_or(|since: Instant| since.elapsed() < late) {
+        link.run(|| {});
+        if destroyed.is_none() && qp_attributes().iter().all(|qp| !queue_pairs.contains(&qp.qpn)) {
+            destroyed = Some(Instant::now());
+        }
+        assert!(begin.elapsed() < LIMIT / 2, "the rail is not given up");
+    }
+    link.run(|| {});
 }
 
 /// Prints the number of fault points of a test that has passed.

@@ -7,7 +7,7 @@ use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
-use softverbs::{CqOf, Fault, Only, heal, inject_at};
+use softverbs::{CqOf, Fault, Only, heal, inject_at, qp_attributes};
 
 use super::points::{Ends, env, two_hosts};
 
@@ -45,6 +45,9 @@ fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
     to.dereg();
     codes
 }
+
+/// IBV_QPS_ERR
+const ERR: u32 = 6;
 
 /// A connection whose rails die one after the other, all but `living`.
 fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
@@ -261,5 +264,46 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
         from.dereg();
         drop(evil);
         assert_eq!(table.close_send(comm), Success);
+    });
+}
+
+/// An adapter may acknowledge data before the receiver sees its completion.
+#[test]
+fn a_verdict_waits_for_data_that_the_sender_has_completed() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
+        let (comm, evil) = receiver(ctx);
+        let to = Buffer::new(table, comm, vec![0; 4096]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+        assert_eq!(rc, Success);
+        evil.channel.send(&state(1, 2, vec![])).unwrap();
+        let answer = || match evil.channel.try_recv() {
+            Ok(Some(Message::Verdict(verdict))) => Some(verdict),
+            Ok(_) => None,
+            Err(e) => panic!("the receiver has given up: {e}"),
+        };
+        // As long as it takes the receiver to give up its queue pairs on rail 0.
+        until("the receiver to handle STATE", || {
+            assert!(!table.test(request).1 && answer().is_none(), "judged without the data");
+            qp_attributes().iter().any(|qp| qp.state == ERR).then_some(())
+        });
+        (0..100)
+            .for_each(|_| assert!(!table.test(request).1 && answer().is_none(), "judged without the data"));
+        evil.signal(1, layout.encode(1, 0b10, layout.size(100)));
+        let size = until("the data", || {
+            let (rc, done, sizes) = table.test(request);
+            assert_eq!(rc, Success);
+            done.then_some(sizes[0])
+        });
+        assert_eq!(size, 100);
+        // A call that finds no request to test judges, too.
+        let verdict = until("VERDICT", || {
+            assert_eq!(table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]).0, Success);
+            answer()
+        });
+        assert_eq!(verdict, Verdict { epoch: 1, again: vec![] });
+        to.dereg();
+        drop(evil);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
