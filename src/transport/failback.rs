@@ -153,6 +153,7 @@ impl Comm {
         for rail in rails(which) {
             self.watch.set_rail(rail, Some(self.rails[rail].queues()));
             self.watch.rail_returned(rail);
+            self.stats.rail_in_use(rail, true);
         }
         if let Some(profiler) = &mut self.profiler {
             let carriers = self.plan.carriers(&self.rails.iter().map(|r| r.role).collect::<Vec<_>>());

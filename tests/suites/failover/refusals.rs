@@ -65,6 +65,12 @@ fn without_failover_a_dead_rail_fails_its_connection() {
     fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
 }
 
+//= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it
+#[test]
+fn with_a_strict_setting_a_dead_rail_fails_its_connection() {
+    fails(here!(), &[("MPIB_STRICT", "1")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+}
+
 #[test]
 fn a_connection_fails_with_its_last_rail() {
     fails(here!(), &[], &["s0", "s1"], &["failed on rail", "IBV_WC_RETRY_EXC_ERR"]);
