@@ -69,6 +69,7 @@ mod tests {
         Config::read(|name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.into())).unwrap()
     }
 
+    //= doctor.md: the settings of failover in seconds
     #[test]
     fn the_setting_that_turns_failover_off_is_named() {
         for (pairs, name) in [
@@ -83,6 +84,7 @@ mod tests {
         }
     }
 
+    //= doctor.md: the settings of failover in seconds
     #[test]
     fn the_times_are_those_of_the_settings() {
         let text = |pairs: &[_]| read(pairs).failover_text() + "\n" + &read(pairs).detection_text();

@@ -257,7 +257,7 @@ settings! {
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
     /// 1: a connection whose rail fails carries on over its other rails, and uses the rail again
     /// when it works again; a control connection that breaks is dialled again over any network. 0: a
-    /// failed rail or control connection fails the connection. Must be equal on both ends. With
+    /// failed rail or control connection fails the connection. Counts if both ends have 1. With
     /// `MPIB_STRICT=1` the default is 0. See [failover.md](failover.md).
     failover: bool = true, "MPIB_FAILOVER", Flag;
     /// The same, if `MPIB_FAILOVER` is not set.
