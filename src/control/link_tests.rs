@@ -15,11 +15,12 @@ fn established() -> (Link, std::net::TcpStream) {
     let terms = RedialTerms::new(Role::Acceptor, [2; 16], handle(), Duration::from_secs(60)).unwrap();
     let link = Link::with_redial(Some(terms));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let stream = socket::connect(listener.local_addr().unwrap()).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let stream = socket::connect(addr).unwrap();
     let (mut peer, _) = listener.accept().unwrap();
     let callback = Message::Callback(Callback { handle: handle(), key: [3; 16] });
     peer.write_all(&callback.encode().unwrap()).unwrap();
-    link.establish(stream, listener.local_addr().unwrap(), Vec::new());
+    link.establish(stream, addr, Vec::new());
     link.set_established();
     while !link.lock().may_resume() {
         assert_eq!(link.on_ready(), LinkStatus::Open);

@@ -98,7 +98,6 @@ impl Comm {
     pub(crate) fn stop_rails(&mut self, which: u8) {
         self.failures.dead |= which;
         self.failback.drop_attempt();
-        self.failback.died(which, Instant::now());
         rails(which).for_each(|rail| self.rails[rail].fail());
     }
 
@@ -120,8 +119,13 @@ impl Comm {
             profiler.stop_all();
             profiler.keep(!which);
         }
-        if self.living() == 0 {
-            self.failures.none_since.get_or_insert_with(Instant::now);
+        if self.living() == 0 && self.failures.none_since.is_none() {
+            self.failures.none_since = Some(Instant::now());
+            let (peer, s) = (self.peer.name(), self.failures.wait.as_secs());
+            tracing::info!(
+                target: "net",
+                "the connection with {peer} has no rail left; it waits up to {s} s for one to come back (MPIB_FAILOVER_WAIT)"
+            );
         }
         self.check_rails()
     }

@@ -67,11 +67,6 @@ impl SenderAttempts {
         fits
     }
 
-    /// Returns whether REBUILD has been sent.
-    pub(crate) fn has_requested(&self) -> bool {
-        self.current.is_some_and(|(.., step)| step != SenderStep::Making)
-    }
-
     /// Returns whether REBUILD_FAILED with this attempt ends the present one.
     pub(crate) fn is_current(&self, attempt: Attempt) -> bool {
         self.current.is_some_and(|(current, ..)| current == attempt)
@@ -148,11 +143,6 @@ impl ReceiverAttempts {
             ReceiverStep::Answered => return None,
         }
         Some((attempt, rails, step == ReceiverStep::Proving))
-    }
-
-    /// Returns whether no attempt is under way.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.current.is_none()
     }
 
     /// Ends the present attempt, and returns it with its rails. Later messages about it are ignored.

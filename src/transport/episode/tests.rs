@@ -147,6 +147,7 @@ impl World {
             18 => self.sender_works(),
             19 => self.receiver_works(),
             20 => self.move_entries(rail),
+            21 => self.post_again(choice >> 16),
             _ => {}
         }
     }
@@ -407,17 +408,21 @@ impl World {
         self.post_again(how >> 4);
     }
 
+    /// Sends parts again, as far as there is room.
     fn post_again(&mut self, how: u32) {
+        let mut room = how >> 8 & 3;
         let living = self.living_at_the_sender();
         while !self.sender.is_awaiting()
             && !living.is_empty()
+            && room > 0
             && let Some((seq, replay)) = self.sender.next_unposted()
         {
-            let carrier = living[(how + u32::from(replay.part)) as usize % living.len()];
+            let carrier = living[how.wrapping_add(replay.part.into()) as usize % living.len()];
             let mask = self.sent[&seq.number()].mask;
             let write = Write { seq: seq.number(), part: replay.part, mask, replay: Some(replay) };
             self.rails[carrier].writes.push_back(write);
             self.sender.posted(carrier);
+            room -= 1;
         }
     }
 
@@ -540,6 +545,7 @@ impl World {
             }
             self.receiver_receives(1);
             self.sender_receives(1);
+            self.post_again(3 << 8);
             self.give_back();
             self.offer(0);
             self.send(7);

@@ -53,7 +53,7 @@ impl RecvState {
 
     /// Handles news, or polls if nothing has changed since the last pass.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
-        if self.comm.has_news() || self.is_look_due() {
+        if self.comm.has_old_news() || self.is_return_due() {
             return self.look_closer();
         }
         let seen = Some((self.cts.next(), self.outstanding));

@@ -48,11 +48,12 @@ impl SendState {
 
     fn handle_news(&mut self) -> Fast<()> {
         let mut failed = self.comm.take_failed();
-        if self.comm.notifier.take_resumed()
-            && let Some(state) = self.episodes.awaited()
-        {
-            let state = Message::State(state.clone());
-            self.comm.send_message(&state)?;
+        if self.comm.notifier.take_resumed() {
+            if let Some(state) = self.episodes.awaited() {
+                let state = Message::State(state.clone());
+                self.comm.send_message(&state)?;
+            }
+            self.comm.repeat_about_attempt()?;
         }
         while let Some(message) = self.comm.next_message()? {
             match message {
@@ -72,7 +73,7 @@ impl SendState {
         if self.episodes.is_awaiting() {
             return self.comm.check_answer();
         }
-        self.advance_failback();
+        self.advance_failback()?;
         self.comm.check_rails()?;
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
@@ -94,13 +95,17 @@ impl SendState {
     fn give_up(&mut self, failed: u8) -> Fast<()> {
         let new = self.episodes.give_up(failed);
         if new == 0 {
-            return Ok(());
+            // The receiver may use rails of the present attempt, and has given them up again.
+            if failed & self.attempts.rails() == 0 {
+                return Ok(());
+            }
+            self.episodes.renew();
         }
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempts.abort();
         self.episode.get_or_insert(Episode {
-            rail: new.trailing_zeros() as usize,
+            rail: (new | failed).trailing_zeros() as usize,
             begun: Instant::now(),
             bytes: 0,
         });

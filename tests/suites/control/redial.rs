@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use mpib_tests::pair::{LIMIT, until};
-use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
+use mpib_tests::peer::{Grandchild, Peer, answer, commands, fork_idle_child, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::{here, isolated, isolated_with};
@@ -203,24 +203,13 @@ fn forks_and_stays() {
     channel.send(&Message::Ready).unwrap();
     assert_eq!(recv(&channel), Message::Ready);
     channel.end_handshake().unwrap();
-    // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after a fork in
-    // any process.
-    let child = unsafe {
-        match libc::fork() {
-            0 => {
-                libc::pause();
-                libc::_exit(0)
-            }
-            child => child,
-        }
-    };
-    answer(&child.to_string());
+    answer(&fork_idle_child().to_string());
     std::thread::sleep(LIMIT);
     drop(channel);
 }
 
 /// A channel to a process with a child, and the child.
-fn parent() -> (Peer, libc::pid_t, Channel) {
+fn parent() -> (Peer, Grandchild, Channel) {
     let listener = listen();
     let mut peer = Peer::start_as(Role::Second, &[]);
     peer.say(&word(&listener.handle().encode()));
@@ -228,27 +217,21 @@ fn parent() -> (Peer, libc::pid_t, Channel) {
     assert_eq!(recv(&channel), Message::Ready);
     channel.send(&Message::Ready).unwrap();
     channel.end_handshake().unwrap();
-    let child = peer.answer().parse().unwrap();
+    let child = Grandchild(peer.answer().parse().unwrap());
     (peer, child, channel)
-}
-
-fn kill(child: libc::pid_t) {
-    // SAFETY: the child lives until this call, so the number is its own.
-    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
 }
 
 //= reach.md: the death of a process is known at once
 #[test]
 fn a_killed_process_is_lost_though_its_child_lives() {
     isolated_with(here!(), &[], forks_and_stays, || {
-        let (mut peer, child, channel) = parent();
+        let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
         peer.kill();
         // Silence would end the connection long after this test.
         assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Ended], "a FIN, no break");
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("without a BYE; did its process end?"), "{text}");
-        kill(child);
     });
 }
 
@@ -257,7 +240,7 @@ fn a_killed_process_is_lost_though_its_child_lives() {
 #[test]
 fn a_process_killed_with_unread_bytes_is_lost() {
     isolated_with(here!(), &[], forks_and_stays, || {
-        let (mut peer, child, channel) = parent();
+        let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
         peer.process().stop();
         channel.send(&numbered(1)).unwrap();
@@ -266,7 +249,6 @@ fn a_process_killed_with_unread_bytes_is_lost() {
         assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Broken, ChannelEvent::Ended]);
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("refuses connections to the process: did its process end?"), "{text}");
-        kill(child);
     });
 }
 

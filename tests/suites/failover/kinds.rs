@@ -186,7 +186,29 @@ fn adapters_with_and_without_inline_data() {
             });
             link.run(|| {});
             link.close();
-            ["r0", "r1"].iter().for_each(|device| heal(device).unwrap());
+            for device in ["r0", "r1"] {
+                heal(device).unwrap();
+            }
         }
+    });
+}
+
+/// More entries are to be written again than a send queue has room for.
+#[test]
+fn short_send_queues() {
+    let rail = |name: &str, i: u8, host: u8| format!("{name}{i}:addr=10.0.{i}.{host}/24,max_qp_wr=16");
+    let devices = [rail("r", 0, 1), rail("r", 1, 1), rail("s", 0, 2), rail("s", 1, 2)].join(";");
+    let test = here!();
+    isolated(test, &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let traffic = Traffic::of(&[&[100]], 48, 48);
+        let mut link = ends.link(&traffic);
+        link.run_after_offers(|offered| {
+            if offered == 47 {
+                inject("r0", Fault::LinkDown).unwrap();
+            }
+        });
+        link.run(|| {});
+        link.close();
     });
 }

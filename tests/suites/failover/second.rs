@@ -1,7 +1,6 @@
 //! A second rail that dies at each work request from the death of the first one on.
 
 use std::cell::Cell;
-use std::time::Instant;
 
 use mpib_tests::{here, isolated};
 use softverbs::{Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
@@ -83,16 +82,7 @@ fn strike(ends: &Ends, traffic: &Traffic, first: Armed<'_>, second: Armed<'_>) -
     while !armed.get() {
         link.run(watch);
     }
-    let of_rail = |fault: Armed<'_>, device: &str| device[1..] == fault.device[1..];
-    let dead = ends.devices.iter().filter(|device| of_rail(first, device) || of_rail(second, device));
-    let carried = || dead.clone().map(|device| posted(device, Only::ALL).unwrap()).sum::<u64>();
-    let mut quiet: Option<Instant> = None;
-    while quiet.is_none_or(|since| since.elapsed() < second.kind.late) {
-        let before = carried();
-        link.run(|| {});
-        quiet = (carried() == before).then(|| quiet.unwrap_or_else(Instant::now));
-    }
-    link.run(|| {});
+    ends.run_without(&mut link, &[first.device, second.device], second.kind.late);
     link.close();
     let strikes = struck(second) > before.1;
     heal(first.device).unwrap();
