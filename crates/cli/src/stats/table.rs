@@ -53,8 +53,7 @@ fn failover(f: &FailoverStats) -> String {
     let (episodes, returns, stalled) = (f.episodes, f.returns, f.stalled as f64 / 1e6);
     let again = bytes(f.bytes_sent_again);
     format!(
-        "  failover: {episodes} episodes, stalls of {stalled:.1} ms in all, bytes sent again: {again}; \
-         ports and routes that came back: {returns}\n"
+        "  failover: episodes {episodes}, stalls {stalled:.1} ms in all, bytes sent again {again}, returns {returns}\n"
     )
 }
 
