@@ -18,7 +18,7 @@ const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
 pub struct ImmWrite(Prepared);
 
 /// An RDMA write of [`INLINE`] bytes that it contains. The bytes of the last `N` writes are kept, by
-/// place, so that a write can be repeated.
+/// place, for repetitions.
 #[derive(Debug)]
 pub struct WordsWrite<const N: usize> {
     prepared: Prepared,

@@ -57,7 +57,7 @@ pub(crate) const FAULTS: [Kind; 17] = [
 
 impl Kind {
     /// Returns whether no data is lost for good if the fault strikes this device. A receiver whose
-    /// completion queue fails cannot tell what has arrived, and its sender may have let go of it.
+    /// completion queue fails does not know what has arrived, and its sender may have completed it.
     fn survives(&self, device: &str) -> bool {
         !matches!(self.fault, Fault::CqError(_)) || device.starts_with('s') && !device.starts_with("soft")
     }
@@ -152,8 +152,8 @@ impl Ends {
     }
 }
 
-/// Returns which of the points 1 to `n` are tried for the fault with this number: so that all of
-/// them are tried for some fault.
+/// Returns which of the points 1 to `n` are tried for the fault with this number. Each point is tried
+/// for some fault.
 pub(crate) fn sample(n: u64, fault: usize) -> impl Iterator<Item = u64> {
     let all = std::env::var(POINTS).is_ok_and(|points| points == "all");
     let step = if all { 1 } else { n.div_ceil(SAMPLE) };
@@ -183,7 +183,7 @@ pub(crate) fn every_point(ends: &Ends, traffic: &Traffic, faults: &[Kind]) -> u6
     points
 }
 
-/// Runs the link's traffic with a fault at a work request of a device, until the connection has gone
+/// Runs the link's traffic with a fault at a work request of a device, until the connection has carried
 /// on without the rail, and nothing of the fault is under way any more.
 fn strike(ends: &Ends, mut link: Link, device: &str, kind: Kind, at: u64) {
     let before = faults_struck(device).unwrap();

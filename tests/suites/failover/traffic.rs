@@ -1,5 +1,5 @@
-//! Transfers over one connection that check everything on which NCCL relies, whatever happens to
-//! the rails meanwhile.
+//! Transfers over one connection that check everything on which NCCL relies, while faults strike
+//! its rails.
 //!
 //! As NCCL's progress threads do, one loop offers receives, starts sends and tests all requests.
 //! Buffers are used in rotation. A receive buffer that was given back is filled with [`MARK`], and
