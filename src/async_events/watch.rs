@@ -18,8 +18,8 @@ use crate::watchdog::RailProgress;
 /// names the request that failed, and the cause.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// How long a rail stays given up at least, whatever its port and its route show: what ended it may
-/// not be over.
+/// How long a rail stays given up at least, even if its port and its route work: the fault may not
+/// be over.
 const REST: Duration = Duration::from_millis(500);
 
 /// What a comm uses, and what happened to it.

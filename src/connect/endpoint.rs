@@ -216,7 +216,7 @@ fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Res
 
 /// Makes a queue pair whose number is not among the `former` ones.
 fn other_than(former: &[u32], make: impl Fn() -> Result<Qp<Fresh>>) -> Result<Qp<Fresh>> {
-    // Kept meanwhile, so that the adapter gives none of these numbers twice.
+    // Kept meanwhile: the adapter then gives none of these numbers twice.
     let mut unwanted = Vec::new();
     loop {
         let qp = make()?;

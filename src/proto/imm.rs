@@ -52,7 +52,7 @@ pub struct Replay {
     pub slot: u8,
     /// The part: the rail that was to carry it.
     pub part: u8,
-    /// The epoch of the verdict that requested it, modulo 2 to the power of [`EPOCH_BITS`].
+    /// The epoch of the verdict that requested it, modulo 2 to the power of 13.
     pub epoch: u16,
 }
 

@@ -158,8 +158,8 @@ impl Comm {
         self.watch.mark();
     }
 
-    /// Begins to look closer. Whoever has news marks the comm after the news is there, so none is
-    /// missed.
+    /// Clears the mark, before this end looks for news. The mark is set after the news is there, so
+    /// no news is missed.
     pub(crate) fn unmark(&mut self) {
         self.had_news = false;
         self.watch.unmark();

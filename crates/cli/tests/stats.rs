@@ -64,10 +64,13 @@ fn document(pid: u32) -> Option<Value> {
     Some(document["processes"][0].clone())
 }
 
+fn fabric_of(test: &str) -> String {
+    format!("stats-test-{}-{test}", std::process::id())
+}
+
 /// Starts an endless `mpib perf` on rails whose rates are three to one.
-fn perf(fabric: &str) -> Ended {
-    let fabric = format!("stats-test-{}-{fabric}", std::process::id());
-    let mut command = mpib(&fabric, "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24");
+fn perf(test: &str) -> Ended {
+    let mut command = mpib(&fabric_of(test), "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24");
     command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
     command.arg(artifact("libnccl-net-mpib.so"));
     command
@@ -144,6 +147,38 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
     for pid in [sender, receiver] {
         until("the end of a worker", || (said(&stats(&[&pid.to_string()])).0 == 3).then_some(()));
     }
+}
+
+//= stats.md: rails that are given up and episodes are shown
+#[test]
+fn a_rail_that_is_given_up_is_marked() {
+    let perf = perf("given-up");
+    let [sender, receiver] = workers(&perf);
+    let link = |state: &str| {
+        let mut command = Command::new(artifact("softverbs/softverbs-ctl"));
+        let output = command.args(["--fabric", &fabric_of("given-up"), "link", "sup", state]).output();
+        let (code, text) = said(&output.unwrap());
+        assert_eq!(code, 0, "{text}");
+    };
+    let given_up = |pid: u32| {
+        let rails = document(pid).unwrap()["connections"][0]["rails"].clone();
+        [0, 1].map(|rail| !rails[rail]["given_up_at"].is_null())
+    };
+    assert_eq!((given_up(sender), given_up(receiver)), ([false; 2], [false; 2]));
+    assert!(!said(&stats(&[&sender.to_string()])).1.contains("failover"));
+    link("down");
+    for pid in [sender, receiver] {
+        until("a rail that is given up", || (given_up(pid) == [false, true]).then_some(()));
+    }
+    let episodes = || document(sender).unwrap()["failover"]["episodes"].as_u64().unwrap();
+    until("an episode", || (episodes() == 1).then_some(()));
+    let table = said(&stats(&[&sender.to_string()])).1;
+    let row = table.lines().find(|line| line.contains("sup:1 SUP")).unwrap();
+    assert!(row.contains("given up") && table.contains("  failover: episodes 1, stalls "), "{table}");
+    assert_eq!(table.matches("given up").count(), 1, "{table}");
+    link("up");
+    until("the rail to return", || (given_up(sender) == [false; 2]).then_some(()));
+    until("a return", || (document(sender).unwrap()["failover"]["returns"] == 1).then_some(()));
 }
 
 #[test]
