@@ -244,9 +244,12 @@ fn dies_again(test: &str, device: &'static str, sender: &'static str, points: u6
         exchange_until(&mut rig, "the port is not used again", strikes);
         exchange_all(&mut rig);
         softverbs::heal(device).unwrap();
-        softverbs::set_link(device, true).unwrap();
         let before = sent(sender);
-        exchange_until(&mut rig, "the rail does not come back", || sent(sender) > before + 2 * MIB as u64);
+        exchange_until(&mut rig, "the rail does not come back", || {
+            // The fault is counted before it takes effect.
+            softverbs::set_link(device, true).unwrap();
+            sent(sender) > before + 2 * MIB as u64
+        });
         rig.close();
     });
 }
