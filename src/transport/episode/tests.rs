@@ -384,10 +384,8 @@ impl World {
     }
 
     fn receiver_notices(&mut self, rail: usize) {
-        if self.rails[rail].cut {
-            if self.receiver.notice(1 << rail) {
-                self.to_sender.extend(self.receiver.down());
-            }
+        if self.rails[rail].cut && self.receiver.notice(1 << rail) {
+            self.to_sender.extend(self.receiver.down());
         }
     }
 
