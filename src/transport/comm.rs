@@ -139,9 +139,11 @@ impl Comm {
         Arc::clone(&self.watch)
     }
 
-    /// Returns whether there is something to look at that no call of NCCL has seen.
+    /// Returns whether there is something to look at that no call of NCCL has seen. The end of the
+    /// connection is for NCCL's next call alone.
     pub(crate) fn has_news(&self) -> bool {
-        !self.has_failed() && (self.is_marked() || self.has_mail())
+        let is_over = self.has_failed() || self.peer.has_refused() || self.watch.ended().is_some();
+        !is_over && (self.is_marked() || self.has_mail())
     }
 
     /// Returns whether there is news that no call of NCCL has looked at since the last pass of

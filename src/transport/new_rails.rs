@@ -89,6 +89,7 @@ impl Comm {
         };
         for (index, rail) in attempt.finish()? {
             self.watch.set_rail(index, Some(rail.queues()));
+            self.stats.rail_in_use(index, true);
             self.rails[index] = rail;
         }
         self.failures.revive(which);

@@ -172,6 +172,7 @@ mod tests {
         NewRails { attempt: Attempt { number, epoch }, rails, port, routes: Vec::new() }
     }
 
+    //= protocol.md: failback: a message of another attempt or epoch has no effect
     #[test]
     fn a_sender_goes_through_the_steps_in_order_and_ignores_other_messages() {
         let mut attempts = SenderAttempts::default();
@@ -196,6 +197,7 @@ mod tests {
         assert_eq!((attempts.worked(), attempts.rails()), (None, 0));
     }
 
+    //= protocol.md: failback: a message of another attempt or epoch has no effect
     #[test]
     fn a_receiver_begins_each_attempt_once_and_only_in_its_epoch() {
         let mut attempts = ReceiverAttempts::default();

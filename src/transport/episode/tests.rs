@@ -599,6 +599,7 @@ fn port() -> RailInfo {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
+    //= protocol.md: episode: every part arrives once, no buffer is written after its time
     #[test]
     fn every_message_arrives_and_no_buffer_is_written_after_its_time(
         n in 1u8..=4,

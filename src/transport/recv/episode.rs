@@ -20,13 +20,22 @@ impl RecvState {
     #[inline(never)]
     pub(crate) fn look_closer(&mut self) -> Fast<()> {
         self.comm.check_usable()?;
+        self.look_while_idle()?;
+        let refused = self.comm.peer.check_refused();
+        self.comm.fail_on_error(refused)
+    }
+
+    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
+    /// the connection is left to NCCL's next call.
+    #[cold]
+    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
         let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.mailbox_is_busy();
-        if self.settles_flushes() || busy {
+        if self.settles_flushes() || busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
         Ok(())

@@ -30,12 +30,22 @@ impl SendState {
     #[inline(never)]
     pub(crate) fn look_closer(&mut self) -> Fast<()> {
         self.comm.check_usable()?;
+        self.look_while_idle()?;
+        let refused = self.comm.peer.check_refused();
+        self.comm.fail_on_error(refused)
+    }
+
+    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
+    /// the connection is left to NCCL's next call.
+    #[cold]
+    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        if self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
+        let busy = self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy();
+        if busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
         Ok(())

@@ -224,7 +224,7 @@ impl Sender {
                 state.comm.fail_on_error(polled)?;
             }
             if state.comm.has_old_news() || state.is_failback_due() {
-                state.look_closer()?;
+                state.look_while_idle()?;
             }
             self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
             Ok(())

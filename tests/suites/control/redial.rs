@@ -102,6 +102,7 @@ fn a_message_and_the_end_are_reported_without_a_poll() {
 }
 
 //= reach.md: a control connection that breaks is dialled again
+//= protocol.md: dialling again: either end begins, the connector dials
 #[test]
 fn a_reset_connection_goes_on_whichever_end_sees_it() {
     for sides in [&[Side::Connector, Side::Acceptor][..], &[Side::Connector], &[Side::Acceptor]] {
@@ -127,6 +128,7 @@ fn a_reset_connection_goes_on_whichever_end_sees_it() {
     }
 }
 
+//= protocol.md: dialling again: either end begins, the connector dials
 #[test]
 fn it_goes_on_as_often_as_it_breaks() {
     let (connector, acceptor, proxy) = pair();
@@ -174,6 +176,7 @@ fn without_failover_at_both_ends_a_reset_is_a_loss() {
 }
 
 /// The acceptor finds it by dialling, as nobody dials it.
+//= protocol.md: dialling again: an unknown token is answered with REFUSE
 #[test]
 fn an_end_that_was_closed_while_the_connection_was_broken_is_found() {
     for closes_connector in [true, false] {

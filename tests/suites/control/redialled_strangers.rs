@@ -61,6 +61,7 @@ fn dial(port: u16) -> TcpStream {
 }
 
 //= reach.md: nobody else can replace a control connection
+//= protocol.md: dialling again: an unknown token is answered with REFUSE
 #[test]
 fn whoever_does_not_know_all_secrets_is_dropped() {
     let listener = listen();
@@ -106,6 +107,7 @@ fn whoever_does_not_know_all_secrets_is_dropped() {
     assert_eq!(channel.state(), ChannelState::Open);
 }
 
+//= protocol.md: dialling again: a frame that was not read whole is dropped
 #[test]
 fn the_new_connection_begins_with_a_whole_frame() {
     let listener = listen();
@@ -138,6 +140,7 @@ fn the_new_connection_begins_with_a_whole_frame() {
 }
 
 /// The connector's host refuses: it is dead. One that does not answer may be alive.
+//= protocol.md: dialling again: refusals of the established address are the end of the process
 #[test]
 fn refusals_of_the_established_address_are_death_and_silence_is_not() {
     let listener = listen();

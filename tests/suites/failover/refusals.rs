@@ -65,9 +65,16 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
     });
 }
 
+//= configuration.md: MPIB_FAILOVER
 #[test]
 fn without_failover_a_dead_rail_fails_its_connection() {
     fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+}
+
+//= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it
+#[test]
+fn with_a_strict_setting_a_dead_rail_fails_its_connection() {
+    fails(here!(), &[("MPIB_STRICT", "1")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
 }
 
 #[test]
@@ -167,6 +174,7 @@ fn open(seq: u64, mask: u8, lost: u8) -> OpenGroup {
 /// What an evil sender says on a receiver of two offered groups, and the words of the error.
 type Lie = (Vec<Message>, Vec<u32>, &'static str);
 
+//= protocol.md: episode: a lying peer fails its own connection
 #[test]
 fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {
@@ -216,6 +224,8 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     });
 }
 
+//= protocol.md: episode: a lying peer fails its own connection
+//= protocol.md: episode: a VERDICT of another epoch has no effect
 #[test]
 fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {

@@ -112,21 +112,25 @@ fn every_second_death(test: &str, more: &[(&str, &str)], traffic: &Traffic) {
     report(test, log);
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn messages() {
     every_second_death(here!(), &[], &Traffic::of(&[&[3000], &[8], &[200], &[0]], 3, 4));
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn groups() {
     every_second_death(here!(), &[], &Traffic::of(&[&[1000, 5, 0, 900], &[0, 0], &[10, 2000]], 2, 3));
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn optional_receives() {
     every_second_death(here!(), &[], &Traffic::of(&[&[8], &[1000], &[3000], &[1, 1]], 3, 4).optional());
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn separate_immediates() {
     let more = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "256")];
