@@ -9,8 +9,6 @@ use mpib_tests::peer::{Peer, accepted, connected, from_peer, handle_of, recv, se
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 
-/// State of a queue pair that has failed: `IBV_QPS_ERR`.
-
 /// Runs `body` with queue pairs that give an unreachable peer up within milliseconds.
 fn with_short_retries(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
     isolated(test, &mpib("512", &[("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "1")]), || {
