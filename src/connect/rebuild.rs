@@ -86,7 +86,7 @@ impl RailMaker for Rebuilder {
         let mut region = (*region).clone();
         region.retain(|i| indices.contains(&i));
         let mut remote = RemoteMemory { addr: remote.addr, ..RemoteMemory::default() };
-        remote.rkeys.iter_mut().zip(rails).for_each(|(rkey, dead)| *rkey = dead.remote.rkeys[dead.index]);
+        remote.rkeys.iter_mut().zip(rails).for_each(|(rkey, dead)| *rkey = dead.remote.rkey);
         Ok(Box::new(Rebuild {
             role: self.role,
             settings: Arc::clone(&self.settings),

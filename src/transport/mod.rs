@@ -9,6 +9,7 @@ mod failures;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;
+mod new_rails;
 pub(crate) mod peer;
 mod profiler;
 mod progress;

@@ -11,9 +11,8 @@ use parking_lot::Mutex;
 use crate::async_events::CommWatch;
 use crate::error::{Error, Result};
 use crate::proto::{RailInfo, RouteWiring};
-use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
-use crate::verbs::Region;
+use crate::verbs::{Region, Remote};
 use crate::worker::{Steps, Worker};
 
 /// Makes rails of one connection anew.
@@ -29,9 +28,10 @@ pub(crate) struct DeadRail<'a> {
     pub(crate) index: usize,
     /// What is left of it.
     pub(crate) rail: &'a Rail,
-    /// The control memory of this end and of the peer.
+    /// The control memory of this end.
     pub(crate) region: &'a Region,
-    pub(crate) remote: &'a RemoteMemory,
+    /// The control memory of the peer.
+    pub(crate) remote: Remote,
 }
 
 /// One attempt to make rails anew. If it is dropped, none of its queue pairs exists any more.

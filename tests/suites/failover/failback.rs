@@ -4,12 +4,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
-use mpib_tests::here;
 use mpib_tests::log::{INFO, LOG, assert_last_warning, take_warnings};
 use mpib_tests::pair::{failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
+use mpib_tests::{here, is_child, isolated};
+use softverbs::{Fault, Only, Then, faults_struck, inject_at};
 
+use crate::points::{Ends, env, two_hosts};
 use crate::{MIB, on_rails};
 
 /// Limit of a failing test.
@@ -186,4 +188,83 @@ fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
+}
+
+/// Bytes that the adapter with this name has sent.
+fn sent(name: &str) -> u64 {
+    softverbs::counters().iter().find(|device| device.name == name).unwrap().total.bytes
+}
+
+/// Two hosts of two rails each: r0 and r1 receive, s0 and s1 send.
+fn between_hosts(test: &str, body: impl FnOnce(Rig)) {
+    let devices = two_hosts(2);
+    isolated(test, &env(&devices, &[]), || body(Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB)));
+}
+
+/// The sender learns from the receiver when the receiver's port is back.
+#[test]
+fn a_rail_comes_back_whose_port_was_down_at_the_receiver_alone() {
+    between_hosts(here!(), |mut rig| {
+        exchange_all(&mut rig);
+        softverbs::set_link("r1", false).unwrap();
+        let refused = || LOG.lock().unwrap().iter().any(|(_, line)| line.contains("at the receiver: "));
+        exchange_until(&mut rig, "the receiver refuses no attempt", refused);
+        let during = sent("s1");
+        exchange_all(&mut rig);
+        assert_eq!(sent("s1"), during, "nothing goes to a port that is down");
+        softverbs::set_link("r1", true).unwrap();
+        exchange_until(&mut rig, "the rail does not come back", || sent("s1") > during + MIB as u64);
+        rig.close();
+    });
+}
+
+/// Which fault strikes at which work request, by number: a setting of the process that tests it.
+const POINT: &str = "TEST_POINT";
+
+/// Takes a port down, and again at each of its first work requests when it comes back: probes, then
+/// data of a sender or CTS writes of a receiver. Each in its own process: ports remember failures.
+fn dies_again(test: &str, device: &'static str, sender: &'static str, points: u64) {
+    const FAULTS: [Fault; 2] = [Fault::LinkDown, Fault::LostAck(Then::Silent)];
+    if !is_child(test) {
+        for point in 0..points * FAULTS.len() as u64 {
+            isolated(test, &env(&two_hosts(2), &[(POINT, point.to_string().as_str())]), || {});
+        }
+        return;
+    }
+    between_hosts(test, |mut rig| {
+        let point: u64 = std::env::var(POINT).unwrap().parse().unwrap();
+        let (fault, at) = (FAULTS[(point / points) as usize], point % points + 1);
+        exchange_all(&mut rig);
+        softverbs::set_link(device, false).unwrap();
+        rig.exchange(&[3 * MIB + 1]);
+        let struck = faults_struck(device).unwrap();
+        inject_at(device, fault, at, Only::ALL).unwrap();
+        softverbs::set_link(device, true).unwrap();
+        let strikes = || faults_struck(device).unwrap() > struck;
+        exchange_until(&mut rig, "the port is not used again", strikes);
+        exchange_all(&mut rig);
+        softverbs::heal(device).unwrap();
+        let before = sent(sender);
+        exchange_until(&mut rig, "the rail does not come back", || {
+            // The fault is counted before it takes effect.
+            softverbs::set_link(device, true).unwrap();
+            sent(sender) > before + 2 * MIB as u64
+        });
+        rig.close();
+    });
+}
+
+#[test]
+fn a_rail_dies_again_at_each_step_at_its_sender() {
+    dies_again(here!(), "s1", "s1", 3);
+}
+
+#[test]
+fn a_rail_dies_again_at_each_step_at_its_receiver() {
+    dies_again(here!(), "r1", "s1", 2);
+}
+
+#[test]
+fn the_rail_of_cts_writes_dies_again_at_each_step_at_its_receiver() {
+    dies_again(here!(), "r0", "s0", 4);
 }
