@@ -1,5 +1,5 @@
 //! Rails of an established connection that are made anew after they have failed: queue pairs,
-//! bring-up and probes as in a handshake, on the ports and addresses as they are now.
+//! bring-up and probes as in a handshake, on the present ports and addresses.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -150,7 +150,7 @@ impl RailAttempt for Rebuild {
 }
 
 impl Rebuild {
-    /// Creates the queue pairs on the port as it is now.
+    /// Creates the queue pairs on the port in its present state.
     fn make(&mut self) -> Result<LocalEndpoint> {
         let (nic, settings) = (&self.nic, &self.settings);
         let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;

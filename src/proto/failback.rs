@@ -24,7 +24,7 @@ pub struct NewRails {
     pub attempt: Attempt,
     /// The rails; never zero.
     pub rails: u8,
-    /// The port of the end, as it is now.
+    /// The present port of the end.
     pub port: RailInfo,
     /// The queue pairs of each rail, in order. Both rails of a route are the index of the rail in
     /// the connection.
