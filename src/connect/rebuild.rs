@@ -150,7 +150,11 @@ impl RailAttempt for Rebuild {
 }
 
 impl Rebuild {
+<<<<<<< HEAD
     /// Reads the port anew, and creates the queue pairs.
+=======
+    /// Creates the queue pairs on the port in its present state.
+>>>>>>> failback14
     fn make(&mut self) -> Result<LocalEndpoint> {
         let (nic, settings) = (&self.nic, &self.settings);
         let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;
