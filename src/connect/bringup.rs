@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, Role, RouteWiring};
 use crate::route::Route;
 use crate::transport::Settings;
-use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
+use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
 /// The bring-up of all routes.

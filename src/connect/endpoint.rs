@@ -16,10 +16,10 @@ use crate::proto::{
 };
 use crate::route::{Route, dlid};
 use crate::transport::Settings;
-use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
+use crate::transport::remote_memory::RemoteMemory;
 use crate::transport::send_queue::{SendQueue, SendQueues};
 use crate::verbs::{Access, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
 use crate::warned::Subject;

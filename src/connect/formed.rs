@@ -16,10 +16,11 @@ use crate::process::Process;
 use crate::proto::{Ends, ImmLayout, Role};
 use crate::stats::Counters;
 use crate::transport::Settings;
-use crate::transport::comm::{Comm, RemoteMemory};
+use crate::transport::comm::Comm;
 use crate::transport::failback::Failover;
 use crate::transport::peer::Peer;
 use crate::transport::rail::Rail;
+use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
 const VERB: Ends<&str> = Ends { connector: "sending to", acceptor: "receiving from" };

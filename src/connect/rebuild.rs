@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, SCRATCH, Wiring, written_bytes};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
-use crate::transport::comm::RemoteMemory;
 use crate::transport::rail::Rail;
 use crate::transport::rail_maker::{DeadRail, Goal, Offer, RailAttempt, RailMaker};
+use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
 /// Makes the rails of one connection anew.
@@ -150,11 +150,7 @@ impl RailAttempt for Rebuild {
 }
 
 impl Rebuild {
-<<<<<<< HEAD
-    /// Reads the port anew, and creates the queue pairs.
-=======
     /// Creates the queue pairs on the port in its present state.
->>>>>>> failback14
     fn make(&mut self) -> Result<LocalEndpoint> {
         let (nic, settings) = (&self.nic, &self.settings);
         let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;

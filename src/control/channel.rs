@@ -117,6 +117,11 @@ impl Channel {
         self.link.try_recv()
     }
 
+    /// Returns whether there is something to look at: a message, or the end of the connection.
+    pub fn has_news(&self) -> bool {
+        self.state() != ChannelState::Open || self.link.has_message()
+    }
+
     /// Calls `hook` on each event of the connection from now on: see [`News`]. What has happened
     /// before is found by [`state`](Self::state) and [`received`](Self::received), which the caller
     /// calls once after this.

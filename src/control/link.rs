@@ -158,6 +158,10 @@ impl Link {
         Ok(())
     }
 
+    pub(super) fn has_message(&self) -> bool {
+        !self.lock().inbox.is_empty()
+    }
+
     pub(super) fn try_recv(&self) -> Result<Option<Message>> {
         let mut inner = self.lock();
         if let Some(message) = inner.inbox.pop_front() {

@@ -24,11 +24,7 @@ pub struct NewRails {
     pub attempt: Attempt,
     /// The rails; never zero.
     pub rails: u8,
-<<<<<<< HEAD
-    /// The present state of the end's port.
-=======
     /// The present port of the end.
->>>>>>> failback14
     pub port: RailInfo,
     /// The queue pairs of each rail, in order. Both rails of a route are the index of the rail in
     /// the connection.

@@ -9,18 +9,19 @@ use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::policy::Plan;
 use crate::process::Process;
-use crate::proto::{ImmLayout, LinkLayer, MAX_RAILS, RailRole};
+use crate::proto::{ImmLayout, LinkLayer, RailRole};
 use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
 use crate::transport::failures::RailFailures;
 use crate::transport::mailbox::Mailbox;
-use crate::transport::messages::Notifier;
+use crate::transport::notifier::Notifier;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::queues::CompletionQueues;
 use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
+use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::{Chain, Completion, Region};
 
 /// The peer's state is checked at one of so many polls that find nothing.
@@ -59,15 +60,6 @@ pub(crate) struct Comm {
     idle_polls: u32,
 }
 
-/// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion
-/// records.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct RemoteMemory {
-    pub(crate) addr: u64,
-    /// By rail of the connection.
-    pub(crate) rkeys: [u32; MAX_RAILS],
-}
-
 impl Comm {
     pub(crate) fn new(
         process: &Process,
@@ -84,8 +76,9 @@ impl Comm {
         watch.set_failover(failover.is_enabled);
         let notifier = Notifier::new(Arc::clone(&watch));
         peer.on_news(Arc::<Notifier>::clone(&notifier));
-        // The first call looks for news from before.
-        watch.mark();
+        if peer.has_news() {
+            watch.mark();
+        }
         Self {
             mailbox: Mailbox::of(&region).filter(|_| failover.is_enabled),
             notifier,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
 use crate::proto::{MAILBOX, MAILBOX_STAGING, MAX_WRITES, MailState, MailboxError, RING_BYTES, memory_bytes};
-use crate::transport::comm::RemoteMemory;
+use crate::transport::remote_memory::RemoteMemory;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Region, Remote};

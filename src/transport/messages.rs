@@ -2,44 +2,12 @@
 //! connection has a mailbox, over a rail, too: whichever copy comes first counts, and handlers
 //! accept repetitions.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::async_events::CommWatch;
-use crate::control::{ChannelEvent, News};
 use crate::error::{Error, Fast};
 use crate::proto::{HEADER_BYTES, Message};
 use crate::transport::comm::Comm;
 use crate::transport::mailbox::MAIL_QUEUE;
-
-/// Makes calls on a comm look closer when its control connection has news.
-#[derive(Debug)]
-pub(crate) struct Notifier {
-    watch: Arc<CommWatch>,
-    /// A new TCP connection has replaced a broken one: what was sent last may be lost.
-    resumed: AtomicBool,
-}
-
-impl Notifier {
-    pub(crate) fn new(watch: Arc<CommWatch>) -> Arc<Self> {
-        Arc::new(Self { watch, resumed: AtomicBool::new(false) })
-    }
-
-    /// Returns whether the last messages must be repeated, once for each new TCP connection.
-    pub(crate) fn take_resumed(&self) -> bool {
-        self.resumed.swap(false, Ordering::AcqRel)
-    }
-}
-
-impl News for Notifier {
-    fn on_news(&self, event: ChannelEvent) {
-        if event == ChannelEvent::Resumed {
-            self.resumed.store(true, Ordering::Release);
-        }
-        self.watch.alert();
-    }
-}
 
 impl Comm {
     /// Sends a message to the peer.

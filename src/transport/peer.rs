@@ -75,6 +75,11 @@ impl Peer {
         }
     }
 
+    /// Returns whether the control connection has news.
+    pub(crate) fn has_news(&self) -> bool {
+        self.channel.as_ref().is_some_and(Channel::has_news)
+    }
+
     /// Returns the next message of an episode. [`check_refused`](Self::check_refused) reports a
     /// REFUSE.
     pub(crate) fn next_message(&mut self) -> Option<Message> {

@@ -17,10 +17,12 @@
 
 mod attempts;
 mod receiver;
+mod running;
 mod sender;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use attempts::{ReceiverAttempts, SenderAttempts};
 pub(crate) use receiver::{Answer, Held, ReceiverEpisodes};
+pub(crate) use running::Running;
 pub(crate) use sender::{Posted, SenderEpisodes};

@@ -5,24 +5,14 @@ use std::time::Instant;
 use crate::error::{Error, Fast};
 use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
-use crate::transport::episode::Posted;
+use crate::transport::episode::{Posted, Running};
 use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp};
-use crate::transport::send::separate_imm::PartWrites;
+use crate::transport::send::part_writes::PartWrites;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
-
-/// An episode, for the log and the statistics.
-#[derive(Debug)]
-pub(super) struct Episode {
-    /// The first rail that was given up.
-    rail: usize,
-    begun: Instant,
-    /// Bytes that were sent again.
-    bytes: u64,
-}
 
 impl SendState {
     /// Handles what the comm is marked for: failed rails and messages of the peer.
@@ -114,7 +104,7 @@ impl SendState {
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempts.abort();
-        self.episode.get_or_insert(Episode {
+        self.episode.get_or_insert(Running {
             rail: (new | failed).trailing_zeros() as usize,
             begun: Instant::now(),
             bytes: 0,
@@ -202,7 +192,7 @@ impl SendState {
             self.episodes.posted(carrier);
         }
         if !self.episodes.has_unposted()
-            && let Some(Episode { rail, begun, bytes }) = self.episode.take()
+            && let Some(Running { rail, begun, bytes }) = self.episode.take()
         {
             self.comm.watch.report_episode(rail, bytes, begun.elapsed());
         }

@@ -5,6 +5,7 @@ mod cts_fifo;
 mod episode;
 mod failback;
 pub(crate) mod group;
+mod part_writes;
 mod profiling;
 mod separate_imm;
 mod single;
@@ -24,7 +25,7 @@ use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOT
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
-use crate::transport::episode::{SenderAttempts, SenderEpisodes};
+use crate::transport::episode::{Running, SenderAttempts, SenderEpisodes};
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
@@ -32,7 +33,6 @@ use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
-use episode::Episode;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
 use usual::UsualSends;
 
@@ -82,7 +82,7 @@ pub(crate) struct SendState {
     splits: Box<[Split; SENDS]>,
     episodes: SenderEpisodes,
     /// The episode in progress.
-    episode: Option<Episode>,
+    episode: Option<Running>,
     attempts: SenderAttempts,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,

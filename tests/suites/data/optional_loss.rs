@@ -144,7 +144,7 @@ fn a_failed_write_is_reported_without_a_call() {
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_adapter_is_reported_without_a_call() {
-    with_and_without_srq(here!(), &mpib("512", &[]), || {
+    with_and_without_srq(here!(), &mpib("512", &[("MPIB_FAILOVER", "0")]), || {
         let table = newest();
         let pair = Pair::new(table);
         let to = pair.recv_buffer(100);
