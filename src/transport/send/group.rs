@@ -15,7 +15,9 @@ pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 
 /// What remains of a send once it is matched: all that its completion needs, and what is needed to
 /// send it again.
+// Aligned: its size is then a power of two.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
 pub(crate) struct Matched {
     pub(crate) addr: usize,
     /// Bytes.
