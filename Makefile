@@ -27,7 +27,7 @@ setup-test setup-matrix setup-vm setup-instructions:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
-demo: build ## Build, then move data over two simulated rails through every table, each byte checked
+demo: build ## Build, then move checked data over two simulated rails through every table; then one rail fails and returns
 	@scripts/demo.sh
 
 .PHONY: test

@@ -98,7 +98,7 @@ pub(crate) fn hints(world: &World) -> Outcome {
 }
 
 /// Repeats `so` until it returns true, up to a limit of time.
-fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
+pub(super) fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
         if so()? {

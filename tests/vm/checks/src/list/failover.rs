@@ -1,0 +1,62 @@
+//! Checks with a rail that fails and returns under load: the data goes on, and the rail returns.
+
+use super::faults::{Fault, HALF, SOME, SOON, again, link_down, silent, with};
+use super::policy::{judge, until};
+use crate::host::Outcome;
+use crate::pair::{Load, Pair, good};
+use crate::world::{RAILS, World};
+
+const MIB: u64 = 1 << 20;
+
+/// The link of a rail goes down on one host, and up again.
+pub(crate) fn down(world: &World, rail: usize, host: usize) -> Outcome {
+    cycle(world, rail, &link_down(world, rail, host), &[HALF, SOON, SOME])
+}
+
+/// All packets that one host sends on a rail are dropped, then none. With default settings the
+/// kernel's adapter retries without an end: only the watchdog notices the fault.
+pub(crate) fn silence(world: &World, rail: usize, host: usize) -> Outcome {
+    cycle(world, rail, &[silent(rail, host)], &[HALF])
+}
+
+/// Causes the faults of a rail in the middle of a transfer, and repairs them in the middle of
+/// another one. Between them the other rail carries everything.
+fn cycle(world: &World, rail: usize, faults: &[Fault], env: &[(&str, &str)]) -> Outcome {
+    let mut pair = Pair::connected(world, 12, env)?;
+    let half = |pair: &mut Pair| pair.carried(world, |pair| pair.send(Load::mebibytes(8)));
+    judge(half(&mut pair)?, 8 * MIB, 4 * MIB)?;
+
+    under_way(&mut pair)?;
+    let (went_on, alone) = with(world, faults, || {
+        let went_on = good((pair.a.talk.answer(), pair.b.talk.answer()))?;
+        let alone = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
+        let sup = if RAILS[rail] == "sup" { 0 } else { 8 * MIB };
+        judge(alone, 8 * MIB, sup).map_err(|e| format!("without {}: {e}", RAILS[rail]))?;
+        // The repair is under load.
+        under_way(&mut pair)?;
+        Ok((went_on, alone))
+    })?;
+    good((pair.a.talk.answer(), pair.b.talk.answer()))?;
+
+    let mut last = Err("nothing was sent".into());
+    until("the rail carries its half again", || {
+        last = judge(half(&mut pair)?, 8 * MIB, 4 * MIB);
+        Ok(last.is_ok())
+    })
+    .map_err(|e| format!("{e}: {last:?}"))?;
+    let counts = [pair.a.talk.ask("episodes")?, pair.b.talk.ask("episodes")?];
+    if counts.iter().any(|count| count.starts_with("0 ")) {
+        return Err(format!("each end was to count an episode, but they count {counts:?}"));
+    }
+    pair.close()?;
+    again(world)?;
+    Ok(format!(
+        "{went_on} bytes went on, then 8 MiB over {alone:?}, and over both: {}; episodes and bytes sent again {counts:?}",
+        last?
+    ))
+}
+
+/// Starts a transfer that is under way when this function returns.
+fn under_way(pair: &mut Pair) -> Outcome<()> {
+    pair.begin(Load { sizes: "262144", group: 1, depth: 4, rounds: 64 })
+}
