@@ -89,6 +89,10 @@ bench: setup-instructions build ## Measure the plugin over softverbs without a r
 bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
+.PHONY: bench-failover
+bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
+	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
+
 .PHONY: matrix matrix-short matrix-example matrix-gpu
 matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)

@@ -15,6 +15,8 @@ use crate::failure::{Failure, Kind};
 
 /// Duration of a round, if there are enough slots.
 const ROUND: Duration = Duration::from_millis(100);
+/// Longest wait for the rail's return, unless the plan's limit is shorter.
+const RETURN: Duration = Duration::from_secs(20);
 /// Bytes of a rail that are data, not CTS writes or probes.
 const DATA: u64 = 1 << 20;
 
@@ -28,7 +30,7 @@ struct Since {
 
 impl Measurement<'_> {
     /// Leads as end A through all stages. The last one is absent if the rail has not returned
-    /// within the plan's limit.
+    /// in time.
     pub(super) fn lead_through(
         &mut self,
         session: &mut Session<'_>,
@@ -45,7 +47,7 @@ impl Measurement<'_> {
         self.reset();
         check_device(fault)?;
 
-        let (time, limit) = (session.plan.time, session.plan.timeout);
+        let (time, limit) = (session.plan.time, session.plan.timeout.min(RETURN));
         let mut stages = Vec::new();
         let mut stage = |kind, script: Option<String>, over: &dyn Fn(&Since) -> bool| {
             let since = self.begin();

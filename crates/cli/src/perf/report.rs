@@ -102,6 +102,11 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    /// Returns whether the rail has returned before this stage.
+    pub(crate) fn is_after(&self) -> bool {
+        self.kind == StageKind::After
+    }
+
     /// Returns the bytes that a rail sent.
     pub(super) fn carried(&self, rail: &str) -> u64 {
         self.rails.iter().flatten().filter(|of| of.name == rail).map(|of| of.bytes).sum()
