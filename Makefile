@@ -38,8 +38,8 @@ test: setup-test build ## Build, then run all tests
 SECONDS ?= 600
 
 .PHONY: soak
-soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
-	@export SOAK_SECONDS=$(SECONDS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
+	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
 check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts

@@ -1,7 +1,7 @@
 //! Checks with a rail that fails and returns under load: the data goes on, and the rail returns.
 
 use super::faults::{Fault, HALF, SOME, SOON, again, link_down, silent, with};
-use super::policy::{judge, until};
+use super::policy::{IDLE, until};
 use crate::host::Outcome;
 use crate::pair::{Load, Pair, good};
 use crate::world::{RAILS, World};
@@ -24,14 +24,15 @@ pub(crate) fn silence(world: &World, rail: usize, host: usize) -> Outcome {
 fn cycle(world: &World, rail: usize, faults: &[Fault], env: &[(&str, &str)]) -> Outcome {
     let mut pair = Pair::connected(world, 12, env)?;
     let half = |pair: &mut Pair| pair.carried(world, |pair| pair.send(Load::mebibytes(8)));
-    judge(half(&mut pair)?, 8 * MIB, 4 * MIB)?;
+    both_carry(half(&mut pair)?)?;
 
     under_way(&mut pair)?;
     let (went_on, alone) = with(world, faults, || {
         let went_on = good((pair.a.talk.answer(), pair.b.talk.answer()))?;
         let alone = pair.carried(world, |pair| pair.send(Load::mebibytes(8)))?;
-        let sup = if RAILS[rail] == "sup" { 0 } else { 8 * MIB };
-        judge(alone, 8 * MIB, sup).map_err(|e| format!("without {}: {e}", RAILS[rail]))?;
+        if alone[rail] > IDLE || alone[1 - rail] < 8 * MIB {
+            return Err(format!("without {} the rails carry {alone:?} of 8 MiB", RAILS[rail]));
+        }
         // The repair is under load.
         under_way(&mut pair)?;
         Ok((went_on, alone))
@@ -40,7 +41,7 @@ fn cycle(world: &World, rail: usize, faults: &[Fault], env: &[(&str, &str)]) -> 
 
     let mut last = Err("nothing was sent".into());
     until("the rail carries its half again", || {
-        last = judge(half(&mut pair)?, 8 * MIB, 4 * MIB);
+        last = both_carry(half(&mut pair)?);
         Ok(last.is_ok())
     })
     .map_err(|e| format!("{e}: {last:?}"))?;
@@ -57,6 +58,15 @@ fn cycle(world: &World, rail: usize, faults: &[Fault], env: &[(&str, &str)]) -> 
         "{went_on} bytes went on, then 8 MiB over {alone:?}, and over both: {}; episodes and bytes sent again {counts:?}",
         last?
     ))
+}
+
+/// Checks that each rail carries its half of 8 MiB. There is no upper limit: the kernel's adapters
+/// send packets again on a busy machine.
+fn both_carry(carried: [u64; 2]) -> Outcome {
+    if carried.iter().all(|bytes| *bytes >= 4 * MIB) {
+        return Ok(format!("{carried:?}"));
+    }
+    Err(format!("the rails carry {carried:?} of 8 MiB, 4 MiB each were expected"))
 }
 
 /// Starts a transfer that is under way when this function returns.
