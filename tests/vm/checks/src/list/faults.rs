@@ -11,10 +11,10 @@ pub(super) const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
 const FIXED: (&str, &str) = ("MPIB_FAILOVER", "0");
 /// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes
 /// seven times as long.
-pub(super) const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
+const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
 /// rxe retries without end at 7, the default. For verbs this meaning of 7 applies only to receivers
 /// that are not ready.
-pub(super) const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
+const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
 
 /// Index of SUP in [`RAILS`].
 const SUP: usize = 1;
