@@ -15,6 +15,9 @@ use crate::error::Result;
 /// How often a job runs unless it has another interval.
 pub const TICK: Duration = Duration::from_millis(250);
 
+/// The interval of a job that leaves something to NCCL's next call, in case none comes.
+pub const SOON: Duration = Duration::from_millis(10);
+
 /// The shortest interval: the thread never spins.
 const SHORTEST: Duration = Duration::from_millis(1);
 

@@ -285,6 +285,14 @@ impl Counters {
         }
     }
 
+    /// Records that a rail is given up, or is in use again.
+    #[cold]
+    pub fn rail_in_use(&self, rail: usize, in_use: bool) {
+        if let Some(entry) = self.entry {
+            entry.rail(rail).in_use(in_use);
+        }
+    }
+
     /// Records why a call failed, and with it the connection.
     #[cold]
     pub fn failure(&self, why: &Error) {

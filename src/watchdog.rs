@@ -205,6 +205,7 @@ mod tests {
     }
 
     //= configuration.md: MPIB_STALL_MS
+    //= rail-life.md: when a rail has stalled
     #[test]
     fn a_rail_stalls_while_others_go_on_and_the_adapter_counts_losses() {
         use Company::*;
@@ -315,6 +316,7 @@ mod tests {
         assert_eq!(idle.facts(at(520), ms(100), Company::Drained, None).others, 0);
     }
 
+    //= rail-life.md: when a rail has stalled
     #[test]
     fn a_rail_that_takes_long_for_each_completion_gets_more_time() {
         let (mut rail, start) = (RailProgress::default(), Instant::now());

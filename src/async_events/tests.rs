@@ -110,6 +110,7 @@ fn the_mark_of_an_event_that_ends_the_comm_stays() {
     assert!(comm.is_marked());
 }
 
+//= rail-life.md: what a sign of a fault costs
 #[test]
 fn a_failed_queue_costs_its_rail_alone() {
     for (kind, about) in [(QP_FATAL, About::Qp(11)), (CQ_ERR, About::Cq(11)), (SRQ_ERR, About::Srq(11))] {
@@ -127,6 +128,7 @@ fn a_failed_queue_costs_its_rail_alone() {
     }
 }
 
+//= rail-life.md: what a sign of a fault costs
 #[test]
 fn mistakes_and_comms_without_failover_end() {
     let world = World::new();
@@ -140,6 +142,7 @@ fn mistakes_and_comms_without_failover_end() {
     }
 }
 
+//= rail-life.md: what a sign of a fault costs
 #[test]
 fn a_failed_adapter_costs_all_rails_on_it_for_good() {
     let world = World::new();
@@ -153,6 +156,7 @@ fn a_failed_adapter_costs_all_rails_on_it_for_good() {
     assert!(!comm.may_return(0));
 }
 
+//= rail-life.md: what a sign of a fault costs
 #[test]
 fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
     let world = World::new();
@@ -179,6 +183,7 @@ fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
     assert!(comms[0].may_return(0));
 }
 
+//= rail-life.md: a failed route costs the rails to the same peer
 #[test]
 fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     let world = World::new();
@@ -198,6 +203,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     assert!(failed.may_return(0) && new.take_condemned() == 0);
 }
 
+//= rail-life.md: what a sign of a fault costs
 #[test]
 fn an_address_that_is_gone_costs_the_rails_that_use_it() {
     let world = World::new();
@@ -247,6 +253,8 @@ impl Sender {
     }
 }
 
+//= rail-life.md: when a rail has stalled
+//= configuration.md: MPIB_STALL_MS
 #[test]
 fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() {
     let sender = Sender::new();
@@ -267,6 +275,7 @@ fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() 
     assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
 }
 
+//= rail-life.md: when a rail has stalled
 #[test]
 fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
     let sender = Sender::new();
@@ -279,6 +288,7 @@ fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
     assert_eq!(sender.world.nics[0].life().state(), PortState::Down);
 }
 
+//= rail-life.md: when a rail has stalled
 #[test]
 fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
     let sender = Sender::new();

@@ -18,6 +18,10 @@ use crate::watchdog::RailProgress;
 /// names the request that failed, and the cause.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// How long a rail stays given up at least, whatever its port and its route show: what ended it may
+/// not be over.
+const REST: Duration = Duration::from_millis(500);
+
 /// What a comm uses, and what happened to it.
 #[derive(Debug)]
 pub struct CommWatch {
@@ -58,8 +62,8 @@ struct WatchedRail {
     route: Route,
     /// `None` while the rail has no queues.
     queues: Option<Queues>,
-    /// Why the rail was given up; `None` while it is in use.
-    cause: Option<String>,
+    /// Why the rail was given up, and when; `None` while it is in use.
+    cause: Option<(String, Instant)>,
     /// Work requests posted in earlier lives of the rail that have never completed.
     lost: u64,
 }
@@ -183,7 +187,7 @@ impl CommWatch {
         let mut all = self.rails.lock();
         for rail in rails(mask) {
             if let Some(watched) = all.get_mut(rail).filter(|watched| watched.cause.is_none()) {
-                watched.cause = Some(why.to_owned());
+                watched.cause = Some((why.to_owned(), Instant::now()));
                 new |= 1 << rail;
             }
         }
@@ -202,7 +206,7 @@ impl CommWatch {
 
     /// Returns why a rail was given up; `None` while it is in use.
     pub fn cause(&self, rail: usize) -> Option<String> {
-        self.rails.lock().get(rail)?.cause.clone()
+        self.rails.lock().get(rail)?.cause.as_ref().map(|(why, _)| why.clone())
     }
 
     /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made anew.
@@ -236,6 +240,10 @@ impl CommWatch {
     /// Returns whether a rail that was given up may be made anew now: its port can be reached, and
     /// the hold-down of port and route is over.
     pub fn may_return(&self, rail: usize) -> bool {
+        let since = self.rails.lock().get(rail).and_then(|rail| Some(rail.cause.as_ref()?.1));
+        if since.is_some_and(|since| since.elapsed() < REST) {
+            return false;
+        }
         let route = self.route(rail);
         route.is_some_and(|route| route.nic.life().may_return(Instant::now(), &route.peer))
     }

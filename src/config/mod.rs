@@ -6,6 +6,7 @@
 //! default.
 
 mod address;
+mod failover;
 mod filter;
 mod form;
 mod profile;
@@ -75,8 +76,8 @@ macro_rules! settings {
                     }
                 })*
                 let is_set = |name| var(name).is_some_and(|text| !is_unset(name, &text));
-                if let Some(failover) = config.port_failover.filter(|_| !is_set("MPIB_FAILOVER")) {
-                    config.failover = failover;
+                if !is_set("MPIB_FAILOVER") {
+                    config.failover = config.port_failover.unwrap_or(!config.strict);
                 }
                 if config.strict {
                     bad.extend(config.substituted.drain(..).map(|(e, _)| e));
@@ -145,7 +146,8 @@ settings! {
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs per connection on SUP.
     sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
-    /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect.
+    /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect. A
+    /// rail that fails later fails its connections, unless `MPIB_FAILOVER=1` is set.
     strict: bool = false, "MPIB_STRICT", Flag;
     /// Which NICs of two hosts a connection may join if the devices are not SOUT and SUP. `any`:
     /// those that NCCL requested first, others if these do not reach each other. `strict`: only
@@ -255,12 +257,12 @@ settings! {
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
     /// 1: a connection whose rail fails carries on over its other rails, and uses the rail again
     /// when it works again; a control connection that breaks is dialled again over any network. 0: a
-    /// failed rail or control connection fails the connection. Counts if both ends have 1. See
-    /// [rail-life.md](../internals/rail-life.md) and [reach.md](reach.md#control-connections).
+    /// failed rail or control connection fails the connection. Counts if both ends have 1. With
+    /// `MPIB_STRICT=1` the default is 0. See [failover.md](failover.md).
     failover: bool = true, "MPIB_FAILOVER", Flag;
     /// The same, if `MPIB_FAILOVER` is not set.
     port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
-        differs: "unset is 1; also for devices that NCCL has not fused, and for any number of failed rails";
+        differs: "unset is 1, with `MPIB_STRICT=1` 0; also for devices that NCCL has not fused, and for any number of failed rails";
     /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
     /// control connection may be broken while no rail shows that the peer is alive. Then the
     /// connection fails. 0: it fails at once.

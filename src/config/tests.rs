@@ -187,10 +187,13 @@ fn bounds_are_exact() {
 }
 
 //= configuration.md: MPIB_FAILOVER
+//= configuration.md: MPIB_STRICT
 //= configuration.md: NCCL_IB_RESILIENCY_PORT_FAILOVER
+//= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it
 #[test]
-fn failover_is_on_unless_one_of_two_settings_turns_it_off() {
+fn failover_is_on_unless_a_setting_turns_it_off() {
     let (ours, theirs) = ("MPIB_FAILOVER", "NCCL_IB_RESILIENCY_PORT_FAILOVER");
+    let (strict, lenient) = (("MPIB_STRICT", "1"), ("MPIB_STRICT", "0"));
     for (settings, on) in [
         (&[][..], true),
         (&[(theirs, "0")], false),
@@ -199,6 +202,12 @@ fn failover_is_on_unless_one_of_two_settings_turns_it_off() {
         (&[(ours, "0")], false),
         (&[(ours, "1"), (theirs, "0")], true),
         (&[(ours, "0"), (theirs, "1")], false),
+        (&[strict], false),
+        (&[lenient], true),
+        (&[strict, (ours, "1")], true),
+        (&[strict, (theirs, "1")], true),
+        (&[strict, (theirs, "")], false),
+        (&[strict, (ours, "0"), (theirs, "1")], false),
     ] {
         assert_eq!(read(settings).unwrap().failover, on, "{settings:?}");
     }

@@ -110,10 +110,6 @@ impl RailAttempt for Rebuild {
     fn pursue(&mut self, goal: &Goal) -> Result<bool> {
         let stage = std::mem::replace(&mut self.stage, Stage::New);
         let (stage, is_reached) = match (goal, stage) {
-            (Goal::Usable, stage) => {
-                self.nic.now().map_err(|why| Error::Usage(format!("{}: {why}", self.nic.name())))?;
-                (stage, true)
-            }
             (Goal::Made, _) => (Stage::Made(self.make()?), true),
             (Goal::Joined(peer), Stage::Made(local)) => (Stage::BringUp(self.join(local, peer)?), false),
             (Goal::Joined(_), Stage::BringUp(mut bringup)) => {

@@ -1,5 +1,6 @@
 //! The owner's end of a control connection.
 
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,17 +59,15 @@ impl Channel {
         let token = random()?;
         let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
         let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
-        let mut messages = vec![hello];
-        messages.extend(wiring.cloned().map(Message::Wiring));
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
             let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
-            let terms = RedialTerms::new(Role::Connector, token, handle, silence)?;
-            messages.push(terms.callback());
-            (redials, redial) = (Some((listener, failover.wait)), Some(terms));
+            redial = Some(RedialTerms::new(Role::Connector, token, handle, silence)?);
+            redials = Some((listener, failover.wait));
         }
+        let callback = redial.as_ref().map(RedialTerms::callback);
         let mut frames = Vec::new();
-        for message in messages {
+        for message in iter::once(hello).chain(callback).chain(wiring.cloned().map(Message::Wiring)) {
             let frame = message.encode();
             frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
         }

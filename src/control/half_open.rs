@@ -61,12 +61,12 @@ impl HalfOpen {
             Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
                 let token = hello.token;
                 let redial = acceptor.redial_terms(token);
-                // The peer may have closed; the owner sees that on the channel.
                 let link = Arc::new(Link::with_redial(redial.clone()));
-                let _ = link.enqueue(&Message::Welcome { token });
-                redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
                 link.deliver(Message::Hello(hello));
                 link.establish(self.stream, self.addr, rest);
+                // The peer may have closed; the owner sees that on the channel.
+                let _ = link.enqueue(&Message::Welcome { token });
+                redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
                 acceptor.hand_over(me, &link);
                 sockets.again(me);
                 Some(Entry::Link(link))

@@ -89,7 +89,7 @@ impl Link {
     /// Sets the connected stream, and the bytes that were read from it after the first frame.
     pub(super) fn establish(&self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
         let mut inner = self.lock();
-        inner.set_stream(stream, peer, unread);
+        inner.set_stream(stream, Some(peer), unread);
         self.decode_frames(&mut inner);
         self.write(&mut inner);
     }
@@ -226,13 +226,10 @@ impl Link {
 
     /// Replaces the socket by `stream`, on which `first` is sent, and from which `unread` was read.
     /// Returns when and why the connection broke.
-    pub(super) fn resume(
-        &self,
-        (stream, peer, unread): (Stream, SocketAddr, Vec<u8>),
-        first: &[u8],
-    ) -> Option<(Instant, String)> {
+    pub(super) fn resume(&self, stream: Stream, unread: Vec<u8>, first: &[u8]) -> Option<(Instant, String)> {
         let mut inner = self.lock();
         inner.abandon();
+        let peer = stream.peer_addr().ok();
         inner.set_stream(stream, peer, unread);
         inner.outbox.extend_from_slice(first);
         inner.resumed = Some(Instant::now());
@@ -345,12 +342,12 @@ impl Inner {
             socket::reset_on_close(&stream);
         }
         self.outbox.clear();
-        self.unread.clear();
         self.fault = None;
     }
 
-    fn set_stream(&mut self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
-        self.peer = Some(canonical(peer));
+    /// Sets the stream. One that has ended already has no peer: the name stays the last one.
+    fn set_stream(&mut self, stream: Stream, peer: Option<SocketAddr>, unread: Vec<u8>) {
+        self.peer = peer.map(canonical).or(self.peer);
         self.stream = Some(stream);
         self.unread = unread;
     }

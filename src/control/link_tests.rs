@@ -15,11 +15,12 @@ fn established() -> (Link, std::net::TcpStream) {
     let terms = RedialTerms::new(Role::Acceptor, [2; 16], handle(), Duration::from_secs(60)).unwrap();
     let link = Link::with_redial(Some(terms));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let stream = socket::connect(listener.local_addr().unwrap()).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let stream = socket::connect(addr).unwrap();
     let (mut peer, _) = listener.accept().unwrap();
     let callback = Message::Callback(Callback { handle: handle(), key: [3; 16] });
     peer.write_all(&callback.encode().unwrap()).unwrap();
-    link.establish(stream, listener.local_addr().unwrap(), Vec::new());
+    link.establish(stream, addr, Vec::new());
     link.set_established();
     while !link.lock().may_resume() {
         assert_eq!(link.on_ready(), LinkStatus::Open);
@@ -41,6 +42,7 @@ fn reset(peer: std::net::TcpStream) {
     SockRef::from(&peer).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
+//= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn a_reset_breaks_the_connection() {
     let (link, peer) = established();
@@ -54,6 +56,7 @@ fn a_reset_breaks_the_connection() {
 
 /// The kernel reports a reset once, to whichever call comes first. A read finds the end of the bytes
 /// then, as after a FIN.
+//= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn a_reset_that_a_write_has_found_is_no_fin() {
     let (link, peer) = established();
@@ -65,6 +68,7 @@ fn a_reset_that_a_write_has_found_is_no_fin() {
     assert_eq!((step(&link), link.state()), (LinkStatus::Broken, ChannelState::Broken));
 }
 
+//= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn a_fin_is_the_end_even_if_a_write_has_failed_since() {
     for writes in [false, true] {
@@ -78,6 +82,7 @@ fn a_fin_is_the_end_even_if_a_write_has_failed_since() {
     }
 }
 
+//= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn before_the_end_of_the_handshake_a_reset_is_a_loss() {
     let (link, peer) = established();

@@ -308,8 +308,9 @@ impl Acceptor {
 
     /// Closes all connections that nobody will accept any more.
     pub(super) fn close(self, sockets: &mut Sockets) {
-        let take = |accepted: &Arc<Accepted>| accepted.with(|waiting| std::mem::take(&mut waiting.links));
-        let waiting = self.accepted().map_or(VecDeque::new(), take);
+        let accepted = self.accepted();
+        let waiting =
+            accepted.map_or(VecDeque::new(), |accepted| accepted.with(|w| std::mem::take(&mut w.links)));
         for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {
             sockets.remove(token);
         }

@@ -61,7 +61,7 @@ impl Redialed {
                 Ok(Verdict::Resume(rest)) => {
                     sockets.acceptor(self.listener)?.forget(me);
                     let (channel, link) = sockets.unended(self.welcomed?)?;
-                    let entry = sockets.resume(channel, link, (self.stream, self.addr, rest), &[]);
+                    let entry = sockets.resume(channel, link, (self.stream, rest), &[]);
                     sockets.put_back(channel, entry);
                     return None;
                 }

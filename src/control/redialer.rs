@@ -140,7 +140,7 @@ impl Redialer {
         }
         match result {
             Outcome::Welcome(stream, rest) => match self.terms.role {
-                Role::Connector => return self.resume(me, (stream, addr, rest), sockets),
+                Role::Connector => return self.resume(me, stream, rest, sockets),
                 // The connector dials now. This connection has no other use.
                 Role::Acceptor => self.retry_at(Instant::now() + AGAIN, sockets),
             },
@@ -157,16 +157,11 @@ impl Redialer {
         self.on_timer(me, sockets)
     }
 
-    fn resume(
-        mut self,
-        me: Token,
-        stream: (Stream, SocketAddr, Vec<u8>),
-        sockets: &mut Sockets,
-    ) -> Option<Entry> {
+    fn resume(mut self, me: Token, stream: Stream, rest: Vec<u8>, sockets: &mut Sockets) -> Option<Entry> {
         self.end_attempts(sockets);
         // Has no fields: it always encodes.
         let resume = Message::Resume.encode().ok()?;
-        sockets.resume(me, self.link, stream, &resume)
+        sockets.resume(me, self.link, (stream, rest), &resume)
     }
 
     /// Dials again at once: the peer has found that the connection is broken.

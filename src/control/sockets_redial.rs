@@ -1,6 +1,5 @@
 //! The part of the table that replaces broken TCP connections.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use mio::Token;
@@ -34,7 +33,7 @@ impl Sockets {
         &mut self,
         channel: Token,
         link: Arc<Link>,
-        (mut stream, peer, rest): (Stream, SocketAddr, Vec<u8>),
+        (mut stream, rest): (Stream, Vec<u8>),
         first: &[u8],
     ) -> Option<Entry> {
         if let Some(Entry::Redialer(redialer)) = self.entries.remove(&channel) {
@@ -48,7 +47,7 @@ impl Sockets {
         // A socket that is registered nowhere gives an error and needs nothing.
         let _ = link.with_stream(|old, _| self.established.deregister(old));
         let _ = self.handshakes.registry().deregister(&mut *stream);
-        let broke = link.resume((stream, peer, rest), first);
+        let broke = link.resume(stream, rest, first);
         if let Err(e) = link.with_stream(|stream, _| self.established.register(stream, channel, BOTH)) {
             link.fail(format!("epoll_ctl failed: {e}"));
         }

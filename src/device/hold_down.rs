@@ -73,6 +73,7 @@ impl HoldDown {
 mod tests {
     use super::*;
 
+    //= rail-life.md: the hold-down
     #[test]
     fn the_wait_doubles_up_to_its_longest_and_is_forgotten_in_the_end() {
         let (mut hold, start) = (HoldDown::default(), Instant::now());
@@ -96,6 +97,7 @@ mod tests {
         assert!(hold.may_return(now + FIRST), "the first wait again");
     }
 
+    //= rail-life.md: the hold-down
     #[test]
     fn failed_attempts_double_the_wait_without_an_end() {
         let (mut hold, mut now) = (HoldDown::default(), Instant::now());

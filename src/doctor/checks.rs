@@ -28,6 +28,8 @@ pub(super) fn all(
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     checks.extend(answers("receives", &receive_queues(&devices)));
     checks.push(Check::new("retries", Good, config.retry_text()));
+    checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
+    checks.push(Check::new("failover", Good, config.detection_text()));
     checks.extend(memory(config, &devices));
     checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
     checks

@@ -5,8 +5,7 @@
 //! ignored.
 
 use super::episode::{epoch, some_rails};
-use super::message::REASON_BYTES;
-use super::wire::{DecodeError, Reader, Writer};
+use super::wire::{DecodeError, REASON_BYTES, Reader, Writer};
 use super::{MAX_RAILS, RailInfo, RouteWiring};
 
 /// Names an attempt.

@@ -419,6 +419,7 @@ fn strangers_are_known_by_their_first_bytes() {
 }
 
 proptest! {
+    //= protocol.md: messages: a decoder accepts exactly what an encoder makes
     #[test]
     fn decode_undoes_encode(message in message()) {
         let frame = message.encode().unwrap();
@@ -427,6 +428,7 @@ proptest! {
     }
 
     /// Each proper prefix of a message is refused as too short, each extension as too long.
+    //= protocol.md: messages: a decoder accepts exactly what an encoder makes
     #[test]
     fn messages_end_where_they_end(message in message(), cut in any::<prop::sample::Index>(), extra in 1usize..4) {
         let mut body = message.encode().unwrap().split_off(HEADER_BYTES);
@@ -437,6 +439,7 @@ proptest! {
     }
 
     /// A valid message with some changed bytes: an accepted one encodes to the same bytes.
+    //= protocol.md: messages: a decoder accepts exactly what an encoder makes
     #[test]
     fn what_is_accepted_is_what_encode_makes(
         message in message(),
@@ -467,6 +470,7 @@ proptest! {
         }
     }
 
+    //= protocol.md: messages: a decoder accepts exactly what an encoder makes
     #[test]
     fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..26) {
         let _ = Peeked::at(&bytes);

@@ -343,6 +343,7 @@ mod tests {
 
         /// A word is a message, a part that is sent again, or neither; never both.
         //= protocol.md: immediate: documented bits; each word is one message or refused
+        //= protocol.md: immediate: a part that is sent again has one word, with its epoch
         #[test]
         fn a_part_sent_again_has_one_word(
             l in layout(), slot in 0..SLOTS as u8, part in 0u8..8, epoch: u32, noise: u32,

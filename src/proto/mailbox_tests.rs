@@ -291,6 +291,7 @@ fn wrong_chunks_and_acknowledgements_are_refused() {
     assert_eq!(mailbox.poll(&ring), Err(MailboxError::Acknowledged { found: 2, sent: 1 }));
 }
 
+//= protocol.md: mailbox: a torn chunk waits for its repetition
 #[test]
 fn torn_chunks_and_other_numbers_are_ignored_until_they_are_repeated() {
     let (mut mailbox, ring) = (MailState::default(), area());
@@ -310,6 +311,7 @@ fn torn_chunks_and_other_numbers_are_ignored_until_they_are_repeated() {
     assert_eq!(mailbox.poll(&ring), Ok(None), "once");
 }
 
+//= protocol.md: mailbox: at most four chunks are without acknowledgement
 #[test]
 fn at_most_four_chunks_are_unacknowledged() {
     let (mut mailbox, ring, staging) = (MailState::default(), area(), area());
@@ -330,6 +332,7 @@ fn at_most_four_chunks_are_unacknowledged() {
     assert_eq!(mailbox.stage(&staging), 4);
 }
 
+//= protocol.md: mailbox: a repeated chunk is acknowledged again
 #[test]
 fn an_end_acknowledges_once_and_again_if_the_peer_repeats() {
     let (mut mailbox, ring, staging) = (MailState::default(), area(), area());

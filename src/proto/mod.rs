@@ -27,6 +27,7 @@ mod split;
 mod terms;
 mod text;
 mod wire;
+mod wiring;
 
 pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
@@ -44,7 +45,7 @@ pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, Replay, SizeQ};
 pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
-pub use message::{Ece, Memory, Message, NO_ROUTE, NOT_TRIED, QpWiring, RouteWiring, Wiring};
+pub use message::{Message, NO_ROUTE, NOT_TRIED};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use redial::{Callback, Redial};
 pub use role::RailRole;
@@ -54,6 +55,7 @@ pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;
 pub use wire::DecodeError;
+pub use wiring::{Ece, Memory, QpWiring, RouteWiring, Wiring};
 
 /// The maximum number of rails of a connection: a mask is a byte.
 pub const MAX_RAILS: usize = 8;

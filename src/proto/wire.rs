@@ -3,6 +3,9 @@
 use super::HandleError;
 use super::text::{head, printable};
 
+/// The maximum length of a reason for the operator.
+pub(super) const REASON_BYTES: usize = 1024;
+
 /// The reason why bytes from a peer are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {

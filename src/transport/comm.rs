@@ -50,6 +50,8 @@ pub(crate) struct Comm {
     pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
     pub(crate) failback: Failback,
+    /// Whether the last pass of housekeeping found news.
+    had_news: bool,
     /// Since when the peer owes an answer in an episode.
     pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
@@ -98,8 +100,9 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures: RailFailures::new(&failover),
+            failures: RailFailures::new(failover.is_enabled, failover.wait),
             failback: Failback::new(&failover),
+            had_news: false,
             answer_due: None,
             failed: None,
             idle_polls: 1,
@@ -136,9 +139,18 @@ impl Comm {
         Arc::clone(&self.watch)
     }
 
-    /// Returns whether there is something to look at that no call of NCCL has seen.
+    /// Returns whether there is something to look at that no call of NCCL has seen. The end of the
+    /// connection is for NCCL's next call alone.
     pub(crate) fn has_news(&self) -> bool {
-        !self.has_failed() && (self.is_marked() || self.has_mail())
+        let is_over = self.has_failed() || self.peer.has_refused() || self.watch.ended().is_some();
+        !is_over && (self.is_marked() || self.has_mail())
+    }
+
+    /// Returns whether there is news that no call of NCCL has looked at since the last pass of
+    /// housekeeping. NCCL's calls come first: an error is theirs to return.
+    pub(crate) fn has_old_news(&mut self) -> bool {
+        let news = self.has_news();
+        std::mem::replace(&mut self.had_news, news) && news
     }
 
     /// Makes the next call look closer.
@@ -148,7 +160,8 @@ impl Comm {
 
     /// Begins to look closer. Whoever has news marks the comm after the news is there, so none is
     /// missed.
-    pub(crate) fn unmark(&self) {
+    pub(crate) fn unmark(&mut self) {
+        self.had_news = false;
         self.watch.unmark();
     }
 
@@ -199,6 +212,7 @@ impl Comm {
             self.mark();
         }
         let here = self.peer.check(outstanding);
+        let here = here.map_err(|e| self.after_failures(e));
         self.fail_on_error(here)
     }
 

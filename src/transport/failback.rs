@@ -2,12 +2,11 @@
 //! `send` and `recv` exchange the messages.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{MAX_RAILS, rails};
+use crate::proto::{Message, rails};
 use crate::transport::comm::Comm;
-use crate::transport::hold_down::HoldDown;
 use crate::transport::rail_maker::{DeadRail, Goal, Offer, RailAttempt, RailMaker, Ticket};
 use crate::worker::Worker;
 
@@ -27,10 +26,10 @@ pub(crate) struct Failover {
 pub(crate) struct Failback {
     maker: Arc<dyn RailMaker>,
     worker: Arc<Worker>,
-    /// By rail.
-    hold_downs: [HoldDown; MAX_RAILS],
-    /// By rail: since when it is dead.
-    dead_since: [Option<Instant>; MAX_RAILS],
+    /// Rails that are tried without a hold-down: the peer's port has become usable.
+    hurried: u8,
+    /// The last message about an attempt, in case a control connection breaks and loses it.
+    last: Option<Message>,
     work: Work,
 }
 
@@ -49,39 +48,20 @@ impl Failback {
         Self {
             maker: Arc::clone(&failover.maker),
             worker: Arc::clone(&failover.worker),
-            hold_downs: Default::default(),
-            dead_since: [None; MAX_RAILS],
+            hurried: 0,
+            last: None,
             work: Work::None,
         }
     }
 
-    /// Notes that rails have died.
-    pub(crate) fn died(&mut self, which: u8, now: Instant) {
-        for rail in rails(which) {
-            self.hold_downs[rail].died(now);
-            self.dead_since[rail].get_or_insert(now);
-        }
-    }
-
-    /// Returns the rail of this mask that may be tried first, if it may be now.
-    pub(crate) fn due(&self, dead: u8, now: Instant) -> Option<usize> {
-        let first = rails(dead).min_by_key(|rail| self.hold_downs[*rail].until())?;
-        (self.hold_downs[first].until() <= Some(now)).then_some(first)
-    }
-
-    /// Changes the hold-down of rails.
-    pub(crate) fn hold(&mut self, which: u8, change: impl Fn(&mut HoldDown)) {
-        rails(which).for_each(|rail| change(&mut self.hold_downs[rail]));
+    /// Tries these rails without a hold-down, once.
+    pub(crate) fn hurry(&mut self, which: u8) {
+        self.hurried |= which;
     }
 
     /// Destroys what there is of the present attempt.
     pub(crate) fn drop_attempt(&mut self) {
         self.work = Work::None;
-    }
-
-    /// Returns whether the thread does nothing for it, and no attempt waits.
-    pub(crate) fn is_idle(&self) -> bool {
-        matches!(self.work, Work::None)
     }
 
     /// Returns whether the result of the thread's work can be taken.
@@ -91,19 +71,40 @@ impl Failback {
         self.work = Work::None;
         Some(done)
     }
-
-    /// Returns how long the rails of this mask have been dead, and forgets it.
-    fn outage(&mut self, which: u8, now: Instant) -> Duration {
-        let since = rails(which).filter_map(|rail| self.dead_since[rail].take()).min();
-        since.map_or(Duration::ZERO, |since| now - since)
-    }
 }
 
 impl Comm {
+    /// Sends a message about an attempt.
+    pub(crate) fn send_about_attempt(&mut self, message: Message) -> Fast<()> {
+        let sent = self.send_message(&message);
+        self.failback.last = Some(message);
+        sent
+    }
+
+    /// Repeats the last message about an attempt. The peer ignores what it has handled, or what is
+    /// about an earlier attempt.
+    pub(crate) fn repeat_about_attempt(&mut self) -> Fast<()> {
+        let last = self.failback.last.clone();
+        last.map_or(Ok(()), |last| self.send_message(&last))
+    }
+
+    /// Returns a rail of this mask that may be tried now.
+    pub(crate) fn due_rail(&self, dead: u8) -> Option<usize> {
+        rails(dead).find(|rail| self.failback.hurried >> rail & 1 == 1 || self.watch.may_return(*rail))
+    }
+
+    /// Reports that these rails, which join the same two ports, could not be made anew.
+    pub(crate) fn attempt_failed(&mut self, which: u8, why: &Error) {
+        tracing::debug!(target: "net", "rails {which:#04b} of {} stay dead: {why}", self.peer.name());
+        self.failback.drop_attempt();
+        rails(which).take(1).for_each(|rail| self.watch.attempt_failed(rail));
+    }
+
     /// Begins an attempt for rails that join the same two ports, on the thread.
     pub(crate) fn begin_attempt(&mut self, which: u8, goals: impl IntoIterator<Item = Goal>) -> Result<()> {
         // The queue pairs of an attempt before are destroyed first.
         self.failback.drop_attempt();
+        self.failback.hurried &= !which;
         let Self { rails: all, region, remote, .. } = self;
         let dead: Vec<_> =
             rails(which).map(|index| DeadRail { index, rail: &all[index], region, remote }).collect();
@@ -146,28 +147,17 @@ impl Comm {
             return Err(Error::Internal("there are no new rails".into()).into());
         };
         for (index, rail) in attempt.finish()? {
+            self.watch.set_rail(index, Some(rail.queues()));
+            self.stats.rail_in_use(index, true);
             self.rails[index] = rail;
         }
         self.failures.revive(which);
         self.queues_changed();
-        for rail in rails(which) {
-            self.watch.set_rail(rail, Some(self.rails[rail].queues()));
-            self.watch.rail_returned(rail);
-        }
         if let Some(profiler) = &mut self.profiler {
-            let carriers = self.plan.carriers(&self.rails.iter().map(|r| r.role).collect::<Vec<_>>());
-            profiler.add(which & carriers);
+            let roles: Vec<_> = self.rails.iter().map(|rail| rail.role).collect();
+            profiler.add(which & self.plan.carriers(&roles));
         }
-        let now = Instant::now();
-        self.failback.hold(which, |hold| hold.is_back(now));
-        let seconds = self.failback.outage(which, now).as_secs_f64();
-        let names: Vec<_> = rails(which).map(|rail| self.rails[rail].describe()).collect();
-        tracing::info!(
-            target: "net",
-            "{} is back after {seconds:.1} s: the connection with {} uses it again",
-            names.first().map_or("", String::as_str),
-            self.peer.name()
-        );
+        rails(which).take(1).for_each(|rail| self.watch.rail_returned(rail));
         Ok(())
     }
 }

@@ -98,7 +98,6 @@ impl Comm {
     pub(crate) fn stop_rails(&mut self, which: u8) {
         self.failures.dead |= which;
         self.failback.drop_attempt();
-        self.failback.died(which, Instant::now());
         rails(which).for_each(|rail| self.rails[rail].fail());
     }
 
@@ -111,6 +110,7 @@ impl Comm {
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
             self.stats.completed(rail, in_flight);
+            self.stats.rail_in_use(rail, false);
             self.watch.set_rail(rail, None);
         }
         self.queues_changed();
@@ -119,8 +119,13 @@ impl Comm {
             profiler.stop_all();
             profiler.keep(!which);
         }
-        if self.living() == 0 {
-            self.failures.none_since.get_or_insert_with(Instant::now);
+        if self.living() == 0 && self.failures.none_since.is_none() {
+            self.failures.none_since = Some(Instant::now());
+            let (peer, s) = (self.peer.name(), self.failures.wait.as_secs());
+            tracing::info!(
+                target: "net",
+                "the connection with {peer} has no rail left; it waits up to {s} s for one to come back (MPIB_FAILOVER_WAIT)"
+            );
         }
         self.check_rails()
     }
@@ -136,6 +141,14 @@ impl Comm {
             Error::Peer(format!("no rail of the connection with {} works: {cause}", self.peer.name()))
         };
         Err(self.failures.first.take().unwrap_or_else(none).into())
+    }
+
+    /// Adds the first failure of a rail to an error: a peer that has ended fails its rails, too.
+    pub(crate) fn after_failures(&self, e: Error) -> Error {
+        match &self.failures.first {
+            Some(first) => Error::Peer(format!("{e}; the first failure: {first}")),
+            None => e,
+        }
     }
 
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.

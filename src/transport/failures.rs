@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::transport::failback::Failover;
 
 /// The rails of a comm that have failed.
 #[derive(Debug, Default)]
@@ -23,8 +22,9 @@ pub(crate) struct RailFailures {
 }
 
 impl RailFailures {
-    pub(crate) fn new(failover: &Failover) -> Self {
-        Self { enabled: failover.is_enabled, wait: failover.wait, ..Self::default() }
+    /// `wait`: how long the comm may be without a rail.
+    pub(crate) fn new(enabled: bool, wait: Duration) -> Self {
+        Self { enabled, wait, ..Self::default() }
     }
 
     /// Returns whether the comm goes on without a failed rail.

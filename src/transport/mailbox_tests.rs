@@ -142,6 +142,7 @@ fn frames_of_both_directions_arrive_over_one_rail() {
 }
 
 /// The writes of the first rail count as lost as soon as another rail carries.
+//= protocol.md: mailbox: chunks without acknowledgement are repeated on another rail
 #[test]
 fn another_rail_carries_what_has_no_acknowledgement_once_more() {
     let [mut a, mut b] = pair(DEPTH);
@@ -166,6 +167,7 @@ fn another_rail_carries_what_has_no_acknowledgement_once_more() {
 }
 
 /// An end acknowledges again what the peer repeats: it may have lost the acknowledgement.
+//= protocol.md: mailbox: a repeated chunk is acknowledged again
 #[test]
 fn a_lost_acknowledgement_is_written_again_when_the_peer_repeats() {
     let [mut a, mut b] = pair(DEPTH);

@@ -58,9 +58,9 @@ impl Comm {
     /// Returns the next message of the peer.
     ///
     /// # Errors
-    /// The peer has given the connection up, or breaks the protocol.
+    /// The peer breaks the protocol.
     pub(crate) fn next_message(&mut self) -> Fast<Option<Message>> {
-        if let Some(message) = self.peer.next_message()? {
+        if let Some(message) = self.peer.next_message() {
             return Ok(Some(message));
         }
         let Self { mailbox: Some(mailbox), region, peer, .. } = self else { return Ok(None) };

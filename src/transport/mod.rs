@@ -6,7 +6,6 @@ mod episode;
 pub(crate) mod failback;
 mod failover;
 mod failures;
-mod hold_down;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;

@@ -18,6 +18,8 @@ pub(crate) struct Peer {
     channel: Option<Channel>,
     name: String,
     lost_since: Option<Instant>,
+    /// Why the peer has given the connection up.
+    refused: Option<String>,
     /// When a rail last showed that the peer is alive while the control connection was broken.
     answered: Option<Instant>,
 }
@@ -27,7 +29,7 @@ impl Peer {
         // Fails only if the thread has ended, and then the channel has failed, too.
         let _ = channel.end_handshake();
         let name = channel.describe();
-        Self { channel: Some(channel), name, lost_since: None, answered: None }
+        Self { channel: Some(channel), name, lost_since: None, refused: None, answered: None }
     }
 
     /// Returns the peer's name, for messages.
@@ -73,19 +75,30 @@ impl Peer {
         }
     }
 
-    /// Returns the next message of an episode.
-    ///
-    /// # Errors
-    /// The peer has given the connection up.
-    pub(crate) fn next_message(&mut self) -> Result<Option<Message>> {
-        let Some(channel) = &self.channel else { return Ok(None) };
-        match channel.received() {
+    /// Returns the next message of an episode. [`check_refused`](Self::check_refused) reports a
+    /// REFUSE.
+    pub(crate) fn next_message(&mut self) -> Option<Message> {
+        match self.channel.as_ref()?.received() {
             Ok(Some(Message::Refuse { reason })) => {
-                Err(Error::Peer(format!("{} gave the connection up: {reason}", self.name)))
+                self.refused = Some(reason);
+                None
             }
-            Ok(message) => Ok(message),
+            Ok(message) => message,
             // `check` reports the end of the channel, after the time in which data may still arrive.
-            Err(_) => Ok(None),
+            Err(_) => None,
+        }
+    }
+
+    /// Returns whether the peer has given the connection up.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Returns an error if the peer has given the connection up.
+    pub(crate) fn check_refused(&self) -> Result<()> {
+        match &self.refused {
+            Some(reason) => Err(Error::Peer(format!("{} gave the connection up: {reason}", self.name))),
+            None => Ok(()),
         }
     }
 
@@ -120,6 +133,7 @@ impl Peer {
 
     #[cold]
     fn lost(&mut self, what: &str) -> Result<()> {
+        self.check_refused()?;
         let Some(channel) = &self.channel else { return Ok(()) };
         let last = loop {
             match channel.received() {

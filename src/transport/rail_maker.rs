@@ -49,8 +49,6 @@ pub(crate) trait RailAttempt: fmt::Debug + Send {
 /// The goals of an attempt. Each but the first needs the one before.
 #[derive(Debug)]
 pub(crate) enum Goal {
-    /// The port of this end can be used.
-    Usable,
     /// The queue pairs exist.
     Made,
     /// The queue pairs are connected to those of the peer.
@@ -130,7 +128,7 @@ impl Steps for Work {
             }
         }
         drop(place);
-        self.watch.mark();
+        self.watch.alert();
         true
     }
 }

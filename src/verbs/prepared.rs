@@ -122,12 +122,6 @@ impl<const N: usize> WordsWrite<N> {
     #[inline(always)]
     pub fn set(&mut self, place: usize, words: [u64; INLINE / 8], remote: Remote, signal: Option<u64>) {
         self.kept[place % N] = words;
-        self.repeat(place, remote, signal);
-    }
-
-    /// Sets the write of the bytes that a place keeps.
-    #[inline(always)]
-    pub fn repeat(&mut self, place: usize, remote: Remote, signal: Option<u64>) {
         let addr = (&raw const self.kept[place % N]).expose_provenance() as u64;
         let flags = if signal.is_some() { SIGNALED | INLINED } else { INLINED };
         self.prepared.address(remote, signal.unwrap_or(0));
@@ -138,6 +132,11 @@ impl<const N: usize> WordsWrite<N> {
             (*p).sge = sys::ibv_sge { addr, length: INLINE as u32, lkey: 0 };
             (*p).wr.send_flags = flags;
         }
+    }
+
+    /// Returns the bytes that a place keeps.
+    pub fn kept(&self, place: usize) -> &[u64; INLINE / 8] {
+        &self.kept[place % N]
     }
 
     #[inline]

@@ -8,7 +8,9 @@ use crate::code::{Code, Success};
 use crate::evil;
 use crate::log::{LOG, warnings};
 use crate::pair::{Buffer, HOST, assert_no_rnr, connect_both, init, pattern, until};
-use crate::peer::{accepted, answer, commands, connected_by, handle_of, recv, send, wait, word};
+use crate::peer::{
+    accepted, answer, commands, connected_by, fork_idle_child, handle_of, recv, send, wait, word,
+};
 use crate::table::{Ptr, Table, newest};
 
 /// Of each device: name, queue pairs ever made, writes with an immediate, other writes, bytes.
@@ -130,20 +132,7 @@ impl Ends {
                 softverbs::set_link(device, up == "1").unwrap();
             }
             // A child that inherits all that a child does, and lives until it is killed; its number.
-            "fork" => {
-                // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after
-                // a fork in any process.
-                let child = unsafe {
-                    match libc::fork() {
-                        0 => {
-                            libc::pause();
-                            libc::_exit(0)
-                        }
-                        child => child,
-                    }
-                };
-                return answer(&child.to_string());
-            }
+            "fork" => return answer(&fork_idle_child().to_string()),
             "counters" => return answer(&counters()),
             "no-rnr" => assert_no_rnr(),
             // Connections so far that use another NIC than the requested one.

@@ -142,6 +142,33 @@ impl Peer {
     }
 }
 
+/// Forks a child that inherits all that a child does, and lives until it is killed, or twice as long
+/// as a test may wait. Returns its number.
+pub fn fork_idle_child() -> libc::pid_t {
+    // SAFETY: the child calls nothing but `alarm`, `pause` and `_exit`, which may be called after a
+    // fork in any process.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(2 * LIMIT.as_secs() as u32);
+                libc::pause();
+                libc::_exit(0)
+            }
+            child => child,
+        }
+    }
+}
+
+/// The child of a peer that may have ended. Killed when dropped.
+pub struct Grandchild(pub libc::pid_t);
+
+impl Drop for Grandchild {
+    fn drop(&mut self) {
+        // SAFETY: nobody waits for it, and it lives until this call: the number is its own.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+}
+
 /// A child that was not waited for.
 #[derive(Clone, Copy)]
 pub struct Process(u32);

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use nccl_net_abi as abi;
 
 use crate::code::{Code, Success, known};
-use crate::pair::{Buffer, Pair, connect, init, pattern};
+use crate::pair::{Buffer, Pair, connect, init, pattern, until};
 use crate::table::{Ptr, Table, table};
 
 /// What only newer versions report of a device.
@@ -148,6 +148,8 @@ pub struct Rig {
     turn: usize,
     /// Single receives are called optional: they are done before their data is here.
     pub optional: bool,
+    /// Each message is followed by a flush.
+    pub flushes: bool,
 }
 
 /// Room behind each message that must stay as it was.
@@ -162,7 +164,7 @@ impl Rig {
     pub fn of(pair: Pair, most: usize) -> Self {
         let from = pair.send_buffer(pattern(most + 65_536, 1));
         let to = pair.recv_buffer(most + 8 * SLACK);
-        Self { pair, from, to, turn: 0, optional: false }
+        Self { pair, from, to, turn: 0, optional: false, flushes: false }
     }
 
     /// One group of messages of these lengths, sent last first; every byte is checked, and those
@@ -180,8 +182,12 @@ impl Rig {
         let group: Vec<_> =
             (0..lens.len()).map(|i| (to.addr() + places[i].0, lens[i] + SLACK, i as c_int, to.mr)).collect();
         let optional = self.optional && lens.len() == 1;
-        let (rc, recv) = pair.table.irecv_as(pair.recv, &group, usize::from(optional));
-        assert!(rc == Success && recv.addr() > 1, "irecv");
+        // While an episode is going on, no receive begins.
+        let recv = until("irecv", || {
+            let (rc, recv) = pair.table.irecv_as(pair.recv, &group, usize::from(optional));
+            assert_eq!(rc, Success, "irecv");
+            (recv.addr() > 1).then_some(recv)
+        });
         let sends: Vec<_> = (0..lens.len())
             .rev()
             .map(|i| (i, pair.isend(from.addr() + places[i].1, lens[i], i as c_int, from.mr)))
@@ -190,6 +196,13 @@ impl Rig {
             assert_eq!(pair.wait(send)[0] as usize, lens[i], "send {i} of {lens:?}");
         }
         let sizes = pair.wait(recv);
+        if self.flushes {
+            let (rc, flush) = pair.table.iflush(pair.recv, &[(to.addr(), 1, to.mr)]);
+            assert_eq!(rc, Success, "iflush");
+            if !flush.is_null() {
+                pair.wait(flush);
+            }
+        }
         for (i, (len, (at, source))) in lens.iter().zip(&places).enumerate() {
             let told = sizes[i] as usize;
             assert!(told == *len || optional && told == 0, "receive {i} of {lens:?}: {told}");

@@ -338,6 +338,37 @@ fn failovers_are_counted() {
 }
 
 #[test]
+fn a_rail_is_given_up_until_it_is_in_use_again() {
+    let (_turn, writer) = writer();
+    let new = |peer| NewConnection {
+        direction: Direction::Send,
+        islands: Islands::Unknown,
+        data: Data::Plain,
+        peer,
+        rails: &[(0, "a:1"), (1, "b:1")],
+        substituted: false,
+    };
+    let given_up = |peer: &str| {
+        let all = page().connections();
+        let found = all.iter().find(|c| c.peer == peer).unwrap();
+        <[bool; 2]>::try_from(found.rails.iter().map(|rail| rail.given_up_at.is_some()).collect::<Vec<_>>())
+            .unwrap()
+    };
+    let connection = writer.add(&new("first"));
+    assert_eq!(given_up("first"), [false, false]);
+    let entry = connection.entry().unwrap();
+    entry.rail(1).in_use(false);
+    assert_eq!(given_up("first"), [false, true]);
+    entry.rail(1).in_use(true);
+    assert_eq!(given_up("first"), [false, false]);
+    entry.rail(0).in_use(false);
+    drop(connection);
+    // The entry that was freed last is used next.
+    let _second = writer.add(&new("second"));
+    assert_eq!(given_up("second"), [false, false]);
+}
+
+#[test]
 fn an_unlisted_entry_counts_from_zero_and_is_in_no_page() {
     let (_turn, _writer) = writer();
     let before = page().connections();

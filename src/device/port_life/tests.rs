@@ -30,6 +30,7 @@ fn back(ms: u64) -> Change {
     Change::Back { outage: Duration::from_millis(ms) }
 }
 
+//= rail-life.md: a link that comes up within a second costs no rail
 #[test]
 fn a_link_that_comes_up_within_a_second_costs_no_rail() {
     run(&[
@@ -45,6 +46,7 @@ fn a_link_that_comes_up_within_a_second_costs_no_rail() {
     ]);
 }
 
+//= rail-life.md: a link that is down for a second, or stalls a rail, costs its rails
 #[test]
 fn a_link_that_stays_down_for_a_second_or_stalls_a_rail_is_down() {
     let (life, _) = run(&[
@@ -70,6 +72,7 @@ fn a_link_that_stays_down_for_a_second_or_stalls_a_rail_is_down() {
     ]);
 }
 
+//= rail-life.md: an adapter that was removed stays down
 #[test]
 fn an_adapter_that_was_removed_stays_down() {
     run(&[
@@ -88,6 +91,7 @@ fn an_adapter_that_was_removed_stays_down() {
     ]);
 }
 
+//= rail-life.md: the hold-down
 #[test]
 fn rails_return_when_port_and_route_have_been_well_for_their_hold_down() {
     let (life, start) = run(&[(0, Failed("inactive"), Died, Down), (5000, LinkUp, Reachable, Probing)]);
@@ -138,6 +142,7 @@ fn the_number_of_routes_is_bounded() {
     assert_eq!(life.route_cause(&peer(MAX_ROUTES)).unwrap().why, "no answer");
 }
 
+//= rail-life.md: one line sums up the episodes of a second
 #[test]
 fn episodes_are_summed_up_for_one_report() {
     let (life, start) = (PortLife::default(), Instant::now());

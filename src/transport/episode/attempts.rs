@@ -67,11 +67,6 @@ impl SenderAttempts {
         fits
     }
 
-    /// Returns whether REBUILD has been sent.
-    pub(crate) fn has_requested(&self) -> bool {
-        self.current.is_some_and(|(.., step)| step != SenderStep::Making)
-    }
-
     /// Returns whether REBUILD_FAILED with this attempt ends the present one.
     pub(crate) fn is_current(&self, attempt: Attempt) -> bool {
         self.current.is_some_and(|(current, ..)| current == attempt)
@@ -150,11 +145,6 @@ impl ReceiverAttempts {
         Some((attempt, rails, step == ReceiverStep::Proving))
     }
 
-    /// Returns whether no attempt is under way.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.current.is_none()
-    }
-
     /// Ends the present attempt, and returns it with its rails. Later messages about it are ignored.
     pub(crate) fn abort(&mut self) -> Option<(Attempt, u8)> {
         self.current.take().map(|(attempt, rails, _)| (attempt, rails))
@@ -182,6 +172,7 @@ mod tests {
         NewRails { attempt: Attempt { number, epoch }, rails, port, routes: Vec::new() }
     }
 
+    //= protocol.md: failback: a message of another attempt or epoch has no effect
     #[test]
     fn a_sender_goes_through_the_steps_in_order_and_ignores_other_messages() {
         let mut attempts = SenderAttempts::default();
@@ -206,6 +197,7 @@ mod tests {
         assert_eq!((attempts.worked(), attempts.rails()), (None, 0));
     }
 
+    //= protocol.md: failback: a message of another attempt or epoch has no effect
     #[test]
     fn a_receiver_begins_each_attempt_once_and_only_in_its_epoch() {
         let mut attempts = ReceiverAttempts::default();

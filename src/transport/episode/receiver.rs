@@ -74,13 +74,13 @@ impl ReceiverEpisodes {
         self.reported &= !rails;
     }
 
-    /// Returns whether no buffer may be offered. An episode is going on, or a part is sent again
-    /// into a buffer that NCCL may offer again.
+    /// Returns whether no buffer may be offered. What the buffers hold is being judged, or a part is
+    /// sent again into a buffer that NCCL may offer again.
     pub(crate) fn blocks_offers(&self) -> bool {
-        self.is_going_on() || self.expected.iter().any(|expected| expected.given_back)
+        self.state.is_some() || self.expected.iter().any(|expected| expected.given_back)
     }
 
-    /// Returns whether an episode has begun whose VERDICT is not made yet.
+    /// Returns whether an episode has begun at this end, and no VERDICT is made yet.
     pub(crate) fn is_going_on(&self) -> bool {
         self.reported & !self.dead != 0 || self.state.is_some()
     }

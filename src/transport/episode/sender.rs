@@ -81,6 +81,12 @@ impl SenderEpisodes {
         self.epoch
     }
 
+    /// Begins an episode although no more rails are given up.
+    pub(crate) fn renew(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        self.awaiting = true;
+    }
+
     /// Notes that rails work again, with new queue pairs at both ends.
     pub(crate) fn revive(&mut self, rails: u8) {
         self.dead &= !rails;

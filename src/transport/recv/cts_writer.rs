@@ -28,6 +28,8 @@ pub(crate) const CTS_QUEUE: usize = 0;
 pub(crate) struct CtsWriter {
     /// Sequence number of the next group.
     seq: Sequence,
+    /// The next group whose entries must be written again, if any must.
+    again: Option<Sequence>,
     /// The rail that carries the writes.
     rail: usize,
     /// The rail that carries them unless it is dead.
@@ -50,6 +52,7 @@ impl CtsWriter {
     pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
         let mut writer = Self {
             seq: Sequence::FIRST,
+            again: None,
             rail: 0,
             home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
             wants_home: false,
@@ -74,35 +77,46 @@ impl CtsWriter {
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
     }
 
-    /// Changes the rail, and writes the entries of all groups from `first` on over it: those that
-    /// the sender has not used. `counts` returns the number of receives of a slot.
-    pub(crate) fn move_to(
-        &mut self,
-        comm: &mut Comm,
-        rail: usize,
-        first: Sequence,
-        counts: impl Fn(u8) -> usize,
-    ) -> Fast<()> {
-        let was_inline = self.inline;
+    /// Changes the rail. The entries of all groups from `first` on, which the sender has not used,
+    /// must be [written again](Self::write_again).
+    pub(crate) fn move_to(&mut self, comm: &Comm, rail: usize, first: Sequence) {
         self.use_rail(comm, rail);
-        let mut seq = first;
-        while seq < self.seq {
-            let queue = &mut comm.rails[rail].send_queues[CTS_QUEUE];
+        self.again = Some(first);
+    }
+
+    /// Returns whether entries must be written again.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.again.is_some()
+    }
+
+    /// Writes entries again as far as the send queue has room. `counts` returns the number of
+    /// receives of a slot.
+    pub(crate) fn write_again(&mut self, comm: &mut Comm, counts: impl Fn(u8) -> usize) -> Fast<()> {
+        while let Some(seq) = self.again.filter(|seq| *seq < self.seq) {
+            if !self.has_room(comm) {
+                return Ok(());
+            }
+            self.stage(comm, seq);
+            let queue = self.queue(&mut comm.rails);
             let signalled = queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
-            match counts(seq.slot()) {
-                1 if was_inline => {
-                    let Remote { addr, rkey } = self.fifo;
-                    let to = Remote { addr: addr + seq.cts_offset(0) as u64, rkey };
-                    self.words.repeat(seq.slot().into(), to, signal);
-                    queue.post_words(&mut self.words, signalled)?;
-                }
-                count => self.post_staged(comm, seq, count, signal)?,
-            }
-            comm.stats.posted_bare(rail);
-            seq = seq.next();
+            self.post_staged(comm, seq, counts(seq.slot()), signal)?;
+            comm.stats.posted_bare(self.rail);
+            self.again = Some(seq.next());
         }
+        self.again = None;
         Ok(())
+    }
+
+    /// Stores the entry of a group in the control memory if it went inline so far.
+    fn stage(&self, comm: &Comm, seq: Sequence) {
+        let start = (RECORDS_BYTES + seq.cts_offset(0)) / 8;
+        let places = &comm.region.words()[start..start + CTS_WORDS];
+        let staged = u64::from_le(places[CTS_WORDS - 1].load(Ordering::Relaxed));
+        if staged != seq.number() {
+            let words = self.words.kept(seq.slot().into());
+            places.iter().zip(words).for_each(|(place, word)| place.store(*word, Ordering::Relaxed));
+        }
     }
 
     /// Makes the writes go back to their own rail when it is alive, and when all that are in flight

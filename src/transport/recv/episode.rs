@@ -20,13 +20,22 @@ impl RecvState {
     #[inline(never)]
     pub(crate) fn look_closer(&mut self) -> Fast<()> {
         self.comm.check_usable()?;
+        self.look_while_idle()?;
+        let refused = self.comm.peer.check_refused();
+        self.comm.fail_on_error(refused)
+    }
+
+    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
+    /// the connection is left to NCCL's next call.
+    #[cold]
+    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_offers() || self.comm.mailbox_is_busy();
-        if self.settles_flushes() || busy {
+        let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.mailbox_is_busy();
+        if self.settles_flushes() || busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
         Ok(())
@@ -44,20 +53,22 @@ impl RecvState {
                 let verdict = Message::Verdict(verdict.clone());
                 self.comm.send_message(&verdict)?;
             }
+            self.comm.repeat_about_attempt()?;
         }
         while let Some(message) = self.comm.next_message()? {
             match message {
                 Message::State(state) => self.on_state(state)?,
                 Message::Rebuild(request) => self.on_rebuild(request)?,
-                Message::Proved(attempt) => self.on_proved(attempt),
+                Message::Proved(attempt) => self.on_proved(attempt)?,
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
-        } else if self.episodes.blocks_offers() {
+        } else if self.blocks_offers() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
+            self.write_cts_again()?;
         }
         self.advance_failback()?;
         self.comm.check_rails()?;
@@ -71,7 +82,7 @@ impl RecvState {
 
     /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
     pub(super) fn blocks_offers(&self) -> bool {
-        self.episodes.blocks_offers() || self.comm.living() == 0
+        self.episodes.blocks_offers() || self.cts.is_behind() || self.comm.living() == 0
     }
 
     fn on_state(&mut self, state: SenderState) -> Fast<()> {
@@ -203,9 +214,18 @@ impl RecvState {
             self.unwritten = Some(next);
             return Ok(());
         };
+        self.cts.move_to(&self.comm, rail, next);
+        self.write_cts_again()
+    }
+
+    /// Writes CTS entries again as far as there is room.
+    fn write_cts_again(&mut self) -> Fast<()> {
+        if self.comm.living() >> self.cts.rail() & 1 == 0 {
+            return Ok(());
+        }
         let Self { cts, comm, slots, .. } = self;
-        let moved = cts.move_to(comm, rail, next, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
-        moved.or_else(|e| comm.rail_failed(rail, e))
+        let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
+        written.or_else(|e| comm.rail_failed(cts.rail(), e))
     }
 
     /// Handles an immediate without a mask: a part that is sent again.

@@ -12,13 +12,14 @@ mod single;
 mod slot;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, job};
+use crate::housekeeping::{Housekeeping, Job, SOON, TICK, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
@@ -51,6 +52,8 @@ pub(crate) struct Receiver {
     _flow: Option<Subscription>,
     /// Polls this receiver while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
+    /// Whether the last pass of housekeeping has left news to NCCL.
+    urgent: AtomicBool,
     // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
     state: StateLock<RecvState>,
 }
@@ -74,8 +77,8 @@ pub(crate) struct RecvState {
     pub(crate) idle_mark: Option<(Sequence, usize)>,
     episodes: ReceiverEpisodes,
     attempts: ReceiverAttempts,
-    /// Dead rails whose port cannot be used, and when to look at the port again.
-    unusable: Option<(u8, Instant)>,
+    /// Dead rails that this end could not make anew.
+    unusable: u8,
     /// No rail carries CTS writes. The entries from this group on are written when one does.
     unwritten: Option<Sequence>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
@@ -100,6 +103,7 @@ impl Receiver {
             flush_host: config.flush == Some(true),
             _flow: flow,
             housekeeping: Arc::clone(&settings.process.housekeeping),
+            urgent: AtomicBool::new(false),
             state: StateLock::new(RecvState {
                 flushes,
                 comm,
@@ -112,7 +116,7 @@ impl Receiver {
                 idle_mark: None,
                 episodes: ReceiverEpisodes::default(),
                 attempts: ReceiverAttempts::default(),
-                unusable: None,
+                unusable: 0,
                 unwritten: None,
                 patience: None,
             }),
@@ -247,7 +251,11 @@ impl Receiver {
     /// Runs one pass of housekeeping for optional receives. Returns `None` if a call holds the
     /// state.
     pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
-        self.state.try_with(|state| state.poll_idle().inspect_err(|_| state.revoke()))
+        self.state.try_with(|state| {
+            let polled = state.poll_idle().inspect_err(|_| state.revoke());
+            self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
+            polled
+        })
     }
 }
 
@@ -258,7 +266,12 @@ const JOB: &str = "receiving";
 /// fails the connection.
 impl Job for Receiver {
     fn run(&self) -> Result<()> {
+        self.urgent.store(false, Ordering::Relaxed);
         self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
+    }
+
+    fn interval(&self) -> Duration {
+        if self.urgent.load(Ordering::Relaxed) { SOON } else { TICK }
     }
 }
 

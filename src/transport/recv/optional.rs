@@ -53,8 +53,8 @@ impl RecvState {
 
     /// Handles news, or polls if nothing has changed since the last pass.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
-        if self.comm.has_news() || self.is_look_due() {
-            return self.look_closer();
+        if self.comm.has_old_news() || self.is_return_due() {
+            return self.look_while_idle();
         }
         let seen = Some((self.cts.next(), self.outstanding));
         let idle = std::mem::replace(&mut self.idle_mark, seen) == seen;
@@ -65,7 +65,7 @@ impl RecvState {
         let polled = self.poll();
         self.comm.fail_on_error(polled)?;
         if self.comm.is_marked() {
-            return self.look_closer();
+            return self.look_while_idle();
         }
         if !self.awaits_data() {
             return Ok(());

@@ -30,12 +30,22 @@ impl SendState {
     #[inline(never)]
     pub(crate) fn look_closer(&mut self) -> Fast<()> {
         self.comm.check_usable()?;
+        self.look_while_idle()?;
+        let refused = self.comm.peer.check_refused();
+        self.comm.fail_on_error(refused)
+    }
+
+    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
+    /// the connection is left to NCCL's next call.
+    #[cold]
+    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
         self.comm.unmark();
         let handled = self.handle_news();
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        if self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy() {
+        let busy = self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy();
+        if busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
         Ok(())
@@ -48,11 +58,12 @@ impl SendState {
 
     fn handle_news(&mut self) -> Fast<()> {
         let mut failed = self.comm.take_failed();
-        if self.comm.notifier.take_resumed()
-            && let Some(state) = self.episodes.awaited()
-        {
-            let state = Message::State(state.clone());
-            self.comm.send_message(&state)?;
+        if self.comm.notifier.take_resumed() {
+            if let Some(state) = self.episodes.awaited() {
+                let state = Message::State(state.clone());
+                self.comm.send_message(&state)?;
+            }
+            self.comm.repeat_about_attempt()?;
         }
         while let Some(message) = self.comm.next_message()? {
             match message {
@@ -72,7 +83,7 @@ impl SendState {
         if self.episodes.is_awaiting() {
             return self.comm.check_answer();
         }
-        self.advance_failback();
+        self.advance_failback()?;
         self.comm.check_rails()?;
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
@@ -94,13 +105,17 @@ impl SendState {
     fn give_up(&mut self, failed: u8) -> Fast<()> {
         let new = self.episodes.give_up(failed);
         if new == 0 {
-            return Ok(());
+            // The receiver may use rails of the present attempt, and has given them up again.
+            if failed & self.attempts.rails() == 0 {
+                return Ok(());
+            }
+            self.episodes.renew();
         }
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempts.abort();
         self.episode.get_or_insert(Episode {
-            rail: new.trailing_zeros() as usize,
+            rail: (new | failed).trailing_zeros() as usize,
             begun: Instant::now(),
             bytes: 0,
         });

@@ -1,10 +1,7 @@
 //! The sender's work to bring dead rails back: it begins the attempts. Traffic goes on meanwhile.
 
-use std::time::Instant;
-
 use crate::error::{Error, Fast};
 use crate::proto::{Attempt, Message, NewRails, RebuildFailed};
-use crate::transport::hold_down::HoldDown;
 use crate::transport::rail_maker::{Goal, Offer};
 use crate::transport::send::SendState;
 
@@ -17,46 +14,44 @@ impl SendState {
 
     fn due_rail(&self, dead: u8) -> Option<usize> {
         let is_free = self.attempts.is_idle() && !self.episodes.is_awaiting();
-        is_free.then(|| self.comm.failback.due(dead, Instant::now())).flatten()
+        is_free.then(|| self.comm.due_rail(dead)).flatten()
     }
 
     /// Begins an attempt if one is due, and sends what the thread has brought about.
-    pub(super) fn advance_failback(&mut self) {
+    pub(super) fn advance_failback(&mut self) -> Fast<()> {
         let dead = self.episodes.dead();
         if dead == 0 {
-            return;
+            return Ok(());
         }
         match self.comm.attempt_result() {
             None => {}
-            Some(Ok(Some(offer))) => self.attempt_worked(offer),
+            Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
             Some(Ok(None)) => {}
-            Some(Err(e)) => self.attempt_failed(&e, self.attempts.has_requested()),
+            Some(Err(e)) => self.attempt_failed(&e),
         }
         if let Some(rail) = self.due_rail(dead) {
             let which = self.comm.stripes_of(rail);
             self.attempts.begin(which, self.episodes.epoch());
             self.work([Goal::Made], |comm, goals| comm.begin_attempt(which, goals));
         }
+        Ok(())
     }
 
     /// Sends REBUILD once the queue pairs are made, and PROVED once the probes have arrived.
-    fn attempt_worked(&mut self, Offer { port, routes }: Offer) {
+    fn attempt_worked(&mut self, Offer { port, routes }: Offer) -> Fast<()> {
         let rails = self.attempts.rails();
-        let Some((attempt, is_proved)) = self.attempts.worked() else { return };
-        self.comm.peer.send(&match is_proved {
+        let Some((attempt, is_proved)) = self.attempts.worked() else { return Ok(()) };
+        let message = match is_proved {
             false => Message::Rebuild(NewRails { attempt, rails, port, routes }),
             true => Message::Proved(attempt),
-        });
+        };
+        self.comm.send_about_attempt(message)
     }
 
-    /// Ends the present attempt. Unless this end `has_tried`, its port cannot be used yet.
-    fn attempt_failed(&mut self, why: &Error, has_tried: bool) {
-        let (rails, now) = (self.attempts.rails(), Instant::now());
-        tracing::debug!(target: "net", "rails {rails:#04b} of {} stay dead: {why}", self.comm.peer.name());
+    fn attempt_failed(&mut self, why: &Error) {
+        let rails = self.attempts.rails();
         self.attempts.abort();
-        self.comm.failback.drop_attempt();
-        let change = if has_tried { HoldDown::failed } else { HoldDown::is_unusable };
-        self.comm.failback.hold(rails, |hold| change(hold, now));
+        self.comm.attempt_failed(rails, why);
     }
 
     /// Gives work of the present attempt to the thread.
@@ -66,7 +61,7 @@ impl SendState {
         begin: impl FnOnce(&mut crate::transport::comm::Comm, [Goal; N]) -> crate::error::Result<()>,
     ) {
         if let Err(e) = begin(&mut self.comm, goals) {
-            self.attempt_failed(&e, true);
+            self.attempt_failed(&e);
         }
     }
 
@@ -79,7 +74,7 @@ impl SendState {
 
     pub(super) fn on_rebuild_failed(&mut self, failed: &RebuildFailed) {
         if self.attempts.is_current(failed.attempt) {
-            self.attempt_failed(&Error::Peer(format!("at the receiver: {}", failed.reason)), true);
+            self.attempt_failed(&Error::Peer(format!("at the receiver: {}", failed.reason)));
         }
     }
 
@@ -92,7 +87,6 @@ impl SendState {
     }
 
     pub(super) fn on_return(&mut self, rails: u8) {
-        let now = Instant::now();
-        self.comm.failback.hold(rails & self.episodes.dead(), |hold| hold.end(now));
+        self.comm.failback.hurry(rails & self.episodes.dead());
     }
 }

@@ -11,13 +11,14 @@ mod single;
 mod usual;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, job};
+use crate::housekeeping::{Housekeeping, Job, SOON, TICK, job};
 use crate::policy::{Cut, Policy};
 use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
@@ -59,6 +60,8 @@ pub(crate) struct Sender {
     watch: Arc<CommWatch>,
     /// Polls this sender while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
+    /// Whether the last pass of housekeeping has left news to NCCL.
+    urgent: AtomicBool,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -100,6 +103,7 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
+            urgent: AtomicBool::new(false),
             cells: cells.clone(),
             memory: Registrar::new(comm.nics(), config),
             longest: comm.longest_send(),
@@ -219,7 +223,11 @@ impl Sender {
                 let polled = state.poll();
                 state.comm.fail_on_error(polled)?;
             }
-            if state.comm.has_news() || state.is_failback_due() { state.look_closer() } else { Ok(()) }
+            if state.comm.has_old_news() || state.is_failback_due() {
+                state.look_while_idle()?;
+            }
+            self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
+            Ok(())
         })
     }
 
@@ -243,7 +251,12 @@ impl Sender {
 /// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
 impl Job for Sender {
     fn run(&self) -> Result<()> {
+        self.urgent.store(false, Ordering::Relaxed);
         self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
+    }
+
+    fn interval(&self) -> Duration {
+        if self.urgent.load(Ordering::Relaxed) { SOON } else { TICK }
     }
 }
 

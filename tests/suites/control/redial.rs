@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use mpib_tests::pair::{LIMIT, until};
-use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
+use mpib_tests::peer::{Grandchild, Peer, answer, commands, fork_idle_child, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::{here, isolated, isolated_with};
@@ -102,6 +102,7 @@ fn a_message_and_the_end_are_reported_without_a_poll() {
 }
 
 //= reach.md: a control connection that breaks is dialled again
+//= protocol.md: dialling again: either end begins, the connector dials
 #[test]
 fn a_reset_connection_goes_on_whichever_end_sees_it() {
     for sides in [&[Side::Connector, Side::Acceptor][..], &[Side::Connector], &[Side::Acceptor]] {
@@ -127,6 +128,7 @@ fn a_reset_connection_goes_on_whichever_end_sees_it() {
     }
 }
 
+//= protocol.md: dialling again: either end begins, the connector dials
 #[test]
 fn it_goes_on_as_often_as_it_breaks() {
     let (connector, acceptor, proxy) = pair();
@@ -174,6 +176,7 @@ fn without_failover_at_both_ends_a_reset_is_a_loss() {
 }
 
 /// The acceptor finds it by dialling, as nobody dials it.
+//= protocol.md: dialling again: an unknown token is answered with REFUSE
 #[test]
 fn an_end_that_was_closed_while_the_connection_was_broken_is_found() {
     for closes_connector in [true, false] {
@@ -200,24 +203,13 @@ fn forks_and_stays() {
     channel.send(&Message::Ready).unwrap();
     assert_eq!(recv(&channel), Message::Ready);
     channel.end_handshake().unwrap();
-    // SAFETY: the child calls nothing but `pause` and `_exit`, which may be called after a fork in
-    // any process.
-    let child = unsafe {
-        match libc::fork() {
-            0 => {
-                libc::pause();
-                libc::_exit(0)
-            }
-            child => child,
-        }
-    };
-    answer(&child.to_string());
+    answer(&fork_idle_child().to_string());
     std::thread::sleep(LIMIT);
     drop(channel);
 }
 
 /// A channel to a process with a child, and the child.
-fn parent() -> (Peer, libc::pid_t, Channel) {
+fn parent() -> (Peer, Grandchild, Channel) {
     let listener = listen();
     let mut peer = Peer::start_as(Role::Second, &[]);
     peer.say(&word(&listener.handle().encode()));
@@ -225,27 +217,21 @@ fn parent() -> (Peer, libc::pid_t, Channel) {
     assert_eq!(recv(&channel), Message::Ready);
     channel.send(&Message::Ready).unwrap();
     channel.end_handshake().unwrap();
-    let child = peer.answer().parse().unwrap();
+    let child = Grandchild(peer.answer().parse().unwrap());
     (peer, child, channel)
-}
-
-fn kill(child: libc::pid_t) {
-    // SAFETY: the child lives until this call, so the number is its own.
-    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
 }
 
 //= reach.md: the death of a process is known at once
 #[test]
 fn a_killed_process_is_lost_though_its_child_lives() {
     isolated_with(here!(), &[], forks_and_stays, || {
-        let (mut peer, child, channel) = parent();
+        let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
         peer.kill();
         // Silence would end the connection long after this test.
         assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Ended], "a FIN, no break");
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("without a BYE; did its process end?"), "{text}");
-        kill(child);
     });
 }
 
@@ -254,7 +240,7 @@ fn a_killed_process_is_lost_though_its_child_lives() {
 #[test]
 fn a_process_killed_with_unread_bytes_is_lost() {
     isolated_with(here!(), &[], forks_and_stays, || {
-        let (mut peer, child, channel) = parent();
+        let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
         peer.process().stop();
         channel.send(&numbered(1)).unwrap();
@@ -263,7 +249,6 @@ fn a_process_killed_with_unread_bytes_is_lost() {
         assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Broken, ChannelEvent::Ended]);
         let text = channel.try_recv().unwrap_err().to_string();
         assert!(text.contains("refuses connections to the process: did its process end?"), "{text}");
-        kill(child);
     });
 }
 

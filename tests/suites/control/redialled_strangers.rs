@@ -61,6 +61,7 @@ fn dial(port: u16) -> TcpStream {
 }
 
 //= reach.md: nobody else can replace a control connection
+//= protocol.md: dialling again: an unknown token is answered with REFUSE
 #[test]
 fn whoever_does_not_know_all_secrets_is_dropped() {
     let listener = listen();
@@ -106,6 +107,7 @@ fn whoever_does_not_know_all_secrets_is_dropped() {
     assert_eq!(channel.state(), ChannelState::Open);
 }
 
+//= protocol.md: dialling again: a frame that was not read whole is dropped
 #[test]
 fn the_new_connection_begins_with_a_whole_frame() {
     let listener = listen();
@@ -114,6 +116,11 @@ fn the_new_connection_begins_with_a_whole_frame() {
     let half = Message::Refuse { reason: "x".repeat(500) }.encode().unwrap();
     stream.write_all(&half[..100]).unwrap();
     assert_eq!(recv(&channel), Message::Ready);
+    // More than the socket holds: this end has sent a part of a frame, too.
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    for _ in 0..2000 {
+        channel.send(&large).unwrap();
+    }
     // In pieces, and with a message behind the last one.
     let mut new = dial(port);
     for piece in Message::Redial(redial.clone()).encode().unwrap().chunks(7) {
@@ -126,13 +133,14 @@ fn the_new_connection_begins_with_a_whole_frame() {
     channel.send(&Message::Ready).unwrap();
     assert_eq!(read(&mut new), Message::Ready);
     // The old one is reset.
-    let end = stream.read(&mut [0]).map_err(|e| e.kind());
+    let end = stream.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
     assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     drop(new);
     until("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
 }
 
 /// The connector's host refuses: it is dead. One that does not answer may be alive.
+//= protocol.md: dialling again: refusals of the established address are the end of the process
 #[test]
 fn refusals_of_the_established_address_are_death_and_silence_is_not() {
     let listener = listen();

@@ -1,9 +1,12 @@
 //! Rails that die and come back: their queue pairs are made anew, and they carry data again.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
 use mpib_tests::here;
+use mpib_tests::log::{INFO, LOG, assert_last_warning, take_warnings};
+use mpib_tests::pair::{failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
 
@@ -15,11 +18,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The messages that are exchanged while something is to happen: sizes of groups.
 const TRAFFIC: [&[usize]; 4] = [&[3 * MIB + 1], &[1000], &[0], &[70_000, 5, 200_000, 0]];
 
+fn exchange_all(rig: &mut Rig) {
+    TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
+}
+
 /// Exchanges messages until `f` holds.
 fn exchange_until(rig: &mut Rig, what: &str, f: impl Fn() -> bool) {
     let start = Instant::now();
     while !f() {
-        TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
+        exchange_all(rig);
         assert!(start.elapsed() < LIMIT, "{what}");
     }
 }
@@ -30,29 +37,152 @@ fn bytes(rails: usize, rail: usize) -> u64 {
 
 /// Takes a rail down under traffic until it carries nothing, and up until it carries data again.
 fn flap(rig: &mut Rig, rails: usize, rail: usize) {
+    flap_with(rig, rails, rail, || {});
+}
+
+/// Like [`flap`]; calls `meanwhile` while the rail is down.
+fn flap_with(rig: &mut Rig, rails: usize, rail: usize, meanwhile: impl FnOnce()) {
     let name = format!("r{rail}");
     let before = bytes(rails, rail);
-    TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
+    exchange_all(rig);
     assert!(bytes(rails, rail) > before, "{name} carries nothing at first");
     softverbs::set_link(&name, false).unwrap();
     // The first exchange ends once the connection has given the rail up.
     rig.exchange(&[3 * MIB + 1]);
     let during = bytes(rails, rail);
-    TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
+    exchange_all(rig);
     assert_eq!(bytes(rails, rail), during, "{name} carries data while it is down");
+    meanwhile();
     softverbs::set_link(&name, true).unwrap();
     exchange_until(rig, "the rail does not come back", || bytes(rails, rail) > during + MIB as u64);
-    TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
+    exchange_all(rig);
+}
+
+/// On `n` rails with these settings: each rail dies and comes back, the first one twice.
+fn each_rail_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: impl Fn(&mut Rig)) {
+    on_rails(test, n, env, || {
+        let (ctx, dev) = newest_device(n);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        change(&mut rig);
+        take_warnings();
+        for rail in (0..n).chain([0]) {
+            flap(&mut rig, n, rail);
+        }
+        // Both ends are in this process, and share the port.
+        let back = |(level, line): &&(_, String)| *level == INFO && line.contains("is back after");
+        assert_eq!(LOG.lock().unwrap().iter().filter(back).count(), n + 1, "one line for each return");
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
 }
 
 #[test]
 fn a_rail_comes_back_and_carries_data_again() {
+    each_rail_comes_back(here!(), 2, &[], |_| {});
+}
+
+#[test]
+fn each_of_three_rails_comes_back() {
+    each_rail_comes_back(here!(), 3, &[], |_| {});
+}
+
+#[test]
+fn all_stripes_of_a_rail_come_back() {
+    let stripes = [("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), ("NCCL_IB_QPS_PER_CONNECTION", "2")];
+    each_rail_comes_back(here!(), 2, &stripes, |_| {});
+}
+
+#[test]
+fn a_rail_that_is_back_flushes() {
+    each_rail_comes_back(here!(), 2, &[("MPIB_FLUSH", "1")], |rig| rig.flushes = true);
+}
+
+#[test]
+fn optional_receives_go_on_over_a_rail_that_is_back() {
+    each_rail_comes_back(here!(), 2, &[], |rig| rig.optional = true);
+}
+
+/// The address of the rail is at another index of the GID table, as after a flap of a real port.
+#[test]
+fn a_rail_comes_back_with_its_address_at_another_index() {
     on_rails(here!(), 2, &[], || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
-        for rail in [0, 1, 0] {
-            flap(&mut rig, 2, rail);
+        flap_with(&mut rig, 2, 1, || {
+            let addr = Some(([10, 0, 1, 1].into(), 24));
+            softverbs::set_addrs("r1", &[None, addr]).unwrap();
+        });
+        // And with another address.
+        flap_with(&mut rig, 2, 1, || {
+            softverbs::set_addrs("r1", &[Some(([10, 9, 1, 1].into(), 24))]).unwrap();
+        });
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// Waits for a line of the log with this text, and brings the links up.
+fn bring_up_after(text: &'static str, links: &'static [&str]) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let has = || LOG.lock().unwrap().iter().any(|(_, line)| line.contains(text));
+        until("a line of the log", || has().then_some(()));
+        links.iter().for_each(|link| softverbs::set_link(link, true).unwrap());
+    })
+}
+
+#[test]
+fn a_connection_waits_for_its_only_rail() {
+    on_rails(here!(), 1, &[], || {
+        let (ctx, dev) = newest_device(1);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        for _ in 0..2 {
+            exchange_all(&mut rig);
+            take_warnings();
+            softverbs::set_link("r0", false).unwrap();
+            let helper = bring_up_after("waits up to 60 s for one to come back", &["r0"]);
+            exchange_all(&mut rig);
+            helper.join().unwrap();
         }
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+#[test]
+fn a_connection_waits_while_all_rails_are_dead() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        for back in [&["r0", "r1"][..], &["r1"]] {
+            exchange_all(&mut rig);
+            take_warnings();
+            ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
+            let helper = bring_up_after("for one to come back", back);
+            exchange_all(&mut rig);
+            helper.join().unwrap();
+        }
+        softverbs::set_link("r0", true).unwrap();
+        let before = bytes(2, 0);
+        exchange_until(&mut rig, "r0 does not come back", || bytes(2, 0) > before + MIB as u64);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+#[test]
+fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
+    on_rails(here!(), 2, &[("MPIB_FAILOVER_WAIT", "1")], || {
+        let (ctx, dev) = newest_device(2);
+        let rig = Rig::new(table(12), ctx, dev, MIB);
+        let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
+        let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
+        ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
+        let send = rig.pair.isend(from.addr(), MIB, 0, from.mr);
+        let _ = failure(table(12), send);
+        assert_last_warning(&["r", "IBV_WC_RETRY_EXC_ERR"]);
+        let _ = failure(table(12), recv);
+        from.dereg();
+        to.dereg();
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });

@@ -16,16 +16,19 @@ fn on_rails(test: &str, n: usize, more: &[(&str, &str)], traffic: &Traffic) {
     report(test, log);
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn tiny_messages() {
     on_rails(here!(), 2, &[], &Traffic::of(&[&[8], &[100], &[1]], 4, 4));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn large_messages() {
     on_rails(here!(), 2, &[], &Traffic::of(&[&[20_000], &[70_001]], 2, 2));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn groups() {
     on_rails(
@@ -36,55 +39,65 @@ fn groups() {
     );
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn empty_messages() {
     on_rails(here!(), 2, &[], &Traffic::of(&[&[0], &[0, 0], &[0]], 3, 4));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn optional_receives() {
     on_rails(here!(), 2, &[], &Traffic::of(&[&[8], &[1000], &[128], &[5000], &[1, 1]], 3, 4).optional());
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn separate_immediates() {
     let more = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "256")];
     on_rails(here!(), 2, &more, &Traffic::of(&[&[1000], &[200], &[5000]], 2, 3));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn completion_records() {
     // The immediate of two rails has no odd size of so many bytes.
     on_rails(here!(), 2, &[], &Traffic::of(&[&[(2 << 20) + 1], &[100]], 1, 2));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn stripes() {
     let more = [("NCCL_IB_QPS_PER_CONNECTION", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
     on_rails(here!(), 2, &more, &Traffic::of(&[&[5000], &[100], &[0], &[3000, 0, 100]], 2, 3));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn queue_pairs_in_turn() {
     let more = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "0")];
     on_rails(here!(), 2, &more, &Traffic::of(&[&[5000], &[100], &[0], &[3000, 0, 100]], 2, 3));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn full_pipelines() {
     on_rails(here!(), 2, &[], &Traffic::of(&[&[2000], &[40], &[300, 0, 5000]], 32, 32));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn flushes() {
     on_rails(here!(), 2, &[("MPIB_FLUSH", "1")], &Traffic::of(&[&[1000], &[8], &[0, 300]], 2, 3).flushed());
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn three_rails() {
     on_rails(here!(), 3, &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 3, 4));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn eight_rails() {
     on_rails(here!(), 8, &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
@@ -98,11 +111,13 @@ fn on_sout_and_sup(test: &str, share: &str, more: &[(&str, &str)], traffic: &Tra
     report(test, log);
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn sout_and_sup_by_half() {
     on_sout_and_sup(here!(), "512", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 3, 4));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn sup_alone() {
     on_sout_and_sup(here!(), "1024", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
@@ -114,6 +129,7 @@ fn sout_and_sup_with_an_agent_that_is_not_there() {
     on_sout_and_sup(here!(), "256", &advanced, &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn adapters_without_shared_receive_queues() {
     let rail =
@@ -127,6 +143,7 @@ fn adapters_without_shared_receive_queues() {
     report(test, log);
 }
 
+//= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn every_table() {
     let (test, devices) = (here!(), two_hosts(2));
@@ -169,7 +186,29 @@ fn adapters_with_and_without_inline_data() {
             });
             link.run(|| {});
             link.close();
-            ["r0", "r1"].iter().for_each(|device| heal(device).unwrap());
+            for device in ["r0", "r1"] {
+                heal(device).unwrap();
+            }
         }
+    });
+}
+
+/// More entries are to be written again than a send queue has room for.
+#[test]
+fn short_send_queues() {
+    let rail = |name: &str, i: u8, host: u8| format!("{name}{i}:addr=10.0.{i}.{host}/24,max_qp_wr=16");
+    let devices = [rail("r", 0, 1), rail("r", 1, 1), rail("s", 0, 2), rail("s", 1, 2)].join(";");
+    let test = here!();
+    isolated(test, &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let traffic = Traffic::of(&[&[100]], 48, 48);
+        let mut link = ends.link(&traffic);
+        link.run_after_offers(|offered| {
+            if offered == 47 {
+                inject("r0", Fault::LinkDown).unwrap();
+            }
+        });
+        link.run(|| {});
+        link.close();
     });
 }

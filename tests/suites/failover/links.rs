@@ -19,6 +19,7 @@ const KINDS: [&[usize]; 7] = [
     &[0; 8],
 ];
 
+//= failover.md: a rail that goes down costs no message
 #[test]
 fn a_dead_rail_costs_no_message() {
     on_rails(here!(), 2, &[], || {

@@ -6,6 +6,7 @@ mod links;
 mod points;
 mod refusals;
 mod second;
+mod shown;
 mod traffic;
 
 use mpib_tests::vdevices::rails;

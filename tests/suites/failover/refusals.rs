@@ -3,38 +3,43 @@
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
 use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{assert_last_warning, assert_warned, take_warnings, warnings};
-use mpib_tests::pair::{Buffer, Pair, init, until};
+use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
-use softverbs::{Fault, Only, inject_at};
+use softverbs::{CqOf, Fault, Only, heal, inject_at};
 
 use super::points::{Ends, env, two_hosts};
 
-/// Makes transfers on a connection until both ends fail. Returns the codes of the sender and of the
-/// receiver.
-fn both_fail(pair: &Pair) -> [Code; 2] {
-    let (from, to) = (pair.send_buffer(vec![1; 5000]), pair.recv_buffer(5000));
-    let (mut requests, mut codes) = ([Ptr::default(); 2], [Success; 2]);
-    until("both ends to fail", || {
-        for (end, (request, code)) in requests.iter_mut().zip(&mut codes).enumerate() {
-            if !code.is_success() {
+/// Makes up to `n` transfers on a connection, until both ends fail. Returns the codes of the sender
+/// and of the receiver.
+fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
+    let data = pattern(5000, 9);
+    let (from, mut to) = (pair.send_buffer(data.clone()), pair.recv_buffer(5000));
+    let (mut requests, mut codes, mut left) = ([Ptr::default(); 2], [Success; 2], [n; 2]);
+    until("transfers, or both ends to fail", || {
+        for end in 0..2 {
+            if !codes[end].is_success() || left[end] == 0 {
                 continue;
             }
-            if request.is_null() {
-                (*code, *request) = match end {
+            if requests[end].is_null() {
+                (codes[end], requests[end]) = match end {
                     0 => pair.table.isend(pair.send, from.addr(), 5000, 1, from.mr),
                     _ => pair.table.irecv(pair.recv, &[(to.addr(), 5000, 1, to.mr)]),
                 };
                 continue;
             }
-            let (rc, done, _) = pair.table.test(*request);
-            *code = rc;
+            let (rc, done, _) = pair.table.test(requests[end]);
+            codes[end] = rc;
             if done {
-                *request = Ptr::default();
+                (requests[end], left[end]) = (Ptr::default(), left[end] - 1);
+                if end == 1 {
+                    assert!(to.bytes == data, "a transfer differs");
+                    to.bytes.fill(0);
+                }
             }
         }
-        codes.iter().all(|code| !code.is_success()).then_some(())
+        (left == [0; 2] || codes.iter().all(|code| !code.is_success())).then_some(())
     });
     from.dereg();
     to.dereg();
@@ -52,7 +57,7 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
         for device in die {
             inject_at(device, Fault::LinkDown, 1, Only::ALL).unwrap();
         }
-        let codes = both_fail(&pair);
+        let codes = transfer(&pair, usize::MAX);
         assert!(codes.iter().all(|code| [RemoteError, SystemError].contains(code)), "{codes:?}");
         assert_warned(cause);
         assert_warned(&["gave the connection up"]);
@@ -60,14 +65,72 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
     });
 }
 
+//= configuration.md: MPIB_FAILOVER
 #[test]
 fn without_failover_a_dead_rail_fails_its_connection() {
     fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
 }
 
+//= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it
+#[test]
+fn with_a_strict_setting_a_dead_rail_fails_its_connection() {
+    fails(here!(), &[("MPIB_STRICT", "1")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+}
+
 #[test]
 fn a_connection_fails_with_its_last_rail() {
-    fails(here!(), &[], &["s0", "s1"], &["failed on rail", "IBV_WC_RETRY_EXC_ERR"]);
+    fails(
+        here!(),
+        &[("MPIB_FAILOVER_WAIT", "0")],
+        &["s0", "s1"],
+        &["failed on rail", "IBV_WC_RETRY_EXC_ERR"],
+    );
+}
+
+/// Where the receiver's completions are lost with its adapter, the sender may have let go of data
+/// that the receiver cannot know to be there. Both ends go on, or fail by that name.
+fn goes_on_or_loses_by_name(ends: &Ends, device: &str, fault: Fault, at: u64) {
+    let pair = ends.connect();
+    take_warnings();
+    inject_at(device, fault, at, Only::ALL).unwrap();
+    let codes = transfer(&pair, 30);
+    let lost = warnings().iter().any(|line| line.contains("acknowledged its data and did not deliver it"));
+    assert_eq!(codes, if lost { [RemoteError; 2] } else { [Success; 2] }, "{fault:?} at {at} on {device}");
+    assert!(!lost || device.starts_with('r'), "{fault:?} at {at} on {device}: the sender holds everything");
+    pair.close();
+}
+
+#[test]
+fn completion_queues_of_receivers_that_fail() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 2);
+        for of in [CqOf::Send, CqOf::Recv] {
+            for at in 1..=6 {
+                goes_on_or_loses_by_name(&ends, "r0", Fault::CqError(of), at);
+                heal("r0").unwrap();
+            }
+        }
+    });
+}
+
+/// An adapter that is removed does not come back for its process.
+#[test]
+fn adapters_that_are_removed() {
+    let devices = two_hosts(2);
+    for device in ["s0", "s1", "r0"] {
+        for at in ["1", "2", "5"] {
+            let more = [("TEST_DEVICE", device), ("TEST_AT", at)];
+            isolated(here!(), &env(&devices, &more), || {
+                let [device, at] = ["TEST_DEVICE", "TEST_AT"].map(|name| std::env::var(name).unwrap());
+                let ends = Ends::two_hosts(12, 2);
+                goes_on_or_loses_by_name(&ends, &device, Fault::DeviceFatal, at.parse().unwrap());
+            });
+            if mpib_tests::is_child(here!()) {
+                return;
+            }
+        }
+    }
 }
 
 /// A comm of the plugin that receives from an evil sender.
@@ -111,6 +174,7 @@ fn open(seq: u64, mask: u8, lost: u8) -> OpenGroup {
 /// What an evil sender says on a receiver of two offered groups, and the words of the error.
 type Lie = (Vec<Message>, Vec<u32>, &'static str);
 
+//= protocol.md: episode: a lying peer fails its own connection
 #[test]
 fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {
@@ -160,6 +224,8 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     });
 }
 
+//= protocol.md: episode: a lying peer fails its own connection
+//= protocol.md: episode: a VERDICT of another epoch has no effect
 #[test]
 fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {

@@ -1,7 +1,6 @@
 //! A second rail that dies at each work request from the death of the first one on.
 
 use std::cell::Cell;
-use std::time::Instant;
 
 use mpib_tests::{here, isolated};
 use softverbs::{Direction, Fault, Only, Part, Then, faults_struck, heal, inject_at, posted};
@@ -83,16 +82,7 @@ fn strike(ends: &Ends, traffic: &Traffic, first: Armed<'_>, second: Armed<'_>) -
     while !armed.get() {
         link.run(watch);
     }
-    let of_rail = |fault: Armed<'_>, device: &str| device[1..] == fault.device[1..];
-    let dead = ends.devices.iter().filter(|device| of_rail(first, device) || of_rail(second, device));
-    let carried = || dead.clone().map(|device| posted(device, Only::ALL).unwrap()).sum::<u64>();
-    let mut quiet: Option<Instant> = None;
-    while quiet.is_none_or(|since| since.elapsed() < second.kind.late) {
-        let before = carried();
-        link.run(|| {});
-        quiet = (carried() == before).then(|| quiet.unwrap_or_else(Instant::now));
-    }
-    link.run(|| {});
+    ends.run_without(&mut link, &[first.device, second.device], second.kind.late);
     link.close();
     let strikes = struck(second) > before.1;
     heal(first.device).unwrap();
@@ -122,21 +112,25 @@ fn every_second_death(test: &str, more: &[(&str, &str)], traffic: &Traffic) {
     report(test, log);
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn messages() {
     every_second_death(here!(), &[], &Traffic::of(&[&[3000], &[8], &[200], &[0]], 3, 4));
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn groups() {
     every_second_death(here!(), &[], &Traffic::of(&[&[1000, 5, 0, 900], &[0, 0], &[10, 2000]], 2, 3));
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn optional_receives() {
     every_second_death(here!(), &[], &Traffic::of(&[&[8], &[1000], &[3000], &[1, 1]], 3, 4).optional());
 }
 
+//= protocol.md: episode: each further death is a further episode
 #[test]
 fn separate_immediates() {
     let more = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "256")];

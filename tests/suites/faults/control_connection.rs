@@ -3,7 +3,7 @@
 use mpib_tests::code::{RemoteError, Success};
 use mpib_tests::log::{LOG, assert_last_warning, warnings};
 use mpib_tests::pair::{Buffer, failure, init, pattern, until};
-use mpib_tests::peer::{Peer, connected, from_peer, handle_of, recv, send, wait};
+use mpib_tests::peer::{Grandchild, Peer, connected, from_peer, handle_of, recv, send, wait};
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
@@ -55,12 +55,10 @@ fn a_killed_sender_is_lost_though_its_child_lives() {
         let requests = [(); 2].map(|()| recv(table, comm, &to, 1000));
         peer.must("send 1000 1");
         assert_eq!(wait(table, requests[0]), 1000);
-        let child: libc::pid_t = peer.ask("fork").parse().unwrap();
+        let _child = Grandchild(peer.ask("fork").parse().unwrap());
         peer.kill();
         assert_eq!(failure(table, requests[1]), RemoteError);
         assert_last_warning(&["is gone with receives outstanding", "did its process end?", &peer.name()]);
-        // SAFETY: the child lives until this call, so the number is its own.
-        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
     });

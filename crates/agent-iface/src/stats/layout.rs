@@ -85,7 +85,8 @@ pub struct RailEntry {
     pub(super) errors: AtomicU64,
     pub(super) role: AtomicU32,
     _pad: AtomicU32,
-    _reserved: [AtomicU64; 2],
+    pub(super) given_up: AtomicU64,
+    _reserved: AtomicU64,
     pub(super) name: Text<8>,
 }
 
@@ -109,7 +110,8 @@ const _: () = {
     assert!(offset_of!(Entry, requests) == 192 && offset_of!(Entry, share) == 248);
     assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 1280);
     assert!(size_of::<RailEntry>() == 128 && offset_of!(RailEntry, errors) == 32);
-    assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, name) == 64);
+    assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, given_up) == 48);
+    assert!(offset_of!(RailEntry, name) == 64);
 };
 
 /// Adds to a counter with a single writer: a load and a store, no locked instruction.
@@ -188,7 +190,7 @@ impl Entry {
         self.peer.write("");
         self.reason.write("");
         for rail in &self.rails {
-            for number in [&rail.bytes, &rail.parts, &rail.posted, &rail.done, &rail.errors] {
+            for number in [&rail.bytes, &rail.parts, &rail.posted, &rail.done, &rail.errors, &rail.given_up] {
                 number.store(0, Ordering::Relaxed);
             }
             rail.role.store(0, Ordering::Relaxed);
@@ -236,6 +238,13 @@ impl RailEntry {
     #[cold]
     pub fn error(&self) {
         add(&self.errors, 1);
+    }
+
+    /// Records that the rail is given up, or is in use again.
+    #[cold]
+    pub fn in_use(&self, in_use: bool) {
+        let since = if in_use { 0 } else { super::writer::now() };
+        self.given_up.store(since, Ordering::Relaxed);
     }
 }
 

@@ -60,6 +60,7 @@
 //! | 24 | 8 | work requests known to be complete |
 //! | 32 | 8 | completions with an error |
 //! | 40 | 4 | index of the rail in its device: 0 SOUT, 1 SUP |
+//! | 48 | 8 | since when the connection has given the rail up, ns since 1970; 0 while it is in use |
 //! | 64 | 64 | HCA and port, UTF-8, zero-padded |
 //!
 //! Other bytes are zero.

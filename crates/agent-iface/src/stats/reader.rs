@@ -143,6 +143,8 @@ pub struct Rail {
     pub done: u64,
     /// Completions with an error.
     pub errors: u64,
+    /// Since when the connection has given the rail up, ns since 1970; `None` while it is in use.
+    pub given_up_at: Option<u64>,
 }
 
 impl Connection {
@@ -277,5 +279,6 @@ fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
         posted: num(&rail.posted),
         done,
         errors: num(&rail.errors),
+        given_up_at: Some(num(&rail.given_up)).filter(|since| *since != 0),
     }
 }

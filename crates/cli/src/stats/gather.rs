@@ -43,7 +43,21 @@ pub(super) struct ProcessStats {
     /// Asynchronous events of the adapters, by name, with their number. Events that never occurred
     /// are omitted.
     pub(super) events: BTreeMap<&'static str, u64>,
+    pub(super) failover: FailoverStats,
     pub(super) connections: Vec<ConnectionStats>,
+}
+
+/// What failover has cost the process. Senders count it.
+#[derive(Debug, Serialize)]
+pub(super) struct FailoverStats {
+    /// Times that a connection carried on without a rail.
+    pub(super) episodes: u64,
+    /// Bytes that were sent again.
+    pub(super) bytes_sent_again: u64,
+    /// Sum of the connections' stalls, ns.
+    pub(super) stalled: u64,
+    /// Ports and routes that came back into use.
+    pub(super) returns: u64,
 }
 
 /// One end of a connection.
@@ -90,6 +104,8 @@ pub(super) struct RailStats {
     pub(super) work_requests_done: u64,
     pub(super) work_requests_in_flight: u64,
     pub(super) errors: u64,
+    /// Since when it is given up, ns since 1970; absent while it is in use.
+    pub(super) given_up_at: Option<u64>,
 }
 
 /// Reads one process, or all that this user may inspect. If the named process has no page, returns
@@ -136,6 +152,12 @@ fn process(pid: u32, page: &StatsPage) -> ProcessStats {
             .zip(summary.events)
             .filter_map(|(code, n)| Some((Event::of(code)?.word(), n)).filter(|(_, n)| *n > 0))
             .collect(),
+        failover: FailoverStats {
+            episodes: summary.episodes,
+            bytes_sent_again: summary.replayed,
+            stalled: summary.stalled,
+            returns: summary.returns,
+        },
         connections,
     }
 }
@@ -181,6 +203,7 @@ impl From<&Rail> for RailStats {
             work_requests_done: r.done,
             work_requests_in_flight: r.in_flight(),
             errors: r.errors,
+            given_up_at: r.given_up_at,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The table for people: a line for each connection, followed by a line for each of its rails.
 
-use super::gather::{ConnectionStats, Gathered, ProcessStats, RailStats};
+use super::gather::{ConnectionStats, FailoverStats, Gathered, ProcessStats, RailStats};
 use crate::perf::decimal;
 
 /// A row for [`text`], which aligns the first three columns to the left and the others to the
@@ -42,7 +42,19 @@ fn head(p: &ProcessStats) -> String {
         let events: Vec<_> = p.events.iter().map(|(what, n)| format!("{what} {n}")).collect();
         head += &format!("  adapters reported: {}\n", events.join(", "));
     }
-    head
+    head + &failover(&p.failover)
+}
+
+/// Formats what failover has cost the process; nothing if no rail has failed.
+fn failover(f: &FailoverStats) -> String {
+    if f.episodes == 0 && f.returns == 0 {
+        return String::new();
+    }
+    let (episodes, returns, stalled) = (f.episodes, f.returns, f.stalled as f64 / 1e6);
+    let again = bytes(f.bytes_sent_again);
+    format!(
+        "  failover: episodes {episodes}, stalls {stalled:.1} ms in all, bytes sent again {again}, returns {returns}\n"
+    )
 }
 
 fn table(connections: &[ConnectionStats]) -> String {
@@ -126,7 +138,7 @@ fn rail_row(c: &ConnectionStats, r: &RailStats) -> Row {
         none(),
         none(),
         format!("  {}{role}", r.name),
-        none(),
+        r.given_up_at.map_or_else(none, |_| "given up".into()),
         r.work_requests_in_flight.to_string(),
         r.parts.to_string(),
         r.bytes.map_or("-".into(), bytes),

@@ -1,0 +1,66 @@
+//! What people see of a rail that dies and comes back: the log and the statistics page.
+
+use mpib_tests::code::Success;
+use mpib_tests::here;
+use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::pair::until;
+use mpib_tests::table::table;
+use mpib_tests::vdevices::{Rig, newest_device};
+use nccl_net_mpib_agent_iface::stats::{StatsPage, pages_of};
+
+use crate::{MIB, on_rails};
+
+/// Returns the page of this process.
+fn page() -> StatsPage {
+    pages_of(std::process::id()).unwrap().remove(0)
+}
+
+/// Returns whether each end has given up just the rails of this mask.
+fn given_up(mask: u8) -> bool {
+    let ends = page().connections();
+    let bit = |(i, at): (usize, Option<u64>)| u8::from(at.is_some()) << i;
+    let mask_of = |rails: Vec<Option<u64>>| rails.into_iter().enumerate().map(bit).sum::<u8>();
+    assert_eq!(ends.len(), 2);
+    ends.iter().all(|end| mask_of(end.rails.iter().map(|rail| rail.given_up_at).collect()) == mask)
+}
+
+/// Waits for a line of the log.
+fn await_line(parts: &[&str]) {
+    let has = |line: &str| parts.iter().all(|part| line.contains(part));
+    until(&parts.join(" … "), || LOG.lock().unwrap().iter().any(|(_, line)| has(line)).then_some(()));
+}
+
+//= failover.md: one warning for each fault, and lines for the episodes and the return
+//= stats.md: rails that are given up and episodes are shown
+#[test]
+fn a_fault_and_its_end_are_shown() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        rig.exchange(&[3 * MIB]);
+        assert!(given_up(0));
+        take_warnings();
+        softverbs::set_link("r1", false).unwrap();
+        rig.exchange(&[3 * MIB]);
+        until("both ends to show it", || {
+            rig.exchange(&[MIB]);
+            given_up(0b10).then_some(())
+        });
+        let downs =
+            LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("r1:1 is down since")).count();
+        assert_eq!(downs, 1, "one line for both ends");
+        await_line(&["r1:1 is down since", " UTC: ", "2 connections carry on over other rails"]);
+        await_line(&["after the loss of r1:1: ", "bytes were sent again", "stalls of"]);
+        assert_eq!(page().summary().episodes, 1);
+        assert!(page().summary().stalled > 0);
+        softverbs::set_link("r1", true).unwrap();
+        until("the rail to be back", || {
+            rig.exchange(&[MIB]);
+            given_up(0).then_some(())
+        });
+        await_line(&["r1:1", " is back after "]);
+        assert!(page().summary().returns > 0);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
