@@ -27,5 +27,5 @@ build/mpib compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/c
     cat "$work/faults"
     printf '\n## Cost without faults\n'
     # The scenarios' goals are against other plugins.
-    sed -e '1d' -e 's/| [^|]*|$/|/' "$work/cost"
+    sed -e '1d' -e 's/|[^|]*|$/|/' "$work/cost"
 } >"$figures"
