@@ -27,7 +27,7 @@ setup-test setup-matrix setup-vm setup-instructions:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
-demo: build ## Build, then move data over two simulated rails through every table, each byte checked
+demo: build ## Build, then move checked data over two simulated rails through every table; then one rail fails and returns
 	@scripts/demo.sh
 
 .PHONY: test
@@ -42,8 +42,8 @@ faults: setup-test ## Let rails die at every work request of each kind of traffi
 SECONDS ?= 600
 
 .PHONY: soak
-soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks
-	@export SOAK_SECONDS=$(SECONDS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
+	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: check
 check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts
@@ -92,6 +92,10 @@ bench: setup-instructions build ## Measure the plugin over softverbs without a r
 .PHONY: bench-peers
 bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
+
+.PHONY: bench-failover
+bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
+	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: matrix matrix-short matrix-example matrix-gpu
 matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md

@@ -26,7 +26,7 @@ esac
 # The version script: one node per version, each depending on the previous one. Other symbols are
 # local. "local" must be in the last node: in an earlier node it would hide the symbols that the
 # stubs below assign to later nodes.
-own="softverbs_complete_at_once softverbs_counters_json"
+own="softverbs_complete_at_once softverbs_counters_json softverbs_run_faults"
 awk -v extra="$own" '
     /^#/ || NF == 0 { next }
     { split($1, part, /@+/); name = part[1]; version = part[2] }

@@ -73,7 +73,7 @@ guest() {
     exec setpriv --pdeathsig KILL timeout --foreground -s KILL "$seconds" setpriv --pdeathsig KILL \
         qemu-system-x86_64 -nodefaults -nographic -no-reboot -M q35 -accel "$accel" -cpu max -smp 1 -m 768 \
         -kernel "$cache/vmlinuz" -initrd "$work/initramfs" \
-        -append "console=ttyS0 panic=-1 quiet nokaslr mitigations=off net.ifnames=0 host=$host" \
+        -append "console=ttyS0 panic=-1 quiet nokaslr mitigations=off no_timer_check net.ifnames=0 host=$host" \
         -serial "$first" -serial "file:$work/out-$host" "${options[@]}"
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, c_char, c_int},
+    ffi::{CStr, CString, c_char, c_int},
     fs,
     path::Path,
 };
@@ -119,6 +119,21 @@ pub unsafe fn complete_at_once() -> Result<(), Failure> {
     let function = function.map_err(|_| refused())?;
     // SAFETY: guaranteed by the caller.
     if unsafe { function() } == 0 { Ok(()) } else { Err(refused()) }
+}
+
+/// Runs a script of faults in the syntax of `SOFTVERBS_FAULTS`. Fails if softverbs is not this
+/// process's libibverbs, or refuses the script.
+pub fn run_faults(script: &str) -> Result<(), Failure> {
+    type RunFaults = unsafe extern "C" fn(*const c_char) -> c_int;
+    let refused = |why: &str| Failure::new(Kind::Usage, format!("fault {script:?}: {why}"));
+    let library = libibverbs().ok_or_else(|| refused("faults need softverbs as libibverbs"))?;
+    // SAFETY: only softverbs exports this name, as a function of this type.
+    let function = unsafe { library.get::<RunFaults>(b"softverbs_run_faults\0") };
+    let function = function.map_err(|_| refused("faults need softverbs as libibverbs"))?;
+    let text = CString::new(script).map_err(|_| refused("the text contains a NUL"))?;
+    let refusal = "softverbs refused it (see its line on stderr)";
+    // SAFETY: `text` ends with a NUL.
+    if unsafe { function(text.as_ptr()) } == 0 { Ok(()) } else { Err(refused(refusal)) }
 }
 
 /// Returns this process's libibverbs, if it has one.

@@ -98,3 +98,20 @@ fn a_missing_device_is_named_by_the_plugin() {
     assert_eq!(output.status.code(), Some(4), "{said}");
     assert!(said.contains("the plugin's init returned") && said.contains("absent"), "{said}");
 }
+
+#[test]
+fn a_rail_that_fails_and_returns_is_measured_in_stages() {
+    let args = ["--sizes", "256K", "--time", "0.05", "--fault", "sup:link=down"];
+    let mut command = perf(&fabric(), 1, &args);
+    let report = report(&command.env("MPIB_SUP_SHARE", "512").output().unwrap());
+    let stages = report["tables"][0]["results"][0]["stages"].as_array().unwrap();
+    let kinds: Vec<_> = stages.iter().map(|stage| stage["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["before", "fails", "without", "returns", "after"]);
+    let carried = |stage: usize| {
+        let rails = stages[stage]["rails"].as_array().unwrap();
+        rails.iter().find(|rail| rail["name"] == "sup").unwrap()["bytes"].as_u64().unwrap()
+    };
+    // Half of a message at least, before and after.
+    assert!([0, 4].iter().all(|stage| carried(*stage) >= 128 << 10), "{stages:?}");
+    assert_eq!(carried(2), 0, "{stages:?}");
+}

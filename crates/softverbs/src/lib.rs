@@ -119,6 +119,7 @@ pub use control::inspect::{
 };
 pub use control::json::softverbs_counters_json;
 pub use control::outside::{Control, DeviceState, ProcessState};
+pub use control::script::softverbs_run_faults;
 pub use error::Error;
 pub use fault::script::Flap;
 pub use fault::{CqOf, Direction, Fault, Only, Part, Then};

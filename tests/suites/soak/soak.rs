@@ -1,6 +1,6 @@
 //! Eight connections between two processes for `SOAK_SECONDS`: random sizes, groups and depths,
 //! hints that change at random, connections that end and begin again. Every byte is checked, and
-//! nothing is left behind.
+//! nothing is left behind. With `SOAK_FLAPS=1` a rail's link goes down and up all the time.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,6 +12,9 @@ use mpib_tests::peer::{self, Peer, commands};
 use mpib_tests::process::{Role, watchdog_after};
 use mpib_tests::rng::Rng;
 use mpib_tests::{TWO_RAILS, here, holdings, isolated_with, set};
+
+use nccl_net_mpib_agent_iface::stats::pages_of;
+use softverbs::Flap;
 
 use super::side::{CONNECTIONS, Side};
 
@@ -122,7 +125,7 @@ fn answer(side: &Side, idle: &Held) -> Answer {
 
 /// The second process.
 fn other_process() {
-    let mut side = Side::new(1);
+    let mut side = Side::new(1, flaps());
     let idle = Held::now();
     for line in commands() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -134,8 +137,70 @@ fn other_process() {
     }
 }
 
+/// Pause between the flapping of two rails: a rail that has flapped is out of use for 30 s at most.
+const CALM: Duration = Duration::from_secs(35);
+/// From this duration on both rails flap, one after the other.
+const BOTH: Duration = Duration::from_secs(150);
+
+/// Whether `SOAK_FLAPS` requests that rails flap.
+fn flaps() -> bool {
+    std::env::var("SOAK_FLAPS").is_ok_and(|value| value == "1")
+}
+
+/// The link of one rail of this process goes down and up by the seed, and in the second half of a
+/// long run the link of the other rail. The downtimes are longer and shorter than `MPIB_STALL_MS`.
+struct Flapping {
+    seed: u64,
+    start: Instant,
+    whole: Duration,
+    /// Index of the rail, if one flaps.
+    rail: Option<usize>,
+}
+
+impl Flapping {
+    fn new(seed: u64, seconds: u64) -> Self {
+        Self { seed, start: Instant::now(), whole: Duration::from_secs(seconds), rail: None }
+    }
+
+    /// Returns the rail that flaps now.
+    fn due(&self) -> Option<usize> {
+        let (now, first) = (self.start.elapsed(), (self.seed % 2) as usize);
+        if self.whole < BOTH || now < self.whole / 2 {
+            Some(first)
+        } else {
+            (now > self.whole / 2 + CALM).then_some(1 - first)
+        }
+    }
+
+    fn drive(&mut self) {
+        let due = self.due();
+        if self.rail == due {
+            return;
+        }
+        let device = |rail| ["soft0", "soft1"][rail];
+        if let Some(rail) = self.rail {
+            softverbs::heal(device(rail)).unwrap();
+        }
+        if let Some(rail) = due {
+            let ms = Duration::from_millis;
+            let flap = Flap { seed: self.seed | 1, down: (ms(1), ms(400)), up: (ms(50), ms(4000)) };
+            softverbs::flap(device(rail), flap).unwrap();
+            eprintln!("soak: {} flaps", device(rail));
+        }
+        self.rail = due;
+    }
+
+    /// Ends the flapping.
+    fn end(mut self) {
+        if let Some(rail) = self.rail.take() {
+            softverbs::heal(["soft0", "soft1"][rail]).unwrap();
+        }
+    }
+}
+
 /// Both processes, the agent, and what they began with.
 struct Soak {
+    flapping: Option<Flapping>,
     seed: u64,
     rng: Rng,
     place: Place,
@@ -149,12 +214,15 @@ struct Soak {
 impl Soak {
     /// One round in both processes.
     fn round(&mut self, round: u64) -> [Answer; 2] {
-        let Self { seed, rng, agent, side, peer, hints, .. } = self;
+        let Self { flapping, seed, rng, agent, side, peer, hints, .. } = self;
         let dir = self.place.options.file.parent().unwrap();
         peer.say(&format!("{seed} {round} {}", dir.display()));
         side.round(*seed, round, dir, || {
             // The pause is the hints' pace. In the first round the agent learns of the pairs.
             std::thread::sleep(Duration::from_millis(1));
+            if let (Some(flapping), true) = (flapping.as_mut(), round > WARM_UP) {
+                flapping.drive();
+            }
             if round > 1 {
                 let share = rng.pick(&[0, 1, 256, 512, 768, 1023, 1024, 2000, rng.clone().below(1025)]);
                 rng.draw();
@@ -185,9 +253,10 @@ fn soak(seconds: u64) {
     set("MPIB_HINTS", Some(&place.options.file));
     let agent = place.agent();
     let peer = Peer::start_as(Role::Second, &[THERE]);
-    let side = Side::new(0);
+    let side = Side::new(0, flaps());
     let idle = Held::now();
-    let mut soak = Soak { seed, rng, place, agent, side, idle, peer, hints: 0 };
+    let flapping = flaps().then(|| Flapping::new(seed, seconds));
+    let mut soak = Soak { flapping, seed, rng, place, agent, side, idle, peer, hints: 0 };
     let (start, mut told) = (Instant::now(), 0);
     let (mut before, mut after, mut round) = (None, None, 0);
     while start.elapsed().as_secs() < seconds || round <= WARM_UP {
@@ -207,8 +276,20 @@ fn soak(seconds: u64) {
     for (i, who) in ["this process", "the other process"].into_iter().enumerate() {
         after[i].check(&before[i], who);
     }
+    let flaps = soak.flapping.is_some();
+    soak.flapping.take().into_iter().for_each(Flapping::end);
     let rails = softverbs::counters();
-    assert!(rails.iter().all(|rail| rail.total.bytes > 0 && rail.total.errors == 0), "{rails:?}");
+    let good = |errors: u64| flaps || errors == 0;
+    assert!(rails.iter().all(|rail| rail.total.bytes > 0 && good(rail.total.errors)), "{rails:?}");
+    if flaps {
+        let page = &pages_of(std::process::id()).unwrap()[0];
+        let found = page.summary();
+        eprintln!(
+            "soak: {} episodes, {} bytes sent again, {} returns",
+            found.episodes, found.replayed, found.returns
+        );
+        assert!(found.episodes > 0, "the flaps have caused no episode: {found:?}");
+    }
     assert!(soak.hints > 0);
     eprintln!("soak: {}", report(start.elapsed().as_secs(), seconds, round, &soak, &after));
     eprintln!(

@@ -18,12 +18,14 @@ pub(super) struct Contestant {
     pub(super) abi: Option<u32>,
     /// Whether makeVDevice merges several rails into one device.
     pub(super) merge: bool,
+    /// Variables of its processes, in addition to those of the scenario.
+    pub(super) env: Vec<(String, String)>,
 }
 
 impl Contestant {
     /// Returns the plugin of this project.
     pub(super) fn ours(plugin: PathBuf) -> Self {
-        Self { name: "mpib".into(), plugin, table: None, abi: None, merge: false }
+        Self { name: "mpib".into(), plugin, table: None, abi: None, merge: false, env: Vec::new() }
     }
 
     /// Checks that the file has the table; returns its version.
@@ -56,15 +58,21 @@ impl FromStr for Contestant {
         let file = PathBuf::from(words.next().unwrap_or_default());
         let name = file.file_name().ok_or_else(|| format!("{text:?} begins with no file"))?;
         let name = name.to_string_lossy().into_owned();
-        let mut one = Self { name, plugin: file, table: None, abi: None, merge: false };
+        let mut one = Self { name, plugin: file, table: None, abi: None, merge: false, env: Vec::new() };
         let mut named = false;
         for word in words {
             match word.split_once('=') {
                 Some(("table", symbol)) if !symbol.is_empty() => one.table = Some(symbol.into()),
                 Some(("abi", version)) => one.abi = Some(crate::perf::one_abi(version)?),
                 Some(("name", name)) if !name.is_empty() => (one.name, named) = (name.into(), true),
+                Some(("env", pair)) if pair.contains('=') => {
+                    one.env.extend(pair.split_once('=').map(|(name, value)| (name.into(), value.into())));
+                }
                 None if word == "merge" => one.merge = true,
-                _ => return Err(format!("{word:?}: expected table=SYMBOL, abi=vN, name=TEXT or merge")),
+                _ => {
+                    let expected = "table=SYMBOL, abi=vN, name=TEXT, env=NAME=VALUE or merge";
+                    return Err(format!("{word:?}: expected {expected}"));
+                }
             }
         }
         if let Some(table) = &one.table {
@@ -92,6 +100,8 @@ mod tests {
         assert_eq!((hidden.name.as_str(), hidden.abi, hidden.merge), ("ncclNetIb", Some(12), true));
         assert_eq!(hidden.table.as_deref(), Some("ncclNetIb"));
         assert_eq!(parse("/a/b.so,name=net_ib,abi=8").unwrap().name, "net_ib");
+        let set = parse("/a/b.so,env=A=1,env=B=x=y").unwrap().env;
+        assert_eq!(set, [("A".into(), "1".into()), ("B".into(), "x=y".into())]);
     }
 
     #[test]
@@ -100,7 +110,7 @@ mod tests {
         assert!(wrong("").contains("no file"));
         assert!(wrong("a.so,table=x").contains("needs abi=vN"));
         assert!(wrong("a.so,abi=v5").contains("expected v6 to v12"));
-        for word in ["fast", "merge=1", "name=", "table="] {
+        for word in ["fast", "merge=1", "name=", "table=", "env=A"] {
             assert!(wrong(&format!("a.so,{word}")).contains("expected table=SYMBOL"), "{word}");
         }
     }

@@ -114,11 +114,11 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
 }
 
 /// Returns the contestants in an order that changes from round to round.
-fn in_turn(count: usize, round: u32) -> impl Iterator<Item = usize> {
+pub(super) fn in_turn(count: usize, round: u32) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| (i + round as usize) % count)
 }
 
-fn bar(steps: usize) -> ProgressBar {
+pub(super) fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}") {
         bar.set_style(style.progress_chars("=> "));
@@ -206,6 +206,25 @@ fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> R
 impl Work<'_> {
     /// Runs `mpib perf --json` with these options; returns its document.
     fn perf(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Value, Failure> {
+        let command = self.perf_command(scenario, index, args)?;
+        let (_, out) = self.child(command, scenario, &self.contestants[index], true)?;
+        serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
+    }
+
+    /// Runs `mpib perf --json` with these options; returns its document, even if the run failed.
+    pub(super) fn perf_document(
+        &self,
+        scenario: &Scenario,
+        index: usize,
+        args: &[&str],
+    ) -> Result<Value, Failure> {
+        let command = self.perf_command(scenario, index, args)?;
+        let ended = self.run(command, scenario, &self.contestants[index], true)?;
+        serde_json::from_str(&ended.out).map_err(|e| unread(&format!("{e}: {}", ended.err)))
+    }
+
+    /// Prepares `mpib perf --json` with these options.
+    fn perf_command(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Command, Failure> {
         let one = &self.contestants[index];
         let exe = env::current_exe().tool("find this program's file")?;
         let mut command = Command::new(exe);
@@ -219,8 +238,7 @@ impl Work<'_> {
         if one.merge && scenario.rates.len() > 1 {
             command.args(["--merge", "0,1"]);
         }
-        let (_, out) = self.child(command, scenario, one, true)?;
-        serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
+        Ok(command)
     }
 
     /// Runs both ends in one process.
@@ -300,11 +318,30 @@ impl Work<'_> {
     /// failure has the same kind and the child's last output.
     fn child(
         &self,
-        mut command: Command,
+        command: Command,
         scenario: &Scenario,
         one: &Contestant,
         rated: bool,
     ) -> Result<(ExitStatus, String), Failure> {
+        let Ended { status, out, err } = self.run(command, scenario, one, rated)?;
+        if status.success() {
+            return Ok((status, out));
+        }
+        let last: Vec<_> = err.lines().filter(|l| !l.is_empty()).collect();
+        let last = last[last.len().saturating_sub(3)..].join("\n");
+        let place = format!("{}, {}", one.name, scenario.name);
+        let text = format!("{place}: a run {}: {last}", crate::process::ending(status));
+        Err(Failure::new(Kind::Call, text))
+    }
+
+    /// Runs a child in the scenario's environment to its end.
+    fn run(
+        &self,
+        mut command: Command,
+        scenario: &Scenario,
+        one: &Contestant,
+        rated: bool,
+    ) -> Result<Ended, Failure> {
         for (name, _) in env::vars_os() {
             let text = name.to_string_lossy();
             if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
@@ -318,6 +355,7 @@ impl Work<'_> {
         }
         let fabric = format!("compare-{}", std::process::id());
         command.env("LD_LIBRARY_PATH", path).envs(scenario.environment(&fabric, rated));
+        command.envs(one.env.iter().map(|(name, value)| (name, value)));
         let dir = tempfile::tempdir().tool("make a temporary folder")?;
         let (out, err) = (dir.path().join("out"), dir.path().join("err"));
         let file = |path: &Path| fs::File::create(path).tool("make a temporary file");
@@ -325,18 +363,18 @@ impl Work<'_> {
         let program = command.get_program().to_string_lossy().into_owned();
         let status = ended(command.spawn().tool(format!("start {program}"))?);
         let read = |path: &Path| fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
-        let said = read(&err).tool("read a temporary file")?;
         let place = format!("{}, {}", one.name, scenario.name);
-        match status.map_err(|f| f.at(&place))? {
-            status if status.success() => Ok((status, read(&out).tool("read a temporary file")?)),
-            status => {
-                let last: Vec<_> = said.lines().filter(|l| !l.is_empty()).collect();
-                let last = last[last.len().saturating_sub(3)..].join("\n");
-                let text = format!("{place}: a run {}: {last}", crate::process::ending(status));
-                Err(Failure::new(Kind::Call, text))
-            }
-        }
+        let status = status.map_err(|f| f.at(&place))?;
+        let [out, err] = [read(&out), read(&err)].map(|text| text.tool("read a temporary file"));
+        Ok(Ended { status, out: out?, err: err? })
     }
+}
+
+/// A child that has ended, and its output.
+struct Ended {
+    status: ExitStatus,
+    out: String,
+    err: String,
 }
 
 /// Waits up to [`LIMIT`].
@@ -361,7 +399,7 @@ fn has_valgrind() -> bool {
     out.is_ok_and(|status| status.success())
 }
 
-fn unread(what: &str) -> Failure {
+pub(super) fn unread(what: &str) -> Failure {
     Failure::new(Kind::Tool, format!("cannot read the result of a run: {what}"))
 }
 

@@ -8,6 +8,7 @@
 mod callgrind;
 mod chart;
 mod contestant;
+mod failover;
 mod figures;
 mod measure;
 mod null;
@@ -66,6 +67,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
+    /// Measure faults instead: one of two rails fails and returns under load, once in each round
+    #[arg(long, conflicts_with_all = ["only", "svg"])]
+    failover: bool,
+
     /// Do not count instructions (counting needs valgrind)
     #[arg(long)]
     no_instructions: bool,
@@ -113,7 +118,6 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
         );
         return Err(Failure::new(Kind::Usage, text));
     }
-    let scenarios = scenario::chosen(args.only.as_deref())?;
     let work = measure::Work {
         contestants: &contestants,
         softverbs: &softverbs,
@@ -122,19 +126,29 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
         connections: args.connections,
         instructions: !args.no_instructions,
     };
+    if args.failover {
+        let report = failover::measure(&work)?;
+        let json = serde_json::to_string_pretty(&report).tool("encode the report")?;
+        return show(args, &json, &report.text(), &report.markdown(), None);
+    }
+    let scenarios = scenario::chosen(args.only.as_deref())?;
     let report = Report::new(&contestants, args.rounds, args.time, measure::all(&work, &scenarios)?);
-    show(args, &report)
+    let json = serde_json::to_string_pretty(&report).tool("encode the report")?;
+    show(args, &json, &table::text(&report), &table::markdown(&report), Some(chart::svg(&report)))
 }
 
-fn show(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
-    let json = serde_json::to_string_pretty(report).tool("encode the report")?;
-    let text = if args.json { json.clone() } else { table::text(report) };
-    writeln!(io::stdout(), "{text}").tool("write to stdout")?;
-    for (file, content) in [
-        (&args.json_file, format!("{json}\n")),
-        (&args.svg, chart::svg(report)),
-        (&args.markdown, table::markdown(report)),
-    ] {
+fn show(
+    args: &CompareArgs,
+    json: &str,
+    text: &str,
+    markdown: &str,
+    svg: Option<String>,
+) -> Result<(), Failure> {
+    writeln!(io::stdout(), "{}", if args.json { json } else { text }).tool("write to stdout")?;
+    let svg = svg.unwrap_or_default();
+    for (file, content) in
+        [(&args.json_file, format!("{json}\n")), (&args.svg, svg), (&args.markdown, markdown.to_owned())]
+    {
         if let Some(file) = file {
             fs::write(file, content).tool(format!("write {}", file.display()))?;
         }

@@ -14,16 +14,22 @@ pub(super) struct Scenario {
     pub(super) share: u16,
     /// Verbs complete at once, in process; the rates do not matter.
     pub(super) null: bool,
+    /// Whether the devices have hw_counters.
+    pub(super) counters: bool,
 }
+
+/// The rails on which faults are measured.
+pub(super) const FAULTY: Scenario =
+    Scenario { name: "2+2 GB/s with faults", rates: &[2.0, 2.0], share: 512, null: false, counters: true };
 
 /// The sums are what two cores can copy; the shares follow the rates.
 const ALL: [Scenario; 6] = [
-    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0, null: false },
-    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512, null: false },
-    Scenario { name: "4+2 GB/s", rates: &[4.0, 2.0], share: 341, null: false },
-    Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205, null: false },
-    Scenario { name: "null verbs, one rail", rates: &[4.0], share: 0, null: true },
-    Scenario { name: "null verbs, two rails", rates: &[2.0, 2.0], share: 512, null: true },
+    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0, null: false, counters: false },
+    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512, null: false, counters: false },
+    Scenario { name: "4+2 GB/s", rates: &[4.0, 2.0], share: 341, null: false, counters: false },
+    Scenario { name: "4+1 GB/s", rates: &[4.0, 1.0], share: 205, null: false, counters: false },
+    Scenario { name: "null verbs, one rail", rates: &[4.0], share: 0, null: true, counters: false },
+    Scenario { name: "null verbs, two rails", rates: &[2.0, 2.0], share: 512, null: true, counters: false },
 ];
 
 /// Returns the scenarios whose name begins with `only`, or all.
@@ -56,7 +62,8 @@ impl Scenario {
     pub(super) fn devices(&self, rated: bool) -> String {
         let device = |(i, rate): (usize, &f64)| {
             let rate = if rated { format!(",rate={rate}GB") } else { String::new() };
-            format!("rail{i}:addr=10.18.{i}.1/24{rate}")
+            let counters = if self.counters { ",counters=on" } else { "" };
+            format!("rail{i}:addr=10.18.{i}.1/24{rate}{counters}")
         };
         self.rates.iter().enumerate().map(device).collect::<Vec<_>>().join(";")
     }

@@ -3,7 +3,7 @@
 use super::figures::{Better, Goal, Report, Row};
 
 /// Formats a number with four significant digits.
-fn value(number: f64) -> String {
+pub(super) fn value(number: f64) -> String {
     match number.abs() {
         n if n >= 1000.0 => format!("{number:.0}"),
         n if n >= 100.0 => format!("{number:.1}"),
@@ -59,6 +59,15 @@ fn lines(report: &Report) -> impl Iterator<Item = Vec<Vec<String>>> {
 /// Formats the report for a terminal.
 pub(super) fn text(report: &Report) -> String {
     let all: Vec<_> = lines(report).collect();
+    let mut out = aligned(&all);
+    for note in &report.notes {
+        out += &format!("{note}\n");
+    }
+    out.trim_end().to_owned()
+}
+
+/// Aligns the columns of tables.
+pub(super) fn aligned(all: &[Vec<Vec<String>>]) -> String {
     let columns = all.iter().flatten().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| all.iter().flatten().filter_map(|l| l.get(c)).map(String::len).max().unwrap_or(0);
     let widths: Vec<_> = (0..columns).map(width).collect();
@@ -71,10 +80,7 @@ pub(super) fn text(report: &Report) -> String {
         out += padded.collect::<Vec<_>>().join("  ").trim_end();
         out.push('\n');
     }
-    for note in &report.notes {
-        out += &format!("{note}\n");
-    }
-    out.trim_end().to_owned()
+    out
 }
 
 /// Formats the report as Markdown.

@@ -103,6 +103,13 @@ pub(crate) struct PerfArgs {
           conflicts_with_all = ["device", "peer_device", "listen", "connect"])]
     pub(crate) merge: Vec<i32>,
 
+    /// Break a rail in the middle of the transfer and repair it, for example sup:link=down, in the
+    /// syntax of SOFTVERBS_FAULTS: shows throughput, longest stall and bytes by rail before, while
+    /// and after. Needs softverbs
+    #[arg(long, value_name = "DEVICE:FAULT", value_parser = parse_fault,
+          conflicts_with_all = ["ping_pong", "listen", "connect", "iterations"])]
+    pub(crate) fault: Option<Fault>,
+
     /// Do not check the received bytes (sizes are still checked)
     #[arg(long)]
     pub(crate) no_check: bool,
@@ -189,6 +196,35 @@ impl Abi {
     }
 }
 
+/// A fault of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fault {
+    pub(crate) device: String,
+    /// What follows the device's name in the script.
+    pub(crate) action: String,
+}
+
+impl Fault {
+    /// Returns the script that breaks the device.
+    pub(crate) fn script(&self) -> String {
+        format!("{}:{}", self.device, self.action)
+    }
+
+    /// Returns the script that repairs the device.
+    pub(crate) fn repair(&self) -> String {
+        format!("{}:heal", self.device)
+    }
+}
+
+fn parse_fault(text: &str) -> Result<Fault, String> {
+    match text.split_once(':') {
+        Some((device, action)) if !device.is_empty() && !action.is_empty() => {
+            Ok(Fault { device: device.into(), action: action.into() })
+        }
+        _ => Err(format!("{text:?}: expected DEVICE:FAULT, for example sup:link=down")),
+    }
+}
+
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     if !(0.001..=86_400.0).contains(&number) {
@@ -213,6 +249,7 @@ pub(crate) struct Plan {
     pub(crate) check: bool,
     pub(crate) memory: usize,
     pub(crate) timeout: Duration,
+    pub(crate) fault: Option<Fault>,
 }
 
 impl PerfArgs {
@@ -231,6 +268,7 @@ impl PerfArgs {
             check: !self.no_check,
             memory: self.memory,
             timeout: self.timeout,
+            fault: self.fault.clone(),
         })
     }
 }
@@ -268,6 +306,9 @@ impl Plan {
         }
         if !(1..=MOST_AT_ONCE as usize).contains(&self.at_once) {
             return bad(format!("{} connections at a time, expected 1 to {MOST_AT_ONCE}", self.at_once));
+        }
+        if let Some(fault) = &self.fault {
+            return bad(format!("fault {}: only for two ends on one machine", fault.script()));
         }
         let day = Duration::from_secs(86_400);
         if self.time > day || self.timeout > day || self.timeout.is_zero() {

@@ -1,7 +1,12 @@
 //! One direction of a connection at one end: the sends or receives of one round, and the requests
 //! in flight.
 
-use std::{collections::VecDeque, fmt, mem::ManuallyDrop, time::Instant};
+use std::{
+    collections::VecDeque,
+    fmt,
+    mem::ManuallyDrop,
+    time::{Duration, Instant},
+};
 
 use hdrhistogram::Histogram;
 
@@ -54,6 +59,8 @@ pub(super) struct Round {
     /// Whether receives are optional: a request may complete before the data has arrived, and with
     /// another size.
     pub(super) optional: bool,
+    /// Slots of the region. A round with more messages uses its slots again, unchecked.
+    pub(super) slots: usize,
 }
 
 impl Round {
@@ -117,11 +124,26 @@ pub(super) struct Sending<'a> {
     next: usize,
     done: usize,
     flight: VecDeque<(Request, usize, Instant)>,
+    /// Time of the last completion; at first, of the start.
+    last: Instant,
+    /// Longest time without a completion.
+    stall: Duration,
 }
 
 impl<'a> Sending<'a> {
     pub(super) fn new(end: &'a End<'a, Sender>, round: Round) -> Self {
-        Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth * round.receives) }
+        let flight = VecDeque::with_capacity(round.depth * round.receives);
+        Self { end, round, next: 0, done: 0, flight, last: Instant::now(), stall: Duration::ZERO }
+    }
+
+    /// Returns the number of completed sends.
+    pub(super) const fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Returns the longest time without a completion so far.
+    pub(super) const fn stall(&self) -> Duration {
+        self.stall
     }
 
     /// Tests requests and posts new ones; returns whether any call made progress.
@@ -134,14 +156,17 @@ impl<'a> Sending<'a> {
                 self.flight.push_back((request, slot, since));
                 continue;
             }
-            times.saturating_record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            let now = Instant::now();
+            times.saturating_record(u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX));
+            self.stall = self.stall.max(now - self.last);
+            self.last = now;
             self.done += 1;
             moved = true;
         }
         while self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives
         {
             let (slot, tag) = self.place(self.next);
-            let offset = self.end.region.slot_offset(slot);
+            let offset = self.end.region.slot_offset(slot % self.round.slots);
             let since = Instant::now();
             let Some(request) = self.end.comm.isend(&self.end.mr, offset, self.round.size, tag)? else {
                 break;
@@ -228,7 +253,7 @@ impl<'a> Receiving<'a> {
     pub(super) fn post(&self, group: usize) -> Result<Option<Request>, Failure> {
         let recv = |member: usize| Recv {
             mr: &self.end.mr,
-            offset: self.end.region.slot_offset(group * self.round.receives + member),
+            offset: self.end.region.slot_offset((group * self.round.receives + member) % self.round.slots),
             len: self.round.size,
             tag: FIRST_TAG + member as i32,
         };

@@ -10,7 +10,7 @@ use super::{
     flow::{self, End, Receiving, Round, Sending},
     link::{Message, Role, expect_message},
     pingpong, rails,
-    report::{SizeResult, Times},
+    report::{SizeResult, Stage, Times},
     session::{Comms, Patience, Session},
 };
 use crate::failure::{Context, Failure};
@@ -22,13 +22,20 @@ const BACKWARD: u64 = 1 << 63;
 /// The longest time that is recorded: an hour in nanoseconds.
 const SLOWEST: u64 = 3_600_000_000_000;
 
+/// Most groups of a round that uses its slots again.
+const MOST_GROUPS: usize = 1 << 20;
+
 /// Both directions of one end, and the results so far.
-struct Measurement<'a> {
+pub(super) struct Measurement<'a> {
     send: Option<End<'a, Sender>>,
     recv: Option<End<'a, Receiver>>,
     times: Histogram<u64>,
-    messages: u64,
-    busy: Duration,
+    pub(super) messages: u64,
+    pub(super) busy: Duration,
+    /// Script of faults to run in the next round once so many sends are completed.
+    pub(super) due: Option<(usize, String)>,
+    /// Longest time of a round without a completed send.
+    pub(super) stall: Duration,
 }
 
 /// Measures `size`. Both ends return the same result.
@@ -40,16 +47,28 @@ pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Res
         times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
         messages: 0,
         busy: Duration::ZERO,
+        due: None,
+        stall: Duration::ZERO,
     };
-    let Plan { receives, optional, .. } = session.plan;
-    let round = Round { first: 0, groups: 0, receives, depth, size, optional };
-    let groups = layout.slots / session.plan.receives;
-    let before = match session.role {
-        Role::A => this.lead(session, round, groups)?,
-        Role::B => this.follow(session, round, groups)?,
+    let Plan { receives, optional, check, .. } = session.plan;
+    let fault = session.plan.fault.clone();
+    let round = Round { first: 0, groups: 0, receives, depth, size, optional, slots: layout.slots };
+    let groups = match &fault {
+        Some(_) if !check => MOST_GROUPS,
+        _ => layout.slots / receives,
+    };
+    let (before, stages) = match (session.role, &fault) {
+        (Role::A, Some(fault)) => {
+            let before = rails::read();
+            let stages = this.lead_through(session, round, groups, fault)?;
+            session.link.send(&Message::EndOfSize)?;
+            (before, stages)
+        }
+        (Role::A, None) => (this.lead(session, round, groups)?, Vec::new()),
+        (Role::B, _) => (this.follow(session, round, groups)?, Vec::new()),
     };
     let rails = before.as_ref().and_then(rails::since);
-    let result = this.tally(session, size, depth, rails)?;
+    let result = this.tally(session, size, depth, rails, stages)?;
     this.send.map_or(Ok(()), End::close)?;
     this.recv.map_or(Ok(()), End::close)?;
     Ok(result)
@@ -101,7 +120,7 @@ impl Measurement<'_> {
         Some(usize::try_from(fitting).unwrap_or(usize::MAX).max(round.depth))
     }
 
-    fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
+    pub(super) fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         session.link.send(&Message::Round { first: round.first, groups: round.groups })?;
         self.prepare(session, round);
         expect_message!(session.link, Message::Ready => ());
@@ -135,7 +154,7 @@ impl Measurement<'_> {
     }
 
     /// Discards the warm-up's results.
-    fn reset(&mut self) -> Option<rails::Counters> {
+    pub(super) fn reset(&mut self) -> Option<rails::Counters> {
         self.times.reset();
         self.messages = 0;
         self.busy = Duration::ZERO;
@@ -177,6 +196,9 @@ impl Measurement<'_> {
             let mut moved = false;
             if let Some(sending) = &mut sending {
                 moved |= sending.step(&mut self.times)?;
+                if let Some((_, script)) = self.due.take_if(|(sends, _)| sending.done() >= *sends) {
+                    rails::run_faults(&script)?;
+                }
             }
             if let Some(receiving) = &mut receiving {
                 moved |= receiving.step()?;
@@ -184,6 +206,8 @@ impl Measurement<'_> {
             if sending.as_ref().is_none_or(Sending::finished)
                 && receiving.as_ref().is_none_or(Receiving::finished)
             {
+                let stall = sending.as_ref().map_or(Duration::ZERO, Sending::stall);
+                self.stall = self.stall.max(stall);
                 return Ok(());
             }
             if moved {
@@ -222,6 +246,7 @@ impl Measurement<'_> {
         size: usize,
         depth: usize,
         rails: Option<Vec<rails::RailBytes>>,
+        stages: Vec<Stage>,
     ) -> Result<SizeResult, Failure> {
         if session.role == Role::B {
             let times =
@@ -249,6 +274,7 @@ impl Measurement<'_> {
             checked: session.plan.check,
             rails,
             peer_rails,
+            stages,
         };
         session.link.send(&Message::Result(Box::new(result.clone())))?;
         Ok(result)

@@ -36,6 +36,7 @@ impl Probe {
             check: true,
             memory: 16 << 20,
             timeout: self.timeout,
+            fault: None,
         };
         let job = Job {
             plugin: self.plugin,

@@ -56,6 +56,61 @@ pub(crate) struct SizeResult {
     pub(crate) rails: Option<Vec<RailBytes>>,
     /// Bytes that the second end's rails sent.
     pub(crate) peer_rails: Option<Vec<RailBytes>>,
+    /// The stages of a run with a fault.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// The stages of a run in which a rail fails and returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StageKind {
+    Before,
+    Fails,
+    Without,
+    Returns,
+    After,
+}
+
+impl StageKind {
+    /// Returns the name in the table.
+    fn name(self, rail: &str) -> String {
+        match self {
+            Self::Before | Self::After => "all rails".into(),
+            Self::Fails => format!("{rail} fails"),
+            Self::Without => format!("without {rail}"),
+            Self::Returns => format!("{rail} returns"),
+        }
+    }
+}
+
+/// One stage of a run in which a rail fails and returns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stage {
+    pub(crate) kind: StageKind,
+    /// Duration, filling and checking included. That of `Returns` is from the repair to data on
+    /// the rail.
+    pub(crate) seconds: f64,
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    /// 10^9 bytes per second, without filling and checking.
+    pub(crate) gigabytes_per_second: f64,
+    /// Longest time without a completed send, in nanoseconds.
+    pub(crate) stall_ns: u64,
+    /// Bytes that the first end's rails sent.
+    pub(crate) rails: Option<Vec<RailBytes>>,
+}
+
+impl Stage {
+    /// Returns whether the rail has returned before this stage.
+    pub(crate) fn is_after(&self) -> bool {
+        self.kind == StageKind::After
+    }
+
+    /// Returns the bytes that a rail sent.
+    pub(super) fn carried(&self, rail: &str) -> u64 {
+        self.rails.iter().flatten().filter(|of| of.name == rail).map(|of| of.bytes).sum()
+    }
 }
 
 /// The results of one table.
@@ -179,8 +234,12 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
     } else {
         format!("{} receives", plan.receives)
     };
+    let fault = plan.fault.as_ref().map_or(String::new(), |fault| {
+        let sizes: Vec<_> = plan.sizes.iter().map(|size| human(*size as u64)).collect();
+        format!("; {} messages of {} in flight, {} and back", plan.depth, sizes.join(", "), fault.script())
+    });
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
-    format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}")
+    format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}{fault}")
 }
 
 /// Returns the line for `--connections`.
@@ -205,6 +264,27 @@ pub(super) fn head() -> String {
     format!(
         "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  bytes sent by rail",
         "size", "depth", "median", "p99", "GB/s"
+    )
+}
+
+/// Returns the names of the columns of a run with a fault.
+pub(super) fn stage_head() -> String {
+    format!(
+        "{:>14}  {:>8}  {:>11}  {:>8}  {:>10}  bytes sent by rail",
+        "stage", "time", "in messages", "GB/s", "stall"
+    )
+}
+
+/// Returns one line for a stage in which the rail takes part.
+pub(super) fn stage(stage: &Stage, rail: &str) -> String {
+    format!(
+        "{:>14}  {:>8}  {:>11}  {:>8}  {:>10}  {}",
+        stage.kind.name(rail),
+        duration((stage.seconds * 1e9) as u64),
+        decimal(stage.bytes),
+        rate(stage.gigabytes_per_second),
+        duration(stage.stall_ns),
+        shares(stage.rails.as_deref()),
     )
 }
 
@@ -253,6 +333,7 @@ mod tests {
             checked: true,
             rails,
             peer_rails: None,
+            stages: Vec::new(),
         }
     }
 

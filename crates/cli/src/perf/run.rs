@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
             }
             Some(Event::Result(result)) if first => self.result(*result)?,
             Some(Event::Connections(connections)) if first => {
-                self.ui.connections(&connections)?;
+                self.ui.connections(&connections, self.plan)?;
                 self.report.connections = Some(connections);
             }
             Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_)) => {}
@@ -133,7 +133,7 @@ impl<'a> Run<'a> {
     }
 
     fn result(&mut self, result: SizeResult) -> Result<(), Failure> {
-        self.ui.row(&result)?;
+        self.ui.row(&result, self.plan)?;
         self.report.results.push(result);
         Ok(())
     }

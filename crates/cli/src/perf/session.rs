@@ -6,7 +6,7 @@ use super::{
     args::Plan,
     connections,
     link::{Link, Message, Role, expect_message},
-    measure,
+    measure, outage,
     region::Layout,
     report::{Connections, SizeResult},
 };
@@ -100,6 +100,11 @@ impl Session<'_> {
         for size in self.plan.sizes.clone() {
             let result = measure::size(self, &comms, size)?;
             listener.result(&result)?;
+            if let Some(fault) = &self.plan.fault
+                && let Some(failure) = outage::missing(&result.stages, fault)
+            {
+                return Err(failure);
+            }
         }
         comms.close()
     }

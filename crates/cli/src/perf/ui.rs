@@ -76,19 +76,29 @@ impl Ui {
         self.bar.set_message(format!("v{abi}"));
         self.print(&report::title(abi, net, Some(device), plan))?;
         // The line about connections precedes the table of sizes.
-        if plan.connections > 0 { Ok(()) } else { self.print(&report::head()) }
+        if plan.connections > 0 { Ok(()) } else { self.head(plan) }
+    }
+
+    /// Shows the names of the columns.
+    fn head(&self, plan: &Plan) -> Result<(), Failure> {
+        self.print(&if plan.fault.is_some() { report::stage_head() } else { report::head() })
     }
 
     /// Shows the result for further connections.
-    pub(super) fn connections(&self, connections: &Connections) -> Result<(), Failure> {
+    pub(super) fn connections(&self, connections: &Connections, plan: &Plan) -> Result<(), Failure> {
         self.print(&report::connections(connections))?;
-        self.print(&report::head())
+        self.head(plan)
     }
 
     /// Shows a size's result.
-    pub(super) fn row(&self, result: &SizeResult) -> Result<(), Failure> {
+    pub(super) fn row(&self, result: &SizeResult, plan: &Plan) -> Result<(), Failure> {
         self.bar.inc(1);
-        self.print(&report::row(result))
+        match &plan.fault {
+            Some(fault) => {
+                result.stages.iter().try_for_each(|s| self.print(&report::stage(s, &fault.device)))
+            }
+            None => self.print(&report::row(result)),
+        }
     }
 
     /// Ends a table.

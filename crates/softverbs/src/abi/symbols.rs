@@ -3,7 +3,7 @@
 
 const LIST: &str = include_str!("../../ibverbs.symbols");
 /// The symbols that the library exports in addition to those of rdma-core.
-pub const OWN: [&str; 2] = ["softverbs_complete_at_once", "softverbs_counters_json"];
+pub const OWN: [&str; 3] = ["softverbs_complete_at_once", "softverbs_counters_json", "softverbs_run_faults"];
 /// Version of [`OWN`].
 pub const OWN_VERSION: &str = "SOFTVERBS";
 

@@ -5,3 +5,4 @@ pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod json;
 pub(crate) mod outside;
+pub(crate) mod script;

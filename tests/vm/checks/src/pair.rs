@@ -90,7 +90,11 @@ impl Pair {
 
     /// Starts a transfer from host 1 to host 2 that does not end by itself.
     pub(crate) fn stream(&mut self) -> Outcome<()> {
-        let load = Load { sizes: "262144", group: 1, depth: 4, rounds: 1_000_000 };
+        self.begin(Load { sizes: "262144", group: 1, depth: 4, rounds: 1_000_000 })
+    }
+
+    /// Starts a transfer from host 1 to host 2, and returns while it is under way.
+    pub(crate) fn begin(&mut self, load: Load<'_>) -> Outcome<()> {
         self.b.talk.say(&load.command("recv"))?;
         self.a.talk.say(&format!("{} tell=1", load.command("send")))?;
         match self.a.talk.line()?.as_str() {

@@ -13,6 +13,7 @@ use crate::transfer::{End, Flow, Spec, round};
 use mpib::failure::{Failure, Kind};
 use mpib::plugin::open_table;
 use nccl_net_host::{Error, HANDLE_BYTES, Handle, Listener, Net, RecvComm, SendComm, Settings, logger};
+use nccl_net_mpib_agent_iface::stats::{Summary, pages_of};
 
 /// Longer than the plugin's own limits for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(100);
@@ -91,6 +92,12 @@ impl Worker {
             "warnings" => {
                 let mut lines = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
                 Ok(std::mem::take(&mut *lines).join(" | "))
+            }
+            // Failover episodes of this process, and the bytes that were sent again in them.
+            "episodes" => {
+                let pages = pages_of(std::process::id()).map_err(|e| usage(format!("statistics: {e}")))?;
+                let sum = |of: fn(Summary) -> u64| pages.iter().map(|page| of(page.summary())).sum::<u64>();
+                Ok(format!("{} {}", sum(|s| s.episodes), sum(|s| s.replayed)))
             }
             // Bytes that softverbs has counted on each rail.
             "counters" => {

@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use crate::host::Outcome;
 use crate::pair::{Load, Pair, good};
-use crate::world::{Kind, World};
+use crate::world::{Kind, RAILS, World};
 
-const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
+pub(super) const HALF: (&str, &str) = ("MPIB_SUP_SHARE", "512");
+/// A rail that fails ends its connections.
+const FIXED: (&str, &str) = ("MPIB_FAILOVER", "0");
 /// 4.096 µs times 2 to the power of 16 is 0.27 s, the delay of a lost packet. A dead wire takes
 /// seven times as long.
 const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
@@ -14,34 +16,61 @@ const SOON: (&str, &str) = ("NCCL_IB_TIMEOUT", "16");
 /// that are not ready.
 const SOME: (&str, &str) = ("NCCL_IB_RETRY_CNT", "6");
 
-/// A fault of SUP on one host: the command that causes it, and the command that repairs it.
-struct Fault {
+/// Index of SUP in [`RAILS`].
+const SUP: usize = 1;
+
+/// A fault of a rail on one host: the command that causes it, and the command that repairs it. The
+/// variables `rail` and `number` are the interface's name and the number of its network.
+#[derive(Clone, Copy)]
+pub(super) struct Fault {
     host: usize,
+    rail: usize,
     wrong: &'static str,
     right: &'static str,
 }
 
-/// Returns the faults that take down the link of one host.
-fn link_down(world: &World, host: usize) -> Vec<Fault> {
+/// Returns the faults that take down a rail's link of one host.
+pub(super) fn link_down(world: &World, rail: usize, host: usize) -> Vec<Fault> {
     if world.kind == Kind::Softverbs {
-        let (wrong, right) = ("\"$softverbs_link\" sup down", "\"$softverbs_link\" sup up");
-        return vec![Fault { host, wrong, right }];
+        let (wrong, right) = ("\"$softverbs_link\" $rail down", "\"$softverbs_link\" $rail up");
+        return vec![Fault { host, rail, wrong, right }];
     }
     // The interface loses its IPv6 address with the link, and must resolve the neighbour again.
-    let right = "ip link set sup up && ip addr replace fd00:3::$n/64 dev sup nodad && \
-        until ping -c 1 -W 1 10.2.0.$o >/dev/null; do :; done";
-    let down = Fault { host, wrong: "ip link set sup down", right };
+    let right = "ip link set $rail up && ip addr replace fd00:$((number + 1))::$n/64 dev $rail nodad && \
+        until ping -c 1 -W 1 10.$number.0.$o >/dev/null; do :; done";
+    let down = Fault { host, rail, wrong: "ip link set $rail down", right };
     // A switch drops packets to a link that is down. The wire between the guests would hold them
     // back instead, which would block the interface of the sender, host 1, and all its retries.
-    if host == 0 { vec![down] } else { vec![Fault { host: 0, ..DEAD }, down] }
+    if host == 0 { vec![down] } else { vec![Fault { host: 0, rail, ..DEAD }, down] }
 }
 
-const DEAD: Fault = netem("tc qdisc replace dev sup root netem loss 100%");
-const LOSSY: Fault = netem("tc qdisc replace dev sup root netem loss 1%");
-const SMALL: Fault = Fault { host: 1, wrong: "ip link set sup mtu 1500", right: "ip link set sup mtu 4200" };
+/// Returns the fault that drops all packets that one host sends on a rail.
+pub(super) const fn silent(rail: usize, host: usize) -> Fault {
+    Fault { host, rail, ..DEAD }
+}
+
+const DEAD: Fault = netem("tc qdisc replace dev $rail root netem loss 100%");
+const LOSSY: Fault = netem("tc qdisc replace dev $rail root netem loss 1%");
+const SMALL: Fault =
+    Fault { host: 1, rail: SUP, wrong: "ip link set $rail mtu 1500", right: "ip link set $rail mtu 4200" };
 
 const fn netem(wrong: &'static str) -> Fault {
-    Fault { host: 0, wrong, right: "tc qdisc replace dev sup root pfifo limit 10000" }
+    Fault { host: 0, rail: SUP, wrong, right: "tc qdisc replace dev $rail root pfifo limit 10000" }
+}
+
+impl Fault {
+    pub(super) fn cause(&self, world: &World) -> Outcome<()> {
+        self.run(world, self.wrong)
+    }
+
+    pub(super) fn repair(&self, world: &World) -> Outcome<()> {
+        self.run(world, self.right)
+    }
+
+    fn run(&self, world: &World, command: &str) -> Outcome<()> {
+        let (rail, number) = (RAILS[self.rail], self.rail + 1);
+        world.sh(self.host, &format!("rail={rail} number={number}; {command}")).map(drop)
+    }
 }
 
 /// Returns the fault for both hosts.
@@ -50,10 +79,10 @@ fn both(fault: Fault) -> Vec<Fault> {
 }
 
 /// Causes the faults, runs `f`, and repairs the faults even if `f` failed.
-fn with<T>(world: &World, faults: &[Fault], f: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    let wrong = faults.iter().try_for_each(|fault| world.sh(fault.host, fault.wrong).map(drop));
+pub(super) fn with<T>(world: &World, faults: &[Fault], f: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let wrong = faults.iter().try_for_each(|fault| fault.cause(world));
     let outcome = wrong.and_then(|()| f());
-    faults.iter().try_for_each(|fault| world.sh(fault.host, fault.right).map(drop))?;
+    faults.iter().try_for_each(|fault| fault.repair(world))?;
     outcome
 }
 
@@ -108,7 +137,7 @@ pub(crate) fn down_at_connect(world: &World) -> Outcome {
     let strict = [HALF, ("MPIB_STRICT", "1")];
     let mut refused = Pair::start(world, 12, &strict)?;
     let names = |e: &str| e.contains("sup:1") && e.contains("MPIB_STRICT=1");
-    let said = with(world, &link_down(world, 1), || {
+    let said = with(world, &link_down(world, SUP, 1), || {
         good(pair.connect()?)?;
         pair.send(Load::mebibytes(4))?;
         let said = [pair.a.talk.ask("warnings")?, pair.b.talk.ask("warnings")?];
@@ -150,14 +179,14 @@ pub(crate) fn dead_at_connect(world: &World) -> Outcome {
     Ok(said)
 }
 
-/// The link of one host goes down during a transfer: first the sender's, which sees this on its
+/// Without failover, the link of one host goes down during a transfer: first the sender's, which sees this on its
 /// port, then the receiver's.
 pub(crate) fn down_in_transfer(world: &World) -> Outcome {
     let mut told = Vec::new();
     for host in [0, 1] {
-        let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+        let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME, FIXED])?;
         pair.stream()?;
-        let said = with(world, &link_down(world, host), || fails(&mut pair))?;
+        let said = with(world, &link_down(world, SUP, host), || fails(&mut pair))?;
         if host == 0 && !said.contains("sup:1 now: the port is not active") {
             return Err(format!("the sender was to name its own port, but: {said}"));
         }
@@ -168,9 +197,9 @@ pub(crate) fn down_in_transfer(world: &World) -> Outcome {
     Ok(told.join("; "))
 }
 
-/// SUP's wire drops all packets during a transfer.
+/// Without failover, SUP's wire drops all packets during a transfer.
 pub(crate) fn dead_in_transfer(world: &World) -> Outcome {
-    let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME])?;
+    let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME, FIXED])?;
     pair.stream()?;
     let said = with(world, &both(DEAD), || fails(&mut pair))?;
     if !said.contains("IBV_WC_RETRY_EXC_ERR") {
@@ -217,7 +246,7 @@ pub(crate) fn killed(world: &World, host: usize) -> Outcome {
 }
 
 /// New connections work on both rails.
-fn again(world: &World) -> Outcome<()> {
+pub(super) fn again(world: &World) -> Outcome<()> {
     let strict = [HALF, ("MPIB_STRICT", "1")];
     let mut pair = Pair::connected(world, 12, &strict).map_err(|e| format!("a new connection: {e}"))?;
     pair.send(Load::mebibytes(4)).map_err(|e| format!("on a new connection: {e}"))?;

@@ -1,6 +1,7 @@
 //! The checks.
 
 mod data;
+mod failover;
 mod faults;
 mod life;
 mod nccl;
@@ -66,6 +67,14 @@ pub(crate) const LIST: &[Check] = &[
     check("rail-dead-at-connect", faults::dead_at_connect).kernel(),
     check("rail-down-in-transfer", faults::down_in_transfer).telling(),
     check("rail-dead-in-transfer", faults::dead_in_transfer).kernel(),
+    check("sup-down-and-up-at-sender", |w| failover::down(w, 1, 0)).telling(),
+    check("sup-down-and-up-at-receiver", |w| failover::down(w, 1, 1)),
+    check("sout-down-and-up-at-sender", |w| failover::down(w, 0, 0)),
+    check("sout-down-and-up-at-receiver", |w| failover::down(w, 0, 1)).telling(),
+    check("sup-silent-at-sender", |w| failover::silence(w, 1, 0)).kernel(),
+    check("sup-silent-at-receiver", |w| failover::silence(w, 1, 1)).kernel(),
+    check("sout-silent-at-sender", |w| failover::silence(w, 0, 0)).kernel(),
+    check("sout-silent-at-receiver", |w| failover::silence(w, 0, 1)).kernel(),
     check("sender-killed", |w| faults::killed(w, 0)),
     check("receiver-killed", |w| faults::killed(w, 1)).telling(),
     Check { lacks: nccl::lacks, ..check("nccl-loader", nccl::loader).kernel() },

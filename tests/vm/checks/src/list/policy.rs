@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 /// the other direction and neighbour discovery.
 const SLACK: f64 = 1.25;
 /// Most bytes of a rail without data: handshake, CTS writes, acknowledgements.
-const IDLE: u64 = 256 << 10;
+pub(super) const IDLE: u64 = 256 << 10;
 
 /// Checks that SUP carried `sup` of `total` bytes and SOUT the rest.
 pub(super) fn judge(carried: [u64; 2], total: u64, sup: u64) -> Outcome {
@@ -98,7 +98,7 @@ pub(crate) fn hints(world: &World) -> Outcome {
 }
 
 /// Repeats `so` until it returns true, up to a limit of time.
-fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
+pub(super) fn until(what: &str, mut so: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
         if so()? {
