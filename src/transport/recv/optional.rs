@@ -64,12 +64,13 @@ impl RecvState {
         }
         let polled = self.poll();
         self.comm.fail_on_error(polled)?;
-        if self.comm.is_marked() {
+        if self.comm.has_news() {
             return self.look_while_idle();
         }
         if !self.awaits_data() {
             return Ok(());
         }
+        self.comm.check_usable()?;
         self.comm.check_peer("receives")
     }
 
