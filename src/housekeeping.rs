@@ -12,6 +12,26 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 
+/// Whether NCCL has left a comm alone, by something that each of its operations changes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Idleness<T>(Option<(T, Instant)>);
+
+impl<T: PartialEq + Copy> Idleness<T> {
+    /// Nothing is known yet.
+    pub(crate) const UNKNOWN: Self = Self(None);
+
+    /// Returns whether `now` has been the same at each call for at least [`TICK`].
+    pub(crate) fn lasts(&mut self, now: T) -> bool {
+        match self.0 {
+            Some((before, since)) if before == now => since.elapsed() >= TICK,
+            _ => {
+                self.0 = Some((now, Instant::now()));
+                false
+            }
+        }
+    }
+}
+
 /// How often a job runs unless it has another interval.
 pub const TICK: Duration = Duration::from_millis(250);
 

@@ -19,7 +19,7 @@ use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, SOON, TICK, job};
+use crate::housekeeping::{Housekeeping, Idleness, Job, SOON, TICK, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
@@ -72,9 +72,8 @@ pub(crate) struct RecvState {
     pub(crate) ahead: usize,
     /// Groups that may be posted before [`ready`](Self::ready) has to look again.
     credit: usize,
-    /// Next sequence number and outstanding slots at the last pass of housekeeping: see
-    /// [`optional`].
-    pub(crate) idle_mark: Option<(Sequence, usize)>,
+    /// By next sequence number and outstanding slots: see [`optional`].
+    pub(crate) idleness: Idleness<(Sequence, usize)>,
     episodes: ReceiverEpisodes,
     attempts: ReceiverAttempts,
     /// Dead rails that this end could not make anew.
@@ -113,7 +112,7 @@ impl Receiver {
                 outstanding: 0,
                 ahead: 0,
                 credit: 0,
-                idle_mark: None,
+                idleness: Idleness::UNKNOWN,
                 episodes: ReceiverEpisodes::default(),
                 attempts: ReceiverAttempts::default(),
                 unusable: 0,

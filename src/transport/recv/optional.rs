@@ -51,13 +51,12 @@ impl RecvState {
         }
     }
 
-    /// Handles news, or polls if nothing has changed since the last pass.
+    /// Handles news, or polls if nothing has changed for a while.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
         if self.comm.has_old_news() || self.is_return_due() {
             return self.look_while_idle();
         }
-        let seen = Some((self.cts.next(), self.outstanding));
-        let idle = std::mem::replace(&mut self.idle_mark, seen) == seen;
+        let idle = self.idleness.lasts((self.cts.next(), self.outstanding));
         let awaits = self.awaits_data() || self.comm.failures.is_enabled() && self.outstanding > 0;
         if !idle || !awaits || self.comm.has_failed() {
             return Ok(());

@@ -19,7 +19,7 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, SOON, TICK, job};
+use crate::housekeeping::{Housekeeping, Idleness, Job, SOON, TICK, job};
 use crate::policy::{Cut, Policy};
 use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
@@ -90,6 +90,7 @@ pub(crate) struct SendState {
     next: u8,
     /// Sends in flight.
     in_flight: usize,
+    idleness: Idleness<(Sequence, usize)>,
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
     usual: UsualSends,
@@ -127,6 +128,7 @@ impl Sender {
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,
+                idleness: Idleness::UNKNOWN,
                 groups: Box::new([Group::default(); SLOTS]),
             }),
         });
@@ -219,7 +221,9 @@ impl Sender {
     /// Handles news while NCCL makes no call. Returns `None` if a call holds the state.
     fn poll_idle(&self) -> Option<Fast<()>> {
         self.state.try_with(|state| {
-            if state.in_flight > 0 && state.comm.failures.is_enabled() && !state.comm.has_failed() {
+            let idle = state.idleness.lasts((state.seq, state.in_flight));
+            let waits = state.in_flight > 0 && state.comm.failures.is_enabled();
+            if idle && waits && !state.comm.has_failed() {
                 let polled = state.poll();
                 state.comm.fail_on_error(polled)?;
             }
