@@ -200,7 +200,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     assert!(!failed.may_return(0) && other.may_return(0));
     // A connection that was set up over the route proves the route.
     let new = world.comm(50, &[(0, 1)], None);
-    // The rail rests a while, whatever its route shows.
+    // The rail rests a while, also if its route works.
     until(|| failed.may_return(0).then_some(()));
     assert_eq!(new.take_condemned(), 0);
 }
