@@ -16,7 +16,7 @@ use crate::verbs::{About, AsyncEvent, Context};
 /// How long the episodes of a port are collected for one line.
 const REPORT: Duration = Duration::from_secs(1);
 /// How often a port is looked at that is suspect, or has episodes to report.
-const BUSY: Duration = Duration::from_millis(50);
+const BUSY: Duration = Duration::from_millis(10);
 
 /// What an event has changed of its ports, for the event's line.
 #[derive(Debug, Default)]
@@ -39,7 +39,13 @@ impl EventState {
         for nic in self.nics().iter().filter(|nic| of_adapter(nic) && ours(nic)) {
             let why = format!("{}: {event}", nic.name());
             let change = match event {
-                e if e.is_link_down() => nic.life().happened(now, Happening::LinkDown(&why)),
+                e if e.is_link_down() => {
+                    nic.life().happened(now, Happening::LinkDown(&why));
+                    if let Some(toll) = self.query(nic, now) {
+                        changed = PortChange { text: format!("; {toll}"), costs_rails: true };
+                    }
+                    Change::None
+                }
                 e if e.is_link_up() => nic.life().happened(now, Happening::LinkUp),
                 e if e.is_fatal() => nic.life().happened(now, Happening::Removed(&why)),
                 e if e.is_gid_change() => {
@@ -80,6 +86,16 @@ impl EventState {
             toll.condemn(comm, comm.rails_in_use(&fits), why);
         }
         toll
+    }
+
+    /// Queries a port whose link went down, by an event. If the port cannot be used, condemns all
+    /// rails on it, and returns what that costs.
+    fn query(&self, nic: &Nic, now: Moment) -> Option<Toll> {
+        let trouble = nic.now().err()?;
+        let change = nic.life().happened(now, Happening::Queried(Err(&trouble)));
+        let cause = nic.life().cause().filter(|_| change == Change::Died)?;
+        let toll = self.give_up(|route| route.is_on(nic), &cause.why);
+        (!toll.is_empty()).then_some(toll)
     }
 
     /// Condemns all rails on a port that is down, and logs that once for all of them.

@@ -151,12 +151,6 @@ impl CommWatch {
         self.wake();
     }
 
-    /// Like [`mark`](Self::mark), also for a comm that NCCL does not call: housekeeping looks now.
-    pub fn alert(&self) {
-        self.mark();
-        self.wake();
-    }
-
     /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may
     /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
     /// a change that another thread makes after this call comes with a new mark, and a change from

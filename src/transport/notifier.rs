@@ -30,6 +30,6 @@ impl News for Notifier {
         if event == ChannelEvent::Resumed {
             self.resumed.store(true, Ordering::Release);
         }
-        self.watch.alert();
+        self.watch.notify();
     }
 }

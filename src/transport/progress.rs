@@ -38,14 +38,12 @@ pub(crate) trait Progress {
 
     /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        let mut index = 0;
-        while self.comm().queues.get(index).is_some() {
+        for index in 0..self.comm().queues.end() {
             for _ in 0..BATCHES {
                 if !self.poll_queue(index)? {
                     break;
                 }
             }
-            index += 1;
         }
         Ok(())
     }

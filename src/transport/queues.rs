@@ -81,13 +81,16 @@ impl CompletionQueues {
         }
     }
 
-    /// Returns a CQ by its index. The chosen ones have the indices 0 and 1.
+    /// Returns one more than the highest index of a CQ.
+    pub(crate) fn end(&self) -> usize {
+        self.pairs.end()
+    }
+
+    /// Returns a CQ by its index. The chosen ones have the indices 0 and 1. If their number is odd,
+    /// one index below the [`end`](Self::end) has none, and not always the last one.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> Option<&CompletionQueue> {
-        match index {
-            0 | 1 => self.pairs.current[index].as_ref(),
-            _ => self.pairs.others.get(index / 2 - 1)?[index % 2].as_ref(),
-        }
+        self.pairs.get(index)
     }
 }
 
@@ -100,6 +103,18 @@ impl<T> Pairs<T> {
             others.push([Some(first), all.next()]);
         }
         Self { current, others }
+    }
+
+    fn end(&self) -> usize {
+        2 + 2 * self.others.len()
+    }
+
+    #[inline(always)]
+    fn get(&self, index: usize) -> Option<&T> {
+        match index {
+            0 | 1 => self.current[index].as_ref(),
+            _ => self.others.get(index / 2 - 1)?[index % 2].as_ref(),
+        }
     }
 
     /// Makes the least recently polled pair with a CQ that is `wanted` the current one.
@@ -205,6 +220,9 @@ mod tests {
         let (all, first) = ("abcde", "a");
         let choose = |pairs: &mut Pairs<char>, wanted: &str| {
             pairs.choose(|queue| wanted.contains(*queue));
+            let mut indexed: Vec<_> = (0..pairs.end()).filter_map(|index| pairs.get(index)).collect();
+            indexed.sort_unstable();
+            assert!(indexed.into_iter().eq(&['a', 'b', 'c', 'd', 'e']), "each has an index");
             pairs.current.into_iter().flatten().collect::<String>()
         };
         let mut alone = pairs();
@@ -213,6 +231,7 @@ mod tests {
         let chosen = [0; 3].map(|_| [choose(&mut mixed, first), choose(&mut mixed, all)]);
         assert_eq!(chosen, [["ab", "cd"], ["ab", "e"], ["ab", "cd"]], "one request delays no other");
         let mut two = Pairs::new(vec!['a', 'b']);
-        assert_eq!([all, "b"].map(|wanted| choose(&mut two, wanted)), ["ab", "ab"]);
+        two.choose(|queue| *queue == 'b');
+        assert_eq!((two.get(0), two.get(1), two.end()), (Some(&'a'), Some(&'b'), 2));
     }
 }

@@ -128,7 +128,7 @@ impl Steps for Work {
             }
         }
         drop(place);
-        self.watch.alert();
+        self.watch.notify();
         true
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::device::hold_down::HoldDown;
 
-/// How long a port is suspect before its rails are given up.
+/// How long a port is suspect although queries find it usable: packets may have been lost.
 const SUSPECT: Duration = Duration::from_secs(1);
 
 /// How often a port that was given up is queried: events get lost.
@@ -27,7 +27,8 @@ pub enum PortState {
     /// Usable, as far as is known.
     #[default]
     Healthy,
-    /// An event reported that the link is down. Rails on the port are still in use.
+    /// An event reported that the link went down, and a query found the port usable. Rails on the
+    /// port are still in use.
     Suspect,
     /// Given up: no rail uses the port.
     Down,
@@ -66,7 +67,7 @@ pub enum Happening<'a> {
     Failed(&'a str),
     /// The adapter failed or was removed. The port stays down until the adapter is opened again.
     Removed(&'a str),
-    /// A periodic query: whether the port can be used, or why not.
+    /// A query: whether the port can be used, or why not.
     Queried(Result<(), &'a str>),
     /// A rail on the port works again, or no connection waits for one.
     Restored,
@@ -237,18 +238,19 @@ impl PortLife {
         self.record.lock().episodes.take_if(old)
     }
 
-    /// Returns whether the port is to be queried now: once when it has been suspect for long, and
-    /// each second while it is out of use.
+    /// Returns whether the port is to be queried now: always while it is suspect, and each second
+    /// while it is out of use.
     pub fn is_query_due(&self, now: Instant) -> bool {
         if self.state() == PortState::Healthy {
             return false;
         }
         let port = &mut self.record.lock().port;
-        let past = |since: Option<Instant>| since.map(|since| now.saturating_duration_since(since));
         let due = match port.state {
             PortState::Healthy => false,
-            PortState::Suspect => past(port.cause.as_ref().map(|cause| cause.since.instant)) >= Some(SUSPECT),
-            PortState::Down | PortState::Probing => past(port.queried).is_none_or(|age| age >= QUERY),
+            PortState::Suspect => true,
+            PortState::Down | PortState::Probing => {
+                port.queried.is_none_or(|queried| now.saturating_duration_since(queried) >= QUERY)
+            }
         };
         if due {
             port.queried = Some(now);
@@ -295,12 +297,9 @@ impl Port {
         match (self.state, what) {
             (Healthy, LinkDown(why)) => self.suspect(now, why),
             (Suspect, LinkUp) => self.recover(now),
-            (Suspect, Queried(usable)) if self.age(now) >= SUSPECT => match usable {
-                Ok(()) => self.recover(now),
-                Err(why) => self.die(now, why),
-            },
+            (Suspect, Queried(Ok(()))) if self.age(now) >= SUSPECT => self.recover(now),
             (Healthy | Suspect | Probing, Failed(why) | Removed(why))
-            | (Suspect, Stalled(why))
+            | (Suspect, Stalled(why) | Queried(Err(why)))
             | (Probing, LinkDown(why) | Queried(Err(why))) => self.die(now, why),
             (Down, LinkUp | Queried(Ok(()))) if !self.removed => {
                 self.state = Probing;
