@@ -103,13 +103,29 @@ impl Running {
     }
 
     /// Waits for its end. Returns its status and output.
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(self) -> Ended {
+        Self::first_end([self])
+    }
+
+    /// Returns its status and output if it has ended.
+    fn ended(&mut self) -> Option<Ended> {
+        let status = self.child.try_wait().expect("our own child can be waited for")?;
+        Some(Ended { status, text: self.text() })
+    }
+
+    /// Waits until one of several programs ends, and kills the others.
+    pub(crate) fn first_end<const N: usize>(mut all: [Self; N]) -> Ended {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().expect("our own child can be waited for") {
-                return Ended { status, text: self.text() };
+            if let Some(ended) = all.iter_mut().find_map(Self::ended) {
+                return ended;
             }
-            assert!(start.elapsed() < HANG, "{} hangs:\n{}", self.what, self.text());
+            assert!(
+                start.elapsed() < HANG,
+                "{} hangs:\n{}",
+                all[0].what,
+                all.each_ref().map(Self::text).join("\n")
+            );
             std::thread::sleep(LOOK);
         }
     }
