@@ -2,7 +2,7 @@
 //!
 //! The page belongs to the process and outlives `finalize`, as its connections do. Counting is a
 //! few plain stores under the lock of the comm's state. Without a page, or with `MPIB_STATS=0`, it
-//! is one comparison; but a sender of several rails counts in any case if it may fail over, since
+//! is one comparison; but a connection of several rails counts in any case if it may fail over, since
 //! the watchdog reads its counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,7 +87,7 @@ impl Stats {
     }
 }
 
-/// The counters of a sender of several rails, as the watchdog reads them.
+/// The counters of a connection of several rails, as the watchdog reads them.
 #[derive(Debug, Clone, Copy)]
 pub struct RailCounters(&'static Entry);
 
@@ -137,7 +137,7 @@ impl Counters {
         rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
-        let watched = config.failover && direction == Direction::Send && rails.len() > 1;
+        let watched = config.failover && rails.len() > 1;
         // init has logged that there is no page.
         let page = config.stats.then(|| page().ok()).flatten();
         let taken = page.map(|page| Self::add(page, direction, plan, peer, rails, elsewhere));
@@ -169,8 +169,8 @@ impl Counters {
         page.add(&NewConnection { direction, islands, data, peer, rails: &rails, substituted: elsewhere })
     }
 
-    /// Returns the counters that the watchdog reads: those of a sender of several rails that may
-    /// fail over.
+    /// Returns the counters that the watchdog reads: those of a connection of several rails that
+    /// may fail over.
     pub fn of_rails(&self) -> Option<RailCounters> {
         self.entry.filter(|_| self.watched).map(RailCounters)
     }

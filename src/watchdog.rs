@@ -117,7 +117,8 @@ impl RailProgress {
         (self.done, self.others) = (sample.done, sample.others);
     }
 
-    /// Begins the wait anew: nobody has watched for a while.
+    /// Begins the wait anew: nobody has watched for a while, or pings are to show whether other
+    /// rails work. What the port's counters showed at the first begin still counts.
     pub fn restart(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
             waiting.since = now;

@@ -9,11 +9,13 @@ pub(crate) struct Attention {
     marked: AtomicU32,
     /// The mask of the rails that the comm does not know of yet.
     condemned: AtomicU32,
+    /// The mask of the late rails for which the comm is to ping.
+    late: AtomicU32,
 }
 
 impl Attention {
     pub(crate) fn new() -> Self {
-        Self { marked: AtomicU32::new(0), condemned: AtomicU32::new(0) }
+        Self { marked: AtomicU32::new(0), condemned: AtomicU32::new(0), late: AtomicU32::new(0) }
     }
 
     /// Returns whether a look is due: one load.
@@ -45,7 +47,17 @@ impl Attention {
         self.condemned.fetch_and(!u32::from(rails), Ordering::AcqRel);
     }
 
-    /// Takes all rails.
+    /// Adds late rails. The caller marks afterwards.
+    pub(crate) fn add_late(&self, rails: u8) {
+        self.late.fetch_or(rails.into(), Ordering::Release);
+    }
+
+    /// Takes all late rails.
+    pub(crate) fn take_late(&self) -> u8 {
+        self.late.swap(0, Ordering::AcqRel) as u8
+    }
+
+    /// Takes all condemned rails.
     pub(crate) fn take_condemned(&self) -> u8 {
         self.condemned.swap(0, Ordering::AcqRel) as u8
     }

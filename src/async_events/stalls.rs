@@ -1,5 +1,5 @@
-//! The watchdog: it reads the counters of senders with several rails, and reports rails that have
-//! stalled.
+//! The watchdog: it reads the counters of connections with several rails, and reports rails that
+//! have stalled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use crate::async_events::watch::{CommWatch, RailCounts};
 use crate::device::{HwCounters, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
+use crate::proto;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Sample};
 
 /// How often counters are read while connections are busy.
-const OFTEN: Duration = Duration::from_millis(20);
+const OFTEN: Duration = Duration::from_millis(10);
 /// Waits begin anew after a pause of this length: the process was stopped, or starved.
 const PAUSE: Duration = TICK.saturating_mul(2);
 
@@ -71,7 +72,7 @@ impl Memory {
                 progress.restart(now);
             }
         }
-        let mut stalled = Vec::new();
+        let (mut stalled, mut late) = (Vec::new(), 0);
         for rail in rails.iter().filter(|rail| progress[rail.index].is_late(now, limit)) {
             let company = company(rail, &rails, &progress, now, limit);
             let nic = &rail.nic;
@@ -81,10 +82,16 @@ impl Memory {
             }
             if facts.is_stall() {
                 stalled.push((rail.index, describe(rail, &facts)));
+            } else if facts.others == 0 {
+                late |= 1 << rail.index;
             }
         }
+        proto::rails(late).for_each(|rail| progress[rail].restart(now));
         // A report takes other locks.
         drop(progress);
+        if late != 0 {
+            comm.request_ping(late);
+        }
         stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, why));
     }
 

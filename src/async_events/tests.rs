@@ -236,7 +236,7 @@ impl Sender {
         let config = Config { stats: false, ..Config::default() };
         let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
         let open = |direction, rails| Counters::open(&config, direction, Plan::Plain, "peer", rails, false);
-        assert!(open(Direction::Receive, &rails).of_rails().is_none());
+        assert!(open(Direction::Receive, &rails).of_rails().is_some());
         assert!(open(Direction::Send, &rails[..1]).of_rails().is_none());
         let counters = open(Direction::Send, &rails);
         let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));

@@ -36,7 +36,7 @@ pub struct CommWatch {
     /// Why an event ended the comm, and when the event came.
     ended: OnceLock<(String, Instant)>,
     rails: Mutex<Vec<WatchedRail>>,
-    /// Present at a sender of several rails.
+    /// Present if it has several rails.
     pub(super) counters: Option<RailCounters>,
     /// By rail. The watchdog alone uses it.
     pub(super) progress: Mutex<Vec<RailProgress>>,
@@ -92,7 +92,7 @@ pub struct Queues {
     pub srq: Option<usize>,
 }
 
-/// What a sender has done on a rail in use.
+/// What a comm has done on a rail in use.
 #[derive(Debug)]
 pub(super) struct RailCounts {
     pub(super) index: usize,
@@ -196,6 +196,18 @@ impl CommWatch {
     /// Returns the mask of the rails that were condemned since the last call.
     pub fn take_condemned(&self) -> u8 {
         self.attention.take_condemned()
+    }
+
+    /// Requests [pings](crate::transport::ping): these rails are late, and the other ones have done
+    /// nothing that shows whether the peer can be reached.
+    pub(super) fn request_ping(&self, late: u8) {
+        self.attention.add_late(late);
+        self.notify();
+    }
+
+    /// Returns the mask of the rails that were late since the last call.
+    pub fn take_late(&self) -> u8 {
+        self.attention.take_late()
     }
 
     /// Returns why a rail was given up; `None` while it is in use.

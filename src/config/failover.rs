@@ -5,8 +5,6 @@ use std::time::Duration;
 use super::Config;
 use super::retries::{RetryTime, seconds};
 
-/// How long a port may be down before its rails are given up, if none of them stalls.
-const LINK_DOWN: &str = "1 s";
 /// The least limit of the watchdog on adapters whose counters do not show a loss soon.
 const BLIND: Duration = Duration::from_millis(500);
 
@@ -46,7 +44,7 @@ impl Config {
             ),
         };
         format!(
-            "a rail that fails is noticed {watchdog}, {LINK_DOWN} after its link went down, or by {error}, \
+            "a rail that fails is noticed {watchdog}, when its link goes down, or by {error}, \
              whichever comes first"
         )
     }
@@ -92,7 +90,7 @@ mod tests {
             let text = text(pairs);
             assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
         };
-        parts(&[], &["waits 60 s for one", "after 100 ms without", "500 ms if", "34 s to 137 s"]);
+        parts(&[], &["waits 60 s for one", "after 50 ms without", "500 ms if", "34 s to 137 s"]);
         parts(
             &[("MPIB_FAILOVER_WAIT", "0"), ("MPIB_STALL_MS", "0"), ("NCCL_IB_TIMEOUT", "14")],
             &["fails at once if", "MPIB_FAILOVER_WAIT=0", "not by the watchdog", "after 0.5 s to 2.1 s"],

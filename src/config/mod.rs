@@ -271,7 +271,7 @@ settings! {
     /// times as long as its completions usually take, if that is longer. Then the connection carries
     /// on without the rail. 0: until the adapter reports an error. See
     /// [rail-life.md](../internals/rail-life.md#the-watchdog).
-    stall: Duration = Duration::from_millis(100), "MPIB_STALL_MS", Millis::new(0, 3_600_000);
+    stall: Duration = Duration::from_millis(50), "MPIB_STALL_MS", Millis::new(0, 3_600_000);
     /// 1: an adapter's event that a queue or the adapter failed ends the connections that use it:
     /// their calls fail. 0: the event is only logged and counted. Connections with failover carry on
     /// without the rail in either case. See [stats.md](stats.md#what-adapters-report).

@@ -51,6 +51,8 @@ pub(crate) struct Comm {
     pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
     pub(crate) failback: Failback,
+    /// Mask of the rails on which a ping is outstanding.
+    pub(crate) pings: u8,
     /// Whether the last pass of housekeeping found news.
     had_news: bool,
     /// Since when the peer owes an answer in an episode.
@@ -95,6 +97,7 @@ impl Comm {
             watch,
             failures: RailFailures::new(failover.is_enabled, failover.wait),
             failback: Failback::new(&failover),
+            pings: 0,
             had_news: false,
             answer_due: None,
             failed: None,

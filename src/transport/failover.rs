@@ -107,6 +107,7 @@ impl Comm {
     /// # Errors
     /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
     pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
+        self.pings &= !which;
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
             self.stats.completed(rail, in_flight);

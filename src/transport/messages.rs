@@ -68,9 +68,10 @@ impl Comm {
         Ok(())
     }
 
-    /// Returns whether the mailbox has something to write, or waits for an acknowledgement.
-    pub(crate) fn mailbox_is_busy(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_busy())
+    /// Returns whether the mailbox has something to write, or an acknowledgement or a ping is
+    /// outstanding.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.awaits_pings() || self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_busy())
     }
 
     /// Returns whether something may have come to the mailbox.

@@ -12,6 +12,7 @@ mod messages;
 mod new_rails;
 mod notifier;
 pub(crate) mod peer;
+pub(crate) mod ping;
 mod profiler;
 mod progress;
 mod queues;

@@ -28,6 +28,8 @@ pub(crate) enum Work {
     },
     /// The signalled write of the mailbox.
     Mail,
+    /// A [ping](super::ping).
+    Ping,
     /// A write without a signal, at either end. It has no number, and completes only if it fails.
     Unsignalled,
     /// A receive, which has no number. Also any `wr_id` that the plugin never uses.
@@ -49,6 +51,7 @@ impl Work {
             Self::Flush { index } => 4 << 8 | index as u64,
             Self::Mail => 5 << 8,
             Self::Receive => 6 << 8,
+            Self::Ping => 7 << 8,
             Self::Replay { slot, part } => (REPLAY + part as u64) << 8 | slot as u64,
         };
         what | (number as u64) << 32
@@ -69,6 +72,7 @@ impl Work {
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
             5 => Self::Mail,
+            7 => Self::Ping,
             REPLAY..REPLAYS_END => Self::Replay { slot: id as u8, part: (id >> 8) as u8 - REPLAY as u8 },
             _ => Self::Receive,
         }
@@ -81,6 +85,7 @@ impl Work {
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
             Self::Mail => "mailbox write",
+            Self::Ping => "ping",
             Self::Unsignalled => "write",
             Self::Receive => "receive",
         }
@@ -95,7 +100,7 @@ mod tests {
     fn work_is_told_by_its_number() {
         let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
         let again = (0..8).map(|part| Work::Replay { slot: 63, part });
-        let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive];
+        let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Ping, Work::Unsignalled, Work::Receive];
         for work in bare.into_iter().chain(numbered).chain(again) {
             for number in [0, 1, u32::MAX] {
                 let id = work.id(number);

@@ -71,7 +71,7 @@ fn a_good_host_is_usable_and_told_in_full() {
     found.says("verbs", "ok", &["softverbs"]);
     found.says("retries", "ok", &["after 34 s", "NCCL_IB_TIMEOUT=20", "up to 137 s"]);
     found.says("failover", "ok", &["carries on without a rail", "waits 60 s", "MPIB_FAILOVER_WAIT=60"]);
-    found.says("failover", "ok", &["MPIB_STALL_MS=100", "34 s to 137 s", "NCCL_IB_RETRY_CNT=7"]);
+    found.says("failover", "ok", &["MPIB_STALL_MS=50", "34 s to 137 s", "NCCL_IB_RETRY_CNT=7"]);
     found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
 }
 

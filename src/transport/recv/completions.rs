@@ -95,6 +95,7 @@ impl RecvState {
                 known
             }
             Work::Mail => return self.comm.mail_sent(rail, wr_id),
+            Work::Ping => return self.comm.pinged(rail, wr_id),
             other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
         };
         self.comm.stats.completed(rail, known);

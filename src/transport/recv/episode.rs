@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Fast};
 use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ, rails};
 use crate::transport::episode::{Answer, Held};
+use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
 use crate::transport::recv::slot::ArrivalError;
@@ -34,7 +35,7 @@ impl RecvState {
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.mailbox_is_busy();
+        let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.is_busy();
         if self.settles_flushes() || busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
@@ -63,9 +64,10 @@ impl RecvState {
                 other => return Err(self.comm.unexpected(&other)),
             }
         }
+        self.comm.ping_if_late(Pinged::All)?;
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
-        } else if self.blocks_offers() {
+        } else if self.blocks_offers() || self.comm.awaits_pings() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
             self.write_cts_again()?;

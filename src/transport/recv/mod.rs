@@ -299,6 +299,7 @@ impl RecvState {
     ) -> Fast<Option<u8>> {
         self.look_closer()?;
         if self.blocks_offers() {
+            self.comm.check_peer("receives")?;
             return Ok(self.comm.stats.no_room());
         }
         self.start::<P, OPTIONAL>(buffers)

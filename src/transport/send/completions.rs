@@ -90,6 +90,7 @@ impl SendState {
                 self.completed_again(rail, slot, part, completion.wr_id())
             }
             (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, completion.wr_id()),
+            (Kind::Sent, Work::Ping) => self.comm.pinged(rail, completion.wr_id()),
             _ => Err(unknown(completion)),
         }
     }

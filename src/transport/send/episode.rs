@@ -6,6 +6,7 @@ use crate::error::{Error, Fast};
 use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
 use crate::transport::episode::{Posted, Running};
+use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
@@ -34,7 +35,7 @@ impl SendState {
         self.comm.fail_on_error(handled)?;
         let driven = self.comm.drive_mailbox();
         self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_sends() || self.episodes.has_unposted() || self.comm.mailbox_is_busy();
+        let busy = self.blocks_sends() || self.episodes.has_unposted() || self.comm.is_busy();
         if busy || self.comm.peer.has_refused() {
             self.comm.mark();
         }
@@ -70,6 +71,10 @@ impl SendState {
             }
         }
         self.give_up(failed)?;
+        self.comm.ping_if_late(Pinged::Others)?;
+        if self.comm.awaits_pings() {
+            self.poll()?;
+        }
         if self.episodes.is_awaiting() {
             return self.comm.check_answer();
         }

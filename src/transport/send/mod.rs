@@ -276,6 +276,7 @@ impl SendState {
     ) -> Fast<Option<u8>> {
         self.look_closer()?;
         if self.blocks_sends() {
+            self.comm.check_peer("sends")?;
             return Ok(self.comm.stats.no_room());
         }
         self.start(buffer, tag, mr, profiler)

@@ -9,7 +9,7 @@ use mpib_tests::pair::{failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
 use mpib_tests::{here, is_child, isolated};
-use softverbs::{Fault, Only, Then, faults_struck, inject_at};
+use softverbs::{Direction, Fault, Only, Then, faults_struck, inject, inject_at};
 
 use crate::points::{Ends, env, two_hosts};
 use crate::{MIB, on_rails};
@@ -178,7 +178,7 @@ fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
         let rig = Rig::new(table(12), ctx, dev, MIB);
         let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
         let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
-        ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
+        ["r0", "r1"].iter().for_each(|rail| inject(rail, Fault::Silence(Direction::Both)).unwrap());
         let send = rig.pair.isend(from.addr(), MIB, 0, from.mr);
         let _ = failure(table(12), send);
         assert_last_warning(&["r", "IBV_WC_RETRY_EXC_ERR"]);

@@ -7,6 +7,7 @@ mod points;
 mod refusals;
 mod second;
 mod shown;
+mod silence;
 mod traffic;
 
 use mpib_tests::vdevices::rails;

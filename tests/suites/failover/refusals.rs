@@ -7,7 +7,7 @@ use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
-use softverbs::{CqOf, Fault, Only, heal, inject_at, qp_attributes};
+use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at, qp_attributes};
 
 use super::points::{Ends, env, two_hosts};
 
@@ -49,8 +49,8 @@ fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
 /// IBV_QPS_ERR
 const ERR: u32 = 6;
 
-/// A connection whose rails die one after the other, all but `living`.
-fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
+/// A connection on which these adapters fail.
+fn fails(test: &str, more: &[(&str, &str)], die: &[&str], fault: Fault, cause: &[&str]) {
     let devices = two_hosts(2);
     isolated(test, &env(&devices, more), || {
         let ends = Ends::two_hosts(12, 2);
@@ -58,7 +58,7 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
         pair.message(5000, 5000, 1);
         take_warnings();
         for device in die {
-            inject_at(device, Fault::LinkDown, 1, Only::ALL).unwrap();
+            inject_at(device, fault, 1, Only::ALL).unwrap();
         }
         let codes = transfer(&pair, usize::MAX);
         assert!(codes.iter().all(|code| [RemoteError, SystemError].contains(code)), "{codes:?}");
@@ -71,23 +71,29 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], cause: &[&str]) {
 //= configuration.md: MPIB_FAILOVER
 #[test]
 fn without_failover_a_dead_rail_fails_its_connection() {
-    fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+    let cause = ["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"];
+    fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], Fault::LinkDown, &cause);
 }
 
 //= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it
 #[test]
 fn with_a_strict_setting_a_dead_rail_fails_its_connection() {
-    fails(here!(), &[("MPIB_STRICT", "1")], &["s0"], &["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"]);
+    let cause = ["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"];
+    fails(here!(), &[("MPIB_STRICT", "1")], &["s0"], Fault::LinkDown, &cause);
 }
 
 #[test]
 fn a_connection_fails_with_its_last_rail() {
-    fails(
-        here!(),
-        &[("MPIB_FAILOVER_WAIT", "0")],
-        &["s0", "s1"],
-        &["failed on rail", "IBV_WC_RETRY_EXC_ERR"],
-    );
+    let cause = ["failed on rail", "IBV_WC_RETRY_EXC_ERR"];
+    let silence = Fault::Silence(Direction::Both);
+    fails(here!(), &[("MPIB_FAILOVER_WAIT", "0")], &["s0", "s1"], silence, &cause);
+}
+
+#[test]
+fn a_connection_fails_with_its_last_port() {
+    // The event of the port, or a completion that came before it.
+    let cause = ["s", "link went down"];
+    fails(here!(), &[("MPIB_FAILOVER_WAIT", "0")], &["s0", "s1"], Fault::LinkDown, &cause);
 }
 
 /// Where the receiver's completions are lost with its adapter, the sender may have let go of data

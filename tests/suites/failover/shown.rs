@@ -46,10 +46,9 @@ fn a_fault_and_its_end_are_shown() {
             rig.exchange(&[MIB]);
             given_up(0b10).then_some(())
         });
-        let downs =
-            LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("r1:1 is down since")).count();
+        let downs = LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("carry on over")).count();
         assert_eq!(downs, 1, "one line for both ends");
-        await_line(&["r1:1 is down since", " UTC: ", "2 connections carry on over other rails"]);
+        await_line(&["r1:1: the link went down", "2 connections carry on over other rails"]);
         await_line(&["after the loss of r1:1: ", "bytes were sent again", "stalls of"]);
         assert_eq!(page().summary().episodes, 1);
         assert!(page().summary().stalled > 0);
