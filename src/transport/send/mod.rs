@@ -12,14 +12,14 @@ mod single;
 mod usual;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Idleness, Job, SOON, TICK, job};
+use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
 use crate::policy::{Cut, Policy};
 use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
 use crate::state_lock::{Entered, StateLock};
@@ -61,7 +61,7 @@ pub(crate) struct Sender {
     /// Polls this sender while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
     /// Whether the last pass of housekeeping has left news to NCCL.
-    urgent: AtomicBool,
+    urgency: Urgency,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -104,7 +104,7 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
-            urgent: AtomicBool::new(false),
+            urgency: Urgency::default(),
             cells: cells.clone(),
             memory: Registrar::new(comm.nics(), config),
             longest: comm.longest_send(),
@@ -230,7 +230,7 @@ impl Sender {
             if state.comm.has_old_news() || state.is_failback_due() {
                 state.look_while_idle()?;
             }
-            self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
+            self.urgency.set(state.comm.has_news());
             Ok(())
         })
     }
@@ -255,12 +255,12 @@ impl Sender {
 /// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
 impl Job for Sender {
     fn run(&self) -> Result<()> {
-        self.urgent.store(false, Ordering::Relaxed);
+        self.urgency.set(false);
         self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
     }
 
     fn interval(&self) -> Duration {
-        if self.urgent.load(Ordering::Relaxed) { SOON } else { TICK }
+        self.urgency.interval()
     }
 }
 
